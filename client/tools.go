@@ -1,8 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
@@ -74,6 +77,83 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 		out = append(out, q.own.Value...)
 	}
 	return out, nil
+}
+
+// lastUseTries bounds how often LastUse looks for a key that is being moved.
+const lastUseTries = 8
+
+// LastUse reads the key's slot at the tail, where access words are, and no more of its record than the key: it must not count as a use.
+func (t tools) LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error) {
+	for range lastUseTries {
+		loc, err := t.Locate(key)
+		if err != nil {
+			return 0, false, err
+		}
+		off, w, moved, err := t.slotOf(ctx, loc, key)
+		switch {
+		case err != nil:
+			return 0, false, err
+		case off != 0 && loc.AccessBytes == 0:
+			return 0, false, nil
+		case off != 0:
+			ago, err = t.lastAccess(ctx, loc, off, w)
+			return ago, true, err
+		case !moved:
+			return 0, false, ErrNotFound
+		}
+		if err := t.c.pause(ctx); err != nil {
+			return 0, false, err
+		}
+	}
+	return 0, false, fmt.Errorf("%w: the key is being moved", ErrUnavailable)
+}
+
+// slotOf finds the slot of a key that has not expired: its offset, 0 if there is none, and its word. moved says that something of the
+// key's groups is elsewhere by now.
+func (t tools) slotOf(ctx context.Context, loc inside.Location, key []byte) (off uint64, w layout.Word, moved bool, err error) {
+	tail := loc.Replicas - 1
+	for _, at := range []uint64{loc.Home, loc.Stash} {
+		b, err := t.ReadRaw(ctx, loc.PG, tail, at, layout.GroupSize)
+		if err != nil {
+			return 0, 0, false, err
+		}
+		g := layout.Group(b)
+		for i := range layout.GroupSlots {
+			w := g.Slot(i)
+			moved = moved || w.State() == layout.Moved
+			if !w.Readable() || w.FP() != layout.FP(loc.Hash) {
+				continue
+			}
+			n := layout.RecordHeaderSize + len(key)
+			if n > w.ReadLen() || w.Off() > loc.RegionBytes || uint64(n) > loc.RegionBytes-w.Off() {
+				continue
+			}
+			rec, err := t.ReadRaw(ctx, loc.PG, tail, w.Off(), n)
+			if err != nil {
+				return 0, 0, false, err
+			}
+			if h := layout.HeadOf(rec); int(h.KeyLen) == len(key) && bytes.Equal(rec[layout.RecordHeaderSize:], key) && !h.Expired(uint64(time.Now().UnixMilli())) {
+				return at + layout.SlotOff(i), w, false, nil
+			}
+		}
+		if !g.Header().OVF() {
+			break // nothing of this group is in the stash
+		}
+	}
+	return 0, 0, moved, nil
+}
+
+// lastAccess is how long ago the access of a slot's record was noted. 0: nothing is noted of it, or by a clock that is ahead.
+func (t tools) lastAccess(ctx context.Context, loc inside.Location, off uint64, w layout.Word) (time.Duration, error) {
+	b, err := t.ReadRaw(ctx, loc.PG, loc.Replicas-1, loc.IndexBytes+off, 8)
+	if err != nil {
+		return 0, err
+	}
+	a := layout.AccessWord(binary.LittleEndian.Uint64(b))
+	if !a.Of(w) {
+		return 0, nil
+	}
+	return time.Duration(a.PastTicks(uint64(time.Now().UnixMilli()))) * layout.AccessTickMillis * time.Millisecond, nil
 }
 
 func (t tools) Session(ctx context.Context) (uint32, error) {

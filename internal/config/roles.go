@@ -141,6 +141,7 @@ type Gateway struct {
 	ScriptTimeout     time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
 	ScriptMemory      Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
 	TrackingKeys      int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
+	RedisCluster      bool          `mapstructure:"redis-cluster" usage:"be a Redis Cluster of one node that has all slots, for clients that speak to clusters only"`
 	TrackingCheck     time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
 	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`

@@ -55,9 +55,6 @@ const (
 	doubt = 2
 
 	tickBits = 26
-	// skewTicks is how far ahead (70 minutes) of the caller's clock a word may be to be taken as
-	// from the future, and not from three days ago.
-	skewTicks = 1 << 20
 
 	ghostWays = 8
 )
@@ -150,7 +147,7 @@ func (p *Policy) noteAges(nowMillis uint64, c []Candidate) {
 	sum, n := 0.0, 0
 	for i := range c {
 		if c[i].Known && !c[i].Word.Expired(nowMillis) {
-			sum += float64(age(nowMillis, c[i].Word))
+			sum += float64(c[i].Word.PastTicks(nowMillis))
 			n++
 		}
 	}
@@ -176,7 +173,7 @@ func (p *Policy) worth(nowMillis uint64, c *Candidate) float64 {
 	if c.Word.Expired(nowMillis) {
 		return -1
 	}
-	return float64(p.value[class(c.Word.Count())][ageBucket(age(nowMillis, c.Word))]) / units
+	return float64(p.value[class(c.Word.Count())][ageBucket(c.Word.PastTicks(nowMillis))]) / units
 }
 
 // Evicted says that c, whose key has this hash, was evicted.
@@ -185,7 +182,7 @@ func (p *Policy) Evicted(nowMillis, hash uint64, c Candidate) {
 		return
 	}
 	// Until the horizon Born will hear of it if it is wanted again; this takes it that it is not.
-	a := age(nowMillis, c.Word)
+	a := c.Word.PastTicks(nowMillis)
 	end := ageBucket(a + horizonAges*p.meanTicks.Load())
 	p.ends[class(c.Word.Count())][end].Add(1)
 	p.events.Add(1)
@@ -237,7 +234,7 @@ func (p *Policy) Touched(nowMillis uint64, old layout.AccessWord, hits uint32) (
 	if old == 0 {
 		return min(max(hits, 1)*countUnit, layout.MaxAccessCount)
 	}
-	a := age(nowMillis, old)
+	a := old.PastTicks(nowMillis)
 	p.hits[class(old.Count())][ageBucket(a)].Add(1)
 	p.events.Add(1)
 	return p.use(old.Count(), a, hits)
@@ -351,18 +348,9 @@ func class(count uint32) int {
 // classFloor is the least count in class k.
 func classFloor(k int) uint32 { return uint32(4+k&3) << (k/4 + 1) }
 
-// age is how many ticks ago w's time was; what lies ahead is now.
-func age(nowMillis uint64, w layout.AccessWord) uint32 {
-	a := w.AgeTicks(nowMillis)
-	if a >= 1<<tickBits-skewTicks {
-		return 0
-	}
-	return a
-}
-
 func ticksSince(nowMillis uint64, then uint32) uint32 {
 	a := (uint32(nowMillis/layout.AccessTickMillis) - then) & (1<<tickBits - 1)
-	if a >= 1<<tickBits-skewTicks {
+	if a >= 1<<tickBits-layout.AccessSkewTicks {
 		return 0
 	}
 	return a

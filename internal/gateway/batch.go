@@ -427,13 +427,34 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 // badKey is the error for a name that no record can have; the store would refuse it, too, but
 // for the whole batch.
 func badKey[S string | []byte](name S) string {
-	if len(name) == 0 || len(name) > client.MaxKeyLen {
-		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have 1 to " + strconv.Itoa(client.MaxKeyLen)
+	if len(name) > client.MaxKeyLen {
+		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have up to " + strconv.Itoa(client.MaxKeyLen)
 	}
 	if isReserved(name) {
 		return "ERR kvd: this key is reserved for libraries of functions"
 	}
+	if string(name) == inside.EmptyKey {
+		return "ERR kvd: this key is reserved for the empty key"
+	}
 	return ""
+}
+
+var emptyKey = []byte(inside.EmptyKey)
+
+// storedName is a key's name in the store, where it has a byte at least.
+func storedName(name []byte) []byte {
+	if len(name) == 0 {
+		return emptyKey
+	}
+	return name
+}
+
+// shownName is the name that clients know a stored one by.
+func shownName(stored []byte) []byte {
+	if string(stored) == inside.EmptyKey {
+		return stored[:0]
+	}
+	return stored
 }
 
 // isReserved reports whether a name is of a key that gateways keep for themselves. Users neither see nor touch it.
@@ -657,7 +678,7 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 			break
 		}
 		held = max(held, n)
-		op := [1]client.Op{{Kind: client.OpGet, Key: u.name, Typed: u.kind == read}}
+		op := [1]client.Op{{Kind: client.OpGet, Key: storedName(u.name), Typed: u.kind == read}}
 		c.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
 		u.takeAnswer(op[0].Item, op[0].Err)
 		var large *inside.TooLargeError
@@ -698,19 +719,19 @@ func (c *conn) adapt(b *batch) {
 // performOne is performAll for one unit, by the methods that cost least.
 // The store has methods for the common operations that make no Op and no slice of them.
 func (b *batch) performOne(ctx context.Context, u *unit) {
-	api := b.c.api
+	api, name := b.c.api, storedName(u.name)
 	switch {
 	case u.kind == readValue:
-		n, err := getInto(ctx, api, u.name, &u.into)
+		n, err := getInto(ctx, api, name, &u.into)
 		u.takeAnswer(client.Item{Value: u.into[:n]}, err)
 	case u.kind == put && u.expires == 0:
-		_, err := api.Put(ctx, u.name, u.value, client.PutOptions{})
+		_, err := api.Put(ctx, name, u.value, client.PutOptions{})
 		u.takeAnswer(client.Item{}, err)
 	case u.kind == putIf && u.cond == client.IfAbsent && u.expires == 0:
-		_, err := api.PutIfAbsent(ctx, u.name, u.value, client.PutOptions{})
+		_, err := api.PutIfAbsent(ctx, name, u.value, client.PutOptions{})
 		u.takeAnswer(client.Item{}, err)
 	case u.kind == remove:
-		u.takeAnswer(client.Item{}, api.Delete(ctx, u.name))
+		u.takeAnswer(client.Item{}, api.Delete(ctx, name))
 	default:
 		b.performUnits(ctx, []*unit{u})
 	}
@@ -749,7 +770,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 			b.ops = append(b.ops, client.Op{})
 		}
 		o := &b.ops[i]
-		o.Key = u.name
+		o.Key = storedName(u.name)
 		switch u.kind {
 		case readValue, read:
 			if u.into == nil {

@@ -334,7 +334,7 @@ func (s *waits) lookUp(keys []*awaited) {
 		}
 		ops := make([]client.Op, n)
 		for i, k := range keys[:n] {
-			ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+			ops[i] = client.Op{Kind: client.OpGet, Key: storedName([]byte(k.name)), Typed: true}
 		}
 		s.g.o.Databases[keys[0].db].Client.Do(ctx, ops)
 		s.found(keys[:n], ops)
@@ -440,7 +440,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 		if len(mine) > 0 {
 			began := time.Now()
-			pass = c.tryBlocked(cmd, &b, mine, again, w)
+			pass = c.tryBlocked(cmd, args, &b, mine, again, w)
 			if worked += time.Since(began); pass {
 				return worked, nil
 			}
@@ -492,9 +492,12 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 var errNothing = errors.New("nothing to take")
 
 // tryBlocked reports whether the command was performed, or failed, and replied.
-func (c *conn) tryBlocked(cmd *command, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
+func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
+	if again {
+		args = nil // it has missed its keys already
+	}
 	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
-		defer t.noteChanges(cmd)()
+		defer t.noteChanges(cmd, args, &t.out)()
 		t.mayWait = true
 		if !b.try(t, names, again, &t.out) && t.err == nil {
 			t.err = errNothing
@@ -503,6 +506,9 @@ func (c *conn) tryBlocked(cmd *command, b *blocking, names [][]byte, again bool,
 	defer t.free()
 	switch {
 	case errors.Is(err, errNothing):
+		if !again {
+			t.tellOfWrites() // of keys that were missed
+		}
 		return false
 	case err != nil:
 		w.Error(c.stagedError(err))

@@ -713,7 +713,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	w.BulkString("id")
 	w.Int(c.id)
 	w.BulkString("mode")
-	w.BulkString("standalone")
+	w.BulkString(c.g.mode())
 	w.BulkString("role")
 	w.BulkString("master")
 	w.BulkString("modules")

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/rdb"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -12,10 +13,6 @@ import (
 func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Null()
-		return
-	}
-	if k.typ == client.Stream {
-		w.Error("ERR kvd: DUMP does not know streams")
 		return
 	}
 	v, err := partsOf(k.typ, k.value)
@@ -70,6 +67,15 @@ func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 // restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many parts.
 const restoreRatio = 300
 
+// mostRestored bounds what a payload's value can take in memory. That of a stream says once which fields many entries have.
+func mostRestored(payload []byte) int {
+	most := restoreRatio * len(payload)
+	if rdb.IsStream(payload) {
+		most = max(most, collection.MaxLen)
+	}
+	return most
+}
+
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
 func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseRestore(args)
@@ -91,7 +97,7 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 		return
 	}
 	v, err := rdb.Parse(args[3], k.room)
-	if most := min(k.maxValue, restoreRatio*len(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
+	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
 		k.want = most // it may be only that there is little room
 		return
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // eventClass is what of it notify-keyspace-events asks for, a set of its letters.
@@ -170,7 +172,7 @@ func (b *batch) tellOfWrites() {
 		if u.kind <= read {
 			if notify&onMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
 				b.eachEntry(u, func(e *entry) {
-					if e.cmd.lookup {
+					if e.cmd.tellsMiss(e.args) {
 						g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
 					}
 				})
@@ -181,7 +183,7 @@ func (b *batch) tellOfWrites() {
 		if u.err == nil {
 			b.eachEntry(u, func(e *entry) {
 				ch := u.changeOf(e)
-				if ch.missed && e.cmd.looks() {
+				if ch.missed && e.cmd.tellsMiss(e.args) {
 					g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
 				}
 				if wrote = wrote || ch.changed; ch.changed && notify != 0 {
@@ -195,8 +197,41 @@ func (b *batch) tellOfWrites() {
 	}
 }
 
-// looks reports whether a command that writes reads its key as GET does, and misses it likewise.
-func (cmd *command) looks() bool { return strings.HasPrefix(cmd.name, "get") }
+// tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return what it is going to
+// change. Redis looks at keys for OBJECT and MEMORY in silence.
+func (cmd *command) tellsMiss(args [][]byte) bool {
+	has := func(from int, words ...string) bool {
+		return slices.ContainsFunc(args[from:], func(a []byte) bool { return slices.ContainsFunc(words, func(w string) bool { return fold(a, w) }) })
+	}
+	switch {
+	case cmd.group == "server", strings.HasPrefix(cmd.name, "object|"):
+		return false
+	case cmd.name == "set":
+		return has(3, "get")
+	case cmd.name == "bitfield":
+		return !has(2, "set", "incrby")
+	}
+	return cmd.lookup || strings.HasPrefix(cmd.name, "get")
+}
+
+// readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads the one that it
+// changes, too. They are in the order of the arguments.
+func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
+	first := true
+	for _, s := range both(cmd.keySpans(args)) {
+		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
+			needs := cmd.needsLater
+			if first {
+				needs = cmd.needs
+			}
+			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && needs == acl.NeedRead || first && cmd.name == "pfmerge" {
+				dst = append(dst, args[i])
+			}
+			first = false
+		}
+	}
+	return dst
+}
 
 func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 	for i := u.first; i >= 0; i = b.entries[i].next {
@@ -265,12 +300,14 @@ func (t *staged) name(k *key, class eventClass, event string) {
 	t.named = append(t.named, namedChange{k, keyEvent{class, event}})
 }
 
-// noteChanges notes what a command does to the keys, until the returned function is called. They are told when all
-// that is staged has taken effect.
-func (t *staged) noteChanges(cmd *command) (end func()) {
+// noteChanges notes what a command does to the keys, and which of those among args it has not found, until the returned function is called.
+// They are told when all that is staged has taken effect.
+func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end func()) {
+	t.missed = t.missed[:0]
 	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
 		return func() {}
 	}
+	errors := w.Errors
 	type state struct{ changed, present bool }
 	before := make([]state, len(t.keys))
 	for i, k := range t.keys {
@@ -282,6 +319,9 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 			if i >= len(before) { // the command has read it
 				before = append(before, state{present: k.version != 0})
 			}
+		}
+		if eventClass(t.c.g.notify.Load())&onMiss != 0 && args != nil {
+			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool { return before[slices.Index(t.keys, k)].present })
 		}
 		note := func(k *stagedKey, ev keyEvent, created bool) {
 			t.changes = append(t.changes, stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires, also: k.also}})
@@ -302,11 +342,38 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 	}
 }
 
+// noteMisses notes which of a command's keys it has not found.
+func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*stagedKey) bool) {
+	for _, name := range cmd.readKeys(nil, args) {
+		if k := t.find[stagedName{t.db, string(name)}]; k != nil && !was(k) {
+			t.missed = append(t.missed, k)
+		}
+	}
+	n := 1
+	switch {
+	case cmd.name == "xreadgroup":
+		t.missed = t.missed[:min(1, len(t.missed))] // it has no groups, and the command failed
+	case failed:
+		n = 0 // nobody knows which keys Redis would have come to
+	case cmd.name == "xread":
+		n = 2 // Redis looks at their types first
+	}
+	for range n {
+		for _, k := range t.missed {
+			t.changes = append(t.changes, stagedChange{k: k, keyEvent: keyEvent{onMiss, "keymiss"}})
+		}
+	}
+}
+
 // tellOfWrites is the batch's, for what has taken effect in one step, or may have.
 func (t *staged) tellOfWrites() {
 	g := t.c.g
 	notify := eventClass(g.notify.Load())
 	for _, x := range t.changes {
+		if x.class == onMiss {
+			g.event(&t.c.box, notify, x.k.db, x.keyEvent, []byte(x.k.name))
+			continue
+		}
 		t.c.tellOfChange(notify, x.keyEvent, x.k.db, []byte(x.k.name), x.change)
 	}
 	if !g.tracks() {

@@ -95,6 +95,8 @@ type Options struct {
 	TrackingKeys int
 	// TrackingCheck is how often the Gateway looks whether such a key was written past it and its Peers. Default 10 s.
 	TrackingCheck time.Duration
+	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
+	Cluster bool
 	// Version is shown by INFO. Default "devel".
 	Version string
 	// Logger receives background errors and warnings. Default: discard.

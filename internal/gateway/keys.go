@@ -59,6 +59,7 @@ func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f 
 				return err
 			case isReserved(kv.Key):
 			default:
+				kv.Key = shownName(kv.Key)
 				kvs = append(kvs, kv)
 			}
 		}
@@ -256,6 +257,32 @@ func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
 	c.flush(w, args, 0, len(c.g.o.Databases)-1)
 }
 
+// cmdSwapDB does nothing if both databases are one, and else is refused. A database is a namespace that each gateway was given at its start:
+// one that has stopped for a moment, with writes under way, would go on in the old order after all others had changed, and nobody could
+// hinder it, since the memory nodes do not know of databases.
+func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
+	var dbs [2]int64
+	for i, which := range []string{"first", "second"} {
+		n, ok := resp.ParseInt(args[1+i])
+		if !ok || n != int64(int32(n)) {
+			w.Error("ERR invalid " + which + " DB index")
+			return
+		}
+		dbs[i] = n
+	}
+	for i := range dbs {
+		if _, bad := c.dbIndex(args[1+i]); bad != "" {
+			w.Error(bad)
+			return
+		}
+	}
+	if dbs[0] != dbs[1] {
+		w.Error("ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one moment; nothing was done")
+		return
+	}
+	w.OK()
+}
+
 // flush deletes every key that is there when it starts, a page at a time.
 // It is no step in time: keys that are written meanwhile may stay or go. Those whose record is
 // longer than a batch may read are deleted one by one. An error in the middle leaves the rest of
@@ -273,7 +300,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 			names = names[:0]
 			for _, kv := range kvs {
-				names = append(names, kv.Key)
+				names = append(names, storedName(kv.Key))
 			}
 			for i, r := range api.MultiDelete(c.smallCtx, names) {
 				err := r.Err

@@ -66,7 +66,7 @@ func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)
 	}
-	ops[0].Kind, ops[0].Key, ops[0].Into = client.OpGet, c.lone[1], c.into
+	ops[0].Kind, ops[0].Key, ops[0].Into = client.OpGet, storedName(c.lone[1]), c.into
 }
 
 // Found keeps the buffer that the value needed, unless it is long, for the next lookup.

@@ -127,3 +127,15 @@ func TestMoveWhenStepsFail(t *testing.T) {
 		})
 	}
 }
+
+// TestSwapDB: indexes are looked at in Redis's order; a swap of a database with itself changes nothing, and any other is refused.
+func TestSwapDB(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"0", clienttest.New(clienttest.Options{})}, {"1", clienttest.New(clienttest.Options{})}}}))
+	for cmd, want := range map[string]string{
+		"x 1": "-ERR invalid first DB index\r\n", "0 x": "-ERR invalid second DB index\r\n", "-1 1": "-ERR DB index is out of range\r\n",
+		"0 2": "-ERR DB index is out of range\r\n", "2 x": "-ERR invalid second DB index\r\n", "99999999999 1": "-ERR invalid first DB index\r\n", "1 1": "+OK\r\n",
+		"0 1": "-ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one moment; nothing was done\r\n",
+	} {
+		p.want(t, want, append([]string{"SWAPDB"}, strings.Fields(cmd)...)...)
+	}
+}

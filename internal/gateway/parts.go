@@ -50,6 +50,13 @@ func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 			}
 			v.Parts, off = append(v.Parts, e), next
 		}
+	case client.Stream:
+		v.Kind = rdb.Stream
+		if v.Stream, err = collection.ParseStream(value); err != nil {
+			return v, err
+		}
+		err = v.Stream.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool { return true })
+		return v, err
 	default:
 		return v, collection.ErrCorrupt
 	}
@@ -76,6 +83,8 @@ func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
 		}
 		slices.SortFunc(list, collection.CompareZ)
 		t, value = client.SortedSet, collection.ZSet{}.AppendChanged(nil, nil, list)
+	case rdb.Stream:
+		t, value = client.Stream, v.Stream.Bytes(true)
 	case rdb.List:
 		t = client.List
 		value, err = collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, v.Parts...)

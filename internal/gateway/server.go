@@ -89,7 +89,7 @@ var infoSections = []struct {
 	{"Server", false, func(g *Gateway, line func(string, any)) {
 		up := time.Since(g.started)
 		line("redis_version", redisVersion)
-		line("redis_mode", "standalone")
+		line("redis_mode", g.mode())
 		line("kvd_version", g.o.Version)
 		line("os", runtime.GOOS+" "+runtime.GOARCH)
 		line("arch_bits", strconv.IntSize)
@@ -198,7 +198,7 @@ var infoSections = []struct {
 			}
 		}
 	}},
-	{"Cluster", false, func(_ *Gateway, line func(string, any)) { line("cluster_enabled", 0) }},
+	{"Cluster", false, func(g *Gateway, line func(string, any)) { line("cluster_enabled", bit(g.o.Cluster)) }},
 	{"Keyspace", false, func(g *Gateway, line func(string, any)) {
 		// A database that cannot be counted now is left out, as an empty one is in Redis.
 		for i := range g.o.Databases {

@@ -277,6 +277,7 @@ func (t *staged) byPattern(pattern, element []byte) []byte {
 	k := t.key(name)
 	switch {
 	case !k.present:
+		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}])
 		return nil
 	case field != nil:
 		return fieldOf(k, field)

@@ -89,6 +89,7 @@ func TestDumpLikeRedis(t *testing.T) {
 		append([]string{"SADD"}, members[:9]...), append([]string{"SADD"}, members...), append([]string{"SADD", "a"}, members[:5]...), {"SADD", "1", "70000", "5000000000"},
 		append([]string{"HSET"}, pairs[:8]...), append([]string{"HSET"}, pairs...), {"HSET", "f", long, "g", "", "h", "-5"},
 		append([]string{"ZADD"}, scored[:8]...), append([]string{"ZADD"}, scored...), {"ZADD", "inf", "a", "-inf", "b", "0.1", "c", "3", long},
+		{"RPUSH", strings.Repeat("z", 16_376), strings.Repeat("z", 16_377), strings.Repeat("z", 16_378), strings.Repeat("z", 16_379)},
 	}
 	show := func(p *peer) string {
 		var s string

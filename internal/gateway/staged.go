@@ -43,6 +43,7 @@ type staged struct {
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
 	named      []namedChange  // and what the command at hand calls its own
+	missed     []*stagedKey   // and what it has not found
 	messages   []posted       // what scripts have published so far
 
 	room int   // bytes that a value may grow to, see key.mutable
@@ -98,7 +99,7 @@ type stagedName struct {
 type stagedKey struct {
 	key
 	stagedName
-	bytes   []byte // its name
+	bytes   []byte // its name in the store
 	version uint64 // 0: it was not there
 	was     key    // as it was read
 	used    bool   // a function has seen it, or it is watched: it is a condition
@@ -198,7 +199,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 		t.all = append(t.all, &stagedKey{})
 	}
 	k := t.all[n]
-	*k = stagedKey{stagedName: stagedName{db, name}, bytes: []byte(name)}
+	*k = stagedKey{stagedName: stagedName{db, name}, bytes: storedName([]byte(name))}
 	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys
@@ -304,7 +305,7 @@ func (t *staged) require(x watch) {
 
 // run performs a command on keys, as a part of all of it.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
-	defer t.noteChanges(cmd)()
+	defer t.noteChanges(cmd, args, w)()
 	if cmd.keys != nil {
 		cmd.keys(t, args, w)
 		return

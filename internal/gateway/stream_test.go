@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"math/rand/v2"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,7 +35,6 @@ func TestStreams(t *testing.T) {
 			{"GET s", wrongType},
 			{"LPUSH s x", wrongType},
 			{"INCR s", wrongType},
-			{"DUMP s", "-ERR kvd: DUMP does not know streams\r\n"},
 			{"SORT s", wrongType},
 			{"XRANGE s - +", "*2\r\n" + entry("1-1", "f", "v") + entry("1-2", "f", "w")},
 			{"XREVRANGE s + (1-1", "*1\r\n" + entry("1-2", "f", "w")},
@@ -323,4 +323,48 @@ func randomStreams(rng *rand.Rand) [][]string {
 	}
 	return one(strings.Fields(r.pick("DEL s", "DEL t", "SET text x", "TYPE s", "OBJECT ENCODING s", "RENAME t s", "COPY s t REPLACE", "LPUSH s x", "XINFO HELP", "XGROUP HELP",
 		"XGROUP CREATE s g 0", "XGROUP CREATE s h $ MKSTREAM", "SCAN 0 TYPE stream MATCH none", "XGROUP NOSUCH s g", "XINFO STREAM s FULL x", "GET s", "EXPIRE s 10000", "PERSIST s"))...)
+}
+
+// TestStreamDumpsLikeRedis: either store restores the streams that the other dumps, whatever has been done to them before, and they are the same then.
+// Redis checks all of a payload.
+func TestStreamDumpsLikeRedis(t *testing.T) {
+	theirs := dial(t, "unix", startRedis(t, "--sanitize-dump-payload", "yes"))
+	ours := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}))
+	// The radix tree says how entries are cut into nodes.
+	tree := regexp.MustCompile(`(\$15\r\nradix-tree-keys|\$16\r\nradix-tree-nodes)\r\n:\d+\r\n`)
+	show := func(p *peer, key string) string {
+		return p.do(t, "XRANGE", key, "-", "+") + tree.ReplaceAllString(p.do(t, "XINFO", "STREAM", key, "FULL", "COUNT", "0"), "")
+	}
+	restored := 0
+	for seed := range uint64(16) {
+		for _, way := range [][2]*peer{{theirs, ours}, {ours, theirs}, {ours, ours}} {
+			rng := rand.New(rand.NewPCG(seed, 11))
+			from, to := way[0], way[1]
+			from.do(t, "FLUSHALL")
+			to.do(t, "FLUSHALL")
+			for range 150 {
+				for _, cmd := range randomStreams(rng) {
+					from.do(t, cmd...)
+				}
+			}
+			from.do(t, "XADD", "s", "*", "f", strings.Repeat("long ", 1000), "-5", "007")
+			for _, key := range []string{"s", "t"} {
+				if from.do(t, "TYPE", key) != "+stream\r\n" {
+					continue
+				}
+				want := show(from, key)
+				_, payload, _ := strings.Cut(from.do(t, "DUMP", key), "\r\n")
+				if got := to.do(t, "RESTORE", key, "0", strings.TrimSuffix(payload, "\r\n"), "REPLACE"); got != "+OK\r\n" {
+					t.Fatalf("seed %d: RESTORE %s: %q\n%q\nof\n%s", seed, key, got, payload, want)
+				}
+				if got := show(to, key); got != want {
+					t.Fatalf("seed %d: %s was restored as\n%s\nwant\n%s", seed, key, got, want)
+				}
+				restored++
+			}
+		}
+	}
+	if restored < 60 {
+		t.Errorf("%d streams were restored", restored)
+	}
 }

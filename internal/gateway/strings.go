@@ -2,12 +2,16 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"math"
 	"math/big"
 	"strconv"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -750,7 +754,7 @@ func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
 
 const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust."
 
-// Clients may not see when a key was used: both errors are Redis's.
+// cmdFreq answers as a Redis whose policy is about time: counts of uses mean something to clients of the store alone.
 func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Null()
@@ -759,12 +763,29 @@ func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
 	w.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
 }
 
-func cmdIdleTime(k *key, _ [][]byte, w *resp.Writer) {
-	if !k.present {
-		w.Null()
+// cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is noted, and the error is
+// that of a Redis that counts uses only.
+func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
+	if bad := badKey(args[2]); bad != "" {
+		w.Error(bad)
 		return
 	}
-	w.Error("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
+	ago, noted, err := time.Duration(0), false, error(nil)
+	if tools, ok := inside.Find(c.api); ok {
+		ago, noted, err = tools.LastUse(c.ctx, storedName(args[2]))
+	} else if version, e := versionOf(c, c.api, args[2]); e != nil || version == 0 {
+		err = cmp.Or(e, client.ErrNotFound)
+	}
+	switch {
+	case errors.Is(err, client.ErrNotFound):
+		w.Null()
+	case err != nil:
+		w.Error(c.g.storeError(err))
+	case !noted:
+		w.Error("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
+	default:
+		w.Int(int64(ago / time.Second))
+	}
 }
 
 // recordOverhead is what a record and its slot take beside key and value, and

@@ -255,9 +255,9 @@ func inspectionCommands() []*command {
 			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
 			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
-			keyed("object|idletime", 3, 2, readValue, cmdIdleTime, "Is not known: an error."),
+			keysOf(onConn("object|idletime", 3, "", cmdIdleTime, "Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to store the value",
-				"REFCOUNT <key>", "    Return 1.")),
+				"IDLETIME <key>", "    Return the idle time of the key, in seconds, in a cache.", "REFCOUNT <key>", "    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
 			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
@@ -286,7 +286,7 @@ func keyspaceCommands() []*command {
 		writes(onKeys("move", 3, 1, 1, 1, "generic", cmdMove, "Moves a key to another database.")),
 		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
 		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets keys, if none of them exists.")),
-		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
+		onConn("swapdb", 3, "server", cmdSwapDB, "Is refused, but for one database."),
 	}
 }
 
@@ -359,10 +359,6 @@ func administrationCommands() []*command {
 		container("module", "server", "There are no modules.", nil,
 			onConn("module|list", 2, "", replyEmpty, "Is empty."),
 			helpOf("module", "LIST", "    Return a list of loaded modules.")),
-		onConn("cluster", -2, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused: any gateway serves any key."),
-		onConn("readonly", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
-		onConn("readwrite", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
-		onConn("asking", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
 		onConn("time", 1, "server", cmdTime, "Returns the gateway's time."),
 		onConn("wait", 3, "generic", cmdWait, "Returns 0 at once: a write is on all replicas before its reply."),
 		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) {
@@ -380,7 +376,7 @@ func administrationCommands() []*command {
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
 		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
-		sortCommands(), pubsubCommands(), streamCommands())
+		sortCommands(), pubsubCommands(), streamCommands(), clusterCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)

@@ -580,7 +580,7 @@ func (g *Gateway) checkVersions(names []trackedName) {
 		var ops []client.Op
 		for _, n := range names {
 			if n.db == db {
-				ops = append(ops, client.Op{Kind: client.OpGet, Key: []byte(n.key)})
+				ops = append(ops, client.Op{Kind: client.OpGet, Key: storedName([]byte(n.key))})
 			}
 		}
 		if len(ops) == 0 {

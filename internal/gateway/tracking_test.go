@@ -164,6 +164,95 @@ MULTI|XADD st MAXLEN 1 9-9 f v|XADD st 9-10 f v|XTRIM st MAXLEN 0|EXEC
 EVAL redis.call('xadd','st','MAXLEN','1','10-1','f','v')redis.call('xadd','st','MAXLEN','1','10-2','f','v') 0
 DEL m1 m2 none
 UNLINK m5
+SADD s5 1
+SINTER s5 none
+SINTER none none2
+SINTERCARD 2 none s5
+SUNION s5 none none
+SDIFF none s5
+SUNIONSTORE none3 s5 none
+SINTERSTORE none3 none s5
+SDIFFSTORE none none none2
+ZUNION 2 none none2
+ZINTER 2 none none2
+ZDIFF 2 none none2
+ZUNIONSTORE none 2 none2 none3
+ZRANGESTORE none none2 0 -1
+ZINTERCARD 2 none none2
+ZRANGE none 0 -1
+ZMPOP 1 none MIN
+LMPOP 2 none none2 LEFT
+LMOVE none none2 LEFT LEFT
+SMOVE none none2 a
+LCS none none2
+COPY none none2
+RENAME none none2
+PFCOUNT none none2
+PFCOUNT none
+PFADD h9 a
+PFMERGE none9 none2 h9
+BITOP OR none none none2
+BITOP OR none9 none h9
+BITCOUNT none
+GEOSEARCHSTORE none none2 FROMLONLAT 1 1 BYRADIUS 1 km
+GEORADIUS none 1 1 1 km STORE none2
+GEORADIUS_RO none 1 1 1 km
+GEOSEARCH none FROMLONLAT 1 1 BYRADIUS 1 km
+SORT none
+SORT none STORE none2
+SORT_RO none
+SORT s5 BY w* GET v* GET #
+XREAD STREAMS none none2 0 0
+XREAD BLOCK 1 STREAMS none 0
+XREADGROUP GROUP g c STREAMS none >
+XLEN none
+XRANGE none - +
+XINFO STREAM none
+XPENDING none g
+OBJECT ENCODING none
+OBJECT REFCOUNT none
+OBJECT FREQ none
+OBJECT IDLETIME none
+MEMORY USAGE none
+DUMP none
+STRLEN none
+GETRANGE none 0 1
+GETBIT none 1
+SUBSTR none 0 1
+TYPE none
+PTTL none
+TOUCH none s5
+HGET none f
+HGETALL none
+HSCAN none 0
+LLEN none
+LPOS none x
+SSCAN none 0
+SMEMBERS none
+SRANDMEMBER none
+ZSCORE none m
+SCARD none
+SPOP none
+LPOP none
+HDEL none f
+SREM none x
+SET none9 x GET
+DEL none9
+SET none9 x GET
+DEL none9
+SET none9 x XX GET
+GETSET none9 x
+DEL none9
+BITFIELD none9 GET u8 0
+BITFIELD_RO none9 GET u8 0
+HINCRBY none9 f 1
+DEL none9
+MULTI|GET none|GET s6|SET s7 x|MGET none s7|SINTER s5 none|EXISTS none none|EXEC
+MULTI|SET s8 x|GET s8|EXEC
+MULTI|SET s8 x|GET none|GETDEL none|GETEX none|GETSET none9 x|EXEC
+MULTI|SET s9 x|DEL none9|SET none9 1 GET|EXEC
+EVAL redis.call('get','none')redis.call('sinter','none','none2')redis.call('del','s9')return redis.call('get','s9') 0
+EVAL redis.call('get',KEYS[1])redis.call('set',KEYS[1],1)return redis.call('get',KEYS[1]) 1 none8
 SETRANGE none 0
 FLUSHDB
 GET none`), "\n")

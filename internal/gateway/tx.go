@@ -131,7 +131,7 @@ next:
 // versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
 // record has the version, and dropped.
 func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
-	ops := [1]client.Op{{Kind: client.OpGet, Key: name, Typed: true}}
+	ops := [1]client.Op{{Kind: client.OpGet, Key: storedName(name), Typed: true}}
 	give, err := c.do(func(ctx context.Context) error {
 		api.Do(ctx, ops[:])
 		return ops[0].Err

@@ -16,6 +16,7 @@ package inside
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
@@ -29,6 +30,9 @@ type Tools interface {
 	Locate(key []byte) (Location, error)
 	// ReadRaw reads n bytes at offset off of one replica's region, both in bytes. They may change while they are read.
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	// LastUse is how long ago the use of key was last noted; noted is false if the namespace's placement groups keep no such notes, as only
+	// caches do. 0: it is not known, or just now. The error is ErrNotFound of package client without such a key.
+	LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error)
 	// Session is the id of the session in force. It waits while a lost one is being replaced.
 	Session(ctx context.Context) (uint32, error)
 	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.
@@ -56,12 +60,18 @@ func Register(of func(c any) (t Tools, ok bool)) { toolsOf = of }
 
 // Of gives the tools of c, a *client.Client; anything else is a mistake in the program, and panics.
 func Of(c any) Tools {
-	if toolsOf != nil {
-		if t, ok := toolsOf(c); ok {
-			return t
-		}
+	if t, ok := Find(c); ok {
+		return t
 	}
 	panic(fmt.Sprintf("inside: %T is no *client.Client", c))
+}
+
+// Find is Of for what may be something else.
+func Find(c any) (t Tools, ok bool) {
+	if toolsOf == nil {
+		return nil, false
+	}
+	return toolsOf(c)
 }
 
 // FunctionsKey is the name of the key in which gateways keep the libraries of functions. Clients of gateways neither see nor touch it:
@@ -69,3 +79,9 @@ func Of(c any) Tools {
 const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the gateways, which show it to none of their clients. " +
 	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it is to delete the libraries, as FUNCTION FLUSH does. " +
 	"A cache may evict it."
+
+// EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol: a record has a key of one byte at
+// least. It is longer than memcached's keys can be, too.
+const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one at least. " +
+	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +
+	"it is an ordinary key of its namespace, which expires, is evicted and is deleted like any."

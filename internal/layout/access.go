@@ -74,6 +74,18 @@ func (a AccessWord) AgeTicks(nowMillis uint64) uint32 {
 	return uint32((nowMillis/AccessTickMillis - then) & (1<<accessTimeBits - 1))
 }
 
+// AccessSkewTicks is how far ahead (70 minutes) of the reader's clock a word may be to be taken as from the future, and not from three
+// days ago.
+const AccessSkewTicks = 1 << 20
+
+// PastTicks is AgeTicks, or 0 if the word is from the future: clocks differ.
+func (a AccessWord) PastTicks(nowMillis uint64) uint32 {
+	if age := a.AgeTicks(nowMillis); age < 1<<accessTimeBits-AccessSkewTicks {
+		return age
+	}
+	return 0
+}
+
 // Expires reports whether the record expires at all.
 func (a AccessWord) Expires() bool { return a>>accessTagBits&(1<<accessExpiryBits-1) != 0 }
 

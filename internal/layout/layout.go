@@ -444,6 +444,12 @@ func recordCRC(b []byte) uint32 {
 	return crc32.Update(c, castagnoli, b[28:])
 }
 
+// HeadOf is the header at the start of b, unchecked: a hint while the record may change. b has RecordHeaderSize bytes at least.
+func HeadOf(b []byte) RecordHeader {
+	return RecordHeader{Version: binary.LittleEndian.Uint64(b), KeyLen: binary.LittleEndian.Uint16(b[8:]), Flags: RecordFlags(b[10]),
+		ValueLen: binary.LittleEndian.Uint32(b[12:]), Expiry: binary.LittleEndian.Uint64(b[16:]), Writer: binary.LittleEndian.Uint32(b[28:])}
+}
+
 // ParseRecord checks and parses the record at the start of b. b may be longer
 // than the record. Errors are *CorruptError; they are ordinary while the bytes
 // race with a writer.

@@ -86,7 +86,7 @@ var imports = []row{
 	{"internal/peers/peerstest", "internal/dirpb internal/peers", "it is a directory for tests of gateways that meet"},
 	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
 	{"internal/collection", "", "encodings are bytes"},
-	{"internal/rdb", "", "a serialized value is bytes"},
+	{"internal/rdb", "internal/collection", "a serialized value is bytes; what a stream is, its encoding says"},
 	{"internal/geo", "", "positions are numbers"},
 	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/peers internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/luascript", "internal/resp", "it runs scripts, whatever their commands are"},

@@ -1,8 +1,8 @@
 // Package rdb is the serialized form of one value, as DUMP returns it and RESTORE takes it, and that of libraries of functions: that
 // of Redis 7.0's RDB files (rdb.c; version 10), with its version and a CRC-64 behind it.
 //
-// Values are written in the encodings that every version of Redis reads, and read in all that versions up to 7.0 write, but for
-// streams, modules, and the zipmaps of versions before 2.6. It is pure. A payload is hostile until checked: memory for what it
+// Values are written in the encodings that every version of Redis reads, but for streams, which are 7.0's, and read in all that versions
+// up to 7.0 write, but for modules and the zipmaps of versions before 2.6. It is pure. A payload is hostile until checked: memory for what it
 // holds is bounded by the caller's limit, and bytes that are no value are ErrFormat, never a panic.
 package rdb
 
@@ -12,6 +12,8 @@ import (
 	"hash/crc64"
 	"math"
 	"strconv"
+
+	"github.com/kvd-project/kvd/internal/collection"
 )
 
 // Kind is what a value is.
@@ -23,6 +25,7 @@ const (
 	Set
 	Hash
 	SortedSet
+	Stream
 )
 
 // Value is a value in parts, which alias the payload where they can.
@@ -32,6 +35,8 @@ type Value struct {
 	Parts [][]byte
 	// Scores are those of the members of a SortedSet.
 	Scores []float64
+	// Stream is a Stream, which has no Parts. Its entries can be read without an error.
+	Stream *collection.Stream
 }
 
 var (
@@ -56,9 +61,11 @@ const (
 	typeZSetZiplist   = 12
 	typeHashZiplist   = 13
 	typeListQuicklist = 14
+	typeStream        = 15
 	typeHashListpack  = 16
 	typeZSetListpack  = 17
 	typeQuicklist2    = 18
+	typeStream2       = 19
 )
 
 // Jones's polynomial, reflected, as Redis has it.
@@ -85,6 +92,8 @@ func Append(b []byte, v Value) []byte {
 			b = appendString(b, m)
 			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v.Scores[i]))
 		}
+	case Stream:
+		b = appendStream(b, v.Stream)
 	}
 	return seal(b, at)
 }
@@ -143,7 +152,8 @@ func appendString(b, s []byte) []byte {
 	return append(appendLen(b, len(s)), s...)
 }
 
-// Parse reads a payload. limit bounds what the value takes in memory, in bytes: its parts, and 24 for each of them.
+// Parse reads a payload. limit bounds what the value takes in memory, in bytes: its parts, and 24 for each of them; or a stream, and its entries of one
+// listpack.
 func Parse(b []byte, limit int) (Value, error) {
 	b, err := unseal(b)
 	if err != nil {
@@ -339,6 +349,8 @@ func (r *reader) value() (v Value) {
 	case typeHashListpack, typeZSetListpack:
 		v.Kind = map[byte]Kind{typeHashListpack: Hash, typeZSetListpack: SortedSet}[t]
 		r.inside(r.string(), &v, (*reader).listpack)
+	case typeStream, typeStream2:
+		return Value{Kind: Stream, Stream: r.stream(t == typeStream)}
 	case typeSetIntset:
 		v.Kind = Set
 		r.inside(r.string(), &v, (*reader).intset)
@@ -506,11 +518,6 @@ func (r *reader) listpack(v *Value) {
 		default:
 			r.fail()
 		}
-		// The entry's length follows it, seven bits in a byte.
-		size := 1
-		for n := (had - len(r.b)) >> 7; n > 0; n >>= 7 {
-			size++
-		}
-		r.take(size)
+		r.take(backLen(had - len(r.b)))
 	}
 }

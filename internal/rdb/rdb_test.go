@@ -2,10 +2,15 @@ package rdb
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvd-project/kvd/internal/collection"
 )
 
 // Payloads that a redis-server 7.0.15 returned to DUMP are in internal/gateway, which compares with one.
@@ -40,6 +45,99 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// streamOf is a stream of n entries, some of them of other fields, with groups.
+func streamOf(n int) *collection.Stream {
+	s, _ := collection.ParseStream(nil)
+	for i := range n {
+		texts := [][]byte{[]byte("field"), bytes.Repeat([]byte("x"), i), []byte("n"), strconv.AppendInt(nil, int64(i)*7919-3000, 10)}
+		s.Add(collection.StreamID{MS: 1 << 40 * uint64(1+i/3), Seq: uint64(i % 3)}, texts[:4-2*(i%5/4)])
+	}
+	s.Added, s.MaxDeleted = math.MaxUint64, collection.StreamID{MS: 1, Seq: 1 << 40}
+	for _, name := range []string{"", "12", "g"} {
+		g := &collection.StreamGroup{Name: []byte(name), Last: collection.StreamID{MS: 7}, Read: int64(len(name)) - 1}
+		for i := range len(name) {
+			c, _ := g.See([]byte{byte('a' + i)}, 1<<41)
+			g.Put(collection.PendingEntry{ID: collection.StreamID{MS: uint64(9 - i)}, Delivered: 1 << 41, Times: 70_000, Consumer: c})
+		}
+		s.AddGroup(g)
+	}
+	return s
+}
+
+// TestStream: what a stream is written as is the stream again, whatever has changed on the way is none, and so is what takes more than the limit.
+func TestStream(t *testing.T) {
+	for _, n := range []int{0, 1, 30, 260} {
+		s := streamOf(n)
+		b := Append(nil, Value{Kind: Stream, Stream: s})
+		got, err := Parse(b, 1<<20)
+		if err != nil || got.Kind != Stream || !bytes.Equal(got.Stream.Bytes(true), s.Bytes(true)) {
+			t.Fatalf("%d entries: %v\n%x, want\n%x", n, err, got.Stream.Bytes(true), s.Bytes(true))
+		}
+		if _, err := Parse(b, len(s.Bytes(true))/2); !errors.Is(err, ErrFormat) {
+			t.Errorf("%d entries with a limit: %v", n, err)
+		}
+		if end := len(b) - 10; n == 1 {
+			for i := range end {
+				if _, err := Parse(sealed(b[:i]), 1<<20); !errors.Is(err, ErrFormat) {
+					t.Errorf("the first %d bytes: %v", i, err)
+				}
+			}
+		}
+	}
+}
+
+// TestOldStream: of the form of Redis 5 and 6, which does not say what has been added and read, both are worked out as Redis does.
+func TestOldStream(t *testing.T) {
+	s, _ := collection.ParseStream(nil)
+	for seq := range uint64(3) {
+		s.Add(collection.StreamID{MS: 5, Seq: seq}, [][]byte{[]byte("f"), []byte("v")})
+	}
+	n := nodesOf(s)[0]
+	b := appendString(appendString([]byte{typeStream, 1}, appendRawID(nil, n.id)), n.pack())
+	b = appendID(appendLen(b, 3), collection.StreamID{MS: 5, Seq: 9})
+	b = appendID(appendString(append(b, 2), []byte("a")), collection.StreamID{MS: 5})
+	b = appendID(appendString(append(b, 0, 0), []byte("b")), collection.StreamID{MS: 5, Seq: 1})
+	v, err := Parse(sealed(append(b, 0, 0)), 1<<20)
+	if err != nil || v.Stream.Added != 3 || v.Stream.Last.Seq != 9 || len(v.Stream.Groups) != 2 {
+		t.Fatalf("%+v, %v", v.Stream, err)
+	}
+	if a, b := v.Stream.Groups[0].Read, v.Stream.Groups[1].Read; a != 1 || b != -1 {
+		t.Errorf("the groups have read %d and %d entries, want 1 and -1: not known", a, b)
+	}
+}
+
+// TestListpackLengths: the length of an element takes another byte where Redis's does.
+func TestListpackLengths(t *testing.T) {
+	for _, n := range []int{0, 62, 125, 126, 4095, 4096, 16376, 16377, 16378, 16379, 2097144, 2097145, 2097146} {
+		var p packer
+		p.string(bytes.Repeat([]byte("x"), n))
+		r := &reader{b: append(append(make([]byte, 6), p.b...), 0xff), left: 1 << 30}
+		binary.LittleEndian.PutUint32(r.b, uint32(len(r.b)))
+		var v Value
+		if r.listpack(&v); r.bad || len(v.Parts) != 1 || len(v.Parts[0]) != n {
+			t.Errorf("%d bytes: %v, %d parts", n, r.bad, len(v.Parts))
+		}
+	}
+}
+
+// TestListpackIntegers: an integer is the same again, at the ends of each form too.
+func TestListpackIntegers(t *testing.T) {
+	var p packer
+	var want [][]byte
+	for shift := range 64 {
+		for _, n := range []int64{1 << shift, 1<<shift - 1, -1 << shift, -1<<shift - 1} {
+			p.int(n)
+			want = append(want, strconv.AppendInt(nil, n, 10))
+		}
+	}
+	r := &reader{b: append(append(make([]byte, 6), p.b...), 0xff), left: 1 << 20}
+	binary.LittleEndian.PutUint32(r.b, uint32(len(r.b)))
+	var v Value
+	if r.listpack(&v); r.bad || !reflect.DeepEqual(v.Parts, want) {
+		t.Errorf("%v %q, want %q", r.bad, v.Parts, want)
+	}
+}
+
 // sealed puts version and checksum behind a value.
 func sealed(b []byte) []byte {
 	b = append(bytes.Clone(b), version, 0)
@@ -61,9 +159,20 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
+	for _, n := range []int{0, 1, 5} {
+		b := Append(nil, Value{Kind: Stream, Stream: streamOf(n)})
+		f.Add(b[:len(b)-10])
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, err := Parse(sealed(b), 1<<20)
 		if err != nil {
+			return
+		}
+		if v.Kind == Stream {
+			again, err := Parse(Append(nil, v), 1<<30)
+			if err != nil || !bytes.Equal(again.Stream.Bytes(true), v.Stream.Bytes(true)) {
+				t.Fatalf("%x again: %v", v.Stream.Bytes(true), err)
+			}
 			return
 		}
 		again, err := Parse(Append(nil, v), 1<<30)

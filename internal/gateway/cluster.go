@@ -1,0 +1,221 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// A gateway is no Redis Cluster: any of them has every key. Some clients ask a server whether it is one, with CLUSTER NODES or SLOTS,
+// and refuse commands on several keys if it is, so by default these commands fail as in a Redis without cluster mode. With Options.Cluster
+// the gateway is a cluster of one node that has all slots, for applications that speak to clusters only.
+
+const slots = 16384
+
+const errNoCluster = "ERR This instance has cluster support disabled"
+
+// mode is redis_mode.
+func (g *Gateway) mode() string {
+	if g.o.Cluster {
+		return "cluster"
+	}
+	return "standalone"
+}
+
+// inCluster refuses a command without Options.Cluster.
+func inCluster(f func(*conn, *resp.Writer, [][]byte)) func(*conn, *resp.Writer, [][]byte) {
+	return func(c *conn, w *resp.Writer, args [][]byte) {
+		if !c.g.o.Cluster {
+			w.Error(errNoCluster)
+			return
+		}
+		f(c, w, args)
+	}
+}
+
+func clusterCommands() []*command {
+	sub := func(name string, arity int, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+		return onConn("cluster|"+name, arity, "", inCluster(f), summary)
+	}
+	return []*command{
+		container("cluster", "cluster", "The gateway as a Redis Cluster, if it is told to be one.", nil,
+			sub("info", 2, cmdClusterInfo, "Describes the cluster."),
+			sub("nodes", 2, cmdClusterNodes, "Describes its node."),
+			sub("slots", 2, cmdClusterSlots, "Tells where the slots are."),
+			sub("shards", 2, cmdClusterShards, "Tells where the slots are."),
+			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) { w.BulkString(c.g.runID) }, "Returns the node's id."),
+			sub("links", 2, replyEmpty, "Is empty."),
+			sub("replicas", 3, cmdClusterReplicas, "Is empty."),
+			sub("slaves", 3, cmdClusterReplicas, "Is empty."),
+			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) { w.Int(int64(slotOf(args[2]))) }, "Returns a key's slot."),
+			sub("countkeysinslot", 3, cmdClusterCount, "Counts the keys in a slot."),
+			sub("getkeysinslot", 4, cmdClusterKeys, "Returns keys in a slot."),
+			helpOf("cluster", "COUNTKEYSINSLOT <slot>", "    Return the number of keys in <slot>.", "GETKEYSINSLOT <slot> <count>", "    Return key names in a slot.",
+				"INFO", "    Return information about the cluster.", "KEYSLOT <key>", "    Return the hash slot for <key>.", "LINKS", "    Return an empty list.",
+				"MYID", "    Return the node id.", "NODES", "    Return the cluster configuration.", "REPLICAS <node-id>", "    Return an empty list.",
+				"SHARDS", "    Return slot ranges and their nodes.", "SLOTS", "    Return slot ranges and their nodes.")),
+		onConn("readonly", 1, "cluster", inCluster(replyOK), "Does nothing."),
+		onConn("readwrite", 1, "cluster", inCluster(replyOK), "Does nothing."),
+		onConn("asking", 1, "cluster", inCluster(replyOK), "Does nothing."),
+	}
+}
+
+// slotOf is the slot of a key, or of what is between its first braces: CRC-16 of the XMODEM protocol.
+func slotOf(key []byte) int {
+	if _, tail, ok := bytes.Cut(key, []byte("{")); ok {
+		if tag, _, ok := bytes.Cut(tail, []byte("}")); ok && len(tag) > 0 {
+			key = tag
+		}
+	}
+	crc := uint16(0)
+	for _, b := range key {
+		crc ^= uint16(b) << 8
+		for range 8 {
+			top := crc >> 15
+			if crc <<= 1; top != 0 {
+				crc ^= 0x1021
+			}
+		}
+	}
+	return int(crc % slots)
+}
+
+// endpoint is where the client has reached the gateway, which is where it finds it again. Unix sockets have none.
+func (c *conn) endpoint() (ip string, port int) {
+	if a, ok := c.local.(*net.TCPAddr); ok {
+		return a.IP.String(), a.Port
+	}
+	return "", 0
+}
+
+func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) {
+	lines := []string{"cluster_state:ok", "cluster_slots_assigned:16384", "cluster_slots_ok:16384", "cluster_slots_pfail:0", "cluster_slots_fail:0",
+		"cluster_known_nodes:1", "cluster_size:1", "cluster_current_epoch:0", "cluster_my_epoch:0", "cluster_stats_messages_sent:0",
+		"cluster_stats_messages_received:0", "total_cluster_links_buffer_limit_exceeded:0", ""}
+	w.Verbatim("txt", strings.Join(lines, "\r\n"))
+}
+
+func cmdClusterNodes(c *conn, w *resp.Writer, _ [][]byte) {
+	ip, port := c.endpoint()
+	w.Verbatim("txt", fmt.Sprintf("%s %s:%d@0 myself,master - 0 0 0 connected 0-16383\n", c.g.runID, ip, port))
+}
+
+func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) {
+	ip, port := c.endpoint()
+	w.Array(1)
+	w.Array(3)
+	w.Int(0)
+	w.Int(slots - 1)
+	w.Array(4)
+	w.BulkString(ip)
+	w.Int(int64(port))
+	w.BulkString(c.g.runID)
+	w.Array(0)
+}
+
+func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
+	ip, port := c.endpoint()
+	w.Array(1)
+	w.Map(2)
+	w.BulkString("slots")
+	w.Array(2)
+	w.Int(0)
+	w.Int(slots - 1)
+	w.BulkString("nodes")
+	w.Array(1)
+	w.Map(7)
+	for _, field := range [][2]string{{"id", c.g.runID}, {"port", ""}, {"ip", ip}, {"endpoint", ip}, {"role", "master"}, {"replication-offset", ""}, {"health", "online"}} {
+		w.BulkString(field[0])
+		switch field[0] {
+		case "port":
+			w.Int(int64(port))
+		case "replication-offset":
+			w.Int(0)
+		default:
+			w.BulkString(field[1])
+		}
+	}
+}
+
+func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
+	if string(args[2]) != c.g.runID {
+		w.Error("ERR Unknown node " + clip(args[2], 128))
+		return
+	}
+	w.Array(0)
+}
+
+// keysInSlot calls f with the keys of a slot, each once, until it returns false. It reads the whole index: keys are not kept by slots. The
+// memory that their names may take is taken first, as for KEYS.
+func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
+	size, most := 0, 2*int64(c.g.o.OutputBytes)
+	if err := c.take(most); err != nil {
+		return err
+	}
+	defer c.share.Drop(most)
+	seen := make(map[string]struct{}) // Scan may return a key twice
+	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+		for _, kv := range kvs {
+			if int64(slotOf(kv.Key)) != slot {
+				continue
+			}
+			if _, ok := seen[string(kv.Key)]; ok {
+				continue
+			}
+			if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
+				return false, fmt.Errorf("%w: more than %d bytes of keys in slot %d", client.ErrInvalid, c.g.o.OutputBytes, slot)
+			}
+			if seen[string(kv.Key)] = struct{}{}; !f(kv.Key) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	return c.rest(err)
+}
+
+func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) {
+	slot, ok := resp.ParseInt(args[2])
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+		return
+	case slot < 0 || slot >= slots:
+		w.Error("ERR Invalid slot")
+		return
+	}
+	n := int64(0)
+	if err := c.keysInSlot(slot, func([]byte) bool { n++; return true }); err != nil {
+		w.Error(c.g.storeError(err))
+		return
+	}
+	w.Int(n)
+}
+
+func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) {
+	slot, ok1 := resp.ParseInt(args[2])
+	count, ok2 := resp.ParseInt(args[3])
+	switch {
+	case !ok1 || !ok2:
+		w.Error(errNotInt)
+		return
+	case slot < 0 || slot >= slots || count < 0:
+		w.Error("ERR Invalid slot or number of keys")
+		return
+	}
+	var found [][]byte
+	if count = min(count, maxScanCount); count > 0 {
+		if err := c.keysInSlot(slot, func(key []byte) bool { found = append(found, key); return len(found) < int(count) }); err != nil {
+			w.Error(c.g.storeError(err))
+			return
+		}
+	}
+	w.Array(len(found))
+	for _, k := range found {
+		w.Bulk(k)
+	}
+}
