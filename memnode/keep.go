@@ -55,7 +55,7 @@ const (
 	KeptVersion
 	// KeptStranger: the state is of another memory node, or of another life of the machine.
 	KeptStranger
-	// KeptMissing: the memory of some region is gone or not as the state says, or cannot be mapped or registered.
+	// KeptMissing: the memory of some region is gone or not as the state says, or cannot be mapped.
 	KeptMissing
 	// KeptOpen: it is not known which peers may still write to the memory.
 	KeptOpen
@@ -107,7 +107,7 @@ func (n *Node) warm() *state {
 }
 
 // tryAgain leaves the memory to another process, as this one cannot tell whether it can be taken over: it lacks descriptors, or memory, or
-// its keeper does not answer. It returns when the node is closed.
+// its keeper or adapter does not answer. It returns when the node is closed.
 func (n *Node) tryAgain(err error) {
 	n.log.Error("memory that the keeper holds cannot be taken over now: it is kept, and another process tries again", "err", err)
 	n.mu.Lock()
@@ -162,7 +162,8 @@ func (n *Node) inherit() (*state, Kept, error) {
 	}
 	for _, r := range regions {
 		if err := n.register1(r); err != nil {
-			return nil, KeptMissing, fmt.Errorf("placement group %d: %w", r.want.GetPgId(), err)
+			// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
+			return nil, KeptPending, fmt.Errorf("placement group %d: %w", r.want.GetPgId(), err)
 		}
 	}
 	// A boot that is not written down could be that of two processes.

@@ -16,6 +16,8 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 var _ Keeper = (*keeper.Client)(nil)
@@ -392,9 +394,26 @@ func TestRestartIsAsked(t *testing.T) {
 	}
 }
 
+// fullDevice has no room for another MR.
+type fullDevice struct{ driver.Device }
+
+type fullPD struct{ driver.PD }
+
+func (d fullDevice) AllocPD() (driver.PD, error) {
+	pd, err := d.Device.AllocPD()
+	return fullPD{pd}, err
+}
+
+func (fullPD) RegMRAs(*driver.Memory, int64, int64, driver.Access, uint64) (driver.MR, error) {
+	return nil, errors.New("the connection to itself fails")
+}
+
 // TestTriesAgain: a process that lacks something to take the memory over leaves it as it is, and asks for another process, which has it all.
 func TestTriesAgain(t *testing.T) {
 	for what, change := range map[string]func(*memory, *Options){
+		"an adapter that registers nothing": func(_ *memory, o *Options) {
+			o.Devices[0].Device = rdma.NewDevice("tcp", fullDevice{o.Devices[0].Device.Driver()})
+		},
 		"a keeper that does not answer": func(k *memory, _ *Options) { k.deaf = errors.New("silent") },
 		"no descriptors":                func(_ *memory, o *Options) { o.Door = func() ([]string, error) { return nil, unix.EMFILE } },
 	} {

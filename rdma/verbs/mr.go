@@ -138,7 +138,7 @@ func (p *pd) add(r *mr) {
 const alignBits = 30
 
 // baseOf is where an adapter has memory that is mapped at va. Of memory that others reach it is made up: an adapter may give an rkey again, to another region
-// or another process, and mappings begin where earlier ones did. Who aims at memory that is gone must meet none at all.
+// or another process, and mappings begin where earlier ones did. A verb for memory that is gone must meet none at all.
 func baseOf(va uint64, a driver.Access) uint64 {
 	if a&driver.AccessLocal != 0 {
 		return va
