@@ -133,7 +133,7 @@ func newLoad(t *testing.T) *load {
 	return &load{history: newHistory(), t: t, outcomes: map[string]map[string]int{}, acked: map[string]string{}}
 }
 
-func (l *load) note(e *event) {
+func (l *load) noteOutcome(e *event) {
 	l.guard.Lock()
 	defer l.guard.Unlock()
 	o := "done"
@@ -211,7 +211,7 @@ func (l *load) work(c *client.Client, w, keys int, going func() bool) {
 				e.err = c.Delete(ctx, k)
 			}
 		})
-		l.note(e)
+		l.noteOutcome(e)
 		if e.err == nil && version != 0 {
 			seen[key] = sight{e.value, version}
 		}

@@ -250,7 +250,7 @@ func TestPacketLoss(t *testing.T) {
 			it, e.err = reader.Get(t.Context(), []byte(key))
 			e.value = string(it.Value)
 		})
-		l.note(e)
+		l.noteOutcome(e)
 	}
 	if err := h.check(); err != nil {
 		t.Error(err)
