@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -160,11 +161,9 @@ func (n *Node) inherit() (*state, Kept, error) {
 	if err := n.doorClosed(); err != nil {
 		return nil, KeptOpen, err
 	}
-	for _, r := range regions {
-		if err := n.register1(r); err != nil {
-			// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
-			return nil, KeptPending, fmt.Errorf("placement group %d: %w", r.want.GetPgId(), err)
-		}
+	if err := n.registerAll(regions); err != nil {
+		// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
+		return nil, KeptPending, err
 	}
 	// A boot that is not written down could be that of two processes.
 	s.boot++
@@ -238,6 +237,27 @@ func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
 	n.mu.used += r.bytes
 	n.mu.regions[k.pg] = r
 	return r, nil
+}
+
+// registerAll registers adopted regions, several at once: for an adapter their pages are pinned, which takes its time.
+func (n *Node) registerAll(regions []*region) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(regions))
+	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i, r := range regions {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			errs[i] = n.register1(r)
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return fmt.Errorf("placement group %d: %w", regions[i].want.GetPgId(), err)
+		}
+	}
+	return nil
 }
 
 // register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The region's header

@@ -25,6 +25,7 @@ type pd struct {
 		sync.Mutex
 		dead  bool
 		qps   int
+		begun int            // registrations under way
 		mrs   map[uint32]*mr // by rkey, for the agent
 		local map[uint64]*mr // by lkey
 	}
@@ -71,8 +72,8 @@ func (p *pd) Dealloc() error {
 	if p.mu.dead {
 		return fmt.Errorf("verbs: dealloc pd: %w", driver.ErrClosed)
 	}
-	if len(p.mu.mrs)+p.mu.qps > 0 {
-		return fmt.Errorf("verbs: dealloc pd: %d MRs and %d QPs remain", len(p.mu.mrs), p.mu.qps)
+	if n := len(p.mu.mrs) + p.mu.begun; n+p.mu.qps > 0 {
+		return fmt.Errorf("verbs: dealloc pd: %d MRs and %d QPs remain", n, p.mu.qps)
 	}
 	if rc := C.kvd_dealloc_pd(p.c); rc != 0 {
 		return fmt.Errorf("verbs: dealloc pd: %w", syscall.Errno(rc))
@@ -113,11 +114,17 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	}
 	r.base = baseOf(va, a)
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.mu.dead {
+		p.mu.Unlock()
 		return nil, fmt.Errorf("PD: %w", driver.ErrClosed)
 	}
+	p.mu.begun++
+	p.mu.Unlock()
+	// Pinning takes long, and several processors can do it at once.
 	rc := C.kvd_reg_mr(p.c, C.uint64_t(va), C.size_t(n), C.uint64_t(r.base), accessFlags(a, p.d.native), &r.c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.begun--
 	if rc != 0 {
 		return nil, limited("register memory", n, rc)
 	}
