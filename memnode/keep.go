@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -57,7 +58,7 @@ const (
 	KeptVersion
 	// KeptStranger: the state is of another memory node, or of another life of the machine.
 	KeptStranger
-	// KeptMissing: the memory of some region is gone or not as the state says, or cannot be mapped or registered.
+	// KeptMissing: the memory of some region is gone or not as the state says, or cannot be mapped.
 	KeptMissing
 	// KeptOpen: it is not known which peers may still write to the memory.
 	KeptOpen
@@ -111,7 +112,7 @@ func (n *Node) warm() *state {
 }
 
 // tryAgain leaves the memory to another process, as this one cannot tell whether it can be taken over: it lacks descriptors, or memory, or
-// its keeper does not answer. It returns when the node is closed.
+// its keeper or adapter does not answer. It returns when the node is closed.
 func (n *Node) tryAgain(err error) {
 	n.log.Error("memory that the keeper holds cannot be taken over now: it is kept, and another process tries again", "err", err)
 	n.mu.Lock()
@@ -164,10 +165,9 @@ func (n *Node) inherit() (*state, Kept, error) {
 	if err := n.doorClosed(); err != nil {
 		return nil, KeptOpen, err
 	}
-	for _, r := range regions {
-		if err := n.register1(r); err != nil {
-			return nil, KeptMissing, fmt.Errorf("placement group %d: %w", r.want.GetPgId(), err)
-		}
+	if err := n.registerAll(regions); err != nil {
+		// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
+		return nil, KeptPending, err
 	}
 	// A boot that is not written down could be that of two processes.
 	s.boot++
@@ -277,6 +277,27 @@ func (n *Node) allocItem(name string, size int64, o rdma.AllocOptions) (*rdma.Me
 		err = errors.Join(err, n.o.Keeper.Drop(name))
 	}
 	return nil, err
+}
+
+// registerAll registers adopted regions, several at once: for an adapter their pages are pinned, which takes its time.
+func (n *Node) registerAll(regions []*region) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(regions))
+	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i, r := range regions {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			errs[i] = n.register1(r)
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return fmt.Errorf("placement group %d: %w", regions[i].want.GetPgId(), err)
+		}
+	}
+	return nil
 }
 
 // register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The region's header

@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 var (
@@ -184,6 +186,55 @@ func TestWarm(t *testing.T) {
 				t.Errorf("%s reads %q, %v", provider, b, err)
 			}
 		}
+	}
+}
+
+// anyKeys is a provider that has its rkeys from an adapter.
+type anyKeys struct{ driver.Device }
+
+func (d anyKeys) Caps() driver.Caps {
+	c := d.Device.Caps()
+	c.ChoosesKeys = false
+	return c
+}
+
+// TestWarmWithOtherKeys: rkeys that the provider cannot give again are others, which are published for the greater boot; those of other providers stay. Those of the
+// process before lead nowhere.
+func TestWarmWithOtherKeys(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	dir.want(2, 1)
+	byAdapter := func(o *Options) {
+		o.Devices[1].Device = rdma.NewDevice("tcp", anyKeys{o.Devices[1].Device.Driver()})
+	}
+	n, _ := keeps(t, dir, k, byAdapter)
+	was := map[string]*dirpb.RegionKeys{"shm": dir.keys(1, "shm"), "tcp": dir.keys(1, "tcp")}
+	dir.keys(2, "tcp")
+	l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if err := l.write(was["tcp"].HeapRkey, was["tcp"].HeapBase, "kept"); err != nil {
+		t.Fatal(err)
+	}
+	publications := dir.publications
+	crash(t, n)
+
+	n, _ = keeps(t, dir, k, byAdapter)
+	dir.until("publications", func() bool { return dir.publications == publications+2 })
+	dir.beats(3)
+	now := map[string]*dirpb.RegionKeys{"shm": dir.keys(1, "shm"), "tcp": dir.keys(1, "tcp")}
+	dir.change(func() {
+		if q := dir.published[1]; dir.publications != publications+2 || q.Boot != n.Stats().Boot || q.Incarnation != n.Stats().Incarnation || n.Stats().Kept != KeptAll {
+			t.Errorf("%d publications, %d before; the last: %v", dir.publications, publications, q)
+		}
+	})
+	if !proto.Equal(now["shm"], was["shm"]) || now["tcp"].IndexRkey == was["tcp"].IndexRkey || now["tcp"].HeapRkey == was["tcp"].HeapRkey {
+		t.Errorf("the keys were %v and are %v", was, now)
+	}
+	l = mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if b, err := l.read(now["tcp"].HeapRkey, now["tcp"].HeapBase, 4); err != nil || string(b) != "kept" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if b, err := l.read(was["tcp"].HeapRkey, was["tcp"].HeapBase, 4); err == nil {
+		t.Errorf("the former rkey reads %q", b)
 	}
 }
 
@@ -399,9 +450,26 @@ func TestRestartIsAsked(t *testing.T) {
 	}
 }
 
+// fullDevice has no room for another MR.
+type fullDevice struct{ driver.Device }
+
+type fullPD struct{ driver.PD }
+
+func (d fullDevice) AllocPD() (driver.PD, error) {
+	pd, err := d.Device.AllocPD()
+	return fullPD{pd}, err
+}
+
+func (fullPD) RegMRAs(*driver.Memory, int64, int64, driver.Access, uint64) (driver.MR, error) {
+	return nil, errors.New("the connection to itself fails")
+}
+
 // TestTriesAgain: a process that lacks something to take the memory over leaves it as it is, and asks for another process, which has it all.
 func TestTriesAgain(t *testing.T) {
 	for what, change := range map[string]func(*memory, *Options){
+		"an adapter that registers nothing": func(_ *memory, o *Options) {
+			o.Devices[0].Device = rdma.NewDevice("tcp", fullDevice{o.Devices[0].Device.Driver()})
+		},
 		"a keeper that does not answer": func(k *memory, _ *Options) { k.deaf = errors.New("silent") },
 		"no descriptors":                func(_ *memory, o *Options) { o.Door = func() ([]string, error) { return nil, unix.EMFILE } },
 	} {

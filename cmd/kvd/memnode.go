@@ -64,7 +64,7 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
-			vo.Door = doors["verbs"]
+			vo.Door, vo.Socket = doors["verbs"], k.socket("verbs")
 			m.options.Verbs = vo
 			err = m.open("verbs", at, c.AdvertiseVerbs)
 		}

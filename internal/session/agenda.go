@@ -73,6 +73,7 @@ type Agenda struct {
 		fences map[uint32]*question // whether a session is fenced, by its id
 		splits map[uint32]*question // by shard
 		links  map[end]*link        // connections that are missed
+		lately map[end]lately
 	}
 	handedBack, returned, received, refused atomic.Uint64
 }
@@ -165,6 +166,7 @@ func NewAgenda(c *engine.Core, o AgendaOptions) *Agenda {
 	a.mu.ackPause = ackPause
 	a.mu.wants, a.mu.grants, a.mu.pgs = map[uint32]uint32{}, map[uint32]*grant{}, map[uint32]*agendaPG{}
 	a.mu.fences, a.mu.splits, a.mu.links = map[uint32]*question{}, map[uint32]*question{}, map[end]*link{}
+	a.mu.lately = map[end]lately{}
 	a.mu.next = c.Nanos() + o.Renew
 	return a
 }

@@ -23,6 +23,14 @@ type link struct {
 	dialAt      int64    // it is not dialed before
 	pause       int64    // before the next dial, should the present one fail
 	downAt      int64    // when the lane learns that the memory node is down; 0: that is not known to be so
+	awaits      bool     // dialAt is for want of another map
+}
+
+// lately is the connection that a lane had last, or has.
+type lately struct {
+	since   int64
+	version uint64 // of the map then
+	pause   int64  // before another one is dialed, should it end soon and the map be the same
 }
 
 // WantConn notes that a lane misses a connection to a memory node, from the lane's own
@@ -32,9 +40,32 @@ func (a *Agenda) WantConn(l *engine.Lane, node uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stirLocked()
+	e, now := end{uint32(l.ID()), node}, a.core.Nanos()
 	x := &link{pause: a.o.DialPause}
+	// A connection that ends as soon as it is there may have been refused the keys of the map, whose successor is under way:
+	// those of a memory node's last process, perhaps.
+	if had, ok := a.mu.lately[e]; ok && now-had.since < a.o.DialPauseMost && had.version == a.version() {
+		x.awaits, x.dialAt, x.pause = true, now+had.pause, min(2*had.pause, a.o.DialPauseMost)
+	}
 	x.old, x.incarnation = l.Detach(node)
-	a.mu.links[end{uint32(l.ID()), node}] = x
+	a.mu.links[e] = x
+}
+
+// version is that of the session's map; 0: it has none yet.
+func (a *Agenda) version() uint64 {
+	if v := a.core.View(); v != nil {
+		return v.Version
+	}
+	return 0
+}
+
+// awaitedLocked has connections dialed now that were put off until there is another map.
+func (a *Agenda) awaitedLocked() {
+	for _, x := range a.mu.links {
+		if x.awaits {
+			x.awaits, x.dialAt, x.pause = false, 0, a.o.DialPause
+		}
+	}
 }
 
 // IsUp reports whether the session's map has the memory node up, and in the incarnation given
@@ -116,6 +147,11 @@ func (a *Agenda) dialed(q Ask, r Reply, now int64) {
 	switch x := a.mu.links[e]; {
 	case r.Err == nil:
 		delete(a.mu.links, e)
+		had := lately{since: now, version: a.version(), pause: a.o.DialPause}
+		if x.awaits {
+			had.pause = x.pause
+		}
+		a.mu.lately[e] = had
 		q.Lane.Deliver(func(l *engine.Lane) { l.Attach(q.Node, r.Incarnation, r.Dev, r.QP) })
 	case r.Lost:
 		a.connFailed(q.Lane, e, true, fmt.Errorf("%w: %w", engine.ErrNoConn, r.Err))

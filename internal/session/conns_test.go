@@ -19,6 +19,7 @@ import (
 type conns struct {
 	*agenda
 	l       *engine.Lane
+	fab     *sim.Fabric
 	dev     *rdma.Device
 	version uint64
 	renewal int64 // when the next one is due
@@ -46,7 +47,7 @@ func newConns(t *testing.T) *conns {
 			t.Error(err)
 		}
 	})
-	c := &conns{dev: rdma.NewDevice("sim", fab.Device("c"))}
+	c := &conns{fab: fab, dev: rdma.NewDevice("sim", fab.Device("c"))}
 	c.agenda = newAgendaOn(t, c.dev)
 	c.l = c.core.Lanes()[0]
 	c.up(1)
@@ -176,6 +177,45 @@ func TestAgendaDialsAnew(t *testing.T) {
 	c.hangUp(c.due(session.AskHangup))
 	c.Answer(c.dial(), session.Reply{Err: errLost})
 	c.rests(c.now + ms)
+}
+
+// refuse ends the queue pair by a verb that the memory node refuses, as it refuses those under rkeys that it does not know.
+func (c *conns) refuse() {
+	c.t.Helper()
+	missed := c.missed
+	for i := 0; c.missed == missed && i < 100; i++ {
+		c.l.Pump()
+		for _, e := range c.fab.Events() {
+			if err := c.fab.Fire(e); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+	}
+	c.wants(missed + 1)
+	c.hangUp(c.due(session.AskHangup))
+}
+
+// Where the memory node refuses the map's keys, the next connection waits for another map, or for pauses that double.
+func TestAgendaAwaitsMap(t *testing.T) {
+	c := newConns(t)
+	c.attach(c.dial(), 1)
+	for _, wait := range []int64{1, 2, 4, 8, 10, 10} {
+		c.refuse()
+		c.rests(c.now + wait*ms)
+		c.now += wait * ms
+		c.attach(c.dial(), 1)
+	}
+	c.refuse()
+	c.rests(c.now + 10*ms)
+	c.up(1)
+	c.attach(c.dial(), 1)
+	c.refuse()
+	c.rests(c.now + ms)
+	c.now += ms
+	c.attach(c.dial(), 1)
+	c.now += 10 * ms // that is not soon
+	c.refuse()
+	c.attach(c.dial(), 1)
 }
 
 // A queue pair that the lane gives up is closed before another one is dialed, of which the

@@ -62,6 +62,7 @@ func (a *Agenda) NewMap() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.ackPause = ackPause
+	a.awaitedLocked()
 }
 
 // DueRenewal gives the renewal that is to be sent now, one at a time. oldest is the least

@@ -36,7 +36,7 @@ func (w *World) where(ev sim.Event) (*region, uint64) {
 	if ev.RKey == r.mrs[1].RKey() {
 		off = ev.Addr - r.mrs[1].Base() + w.indexBytes
 	}
-	if off+uint64(ev.Len) > uint64(len(r.bytes)) {
+	if off > uint64(len(r.bytes)) || uint64(ev.Len) > uint64(len(r.bytes))-off { // it wraps for what is below
 		return nil, 0
 	}
 	return r, off

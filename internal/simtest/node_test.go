@@ -1,8 +1,8 @@
 package simtest
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -131,17 +131,45 @@ func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
 	return r, nil
 }
 
-// registerMRs gives a region its rkeys.
-func (w *World) registerMRs(r *region) error {
+// registerMRs gives a region these rkeys, or new ones if there are none.
+func (w *World) registerMRs(r *region, rkeys ...uint64) error {
 	m := driver.NewMemory(r.bytes, -1, driver.AllocOptions{}, nil)
-	var e1, e2 error
-	r.mrs[0], e1 = r.node.pd.RegMR(m, 0, int64(w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
-	r.mrs[1], e2 = r.node.pd.RegMR(m, int64(w.indexBytes), int64(w.regionBytes-w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
-	if err := errors.Join(e1, e2); err != nil {
-		return err
+	off, n, write := int64(0), int64(w.indexBytes), rdma.AccessRemoteAtomic
+	for i := range r.mrs {
+		var err error
+		if rkeys == nil {
+			r.mrs[i], err = r.node.pd.RegMR(m, off, n, rdma.AccessRemoteRead|write)
+		} else {
+			r.mrs[i], err = r.node.pd.RegMRAs(m, off, n, rdma.AccessRemoteRead|write, rkeys[i])
+		}
+		if err != nil {
+			return err
+		}
+		w.byKey[r.mrs[i].RKey()] = r
+		off, n, write = n, int64(w.regionBytes-w.indexBytes), rdma.AccessRemoteWrite
 	}
-	for _, mr := range r.mrs {
-		w.byKey[mr.RKey()] = r
+	return nil
+}
+
+// registerAnew gives a memory node's regions the rkeys that they had, each another's: an adapter may do so for the next process.
+func (w *World) registerAnew(n *node) error {
+	var rkeys []uint64
+	for _, pg := range slices.Sorted(maps.Keys(n.regions)) {
+		for _, mr := range n.regions[pg].mrs {
+			rkeys = append(rkeys, mr.RKey())
+			delete(w.byKey, mr.RKey())
+			_ = mr.Deregister()
+		}
+	}
+	if len(rkeys) > 2 { // another region's
+		rkeys = append(rkeys[2:], rkeys[:2]...)
+	} else {
+		slices.Reverse(rkeys)
+	}
+	for i, pg := range slices.Sorted(maps.Keys(n.regions)) {
+		if err := w.registerMRs(n.regions[pg], rkeys[2*i:]...); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -294,13 +322,7 @@ func (w *World) adopt(n *node) {
 	n.boot++
 	n.barred = map[uint32]bool{}
 	if w.cfg.NewKeys {
-		for _, r := range n.regions {
-			for _, mr := range r.mrs {
-				delete(w.byKey, mr.RKey())
-				_ = mr.Deregister()
-			}
-			w.fail(w.registerMRs(r))
-		}
+		w.fail(w.registerAnew(n))
 	}
 	w.touch()
 	w.effects++

@@ -145,6 +145,9 @@ func init() {
 		// c1 has the map with the keys of the process that has ended.
 		"restart-with-other-keys": {Config{Replicas: 2, Restarts: 1, NewKeys: true, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0), k(Put, 0)}}, Setup: one, Warm: true},
 			cat([]string{"c0 begins", "c0|m0 CAS|1", "m0 restarts", "c0 m0 CAS"}, back, []string{"c0 learns", "c0*", "c1 begins", "c1 connects", "c1 m1", "c1 m1", "c1 begins", "c1 connects", "c1 m0", "c1 learns", "c1*"})},
+		// The next process of m0 has the keys of the last one, which c1 goes by, for other memory: what was the index's names records now.
+		"restart-with-keys-of-others": {Config{Restarts: 1, NewKeys: true, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0), k(Put, 0), k(Get, 0)}}, Setup: one, Warm: true},
+			cat([]string{"m0 restarts"}, back, []string{"c1 begins", "c1 connects", "c1 m0", "c1 learns", "c1*", "c1 begins", "c1*", "c0 begins", "c0*", "c1 begins", "c1*"})},
 	} {
 		scenarios[name] = s
 	}
@@ -172,6 +175,8 @@ var restartMutants = []mutant{
 		"	if old.Incarnation == c.Incarnation && c.Boot < old.Boot {", "if false {"}}},
 	{"last-copy-by-time", "restart: time alone gives up no last copy that is kept", []edit{{"server/lead/part.go",
 		"	if n.Keeps {\n", "if false {\n"}}},
+	{"keys-of-others", "restart: keys of the last process lead nowhere, whatever the adapter has given them to", []edit{{"rdma/sim/mr.go",
+		"		r.base = f.mu.again << 40\n", ""}}},
 	{"keys-of-the-last-process", "restart: the next process's keys take the place of the last one's", []edit{{"server/fsm/pgs.go",
 		"	m.Keys, m.Boot = c.Keys, c.Boot\n", "if len(m.Keys) == 0 {\nm.Keys = c.Keys\n}\nm.Boot = c.Boot\n"}}},
 }

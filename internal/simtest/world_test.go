@@ -164,7 +164,7 @@ type Config struct {
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
 	// Restarts is how often the process of a memory node may end and the next one take over its memory, which memory
-	// nodes keep then. NewKeys: with other rkeys.
+	// nodes keep then. NewKeys: with other rkeys, each of which was another's.
 	Restarts int
 	NewKeys  bool
 	Leaders  int // directory crashes

@@ -194,7 +194,7 @@ func writerMain(doc string) error {
 	if err := json.Unmarshal([]byte(doc), &cfg); err != nil {
 		return err
 	}
-	dev, err := newDevice(cfg.Provider, cfg.Adapter, nil)
+	dev, err := newDevice(cfg.Provider, cfg.Adapter, nil, nil)
 	if err != nil {
 		return err
 	}

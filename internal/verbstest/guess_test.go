@@ -48,7 +48,7 @@ func (s *store) guesser(namespace string, readOnly, renews bool) *guesser {
 // guesserAs is guesser of somebody who calls the directory by rpc and has the certificate of conf.
 func (s *store) guesserAs(rpc *dirclient.Client, conf *tls.Config, namespace string, readOnly, renews bool) *guesser {
 	s.t.Helper()
-	g := &guesser{s: s, rpc: rpc, dev: openDeviceTLS(s.t, provider, 3, conf), nodes: map[uint32]*dirpb.Node{}}
+	g := &guesser{s: s, rpc: rpc, dev: openDevice(s.t, provider, 3, conf, nil), nodes: map[uint32]*dirpb.Node{}}
 	var rep *dirpb.OpenSessionReply
 	s.callAs(rpc, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		rep, err = d.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: namespace, Client: "guesser", ReadOnly: readOnly})

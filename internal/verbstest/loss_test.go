@@ -225,82 +225,9 @@ func TestPacketLoss(t *testing.T) {
 		mend = lose(t, 3, "2%")
 	}
 
-	h := newHistory()
-	var (
-		wg       sync.WaitGroup
-		mu       sync.Mutex
-		outcomes = map[string]map[string]int{} // by verb
-		acked    = map[string]string{}         // keys that are written once
-	)
-	note := func(e *event) {
-		mu.Lock()
-		defer mu.Unlock()
-		o := "done"
-		switch {
-		case e.open():
-			o = "unknown"
-		case e.failed():
-			o = "failed"
-			t.Logf("%s: %v", e.verb, e.err)
-		case e.err != nil:
-			o = "refused" // not found, conflict
-		}
-		if outcomes[e.verb] == nil {
-			outcomes[e.verb] = map[string]int{}
-		}
-		outcomes[e.verb][o]++
-	}
-	for w := range workers {
-		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(w), 7))
-			type sight struct {
-				value   string
-				version uint64
-			}
-			seen := map[string]sight{}
-			for n := 0; time.Since(h.began) < duration; n++ {
-				key, value := fmt.Sprintf("key%d", rng.IntN(keys)), fmt.Sprintf("%d.%d", w, n)
-				e := &event{verb: verbPut, value: value}
-				var version uint64
-				switch p := rng.IntN(20); {
-				case p < 8:
-					e.verb = verbGet
-				case p < 13:
-				case p < 16 && seen[key].version != 0:
-					e.verb, e.old = verbCAS, seen[key].value
-				case p < 18:
-					e.verb = verbDel
-				default:
-					key = "once" + value // several hundred of them
-				}
-				h.record(key, e, func() {
-					k, v := []byte(key), []byte(value)
-					switch e.verb {
-					case verbGet:
-						var it client.Item
-						it, e.err = c.Get(t.Context(), k)
-						e.value, version = string(it.Value), it.Version
-					case verbPut:
-						version, e.err = c.Put(t.Context(), k, v, client.PutOptions{})
-					case verbCAS:
-						version, e.err = c.CompareAndSwap(t.Context(), k, seen[key].version, v, client.PutOptions{})
-					case verbDel:
-						e.err = c.Delete(t.Context(), k)
-					}
-				})
-				note(e)
-				if e.err == nil && version != 0 {
-					seen[key] = sight{e.value, version}
-				}
-				if e.err == nil && strings.HasPrefix(key, "once") {
-					mu.Lock()
-					acked[key] = value
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
+	l := newLoad(t)
+	h := l.history
+	l.run(c, workers, keys, func() bool { return time.Since(h.began) < duration })
 	mend()
 	after := map[string]uint64{}
 	if provider == "verbs" {
@@ -310,7 +237,7 @@ func TestPacketLoss(t *testing.T) {
 
 	// A reader that has no hints, and no part in what was written.
 	reader := s.client(provider, 3, client.Options{})
-	for key, value := range acked {
+	for key, value := range l.acked {
 		if it, err := reader.Get(t.Context(), []byte(key)); err != nil || string(it.Value) != value {
 			t.Errorf("%s was acknowledged with %q and holds %q, %v", key, value, it.Value, err)
 		}
@@ -323,7 +250,7 @@ func TestPacketLoss(t *testing.T) {
 			it, e.err = reader.Get(t.Context(), []byte(key))
 			e.value = string(it.Value)
 		})
-		note(e)
+		l.noteOutcome(e)
 	}
 	if err := h.check(); err != nil {
 		t.Error(err)
@@ -331,12 +258,12 @@ func TestPacketLoss(t *testing.T) {
 	var rows [][]string
 	total := 0
 	for _, verb := range []string{verbGet, verbPut, verbCAS, verbDel} {
-		o := outcomes[verb]
+		o := l.outcomes[verb]
 		total += o["done"] + o["refused"]
 		rows = append(rows, []string{verb, itoa(o["done"]), itoa(o["refused"]), itoa(o["unknown"]), itoa(o["failed"])})
 	}
-	if total < 100 || len(acked) < 10 {
-		t.Errorf("%d operations and %d keys written once in %v: too few to show anything", total, len(acked), duration)
+	if total < 100 || len(l.acked) < 10 {
+		t.Errorf("%d operations and %d keys written once in %v: too few to show anything", total, len(l.acked), duration)
 	}
 	var check struct {
 		OK bool `json:"ok"`
@@ -349,7 +276,7 @@ func TestPacketLoss(t *testing.T) {
 		verdict = "FAILED"
 	}
 	printTable(fmt.Sprintf("%d workers on %d keys for %v over %s, 2%% of packets lost, and %d keys written once: %s; %d verbs of unknown outcome were looked up",
-		workers, keys, duration, provider, len(acked), verdict, unknown), []string{"operation", "done", "not found, conflict", "unknown", "failed"}, rows)
+		workers, keys, duration, provider, len(l.acked), verdict, unknown), []string{"operation", "done", "not found, conflict", "unknown", "failed"}, rows)
 	if provider == "verbs" {
 		rows = nil
 		for _, name := range []string{"sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_rnr_exceeded_err", "retry_exceeded_err", "ack_deferred"} {

@@ -84,13 +84,10 @@ func host(i int) string {
 	return fmt.Sprintf("10.77.1.%d", i+1)
 }
 
-// openDevice opens the i-th adapter, or the device of another provider.
-func openDevice(t *testing.T, name string, i int) *rdma.Device { return openDeviceTLS(t, name, i, nil) }
-
-// openDeviceTLS is openDevice that dials with TLS, unless conf is nil.
-func openDeviceTLS(t *testing.T, name string, i int, conf *tls.Config) *rdma.Device {
+// openDevice opens the i-th adapter, or the device of another provider. It dials with TLS and logs unless conf and log are nil.
+func openDevice(t *testing.T, name string, i int, conf *tls.Config, log *slog.Logger) *rdma.Device {
 	t.Helper()
-	d, err := newDevice(name, nic(i), conf)
+	d, err := newDevice(name, nic(i), conf, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,12 +99,12 @@ func openDeviceTLS(t *testing.T, name string, i int, conf *tls.Config) *rdma.Dev
 	return d
 }
 
-func newDevice(name, adapter string, conf *tls.Config) (*rdma.Device, error) {
+func newDevice(name, adapter string, conf *tls.Config, log *slog.Logger) (*rdma.Device, error) {
 	var d driver.Device
 	var err error
 	switch name {
 	case "verbs":
-		d, err = verbs.Open(verbs.Options{Device: adapter, TLSClient: conf})
+		d, err = verbs.Open(verbs.Options{Device: adapter, TLSClient: conf, Logger: log})
 	case "tcp":
 		d, err = tcp.Open(tcp.Options{TLSClient: conf})
 	default:
@@ -309,6 +306,7 @@ type store struct {
 	ca    *identitytest.Authority // likewise
 	crl   string                  // file of revoked certificates, if any
 	nodes map[string]*proc
+	logs  map[*client.Client]*buffer
 }
 
 // newStore starts a store whose leases are so long, and whose memory nodes have
@@ -321,7 +319,7 @@ func newStore(t *testing.T, lease time.Duration, nodes ...node) *store {
 // newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil. These certificates are revoked.
 func newStoreTLS(t *testing.T, ca *identitytest.Authority, revoked []tls.Certificate, lease time.Duration, nodes ...node) *store {
 	t.Helper()
-	s := &store{t: t, nodes: map[string]*proc{}, ca: ca}
+	s := &store{t: t, nodes: map[string]*proc{}, logs: map[*client.Client]*buffer{}, ca: ca}
 	if ca != nil {
 		s.conf, s.crl = ca.Config(ca.Role("operator", "ops")), ca.Revoke(revoked...)
 	}
@@ -504,16 +502,17 @@ func (s *store) namespaceOf(owner, name string, replicas int, bytes uint64) {
 func (s *store) client(by string, i int, o client.Options) *client.Client {
 	s.t.Helper()
 	log := new(buffer)
-	o.Directory, o.Devices = []string{s.addr}, []*rdma.Device{openDevice(s.t, by, i)}
+	o.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	o.Directory, o.Devices = []string{s.addr}, []*rdma.Device{openDevice(s.t, by, i, nil, o.Logger)}
 	o.Provider = by
 	o.Lanes, o.OpTimeout = cmp.Or(o.Lanes, 1), cmp.Or(o.OpTimeout, patience)
-	o.Logger = slog.New(slog.NewTextHandler(log, nil))
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	c, err := client.Open(ctx, o)
 	if err != nil {
 		s.t.Fatalf("%v\n%s", err, log)
 	}
+	s.logs[c] = log
 	s.t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			s.t.Error(err)

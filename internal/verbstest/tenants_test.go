@@ -167,7 +167,7 @@ func (x *tenants) showNoTokens() {
 // belong together.
 func (x *tenants) stranger(s *store, name string, conf *tls.Config, token []byte) error {
 	x.t.Helper()
-	g := &guesser{s: s, dev: openDeviceTLS(x.t, provider, 3, conf), token: token, most: 1}
+	g := &guesser{s: s, dev: openDevice(x.t, provider, 3, conf, nil), token: token, most: 1}
 	var err error
 	if g.pd, err = g.dev.AllocPD(); err != nil {
 		x.t.Fatal(err)

@@ -265,8 +265,8 @@ type MR interface {
 	LKey() uint64
 	// RKey is unguessable for providers whose rkeys travel in clear.
 	RKey() uint64
-	// Base is the remote address of the MR's first byte: the mapping's virtual
-	// address with verbs, 0 elsewhere.
+	// Base is the remote address of the MR's first byte: made up anew for each
+	// MR with verbs, 0 elsewhere.
 	Base() uint64
 	// Deregister revokes the keys. WRs that arrive later get RemAccessErr.
 	Deregister() error

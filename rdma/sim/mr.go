@@ -8,8 +8,9 @@ import (
 )
 
 var (
-	_ driver.PD = (*pd)(nil)
-	_ driver.MR = (*mr)(nil)
+	_ driver.PD         = (*pd)(nil)
+	_ driver.KeyChooser = (*pd)(nil)
+	_ driver.MR         = (*mr)(nil)
 )
 
 // pd is a protection domain; guarded by Fabric.mu.
@@ -20,15 +21,29 @@ type pd struct {
 }
 
 // mr is a registered region; guarded by Fabric.mu. Both keys hold its index in
-// Fabric.mu.mrs below and a nonce above, so a revoked one is never valid again.
+// Fabric.mu.mrs below and a nonce above, so a revoked one is never valid again unless RegMRAs is told so.
 type mr struct {
 	pd         *pd
 	bytes      []byte
+	base       uint64 // address of the first byte
 	access     driver.Access
 	lkey, rkey uint64
 }
 
 func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	return p.register(m, off, n, a, 0)
+}
+
+// RegMRAs gives an rkey of an MR that is gone to another one, as an adapter may do for another process. No address of the one is the other's.
+func (p *pd) RegMRAs(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
+	if rkey == 0 {
+		return nil, fmt.Errorf("rkey 0 names nothing")
+	}
+	return p.register(m, off, n, a, rkey)
+}
+
+// register makes up an rkey if it is given none.
+func (p *pd) register(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
 	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d: want 8-byte aligned and inside", off, n, len(m.Bytes))
 	}
@@ -38,13 +53,22 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	if p.gone || p.dev.closed {
 		return nil, driver.ErrClosed
 	}
+	r := &mr{pd: p, bytes: m.Bytes[off : off+n : off+n], access: a, rkey: rkey}
 	index := uint64(len(f.mu.mrs))
-	r := &mr{
-		pd: p, bytes: m.Bytes[off : off+n : off+n], access: a,
-		lkey: (f.mu.rng.Uint64()|1<<63)&^(1<<32-1) | index,
-		rkey: (f.mu.rng.Uint64()|1<<63)&^(1<<32-1) | index,
+	if rkey != 0 {
+		if index = uint64(uint32(rkey)); index >= uint64(len(f.mu.mrs)) || f.mu.mrs[index] != nil {
+			return nil, fmt.Errorf("rkey %#x is in use, or no MR ever had it", rkey)
+		}
+		f.mu.again++
+		r.base = f.mu.again << 40
+	} else {
+		f.mu.mrs = append(f.mu.mrs, nil)
 	}
-	f.mu.mrs = append(f.mu.mrs, r)
+	r.lkey = (f.mu.rng.Uint64()|1<<63)&^(1<<32-1) | index
+	if rkey == 0 {
+		r.rkey = (f.mu.rng.Uint64()|1<<63)&^(1<<32-1) | index
+	}
+	f.mu.mrs[index] = r
 	p.mrs++
 	p.dev.mrs++
 	return r, nil
@@ -63,7 +87,7 @@ func (p *pd) Dealloc() error {
 
 func (m *mr) LKey() uint64 { return m.lkey }
 func (m *mr) RKey() uint64 { return m.rkey }
-func (m *mr) Base() uint64 { return 0 }
+func (m *mr) Base() uint64 { return m.base }
 
 func (m *mr) Deregister() error {
 	f := m.pd.dev.f
@@ -116,7 +140,7 @@ func (q *qp) remoteLocked(w *driver.WR) []byte {
 	if m.access&q.limit&need == 0 {
 		return nil
 	}
-	off, n := w.RemoteAddr, uint64(len(w.Local))
+	off, n := w.RemoteAddr-m.base, uint64(len(w.Local)) // wraps for what is below
 	if off > uint64(len(m.bytes)) || n > uint64(len(m.bytes))-off {
 		return nil
 	}

@@ -85,6 +85,7 @@ type Fabric struct {
 		rng       rand.PCG
 		devices   []*device // open ones, in order of creation
 		mrs       []*mr     // by key index; nil once deregistered
+		again     uint64    // MRs that were given an rkey
 		qps       []*qp     // not closed, by number
 		cqs       []*cq     // not closed
 		listeners map[string]*listener

@@ -178,12 +178,23 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 	if o.Accept == nil {
 		return nil, errors.New("ListenOptions.Accept is nil")
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	lc := net.ListenConfig{KeepAlive: -1} // start says what each connection has
+	listen := func() (net.Listener, error) { return lc.Listen(context.Background(), "tcp", addr) }
+	var sock net.Listener
+	var err error
+	if d.o.Socket != nil {
+		sock, err = d.o.Socket(addr, listen)
+	} else {
+		sock, err = listen()
+	}
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{d: d, o: o, ln: ln.(*net.TCPListener), stop: make(chan struct{}), stopped: make(chan struct{})}
+	ln, ok := sock.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("listen %s: not a tcp socket", addr), sock.Close())
+	}
+	l := &listener{d: d, o: o, ln: ln, stop: make(chan struct{}), stopped: make(chan struct{})}
 	l.mu.peers = make(map[*peer]struct{})
 	if rc := C.kvd_create_cq(d.ctx, 16, &l.cq, &l.ch); rc != 0 {
 		_ = ln.Close()
@@ -219,6 +230,7 @@ func (l *listener) accept() {
 }
 
 func (l *listener) start(c net.Conn, g *netsrv.Guest) {
+	_ = c.(*net.TCPConn).SetKeepAliveConfig(keepAlive) // it fails for a connection that has ended, as serve will find
 	p := &peer{l: l, remote: c.RemoteAddr().String(), conn: c, guest: g, done: make(chan struct{})}
 	if l.d.o.TLSServer != nil {
 		p.conn = tls.Server(c, certs.With(l.d.o.TLSServer, func(cfg *tls.Config) {

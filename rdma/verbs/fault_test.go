@@ -3,11 +3,15 @@
 package verbs
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -51,6 +55,59 @@ func TestRevocation(t *testing.T) {
 	}
 	t.Logf("fence of a connection with 32 WRITEs of 4 KiB under way: median %v, worst %v; deregistration of 16 MiB: median %v, worst %v",
 		median(fences), fences[rounds-1], median(regions), regions[rounds-1])
+}
+
+// Memory that is mapped and registered again, as by the next process, has its bytes under another rkey, and nothing of it is where it was: not
+// even the rkeys together with the other's addresses lead anywhere.
+func TestAdoptedMemory(t *testing.T) {
+	e := twoSides(t)
+	o := rdma.AllocOptions{Name: "verbs-test", Shared: true}
+	first, err := e.H.Passive.Alloc(8192, o)
+	e.Must(err)
+	e.Undo("free", first.Free)
+	register := func(m *rdma.Memory) *rdma.MR {
+		mr, err := e.PD.RegMR(m, 4096, 4096, rdmatest.All)
+		e.Must(err)
+		return mr
+	}
+	was := register(first)
+	l := e.Dial()
+	b := l.Buf(64)
+	rdmatest.Fill(b, 0x77)
+	e.Must(l.OK(l.Write(was, 0, b)))
+	base, rkey := was.Base(), was.RKey()
+	e.Must(was.Deregister())
+
+	kept, err := unix.FcntlInt(uintptr(first.FD), unix.F_DUPFD_CLOEXEC, 0)
+	e.Must(err)
+	o.Adopt = os.NewFile(uintptr(kept), "kept")
+	defer o.Adopt.Close()
+	second, err := e.H.Passive.Alloc(8192, o)
+	e.Must(err)
+	e.Undo("free", second.Free)
+	now := register(second)
+	e.Undo("deregister", now.Deregister)
+	rdmatest.Fill(b, 0)
+	e.Must(l.OK(l.Read(now, 0, b)))
+	if !bytes.Equal(b, bytes.Repeat([]byte{0x77}, 64)) {
+		t.Errorf("adopted memory has %x", b)
+	}
+	for what, at := range map[string]struct {
+		rkey uint64
+		base uint64
+	}{"the former rkey and address": {rkey, base}, "the former rkey": {rkey, now.Base()}, "the former address": {now.RKey(), base}} {
+		l := e.Dial()
+		b := l.Buf(8)
+		rdmatest.Fill(b, 0xee)
+		w := l.Write(now, 0, b)
+		w.RKey, w.RemoteAddr = at.rkey, at.base
+		if wcs, err := l.Do(w); err != nil || len(wcs) != 1 || wcs[0].Status != driver.RemAccessErr {
+			t.Errorf("a WRITE by %s gave %+v, %v", what, wcs, err)
+		}
+	}
+	if got := second.Bytes[4096:4160]; !bytes.Equal(got, bytes.Repeat([]byte{0x77}, 64)) {
+		t.Errorf("after WRITEs that were refused the memory has %x", got)
+	}
 }
 
 // A peer that is gone without a word is noticed by what is under way.

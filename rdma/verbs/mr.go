@@ -25,6 +25,7 @@ type pd struct {
 		sync.Mutex
 		dead  bool
 		qps   int
+		begun int            // registrations under way
 		mrs   map[uint32]*mr // by rkey, for the agent
 		local map[uint64]*mr // by lkey
 	}
@@ -35,6 +36,7 @@ type mr struct {
 	pd     *pd
 	c      *C.struct_ibv_mr
 	bytes  []byte
+	base   uint64 // address of the first byte, to the adapter
 	access driver.Access
 	lkey   uint32
 	rkey   uint32
@@ -70,8 +72,8 @@ func (p *pd) Dealloc() error {
 	if p.mu.dead {
 		return fmt.Errorf("verbs: dealloc pd: %w", driver.ErrClosed)
 	}
-	if len(p.mu.mrs)+p.mu.qps > 0 {
-		return fmt.Errorf("verbs: dealloc pd: %d MRs and %d QPs remain", len(p.mu.mrs), p.mu.qps)
+	if n := len(p.mu.mrs) + p.mu.begun; n+p.mu.qps > 0 {
+		return fmt.Errorf("verbs: dealloc pd: %d MRs and %d QPs remain", n, p.mu.qps)
 	}
 	if rc := C.kvd_dealloc_pd(p.c); rc != 0 {
 		return fmt.Errorf("verbs: dealloc pd: %w", syscall.Errno(rc))
@@ -106,21 +108,49 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d", off, n, len(m.Bytes))
 	}
 	r := &mr{pd: p, bytes: m.Bytes[off : off+n : off+n], access: a}
-	if r.Base()%8 != 0 {
+	va := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.bytes))))
+	if va%8 != 0 {
 		return nil, fmt.Errorf("memory at offset %d is not 8-byte aligned", off)
 	}
+	r.base = baseOf(va, a)
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.mu.dead {
+		p.mu.Unlock()
 		return nil, fmt.Errorf("PD: %w", driver.ErrClosed)
 	}
-	rc := C.kvd_reg_mr(p.c, C.uint64_t(r.Base()), C.size_t(n), accessFlags(a, p.d.native), &r.c)
+	p.mu.begun++
+	p.mu.Unlock()
+	// Pinning takes long, and several processors can do it at once.
+	rc := C.kvd_reg_mr(p.c, C.uint64_t(va), C.size_t(n), C.uint64_t(r.base), accessFlags(a, p.d.native), &r.c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.begun--
 	if rc != 0 {
 		return nil, limited("register memory", n, rc)
 	}
 	r.lkey, r.rkey = uint32(r.c.lkey), uint32(r.c.rkey)
-	p.mu.mrs[r.rkey], p.mu.local[r.LKey()] = r, r
+	p.add(r)
 	return r, nil
+}
+
+// add enters r under its keys. An MR that others reach is none for local buffers: its addresses are not those of its bytes.
+func (p *pd) add(r *mr) {
+	p.mu.mrs[r.rkey] = r
+	if r.access&driver.AccessLocal != 0 {
+		p.mu.local[r.LKey()] = r
+	}
+}
+
+// alignBits are the low bits that an MR's address at the adapter has in common with its mapping's. Adapters want those of a page, of 1 GiB at most.
+const alignBits = 30
+
+// baseOf is where an adapter has memory that is mapped at va. Of memory that others reach it is made up: an adapter may give an rkey again, to another region
+// or another process, and mappings begin where earlier ones did. A verb for memory that is gone must meet none at all.
+func baseOf(va uint64, a driver.Access) uint64 {
+	if a&driver.AccessLocal != 0 {
+		return va
+	}
+	return va&(1<<alignBits-1) | random64()>>32<<alignBits // below 2^62: the sum with a size does not wrap
 }
 
 // accessFlags are the adapter's rights of an MR or of a queue pair. An MR that
@@ -147,8 +177,8 @@ func (r *mr) LKey() uint64 { return uint64(r.lkey) }
 // RKey is the adapter's: 32 bits, of which few are random. The PD and the handshake keep strangers out, not the key.
 func (r *mr) RKey() uint64 { return uint64(r.rkey) }
 
-// Base is the mapping's virtual address.
-func (r *mr) Base() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.bytes)))) }
+// Base is the mapping's virtual address for local buffers, made up for others.
+func (r *mr) Base() uint64 { return r.base }
 
 // Deregister returns when neither the adapter nor an agent touches the region
 // any more.
@@ -166,7 +196,7 @@ func (r *mr) Deregister() error {
 	r.pd.mu.Unlock()
 	if rc := C.kvd_dereg_mr(r.c); rc != 0 {
 		r.pd.mu.Lock()
-		r.pd.mu.mrs[r.rkey], r.pd.mu.local[r.LKey()] = r, r
+		r.pd.add(r)
 		r.pd.mu.Unlock()
 		return fmt.Errorf("verbs: deregister mr: %w", syscall.Errno(rc))
 	}

@@ -45,7 +45,8 @@ func (d *device) selfTest() (r testResult) {
 type selfTest struct {
 	d    *device
 	m    *driver.Memory
-	reg  driver.MR
+	reg  driver.MR // all of it, for the verbs
+	own  driver.MR // the words at the front
 	cq   driver.CQ
 	q    *qp
 	undo []func() error
@@ -82,6 +83,10 @@ func (t *selfTest) open() (err error) {
 		return err
 	}
 	t.undo = append(t.undo, t.reg.Deregister)
+	if t.own, err = p.RegMR(t.m, 0, selfTestTarget, driver.AccessLocal); err != nil {
+		return err
+	}
+	t.undo = append(t.undo, t.own.Deregister)
 	if t.q, err = newQP(d, p.(*pd), t.cq.(*cq), rights); err != nil {
 		return err
 	}
@@ -97,7 +102,7 @@ func (t *selfTest) word(i int) []byte { return t.m.Bytes[8*i : 8*i+8 : 8*i+8] }
 // completion.
 func (t *selfTest) run(wrs ...driver.WR) error {
 	for i := range wrs {
-		wrs[i].LKey, wrs[i].RKey = t.reg.LKey(), t.reg.RKey()
+		wrs[i].LKey, wrs[i].RKey = t.own.LKey(), t.reg.RKey()
 		wrs[i].RemoteAddr = t.reg.Base() + selfTestTarget
 		wrs[i].ID = uint64(i)
 	}

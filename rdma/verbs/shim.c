@@ -12,9 +12,8 @@
 
 #include "shim.h"
 
-// verbs.h makes macros of these two.
+// verbs.h makes a macro of it.
 #undef ibv_query_port
-#undef ibv_reg_mr
 
 #define FUNCTIONS(X) \
 	X(struct ibv_device **, get_device_list, (int *)) \
@@ -26,7 +25,7 @@
 	X(int, query_port, (struct ibv_context *, uint8_t, struct ibv_port_attr *)) \
 	X(struct ibv_pd *, alloc_pd, (struct ibv_context *)) \
 	X(int, dealloc_pd, (struct ibv_pd *)) \
-	X(struct ibv_mr *, reg_mr, (struct ibv_pd *, void *, size_t, int)) \
+	X(struct ibv_mr *, reg_mr_iova, (struct ibv_pd *, void *, size_t, uint64_t, int)) \
 	X(int, dereg_mr, (struct ibv_mr *)) \
 	X(struct ibv_comp_channel *, create_comp_channel, (struct ibv_context *)) \
 	X(int, destroy_comp_channel, (struct ibv_comp_channel *)) \
@@ -134,10 +133,10 @@ int kvd_alloc_pd(struct ibv_context *c, struct ibv_pd **out)
 
 int kvd_dealloc_pd(struct ibv_pd *pd) { return f_dealloc_pd(pd); }
 
-int kvd_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t len, int access, struct ibv_mr **out)
+int kvd_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t len, uint64_t iova, int access, struct ibv_mr **out)
 {
 	errno = 0;
-	*out = f_reg_mr(pd, (void *)(uintptr_t)addr, len, access);
+	*out = f_reg_mr_iova(pd, (void *)(uintptr_t)addr, len, iova, access);
 	return *out ? 0 : failed();
 }
 

@@ -72,7 +72,8 @@ int kvd_open(struct ibv_device *d, struct ibv_context **out);
 int kvd_close(struct ibv_context *c);
 int kvd_alloc_pd(struct ibv_context *c, struct ibv_pd **out);
 int kvd_dealloc_pd(struct ibv_pd *pd);
-int kvd_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t len, int access, struct ibv_mr **out);
+// iova is the first byte's address to others and in scatter-gather elements.
+int kvd_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t len, uint64_t iova, int access, struct ibv_mr **out);
 int kvd_dereg_mr(struct ibv_mr *mr);
 
 int kvd_create_cq(struct ibv_context *c, int depth, struct ibv_cq **cq, struct ibv_comp_channel **ch);

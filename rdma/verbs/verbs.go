@@ -64,6 +64,9 @@ type Options struct {
 	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
 	// NewDoor's for each device.
 	Door *netsrv.Door
+	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
+	// listened with.
+	Socket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 	// TLSServer and TLSClient protect the control channel, over which
 	// connections are set up. The adapter's data is in clear in any case.
 	TLSServer, TLSClient *tls.Config
