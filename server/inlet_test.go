@@ -154,10 +154,12 @@ type chatter struct {
 	closed bool
 }
 
-func (c *chatter) Accept() (net.Conn, error)   { return c, nil }
-func (c *chatter) Addr() net.Addr              { return c.LocalAddr() }
-func (c *chatter) LocalAddr() net.Addr         { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
-func (c *chatter) RemoteAddr() net.Addr        { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port} }
+func (c *chatter) Accept() (net.Conn, error) { return c, nil }
+func (c *chatter) Addr() net.Addr            { return c.LocalAddr() }
+func (c *chatter) LocalAddr() net.Addr       { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (c *chatter) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}
+}
 func (c *chatter) SetDeadline(time.Time) error { return nil }
 func (c *chatter) Read(p []byte) (int, error)  { return len(p), nil }
 
