@@ -297,7 +297,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	if r.InLimbo {
 		l.await(a.Epoch)
 	}
-	a.Quiet = l.quiet(now, x, r.Callable)
+	a.Quiet = l.quiet(now, x, a.Moved, r.Callable)
 	return a, nil
 }
 
