@@ -86,7 +86,7 @@ func p99(t *testing.T, c dirpb.DirectoryClient, n int) time.Duration {
 // served as before, and they take no more memory than they are taken to.
 func TestInletIsBounded(t *testing.T) {
 	const (
-		idle, hostile, streams = 1000, 150, 4
+		idle, hostile, streams = 1200, 150, 4
 		half                   = 128 << 10 // bytes sent of each half request
 		each                   = 48 << 10  // bytes that a connection takes
 	)
@@ -96,11 +96,18 @@ func TestInletIsBounded(t *testing.T) {
 	before := inUse()
 	var all strangers
 	stats := func() netsrv.DoorStats { return n.inlet.door.Stats() }
-	for range idle {
-		all.open(t, n.Addr(), greeting())
+	for range idle { // all are there before the first greets
+		all.open(t, n.Addr(), nil)
+	}
+	until(t, "all are there", func() bool { return stats().Handshakes >= idle })
+	for _, c := range all {
+		_, _ = c.Write(greeting())
 	}
 	until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
 	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
+	if refused := stats().Refused; refused != [netsrv.NumReasons]uint64{} {
+		t.Errorf("of %d clients that call at once some are refused: %v", idle, refused)
+	}
 	const path = dirpb.Directory_Status_FullMethodName
 	var halves, heads []byte
 	for i := range uint32(streams) {

@@ -160,6 +160,9 @@ func (l *Leader) rest(x *session, quiet bool) {
 // catchUp takes in which sessions began, began to be fenced or ended.
 func (l *Leader) catchUp(s *fsm.State) {
 	ids, now, ok := s.ChangedSessions(l.changes)
+	if ok && now == l.changes {
+		return // as nearly always
+	}
 	l.changes = now
 	if !ok {
 		ids = slices.Collect(maps.Keys(l.sessions))
