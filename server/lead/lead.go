@@ -96,6 +96,7 @@ type Leader struct {
 	votes   map[uint32]*votes // by namespace
 	leases  leases
 	resting map[uint32]*session // those that are quiet
+	writers map[uint32]*session // those that may hold memory, of which there are at most fsm.MaxWriters
 	changes uint64              // of sessions that the state has had and the books show
 	changed []uint32            // sessions of these at which Plan has not looked
 	routed  bool                // places wait for sessions that Calls has not looked at
@@ -189,7 +190,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
-		votes: make(map[uint32]*votes), resting: make(map[uint32]*session),
+		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
