@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -102,7 +103,7 @@ func (f *fakeSession) renew(ctx context.Context, epoch, term uint64) error {
 		f.mu.Unlock()
 		f.acked.Store(v)
 		epoch, term = r.Epoch, r.Term
-		t.Reset(f.every)
+		t.Reset(cmp.Or(time.Duration(r.QuietMillis)*time.Millisecond, f.every))
 	}
 }
 
@@ -121,6 +122,23 @@ func since(all []*fakeSession, at time.Time) (out []time.Duration) {
 	return out
 }
 
+// crest is how many renewals were sent after at in the busiest 50 ms.
+func crest(all []*fakeSession, at time.Time) (most int) {
+	sent := make(map[time.Duration]int)
+	for _, f := range all {
+		f.mu.Lock()
+		for _, r := range f.mu.renewals {
+			if r.sent.After(at) {
+				k := r.sent.Sub(at) / (50 * time.Millisecond)
+				sent[k]++
+				most = max(most, sent[k])
+			}
+		}
+		f.mu.Unlock()
+	}
+	return most
+}
+
 func part(sorted []time.Duration, p float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(p*float64(len(sorted))))]
 }
@@ -131,7 +149,9 @@ func part(sorted []time.Duration, p float64) time.Duration {
 func TestDirectoryScale(t *testing.T) {
 	gated(t, "bench-directory")
 	n, changes, term := scaled(10_000, 200), scaled(1000, 20), scaled(5*time.Second, 2*time.Second)
-	const share = 2 // sessions of one connection: a client has few, and of many the directory would take the requests for an attack (maxHalf)
+	const share = 2 // sessions of one connection: a client has few
+	// The sessions stand for thousands of processes, which are not all held up when this one collects its garbage.
+	defer debug.SetGCPercent(debug.SetGCPercent(500))
 	s := &store{}
 	s.process, s.directory = startRole(t, "store", envNodes+"=1", envCapacity+"="+strconv.Itoa(1<<30), envLease+"="+term.String(), "GOMAXPROCS=2")
 	s.namespace(t, &dirpb.CreateNamespaceRequest{Name: "scale", Replicas: 1, BytesPerNode: 64 << 20})
@@ -195,7 +215,8 @@ func TestDirectoryScale(t *testing.T) {
 	if opening.Wait(); t.Failed() {
 		return
 	}
-	fmt.Printf("%d sessions on %d connections, lease %v, opened in %v\n", n, (n+share-1)/share, term, time.Since(began).Round(time.Millisecond))
+	fmt.Printf("%d sessions on %d connections, lease %v, opened in %v; %d calls were repeated\n", n, (n+share-1)/share, term,
+		time.Since(began).Round(time.Millisecond), again.Swap(0))
 	healthy := func(without *fakeSession) {
 		t.Helper()
 		for _, f := range all {
@@ -221,11 +242,11 @@ func TestDirectoryScale(t *testing.T) {
 		if len(list) == 0 {
 			t.Fatalf("%s: no renewals", what)
 		}
-		fmt.Printf("%s: %.0f renewals a second, p50 %v, p99 %v, longest %v; the store used %.2f cores\n", what, float64(len(list))/took.Seconds(),
+		fmt.Printf("%s: %.0f renewals a second, at most %d in 50 ms, p50 %v, p99 %v, longest %v; the store used %.2f cores\n", what, float64(len(list))/took.Seconds(), crest(all, at),
 			part(list, 0.5).Round(10*time.Microsecond), part(list, 0.99).Round(10*time.Microsecond), list[len(list)-1].Round(10*time.Microsecond), used.Seconds()/took.Seconds())
 	}
 
-	pause(term)
+	pause(2 * term)
 	at, before := time.Now(), cpu(t, s.pid)
 	pause(scaled(3*term, term))
 	show("at rest", at, cpu(t, s.pid)-before)
@@ -281,5 +302,5 @@ func TestDirectoryScale(t *testing.T) {
 	show(fmt.Sprintf("%d map changes in %v, all of them acknowledged after %v", changes, changed.Round(time.Millisecond), known.Round(time.Millisecond)), at, cpu(t, s.pid)-before)
 	pause(term)
 	healthy(victim)
-	fmt.Printf("no session lost its lease; %d calls were repeated\n", again.Load())
+	fmt.Printf("no session lost its lease; %d calls were repeated since all were open\n", again.Load())
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,18 +19,24 @@ const (
 	// one waits for news, others renew sessions.
 	maxStreams = 256
 	// maxHeaderBytes bounds those of a request. They hold a path and a deadline.
-	maxHeaderBytes = 64 << 10
+	maxHeaderBytes = 16 << 10
 	// connBuffer is what gRPC reads into, for each connection; a longer message is read past it.
 	connBuffer = 8 << 10
-	// maxHalf is how many requests may be there by halves. Each takes up to maxMessageBytes and a window.
-	maxHalf = 64
+	// maxHalfBytes bounds the memory of requests that are there by halves, of all connections together. It is counted as what
+	// their connections have sent since none was, and halfCost for each: so it has room for a first half from
+	// every client at once, as when all of them acknowledge a map, and for few that are large.
+	maxHalfBytes = 512 << 20
+	// halfCost is the most that a request takes of which nothing but the head is there.
+	halfCost = 32 << 10
+	// halfMost is what gRPC keeps at most of what has been sent of a request.
+	halfMost = maxMessageBytes + window
 	// halfTimeout is how long a request may take from its first byte to its last.
 	halfTimeout = 30 * time.Second
 )
 
 // inlet is the listener of the directory's gRPC server. It bounds connections and unfinished handshakes by a
 // netsrv.Door, which gRPC tells that TLS and HTTP/2 have greeted each other by lifting the deadline; and requests that have not arrived whole, which are memory that anybody can take who may
-// connect: one that takes too long, or one over maxHalf, costs a connection, the one with the most of them.
+// connect: one that takes too long costs its connection, and beyond maxHalfBytes the connection that has most of it is closed.
 //
 // It is gRPC's stats.Handler, too, since that tells when a request has begun and when it is there.
 type inlet struct {
@@ -40,6 +47,7 @@ type inlet struct {
 		sync.Mutex
 		conns map[[2]string]*inletConn // by local and remote address
 		half  list.List                // of *arrival, oldest first
+		bytes int64                    // what they weigh
 	}
 }
 
@@ -47,7 +55,12 @@ type inlet struct {
 type inletConn struct {
 	*netsrv.Conn
 	in   *inlet
-	half int // requests in inlet.mu.half; guarded by inlet.mu
+	read atomic.Int64 // bytes
+	half atomic.Int64 // requests in inlet.mu.half; written under inlet.mu
+
+	// Guarded by inlet.mu:
+	since  int64 // of read: when none of its requests was there by halves
+	weighs int64 // in inlet.mu.bytes
 }
 
 // arrival is a request on its way.
@@ -132,9 +145,7 @@ func (in *inlet) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 	switch s.(type) {
 	case *stats.Begin:
-		if worst := in.addArrival(a); worst != nil {
-			worst.Guest.Evict(netsrv.ReasonHandshake)
-		}
+		in.addArrival(a).giveWay()
 	case *stats.InPayload, *stats.End:
 		in.mu.Lock()
 		a.removeLocked()
@@ -142,13 +153,31 @@ func (in *inlet) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// addArrival adds a, and gives the connection that has to go, if there are too many: of those with the most half
-// requests the one with the oldest.
+// Read implements net.Conn.
+func (c *inletConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.read.Add(int64(n)); c.half.Load() > 0 {
+		c.in.mu.Lock()
+		worst := c.weighLocked()
+		c.in.mu.Unlock()
+		worst.giveWay()
+	}
+	return n, err
+}
+
+// giveWay closes the connection, if there is one.
+func (c *inletConn) giveWay() {
+	if c != nil {
+		c.Guest.Evict(netsrv.ReasonHandshake)
+	}
+}
+
+// addArrival adds a, and gives the connection that has to go, if that is too much.
 func (in *inlet) addArrival(a *arrival) (worst *inletConn) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	a.at = in.mu.half.PushBack(a)
-	a.conn.half++
+	a.conn.half.Add(1)
 	a.timer = time.AfterFunc(halfTimeout, func() {
 		in.mu.Lock()
 		late := a.at != nil
@@ -158,12 +187,25 @@ func (in *inlet) addArrival(a *arrival) (worst *inletConn) {
 			a.conn.Guest.Evict(netsrv.ReasonTimeout)
 		}
 	})
-	if in.mu.half.Len() <= maxHalf {
+	return a.conn.weighLocked()
+}
+
+// weighLocked notes what the half requests of c take, and gives the connection that has to go, if all of them take too much:
+// of those that take most the one with the oldest.
+func (c *inletConn) weighLocked() (worst *inletConn) {
+	in, n, read := c.in, c.half.Load(), c.read.Load()
+	if n == 0 {
+		c.since = read
+	}
+	was := c.weighs
+	c.weighs = n*halfCost + min(read-c.since, n*halfMost)
+	in.mu.bytes += c.weighs - was
+	if in.mu.bytes <= maxHalfBytes || c.weighs <= was {
 		return nil
 	}
 	for e := in.mu.half.Front(); e != nil; e = e.Next() {
-		if c := e.Value.(*arrival).conn; worst == nil || c.half > worst.half {
-			worst = c
+		if x := e.Value.(*arrival).conn; worst == nil || x.weighs > worst.weighs {
+			worst = x
 		}
 	}
 	for e := in.mu.half.Front(); e != nil; {
@@ -179,9 +221,9 @@ func (a *arrival) removeLocked() {
 	if a.at == nil {
 		return
 	}
-	in := a.conn.in
-	in.mu.half.Remove(a.at)
+	a.conn.in.mu.half.Remove(a.at)
 	a.at = nil
-	a.conn.half--
+	a.conn.half.Add(-1)
 	a.timer.Stop()
+	a.conn.weighLocked() // less than before: nobody has to go
 }

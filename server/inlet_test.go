@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -81,13 +83,12 @@ func p99(t *testing.T, c dirpb.DirectoryClient, n int) time.Duration {
 }
 
 // TestInletIsBounded: beside thousands of idle connections and hundreds of hostile ones a client of the directory is
-// served as before, and they take a bounded memory.
+// served as before, and they take no more memory than they are taken to.
 func TestInletIsBounded(t *testing.T) {
 	const (
-		idle, hostile = 1000, 150
-		half          = 512 << 10 // bytes sent of each half request
-		each          = 48 << 10  // bytes that a connection takes
-		bound         = (idle+4*hostile)*each + maxHalf*2*(half+window)
+		idle, hostile, streams = 1200, 150, 4
+		half                   = 128 << 10 // bytes sent of each half request
+		each                   = 48 << 10  // bytes that a connection takes
 	)
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
 	client := dial(t, n)
@@ -95,15 +96,25 @@ func TestInletIsBounded(t *testing.T) {
 	before := inUse()
 	var all strangers
 	stats := func() netsrv.DoorStats { return n.inlet.door.Stats() }
-	for range idle {
-		all.open(t, n.Addr(), greeting())
+	for range idle { // all are there before the first greets
+		all.open(t, n.Addr(), nil)
+	}
+	until(t, "all are there", func() bool { return stats().Handshakes >= idle })
+	for _, c := range all {
+		_, _ = c.Write(greeting())
 	}
 	until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
 	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
+	if refused := stats().Refused; refused != [netsrv.NumReasons]uint64{} {
+		t.Errorf("of %d clients that call at once some are refused: %v", idle, refused)
+	}
 	const path = dirpb.Directory_Status_FullMethodName
-	var halves []byte
-	for i := range uint32(4) {
+	var halves, heads []byte
+	for i := range uint32(streams) {
 		halves = append(halves, request(2*i+1, path, maxMessageBytes, half)...)
+	}
+	for i := range uint32(maxStreams) {
+		heads = append(heads, request(2*i+1, path, maxMessageBytes, 0)...)
 	}
 	for _, say := range [][]byte{
 		nil, greeting()[:10], append(greeting(), request(1, path, 1<<31, 1000)...), append(greeting(), halves...),
@@ -112,26 +123,156 @@ func TestInletIsBounded(t *testing.T) {
 			all.open(t, n.Addr(), say)
 		}
 	}
-	until(t, "half requests give way", func() bool { return stats().Refused[netsrv.ReasonHandshake] >= hostile-maxHalf })
+	for range hostile / 15 {
+		all.open(t, n.Addr(), append(greeting(), heads...))
+	}
+	weigh := func() (requests, weight int64) {
+		n.inlet.mu.Lock()
+		defer n.inlet.mu.Unlock()
+		return int64(n.inlet.mu.half.Len()), n.inlet.mu.bytes
+	}
+	const requests = hostile*streams + hostile/15*maxStreams
+	until(t, "half requests arrive", func() bool {
+		n, weight := weigh()
+		return n >= requests && weight >= requests*halfCost+hostile*streams*half
+	})
 	attacked := p99(t, client, 500)
 	grown := inUse() - before
+	_, weight := weigh()
+	bound := (idle+4*hostile)*each + weight
 	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile, float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
 	if grown > bound {
 		t.Errorf("they take %d bytes, want at most %d", grown, bound)
 	}
-	n.inlet.mu.Lock()
-	if l := n.inlet.mu.half.Len(); l > maxHalf {
-		t.Errorf("%d half requests", l)
-	}
-	n.inlet.mu.Unlock()
 	for _, c := range all {
 		c.Close()
 	}
 	until(t, "all have gone and are forgotten", func() bool {
 		n.inlet.mu.Lock()
 		defer n.inlet.mu.Unlock()
-		return stats().Conns <= 1 && n.inlet.mu.half.Len() == 0 && len(n.inlet.mu.conns) <= 1
+		return stats().Conns <= 1 && n.inlet.mu.half.Len() == 0 && n.inlet.mu.bytes == 0 && len(n.inlet.mu.conns) <= 1
 	})
+}
+
+// chatter is a connection, and a listener with that one, which sends as much as is read.
+type chatter struct {
+	net.Conn
+	port   int
+	closed bool
+}
+
+func (c *chatter) Accept() (net.Conn, error) { return c, nil }
+func (c *chatter) Addr() net.Addr            { return c.LocalAddr() }
+func (c *chatter) LocalAddr() net.Addr       { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (c *chatter) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}
+}
+func (c *chatter) SetDeadline(time.Time) error { return nil }
+func (c *chatter) Read(p []byte) (int, error)  { return len(p), nil }
+
+func (c *chatter) Close() error {
+	c.closed = true
+	return nil
+}
+
+// Clients that all call at once, of whose requests only the heads are there, lose no connection, nor do they when others send halves of
+// requests until their memory is used up: those give way, first those that have sent most or begun most.
+func TestHalfRequestsGiveWay(t *testing.T) {
+	const clients, hogs = 9000, 200
+	in, err := newInlet(nil, netsrv.Limits{MaxConns: 2 * clients})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := 0
+	type caller struct {
+		*chatter
+		conn *inletConn
+		ctx  context.Context // of the connection
+		rpcs []context.Context
+	}
+	connect := func() *caller {
+		port++
+		c := &caller{chatter: &chatter{port: port}}
+		in.Listener = in.door.Listen(c.chatter)
+		x, err := in.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = x.SetDeadline(time.Time{}) // the handshake is over
+		c.conn = x.(*inletConn)
+		c.ctx = in.TagConn(t.Context(), &stats.ConnTagInfo{LocalAddr: x.LocalAddr(), RemoteAddr: x.RemoteAddr()})
+		return c
+	}
+	begin := func(c *caller) {
+		t.Helper()
+		ctx := in.TagRPC(c.ctx, nil)
+		c.rpcs = append(c.rpcs, ctx)
+		if in.HandleRPC(ctx, &stats.Begin{}); in.mu.bytes > maxHalfBytes {
+			t.Fatalf("half requests of %d bytes", in.mu.bytes)
+		}
+	}
+	send := func(c *caller, n int) {
+		t.Helper()
+		p := make([]byte, 16*connBuffer)
+		for ; n > 0 && !c.closed; n -= len(p) {
+			if _, err := c.conn.Read(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if in.mu.bytes > maxHalfBytes {
+			t.Fatalf("half requests of %d bytes", in.mu.bytes)
+		}
+	}
+	arrive := func(c *caller) {
+		for _, ctx := range c.rpcs {
+			in.HandleRPC(ctx, &stats.InPayload{})
+			in.HandleRPC(ctx, &stats.End{})
+		}
+		c.rpcs = nil
+	}
+	all := make([]*caller, clients)
+	for i := range all {
+		all[i] = connect()
+		begin(all[i])
+		send(all[i], 1<<20)
+		arrive(all[i])
+		begin(all[i])
+	}
+	hog := func(do func(c *caller)) (gone int) {
+		var mine []*caller
+		for range hogs {
+			c := connect()
+			mine = append(mine, c)
+			do(c)
+		}
+		for _, c := range mine {
+			if arrive(c); c.closed {
+				gone++
+			}
+		}
+		return gone
+	}
+	for name, do := range map[string]func(c *caller){
+		"sent": func(c *caller) { begin(c); send(c, maxMessageBytes/2) },
+		"begun": func(c *caller) {
+			for range maxStreams {
+				begin(c)
+			}
+		},
+	} {
+		if gone := hog(do); gone == 0 || gone == hogs {
+			t.Errorf("of %d hostile connections that have %s most, %d gave way", hogs, name, gone)
+		}
+	}
+	for i, c := range all {
+		if c.closed {
+			t.Fatalf("client %d lost its connection", i)
+		}
+		arrive(c)
+	}
+	if in.mu.bytes != 0 || in.mu.half.Len() != 0 {
+		t.Errorf("%d half requests of %d bytes are left", in.mu.half.Len(), in.mu.bytes)
+	}
 }
 
 // TestInletAnnounced: a message that is announced too long is refused before any of it is kept.

@@ -182,6 +182,19 @@ func TestSharedMaps(t *testing.T) {
 			}
 		}
 	})
+	// Those who watch are sent that.
+	stream, err := c.WatchMap(testCtx(t), &dirpb.WatchMapRequest{SessionId: a})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	n.machine.view(func(s *fsm.State) {
+		if x := n.machine.maps.show(s, s.Session(b)); x.bytes == nil {
+			t.Error("a watcher was sent an encoding of its own")
+		}
+	})
 	if shown[a] != shown[b] || shown[a] == shown[other.SessionId] || shown[a] == shown[0] || shown[0] == shown[other.SessionId] {
 		t.Error("maps are shared by others than the sessions of a namespace")
 	}

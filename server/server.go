@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -115,7 +116,11 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		return nil, err
 	}
 	undo = append(undo, lis.Close)
-	if n.inlet, err = newInlet(lis, netsrv.Limits{MaxConns: opts.MaxConns, MaxPerAddr: opts.MaxConnsPerAddr, HandshakeTimeout: handshakeTimeout, Logger: n.log}); err != nil {
+	if n.inlet, err = newInlet(lis, netsrv.Limits{
+		MaxConns: opts.MaxConns, MaxPerAddr: opts.MaxConnsPerAddr, HandshakeTimeout: handshakeTimeout, Logger: n.log,
+		// All clients may call anew at once, as after an election, and those over a limit would keep each other out.
+		MaxHandshakes: math.MaxInt,
+	}); err != nil {
 		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
 	}
 	n.grpcAddr = opts.GRPCAdvertise

@@ -38,7 +38,7 @@ func (l *Leader) check(s *fsm.State) {
 func (l *Leader) checkBooks(s *fsm.State) string {
 	_, changes, _ := s.ChangedSessions(0)
 	var reports tally
-	all, resting, leased := make(map[uint32]*votes), make(map[uint32]*session), 0
+	all, resting, writers, leased := make(map[uint32]*votes), make(map[uint32]*session), make(map[uint32]*session), 0
 	for id, x := range l.sessions {
 		switch live := s.Life(id) == dirpb.SessionLife_SESSION_LIVE; {
 		case x.id != id:
@@ -59,6 +59,9 @@ func (l *Leader) checkBooks(s *fsm.State) string {
 		}
 		if x.quiet {
 			resting[id] = x
+		}
+		if !x.readOnly {
+			writers[id] = x
 		}
 		if x.leased {
 			leased++
@@ -82,6 +85,8 @@ func (l *Leader) checkBooks(s *fsm.State) string {
 		return "votes that do not add up"
 	case !maps.Equal(resting, l.resting):
 		return "sessions that rest and are not known to"
+	case !maps.Equal(writers, l.writers):
+		return "sessions that may hold memory and are not known to"
 	}
 	return ""
 }

@@ -28,8 +28,8 @@ func TestKeys(t *testing.T) {
 	tell := func(x uint32, token uint64, quiet time.Duration) {
 		t.Helper()
 		epoch, _ := w.l.Epochs()
-		if got, err := w.tell(Renewal{Session: x, Report: epoch, Token: token, Callable: true}); err != nil || got.Quiet != quiet {
-			t.Fatalf("session %d is answered by %+v, %v; want quiet %v", x, got, err, quiet)
+		if got, err := w.tell(Renewal{Session: x, Report: epoch, Token: token, Callable: true}); err != nil || (got.Quiet > 0) != (quiet > 0) || got.Quiet > quiet {
+			t.Fatalf("session %d is answered by %+v, %v; want quiet up to %v", x, got, err, quiet)
 		}
 	}
 	use := func(want string) {

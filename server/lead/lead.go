@@ -96,6 +96,7 @@ type Leader struct {
 	votes   map[uint32]*votes // by namespace
 	leases  leases
 	resting map[uint32]*session // those that are quiet
+	writers map[uint32]*session // those that may hold memory, of which there are at most fsm.MaxWriters
 	changes uint64              // of sessions that the state has had and the books show
 	changed []uint32            // sessions of these at which Plan has not looked
 	routed  bool                // places wait for sessions that Calls has not looked at
@@ -146,31 +147,31 @@ func (x *node) due() time.Duration {
 	return max(x.expires, x.paused+x.pause)
 }
 
+// session is laid out so that a renewal of one that nothing special happens to touches its first 128 bytes alone.
 type session struct {
-	id       uint32
+	id         uint32
+	namespace  uint32 // whose memory it may hand back
+	expired    bool   // given up; no renewal revives it
+	readOnly   bool   // it hands none back
+	tokenKnown bool   // it has said so to this leader, or was given it by this one
+	leased     bool   // it is in Leader.leases
+	votes      bool   // it is in Leader.votes, so it lives
+	quiet      bool   // it was let be, and was not called since
+
 	expires  time.Duration
-	expired  bool // given up; no renewal revives it
+	heard    time.Duration
+	number   uint64 // of the last renewal that was heeded
 	report   uint64
 	acked    uint64 // map version
 	quiesced uint64 // map version, at least acked
+	token    uint64 // number of the one that it shows, 0 for none
 
-	namespace uint32 // whose memory it may hand back
-	readOnly  bool   // none
+	before, behind *session // in Leader.leases
 
-	token      uint64 // number of the one that it shows, 0 for none
-	tokenKnown bool   // it has said so to this leader, or was given it by this one
-
-	leased         bool // it is in Leader.leases
-	before, behind *session
-	votes          bool // it is in Leader.votes
-
-	quiet  bool   // it was let be, and was not called since
-	number uint64 // of the last renewal that was heeded
-	heard  time.Duration
-	queue  []place                // on their way to it, which is their home
-	held   map[uint32]*dirpb.Held // as it said last, by placement group
-	told   time.Duration          // when it said so
-	give   map[uint32]uint64      // units that it is asked to hand over
+	queue []place                // on their way to it, which is their home
+	give  map[uint32]uint64      // units that it is asked to hand over
+	held  map[uint32]*dirpb.Held // as it said last, by placement group
+	told  time.Duration          // when it said so
 }
 
 func newSession(x *fsmpb.Session, report uint64) *session {
@@ -191,7 +192,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
-		votes: make(map[uint32]*votes), resting: make(map[uint32]*session),
+		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
@@ -262,8 +263,9 @@ type Answer struct {
 // Renew extends a session's lease and heeds the rest of its latest renewal. A renewal that arrives behind a
 // later one extends the lease and nothing else.
 func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
+	l.catchUp(s)
 	x := l.sessions[r.Session]
-	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
+	if x == nil || x.expired || !x.votes {
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
@@ -296,11 +298,11 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	}
 	a.Epoch, a.Least = l.Epochs()
 	a.Deliveries = x.deliver(s, r.Session, a.Least)
-	a.Supply = l.supply(s, now, x, s.Session(r.Session).NamespaceId, len(r.Held) > 0)
+	a.Supply = l.supply(s, now, x, x.namespace, len(r.Held) > 0)
 	if r.InLimbo {
 		l.await(a.Epoch)
 	}
-	a.Quiet = l.quiet(now, x, r.Callable)
+	a.Quiet = l.quiet(now, x, a.Moved, r.Callable)
 	return a, nil
 }
 

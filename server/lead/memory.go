@@ -232,7 +232,7 @@ func (l *Leader) Pending() bool {
 // OnTheWay lists the places that wait for their home, and what is to be made free, for
 // tests that add up all memory.
 func (l *Leader) OnTheWay(f func(pg, unit, units uint32)) {
-	for _, x := range l.sessions {
+	for _, x := range l.writers {
 		for _, p := range x.queue {
 			f(p.pg, p.unit, p.units)
 		}
@@ -315,7 +315,7 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 
 // ---- accounts --------------------------------------------------------------
 
-// hold notes what session x, whose id is from, says that it holds, of its own namespace and not more than
+// hold notes what session x, whose id is from and which may write, says that it holds, of its own namespace and not more than
 // there is.
 func (l *Leader) hold(s *fsm.State, from uint32, x *session, held []*dirpb.Held) {
 	for i, h := range held {
@@ -323,7 +323,7 @@ func (l *Leader) hold(s *fsm.State, from uint32, x *session, held []*dirpb.Held)
 		if i == maxReturns {
 			return
 		}
-		if pg == nil || pg.Generation != h.Generation || pg.NamespaceId != x.namespace {
+		if pg == nil || pg.Generation != h.Generation || pg.NamespaceId != x.namespace || x.readOnly {
 			continue
 		}
 		if heap := s.Heap(h.PgId); max(h.OwnUnits, h.FreeUnits, h.ForeignUnits, h.LimboUnits) > heap.End-heap.Start ||
@@ -344,7 +344,7 @@ func (l *Leader) hold(s *fsm.State, from uint32, x *session, held []*dirpb.Held)
 func (l *Leader) countBegins(s *fsm.State, pg uint32) {
 	m := l.memory(s, pg)
 	m.began = make(map[uint32]int64)
-	for id, x := range l.sessions {
+	for id, x := range l.writers {
 		m.began[id] = x.held[pg].GetNetUnits()
 	}
 }
@@ -357,7 +357,7 @@ func (l *Leader) countEnds(s *fsm.State, pg uint32, linked int64) {
 	}
 	m.base, m.known, m.low = linked, true, [2]uint64{}
 	m.doubt, m.unsaid, m.began = 0, m.began, nil
-	for id, x := range l.sessions {
+	for id, x := range l.writers {
 		net := x.held[pg].GetNetUnits()
 		m.base -= net
 		if _, ok := m.unsaid[id]; !ok {
@@ -443,7 +443,7 @@ func (p *plan) account() {
 		}
 		sums[pg.Id] = &Account{Heap: u.GetHeapUnits(), Granted: u.GetGrantedUnits(), Room: x.room, Waiting: x.waits, Recalled: u.GetRecalledUnits()}
 	}
-	for _, x := range l.sessions {
+	for _, x := range l.writers {
 		for pg, h := range x.held {
 			if a := sums[pg]; a != nil && h.Generation == p.s.PG(pg).Generation {
 				a.Free += h.FreeUnits
@@ -579,9 +579,9 @@ const reliefEvery = 50 * time.Millisecond
 // has not been heard for so long that it may be, or has not said since a moment what it
 // holds.
 func (l *Leader) silent(s *fsm.State, namespace uint32, since, now time.Duration) bool {
-	for id, x := range l.sessions {
+	for id, x := range l.writers {
 		y := s.Session(id)
-		if y == nil || y.NamespaceId != namespace || y.ReadOnly {
+		if y == nil || y.NamespaceId != namespace {
 			continue
 		}
 		if y.Life != dirpb.SessionLife_SESSION_LIVE || now-x.heard > min(l.opts.Lease/2, silentAfter) || len(x.held) > 0 && x.told <= since {
@@ -605,7 +605,7 @@ func (x *session) poor(pg uint32, share uint64) bool {
 
 func (l *Leader) anyPoor(s *fsm.State, pg uint32) bool {
 	share, _ := l.shareOf(s, pg)
-	for _, x := range l.sessions {
+	for _, x := range l.writers {
 		if x.poor(pg, share) {
 			return true
 		}
@@ -616,7 +616,7 @@ func (l *Leader) anyPoor(s *fsm.State, pg uint32) bool {
 // shareOf is an equal part of a placement group for each session that holds some of it, or
 // links in it.
 func (l *Leader) shareOf(s *fsm.State, pg uint32) (share, sessions uint64) {
-	for _, x := range l.sessions {
+	for _, x := range l.writers {
 		if h := x.held[pg]; h != nil && (h.OwnUnits > 0 || h.NetUnits > 0) {
 			sessions++
 		}
@@ -641,7 +641,7 @@ func shareable(s *fsm.State, pg *dirpb.PlacementGroup) uint64 {
 // share asks those who have much of a full cache for what those lack who have nearly
 // nothing.
 func (l *Leader) share(p *plan) {
-	for _, x := range l.sessions {
+	for _, x := range l.writers {
 		clear(x.give)
 	}
 	for _, pg := range p.pgs {
@@ -654,7 +654,7 @@ func (l *Leader) share(p *plan) {
 			continue
 		}
 		var need, excess uint64
-		for _, x := range l.sessions {
+		for _, x := range l.writers {
 			h := x.held[pg.Id]
 			if h == nil {
 				continue
@@ -669,7 +669,7 @@ func (l *Leader) share(p *plan) {
 		if need == 0 || excess == 0 {
 			continue
 		}
-		for _, x := range l.sessions {
+		for _, x := range l.writers {
 			h := x.held[pg.Id]
 			if h == nil || h.OwnUnits <= share {
 				continue

@@ -112,7 +112,10 @@ func TestHandBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range []uint32{other, reader} {
-		w.say(Renewal{Session: x, HandBacks: list})
+		w.say(Renewal{Session: x, HandBacks: list, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}})
+		if w.l.sessions[x].held[1] != nil {
+			t.Fatalf("session %d holds memory that it may not have", x)
+		}
 		w.l.Closed(w.s, w.now, x, list, nil)
 		if w.l.Closed(w.s, w.now, x, list, nil); w.way() != 0 { // nor one that is forgotten
 			t.Fatalf("%d units that session %d may not hand back are on their way", w.way(), x)

@@ -19,12 +19,19 @@ import (
 const quietMost = 2 * time.Second
 
 // quiet is how long a session may be silent whose renewal is being answered; 0: not longer
-// than usual.
-func (l *Leader) quiet(now time.Duration, x *session, callable bool) time.Duration {
+// than usual. A new map, or a call, has many sessions renew at once, before their turn: those get turns of different lengths, or they
+// would renew all at once for ever.
+func (l *Leader) quiet(now time.Duration, x *session, moved, callable bool) time.Duration {
+	inTurn := x.quiet && !moved
 	if l.rest(x, callable && l.opts.EpochInterval > 0 && !l.waitsFor(now, x)); !x.quiet {
 		return 0
 	}
-	return min(l.opts.Lease/3, quietMost)
+	most := min(l.opts.Lease/3, quietMost)
+	if inTurn {
+		return most
+	}
+	// Multiples of the golden section are spread evenly.
+	return most/4 + most*3/4*time.Duration((x.id+uint32(x.number))*0x9e3779b9>>16)>>16
 }
 
 // waitsFor reports whether anybody waits for a renewal of x.

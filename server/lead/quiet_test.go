@@ -21,8 +21,8 @@ func TestQuiet(t *testing.T) {
 	tell := func(r Renewal, want time.Duration) Answer {
 		t.Helper()
 		x, err := w.tell(r)
-		if err != nil || x.Quiet != want {
-			t.Fatalf("%+v is answered by %+v, %v; want quiet %v", r, x, err, want)
+		if err != nil || (x.Quiet > 0) != (want > 0) || x.Quiet > want {
+			t.Fatalf("%+v is answered by %+v, %v; want quiet up to %v", r, x, err, want)
 		}
 		return x
 	}
@@ -87,4 +87,37 @@ func TestQuiet(t *testing.T) {
 	calls()
 	next()
 	calls(b)
+}
+
+// Sessions that a map has brought in step renew at different times from then on, each three times in a lease, and at no time
+// many of them.
+func TestQuietSpreads(t *testing.T) {
+	const n = 1000
+	w := crowd(t, n)
+	w.l.Run(w.s, 1)
+	v, epoch := w.s.MapVersion(), func() uint64 { e, _ := w.l.Epochs(); return e }
+	due := make(map[time.Duration][]uint32) // by tenths of a turn
+	const tenth = lease / 3 / 10
+	renew := func(id uint32, at time.Duration) {
+		t.Helper()
+		a, err := w.tell(Renewal{Session: id, Report: epoch(), Acked: v, Quiesced: v, Callable: true})
+		if err != nil || a.Quiet <= 0 || a.Quiet > lease/3 {
+			t.Fatalf("session %d: %+v, %v", id, a, err)
+		}
+		due[(at+a.Quiet)/tenth] = append(due[(at+a.Quiet)/tenth], id)
+	}
+	ids := w.s.Admitted().Live
+	for _, id := range ids {
+		renew(id, 0)
+	}
+	for k := range time.Duration(40) {
+		if most := len(due[k]); most > 2*n/10 {
+			t.Fatalf("%d of %d sessions renew in the tenth %d of a turn", most, n, k)
+		}
+		w.now += tenth
+		w.beat()
+		for _, id := range due[k] {
+			renew(id, k*tenth+tenth/2)
+		}
+	}
 }

@@ -12,7 +12,7 @@ import (
 
 // The leader keeps books of its sessions, so that neither a renewal nor a plan walks all of them: how many
 // report each reclaim epoch, what those of a namespace have acknowledged, in which order leases run
-// out, and which sessions rest. Builds with invariants compare them with counting anew.
+// out, which sessions rest and which may hold memory. Builds with invariants compare them with counting anew.
 
 // tally counts values, of which few differ. The zero value is empty.
 type tally struct {
@@ -104,6 +104,9 @@ func (q *leases) remove(x *session) {
 func (l *Leader) enterSession(s *fsm.State, x *session, now time.Duration) {
 	l.forgetSession(x.id)
 	l.sessions[x.id] = x
+	if !x.readOnly {
+		l.writers[x.id] = x
+	}
 	l.reports.add(x.report)
 	l.heard(x, now)
 	l.vote(s, x.id)
@@ -116,6 +119,7 @@ func (l *Leader) forgetSession(id uint32) {
 		return
 	}
 	delete(l.sessions, id)
+	delete(l.writers, id)
 	l.reports.remove(x.report)
 	l.leases.remove(x)
 	l.rest(x, false)
@@ -160,6 +164,9 @@ func (l *Leader) rest(x *session, quiet bool) {
 // catchUp takes in which sessions began, began to be fenced or ended.
 func (l *Leader) catchUp(s *fsm.State) {
 	ids, now, ok := s.ChangedSessions(l.changes)
+	if ok && now == l.changes {
+		return // as nearly always
+	}
 	l.changes = now
 	if !ok {
 		ids = slices.Collect(maps.Keys(l.sessions))

@@ -100,7 +100,7 @@ func TestBooks(t *testing.T) {
 		case n < 3 && len(all) < 12:
 			w.open(spaces[n%2])
 		case n == 3 && len(all) < 12: // its answer is lost
-			w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: spaces[0]}}})
+			w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: spaces[0], ReadOnly: rnd.IntN(2) == 0}}})
 		case n == 4:
 			w.try(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: x}}})
 			if rnd.IntN(2) == 0 {
@@ -147,5 +147,29 @@ func TestBooks(t *testing.T) {
 	}
 	if len(seen) < 4 {
 		t.Errorf("floors were only %v", seen)
+	}
+}
+
+// Accounts of memory, which are made several times a second, do not look at sessions that only read, of which there may be
+// many more than of others.
+func TestAccountsAreOfWriters(t *testing.T) {
+	w := crowd(t, 3)
+	writer := w.open(1)
+	free := func() uint64 {
+		w.l.accounted = 0
+		w.l.plan(w.s, w.now).account()
+		return w.l.memory(w.s, 1).account.Free
+	}
+	held := map[uint32]*dirpb.Held{1: {PgId: 1, Generation: w.pg(1).Generation, FreeUnits: 9}}
+	for _, x := range w.s.Sessions() {
+		if x.ReadOnly {
+			w.l.sessions[x.Id].held = held // as it cannot be
+		}
+	}
+	if n := free(); n != 0 {
+		t.Errorf("readers were looked at, who have %d units free", n)
+	}
+	if w.l.sessions[writer].held = held; free() != 9 {
+		t.Errorf("%d units are free, want 9", free())
 	}
 }
