@@ -81,6 +81,8 @@ type Options struct {
 	// HostID names the machine to clients that could share its memory. Default:
 	// hostid.ID().
 	HostID string
+	// Version of the program, for people; may be empty.
+	Version string
 	// Logger gets what an operator needs to know. Default: discards.
 	Logger *slog.Logger
 	// Identities says how the certificates of peers name their owners, on devices with TLS. The zero

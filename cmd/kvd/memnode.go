@@ -199,7 +199,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
-		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
+		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(),
 		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)

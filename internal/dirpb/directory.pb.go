@@ -608,11 +608,13 @@ type Node struct {
 	// greater is the later. 0: a version that knows none, whose processes each have an incarnation.
 	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
 	Keeps bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"` // its memory outlives its process
-	// Its process is being replaced, and no heartbeats are expected: 0, or for how long by PauseNode.
+	// Its process is being replaced, and no heartbeats are expected: 0, or for how long by RestartNode. While it is
+	// leaving, it is replaced afterwards; if it is down, its placement groups wait for it.
 	PauseMillis uint32 `protobuf:"varint,62,opt,name=pause_millis,json=pauseMillis,proto3" json:"pause_millis,omitempty"`
 	// Status alone, and the leader's: it is silent beyond its lease and has the only copy of
 	// something, so operations there wait for it.
-	Waiting       bool `protobuf:"varint,63,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting       bool   `protobuf:"varint,63,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program; empty: an earlier version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +759,13 @@ func (x *Node) GetWaiting() bool {
 		return x.Waiting
 	}
 	return false
+}
+
+func (x *Node) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type Endpoint struct {
@@ -3048,8 +3057,12 @@ func (*GiveUpNodeReply) Descriptor() ([]byte, []int) {
 // RestartNode pauses a memory node that keeps its memory and has its process replaced. The answer comes when the next one
 // has registered. A call that ends without an answer may have had its effect.
 type RestartNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The memory node leaves the chains of its placement groups first, which go on without it. It is refused where it has the
+	// only copy of something. The next process begins with another incarnation, and joins.
+	Leave         bool   `protobuf:"varint,80,opt,name=leave,proto3" json:"leave,omitempty"`
+	Program       string `protobuf:"bytes,81,opt,name=program,proto3" json:"program,omitempty"` // for the audit log alone: the keeper was told on its machine to start it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3091,10 +3104,25 @@ func (x *RestartNodeRequest) GetNode() string {
 	return ""
 }
 
+func (x *RestartNodeRequest) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
+}
+
+func (x *RestartNodeRequest) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
 type RestartNodeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Boot          uint64                 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"` // of the new process
-	Kept          bool                   `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"` // it has the memory of the one before
+	Boot          uint64                 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"`       // of the new process
+	Kept          bool                   `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`       // it has the memory of the one before
+	Version       string                 `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3141,6 +3169,13 @@ func (x *RestartNodeReply) GetKept() bool {
 		return x.Kept
 	}
 	return false
+}
+
+func (x *RestartNodeReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type RebalanceRequest struct {
@@ -4801,6 +4836,7 @@ type RegisterNodeRequest struct {
 	// the one before had yet to fence is fenced so. A boot that is less than one that has registered is refused.
 	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
 	Keeps         bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
+	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4889,6 +4925,13 @@ func (x *RegisterNodeRequest) GetKeeps() bool {
 		return x.Keeps
 	}
 	return false
+}
+
+func (x *RegisterNodeRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type RegisterNodeReply struct {
@@ -5242,9 +5285,12 @@ func (x *HeartbeatRequest) GetBoot() uint64 {
 // ended, and counts as down then. The answer comes when no placement group is frozen any more, so that no
 // session uses the memory.
 type LeaveNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// It is the directory's own, for RestartNode: the process is replaced when it has left, and nothing is lost if it cannot
+	// leave. As in PauseNodeRequest; 0: the process stops.
+	PauseMillis   uint32 `protobuf:"varint,80,opt,name=pause_millis,json=pauseMillis,proto3" json:"pause_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5289,6 +5335,13 @@ func (x *LeaveNodeRequest) GetNodeId() uint32 {
 func (x *LeaveNodeRequest) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *LeaveNodeRequest) GetPauseMillis() uint32 {
+	if x != nil {
+		return x.PauseMillis
 	}
 	return 0
 }
@@ -5499,7 +5552,8 @@ type HeartbeatReply struct {
 	News          uint64            `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
 	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
 	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
-	// The memory node is paused: this process is to end, and its keeper starts another one.
+	// The memory node is paused: this process is to end, and its keeper starts another one. With unknown_node: it has left for
+	// that, and no session uses its memory.
 	Restart       bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7945,7 +7999,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xe9\x03\n" +
+	"\x06_renew\"\x83\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -7964,7 +8018,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12!\n" +
 	"\fpause_millis\x18> \x01(\rR\vpauseMillis\x12\x18\n" +
-	"\awaiting\x18? \x01(\bR\awaiting\"q\n" +
+	"\awaiting\x18? \x01(\bR\awaiting\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -8159,12 +8214,15 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fRemoveNodeReply\"'\n" +
 	"\x11GiveUpNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x11\n" +
-	"\x0fGiveUpNodeReply\"(\n" +
+	"\x0fGiveUpNodeReply\"X\n" +
 	"\x12RestartNodeRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\":\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05leave\x18P \x01(\bR\x05leave\x12\x18\n" +
+	"\aprogram\x18Q \x01(\tR\aprogram\"T\n" +
 	"\x10RestartNodeReply\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
-	"\x04kept\x18\x02 \x01(\bR\x04kept\"0\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\"0\n" +
 	"\x10RebalanceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"&\n" +
 	"\x0eRebalanceReply\x12\x14\n" +
@@ -8323,7 +8381,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vPeerGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\x87\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xa1\x02\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -8332,7 +8390,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
 	"\x06domain\x18\x06 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
-	"\x05keeps\x18= \x01(\bR\x05keeps\"\xe4\x01\n" +
+	"\x05keeps\x18= \x01(\bR\x05keeps\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
@@ -8361,10 +8420,11 @@ const file_directory_proto_rawDesc = "" +
 	"\vwait_millis\x18\x06 \x01(\x04R\n" +
 	"waitMillis\x12%\n" +
 	"\x0ekey_generation\x18( \x01(\rR\rkeyGeneration\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"M\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\"p\n" +
 	"\x10LeaveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x10\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
+	"\fpause_millis\x18P \x01(\rR\vpauseMillis\"\x10\n" +
 	"\x0eLeaveNodeReply\"e\n" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
