@@ -64,6 +64,7 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		CapacityBytes: uint64(n.o.CapacityBytes),
 		Domain:        n.o.Domain,
 		Version:       n.o.Version,
+		Control:       n.o.Control,
 	}
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)

@@ -615,6 +615,7 @@ type Node struct {
 	// something, so operations there wait for it.
 	Waiting       bool   `protobuf:"varint,63,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program; empty: an earlier version
+	Control       string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // path of its keeper's socket for operators of its machine; may be empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +765,13 @@ func (x *Node) GetWaiting() bool {
 func (x *Node) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *Node) GetControl() string {
+	if x != nil {
+		return x.Control
 	}
 	return ""
 }
@@ -4837,6 +4845,7 @@ type RegisterNodeRequest struct {
 	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
 	Keeps         bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
 	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
+	Control       string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // as in Node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4930,6 +4939,13 @@ func (x *RegisterNodeRequest) GetKeeps() bool {
 func (x *RegisterNodeRequest) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *RegisterNodeRequest) GetControl() string {
+	if x != nil {
+		return x.Control
 	}
 	return ""
 }
@@ -7999,7 +8015,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\x83\x04\n" +
+	"\x06_renew\"\x9d\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8019,7 +8035,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12!\n" +
 	"\fpause_millis\x18> \x01(\rR\vpauseMillis\x12\x18\n" +
 	"\awaiting\x18? \x01(\bR\awaiting\x12\x18\n" +
-	"\aversion\x18P \x01(\tR\aversion\"q\n" +
+	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
+	"\acontrol\x18Q \x01(\tR\acontrol\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -8381,7 +8398,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vPeerGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xa1\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xbb\x02\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -8391,7 +8408,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x06domain\x18\x06 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12\x18\n" +
-	"\aversion\x18P \x01(\tR\aversion\"\xe4\x01\n" +
+	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
+	"\acontrol\x18Q \x01(\tR\acontrol\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +

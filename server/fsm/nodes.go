@@ -23,7 +23,7 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	if c.CapacityBytes > MaxCapacityBytes {
 		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
 	}
-	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}} {
+	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}, {"control socket", c.Control}} {
 		if err := CheckText(text[0], text[1]); err != nil {
 			return fmt.Errorf("memory node %q: %w", c.Name, err)
 		}
@@ -78,7 +78,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
-		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version,
+		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control,
 	}
 	if old == nil {
 		m := s.editMeta()

@@ -252,7 +252,7 @@ func TestPartWithoutReturn(t *testing.T) {
 	w.want(`group 1: memory node "m3" is to join`, `group 3: memory node "m2" is to join`)
 }
 
-// One that cannot leave in time stays as it was: while a session does not say that it knows, or when its copies are the last.
+// A memory node that cannot leave in time stays as it was: while a session does not say that it knows, or when its copies are the last.
 func TestPartIsBounded(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"m1", "m2"} {
