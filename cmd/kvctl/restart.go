@@ -120,7 +120,7 @@ func lacking(m *dirpb.Map) (n int) {
 func choose(ctx context.Context, n *dirpb.Node, program string) (*keeper.Choice, string, error) {
 	switch {
 	case n.GetControl() == "":
-		return nil, "", errors.New("its keeper takes no programs: it has keeper-socket off, or is of an earlier version")
+		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier version")
 	case !hostid.Same(n.GetHostId(), hostid.ID()):
 		return nil, "", errors.New("it is on another machine, and its program is chosen there: run this on it")
 	}

@@ -37,7 +37,7 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	// A program that knows no keepers refuses the setting; it would begin without the memory.
 	o := keeper.Options{Path: path, Args: append(slices.Clone(a.args), "--keep="+c.Keep), Vital: memnode.RegionItems,
 		Logger: c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)}
-	if (c.ShmSocket == config.Auto || c.KeeperSocket == config.Auto) && os.Getenv(runtimeDirectory) == "" {
+	if (c.ShmSocket == config.Auto || c.ControlSocket == config.Auto) && os.Getenv(runtimeDirectory) == "" {
 		// The sockets are to be found there by clients of the next worker, and by operators.
 		dir, remove, err := shmFolder()
 		if err != nil {
@@ -45,9 +45,9 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 		}
 		defer func() { _ = remove() }() // it is a temporary folder
 		o.Env = []string{runtimeDirectory + "=" + dir}
-		o.Control = keeperSocket(c.KeeperSocket, dir)
+		o.Control = keeperSocket(c.ControlSocket, dir)
 	} else {
-		o.Control = keeperSocket(c.KeeperSocket, runtimeFolder())
+		o.Control = keeperSocket(c.ControlSocket, runtimeFolder())
 	}
 	status, err := keeper.Run(ctx, o)
 	if err == nil && status != 0 {
@@ -148,7 +148,7 @@ func (k *kept) control(c *config.MemNode) string {
 	if k.client == nil {
 		return ""
 	}
-	return keeperSocket(c.KeeperSocket, runtimeFolder())
+	return keeperSocket(c.ControlSocket, runtimeFolder())
 }
 
 // isUp tells the keeper that this worker serves.

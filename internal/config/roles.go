@@ -95,7 +95,7 @@ type MemNode struct {
 	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory, so that nothing is lost when the one that serves it dies, and another one is started; or off"`
-	KeeperSocket   string   `mapstructure:"keeper-socket" usage:"socket where root, and the user of this process, may choose the program of the next one that serves: a path, auto or off"`
+	ControlSocket  string   `mapstructure:"control-socket" usage:"socket where root, and the user of this process, may choose the program of the next one that serves: a path, auto or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -202,7 +202,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Keep: on, KeeperSocket: Auto, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		MaxConnections: 20_000, Keep: on, ControlSocket: Auto, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -427,8 +427,8 @@ func (m *MemNode) Validate() error {
 	if m.Keep != on && m.Keep != Off {
 		c.bad("keep", m.Keep, "want on or off")
 	}
-	if s := m.KeeperSocket; s != Auto && s != Off && !filepath.IsAbs(s) || len(s) > maxSocket {
-		c.bad("keeper-socket", s, "want auto, off or an absolute path of at most %d bytes", maxSocket)
+	if s := m.ControlSocket; s != Auto && s != Off && !filepath.IsAbs(s) || len(s) > maxSocket {
+		c.bad("control-socket", s, "want auto, off or an absolute path of at most %d bytes", maxSocket)
 	}
 	if m.ListenTCP == Off && m.ShmSocket == Off && m.ListenVerbs == Off {
 		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
