@@ -85,36 +85,6 @@ func TestWaitForKeptCopy(t *testing.T) {
 	}
 }
 
-// A memory node that is being replaced is not waited for, nor lost, for as long as it said.
-func TestPauseNode(t *testing.T) {
-	n := single(t, vfs.NewMem(), 50*time.Millisecond)
-	c, ctx := dial(t, n), testCtx(t)
-	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := &dirpb.PauseNodeRequest{NodeId: r.NodeId, Incarnation: 7, Millis: 30_001}
-	_, err = c.PauseNode(ctx, q)
-	wantCode(t, err, codes.InvalidArgument, "30001", "at most 30000")
-	q.Incarnation, q.Millis = 6, 1
-	_, err = c.PauseNode(ctx, q)
-	wantCode(t, err, codes.NotFound, "incarnation 6")
-	q.Incarnation, q.Millis = 7, 1000
-	asked := time.Now()
-	if _, err = c.PauseNode(ctx, q); err != nil {
-		t.Fatal(err)
-	}
-	m := statusOf(t, c).Map.Nodes[0]
-	if m.PauseMillis != 1000 || m.State != dirpb.NodeState_NODE_UP {
-		t.Fatalf("the status has %v", m)
-	}
-	until(t, "the end of the pause", func() bool { m = statusOf(t, c).Map.Nodes[0]; return m.State == dirpb.NodeState_NODE_DOWN })
-	if d := time.Since(asked); d < time.Second {
-		t.Errorf("a memory node that is being replaced is lost after %v", d)
-	}
-}
-
 // TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator hears of the next one and
 // whether it has the memory.
 func TestRestartNode(t *testing.T) {

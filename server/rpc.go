@@ -617,20 +617,6 @@ func otherBoot(m *dirpb.Node, q *dirpb.HeartbeatRequest) bool {
 	return q.Boot != 0 && m.GetBoot() != 0 && m.Boot != q.Boot
 }
 
-// PauseNode has nobody expect a memory node while its process is being replaced.
-func (n *Node) PauseNode(ctx context.Context, q *dirpb.PauseNodeRequest) (*dirpb.PauseNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: q}}); err != nil {
-		return nil, err
-	}
-	// At once: the process may end when it has the answer.
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.BeginPause(s, q.NodeId, now) })
-	return &dirpb.PauseNodeReply{}, nil
-}
-
 // LeaveNode takes the memory of a process that is about to stop out of use, and waits until
 // nobody uses it.
 func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb.LeaveNodeReply, error) {

@@ -245,7 +245,6 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_Heartbeat_FullMethodName:     &dirpb.HeartbeatRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, FencedSessions: []uint32{s.victim.id}},
 		dirpb.Directory_PublishRegion_FullMethodName: &dirpb.PublishRegionRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, PgId: 1},
 		dirpb.Directory_LeaveNode_FullMethodName:     &dirpb.LeaveNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation},
-		dirpb.Directory_PauseNode_FullMethodName:     &dirpb.PauseNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, Millis: 30_000},
 
 		dirpb.Directory_FindWork_FullMethodName:  &dirpb.FindWorkRequest{},
 		dirpb.Directory_ClaimJob_FullMethodName:  &dirpb.ClaimJobRequest{SessionId: s.victim.id},

@@ -5398,9 +5398,8 @@ func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
-// PauseNode is what a process of a memory node that keeps its memory says before another one takes
-// over: for so long, or until that one registers, no heartbeats are expected and the memory node is not declared
-// lost. Under a new leader the time begins again.
+// PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
+// memory registers, no heartbeats are expected and the memory node is not declared lost. Under a new leader the time begins again.
 type PauseNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -5461,42 +5460,6 @@ func (x *PauseNodeRequest) GetMillis() uint32 {
 	return 0
 }
 
-type PauseNodeReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PauseNodeReply) Reset() {
-	*x = PauseNodeReply{}
-	mi := &file_directory_proto_msgTypes[68]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PauseNodeReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PauseNodeReply) ProtoMessage() {}
-
-func (x *PauseNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PauseNodeReply.ProtoReflect.Descriptor instead.
-func (*PauseNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
-}
-
 type NodeStats struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	DataPathCpuNanos uint64                 `protobuf:"varint,1,opt,name=data_path_cpu_nanos,json=dataPathCpuNanos,proto3" json:"data_path_cpu_nanos,omitempty"`
@@ -5508,7 +5471,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5520,7 +5483,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5533,7 +5496,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -5577,7 +5540,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5552,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5565,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -5677,7 +5640,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5689,7 +5652,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5702,7 +5665,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -5769,7 +5732,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5781,7 +5744,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5794,7 +5757,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -5847,7 +5810,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5859,7 +5822,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5872,7 +5835,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 type CreateNamespaceRequest struct {
@@ -5895,7 +5858,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5907,7 +5870,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5920,7 +5883,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -6002,7 +5965,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6014,7 +5977,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6027,7 +5990,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -6054,7 +6017,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6029,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6042,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -6133,7 +6096,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6145,7 +6108,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6158,7 +6121,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -6183,7 +6146,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6195,7 +6158,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6208,7 +6171,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -6243,7 +6206,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6255,7 +6218,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6268,7 +6231,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -6296,7 +6259,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6308,7 +6271,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6321,7 +6284,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -6347,7 +6310,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6359,7 +6322,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6372,7 +6335,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -6390,7 +6353,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6402,7 +6365,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6415,7 +6378,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 type StatusReply struct {
@@ -6447,7 +6410,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6459,7 +6422,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6472,7 +6435,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -6596,7 +6559,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6608,7 +6571,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6621,7 +6584,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -6674,7 +6637,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6686,7 +6649,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6699,7 +6662,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -6759,7 +6722,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6771,7 +6734,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6784,7 +6747,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -6870,7 +6833,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6882,7 +6845,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6895,7 +6858,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -7058,7 +7021,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7070,7 +7033,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7083,7 +7046,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -7122,7 +7085,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7134,7 +7097,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7147,7 +7110,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 type RemoveDirectoryRequest struct {
@@ -7159,7 +7122,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7171,7 +7134,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7184,7 +7147,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -7202,7 +7165,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7214,7 +7177,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7227,7 +7190,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -7242,7 +7205,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7254,7 +7217,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7267,7 +7230,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -7286,7 +7249,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7298,7 +7261,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7311,7 +7274,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -7329,7 +7292,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7341,7 +7304,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7354,7 +7317,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 type WhoAmIReply struct {
@@ -7369,7 +7332,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7381,7 +7344,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7394,7 +7357,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -7435,7 +7398,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7447,7 +7410,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7460,7 +7423,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -7486,7 +7449,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7498,7 +7461,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7511,7 +7474,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -7534,7 +7497,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7546,7 +7509,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7559,7 +7522,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -7601,7 +7564,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7613,7 +7576,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7626,7 +7589,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -7653,7 +7616,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7665,7 +7628,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7678,7 +7641,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -7705,7 +7668,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7717,7 +7680,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7730,7 +7693,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -7757,7 +7720,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7769,7 +7732,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7782,7 +7745,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -7809,7 +7772,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7821,7 +7784,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7834,7 +7797,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -7861,7 +7824,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7873,7 +7836,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7886,7 +7849,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -7919,7 +7882,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7931,7 +7894,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7944,7 +7907,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8447,8 +8410,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x16\n" +
-	"\x06millis\x18\x03 \x01(\rR\x06millis\"\x10\n" +
-	"\x0ePauseNodeReply\"\x87\x01\n" +
+	"\x06millis\x18\x03 \x01(\rR\x06millis\"\x87\x01\n" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
@@ -8704,7 +8666,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\xa1\x18\n" +
+	"\x0eSESSION_FENCED\x10\x032\xce\x17\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -8718,8 +8680,7 @@ const file_directory_proto_rawDesc = "" +
 	"\fRegisterNode\x12%.kvd.directory.v1.RegisterNodeRequest\x1a#.kvd.directory.v1.RegisterNodeReply\x12Q\n" +
 	"\tHeartbeat\x12\".kvd.directory.v1.HeartbeatRequest\x1a .kvd.directory.v1.HeartbeatReply\x12]\n" +
 	"\rPublishRegion\x12&.kvd.directory.v1.PublishRegionRequest\x1a$.kvd.directory.v1.PublishRegionReply\x12Q\n" +
-	"\tLeaveNode\x12\".kvd.directory.v1.LeaveNodeRequest\x1a .kvd.directory.v1.LeaveNodeReply\x12Q\n" +
-	"\tPauseNode\x12\".kvd.directory.v1.PauseNodeRequest\x1a .kvd.directory.v1.PauseNodeReply\x12N\n" +
+	"\tLeaveNode\x12\".kvd.directory.v1.LeaveNodeRequest\x1a .kvd.directory.v1.LeaveNodeReply\x12N\n" +
 	"\bFindWork\x12!.kvd.directory.v1.FindWorkRequest\x1a\x1f.kvd.directory.v1.FindWorkReply\x12N\n" +
 	"\bClaimJob\x12!.kvd.directory.v1.ClaimJobRequest\x1a\x1f.kvd.directory.v1.ClaimJobReply\x12Q\n" +
 	"\tReportJob\x12\".kvd.directory.v1.ReportJobRequest\x1a .kvd.directory.v1.ReportJobReply\x12N\n" +
@@ -8759,7 +8720,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -8836,45 +8797,44 @@ var file_directory_proto_goTypes = []any{
 	(*LeaveNodeRequest)(nil),       // 72: kvd.directory.v1.LeaveNodeRequest
 	(*LeaveNodeReply)(nil),         // 73: kvd.directory.v1.LeaveNodeReply
 	(*PauseNodeRequest)(nil),       // 74: kvd.directory.v1.PauseNodeRequest
-	(*PauseNodeReply)(nil),         // 75: kvd.directory.v1.PauseNodeReply
-	(*NodeStats)(nil),              // 76: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 77: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 78: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 79: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 80: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 81: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 82: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 83: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 84: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 85: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 86: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 87: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 88: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 89: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 90: kvd.directory.v1.StatusReply
-	(*KeyUse)(nil),                 // 91: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 92: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 93: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 94: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 95: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 96: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 97: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 98: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 99: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 100: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 101: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 102: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 103: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 104: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 105: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 106: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 107: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 108: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 109: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 110: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 111: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 112: kvd.directory.v1.AuditEntry
-	nil,                            // 113: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*NodeStats)(nil),              // 75: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 76: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 77: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 78: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 79: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 80: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 81: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 82: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 83: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 84: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 85: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 86: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 87: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 88: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 89: kvd.directory.v1.StatusReply
+	(*KeyUse)(nil),                 // 90: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 91: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 92: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 93: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 94: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 95: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 96: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 97: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 98: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 99: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 100: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 101: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 102: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 103: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 104: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 105: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 106: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 107: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 108: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 109: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 110: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 111: kvd.directory.v1.AuditEntry
+	nil,                            // 112: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -8917,8 +8877,8 @@ var file_directory_proto_depIdxs = []int32{
 	11,  // 37: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
 	70,  // 38: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
 	68,  // 39: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	76,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	78,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	75,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	77,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
 	70,  // 42: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
 	68,  // 43: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
 	69,  // 44: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
@@ -8929,23 +8889,23 @@ var file_directory_proto_depIdxs = []int32{
 	14,  // 49: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
 	12,  // 50: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	12,  // 51: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	92,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	91,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
 	9,   // 53: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	93,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	94,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	113, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	92,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	93,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	112, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
 	23,  // 57: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	91,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	90,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
 	6,   // 59: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
 	24,  // 60: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	103, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	102, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
 	3,   // 62: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
 	12,  // 63: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	13,  // 64: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
 	12,  // 65: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
 	12,  // 66: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	112, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	76,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	111, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	75,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
 	46,  // 69: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
 	48,  // 70: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
 	53,  // 71: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
@@ -8957,69 +8917,67 @@ var file_directory_proto_depIdxs = []int32{
 	63,  // 77: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
 	66,  // 78: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
 	71,  // 79: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	79,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	78,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
 	72,  // 81: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	74,  // 82: kvd.directory.v1.Directory.PauseNode:input_type -> kvd.directory.v1.PauseNodeRequest
-	26,  // 83: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	28,  // 84: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	30,  // 85: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	34,  // 86: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	36,  // 87: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	38,  // 88: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	40,  // 89: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	42,  // 90: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	44,  // 91: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	81,  // 92: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	83,  // 93: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	85,  // 94: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	87,  // 95: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	89,  // 96: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	95,  // 97: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	97,  // 98: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	99,  // 99: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	110, // 100: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	101, // 101: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	104, // 102: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	106, // 103: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	108, // 104: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	47,  // 105: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	49,  // 106: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	55,  // 107: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 108: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	57,  // 109: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	59,  // 110: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	61,  // 111: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	33,  // 112: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	64,  // 113: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	67,  // 114: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	77,  // 115: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	80,  // 116: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	73,  // 117: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	75,  // 118: kvd.directory.v1.Directory.PauseNode:output_type -> kvd.directory.v1.PauseNodeReply
-	27,  // 119: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	29,  // 120: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	31,  // 121: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	35,  // 122: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	37,  // 123: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	39,  // 124: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	41,  // 125: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	43,  // 126: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	45,  // 127: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	82,  // 128: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	84,  // 129: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	86,  // 130: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	88,  // 131: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	90,  // 132: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	96,  // 133: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	98,  // 134: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	100, // 135: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	111, // 136: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	102, // 137: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	105, // 138: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	107, // 139: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	109, // 140: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	105, // [105:141] is the sub-list for method output_type
-	69,  // [69:105] is the sub-list for method input_type
+	26,  // 82: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	28,  // 83: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	30,  // 84: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	34,  // 85: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	36,  // 86: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	38,  // 87: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	40,  // 88: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	42,  // 89: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	44,  // 90: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	80,  // 91: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	82,  // 92: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	84,  // 93: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	86,  // 94: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	88,  // 95: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	94,  // 96: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	96,  // 97: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	98,  // 98: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	109, // 99: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	100, // 100: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	103, // 101: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	105, // 102: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	107, // 103: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	47,  // 104: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	49,  // 105: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	55,  // 106: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 107: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	57,  // 108: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	59,  // 109: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	61,  // 110: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	33,  // 111: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	64,  // 112: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	67,  // 113: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	76,  // 114: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	79,  // 115: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	73,  // 116: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	27,  // 117: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	29,  // 118: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	31,  // 119: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	35,  // 120: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	37,  // 121: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	39,  // 122: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	41,  // 123: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	43,  // 124: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	45,  // 125: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	81,  // 126: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	83,  // 127: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	85,  // 128: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	87,  // 129: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	89,  // 130: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	95,  // 131: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	97,  // 132: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	99,  // 133: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	110, // 134: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	101, // 135: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	104, // 136: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	106, // 137: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	108, // 138: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	104, // [104:139] is the sub-list for method output_type
+	69,  // [69:104] is the sub-list for method input_type
 	69,  // [69:69] is the sub-list for extension type_name
 	69,  // [69:69] is the sub-list for extension extendee
 	0,   // [0:69] is the sub-list for field type_name
@@ -9037,7 +8995,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   107,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -283,7 +283,7 @@ func newUpgraded(t *testing.T, records uint64, pace time.Duration) *upgraded {
 	}
 	u.dir = strings.Join(u.dirAddrs, ",")
 	for n, at := range u.dirAddrs {
-		args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", t.TempDir(), "--listen", at, "--raft-listen", freeAddr(t), "--lease", "1s", "--bootstrap"}
+		args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", t.TempDir(), "--listen", at, "--raft-listen", freeAddr(t), "--lease", "2s", "--election-timeout", "1s", "--bootstrap"}
 		if n > 0 {
 			args = append(args[:len(args)-1], "--join", u.dirAddrs[0])
 		}
@@ -396,7 +396,7 @@ func (u *upgraded) under(what string, timeout time.Duration, work func()) {
 		}
 	}
 	for name, n := range copied {
-		u.t.Logf("%s: %s: %.0f", what, name, n-before[name])
+		u.t.Logf("%s: %s: %.3f", what, name, n-before[name])
 	}
 }
 
