@@ -415,7 +415,7 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 		return nil, err
 	}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.BeginPause(s, id, now) })
-	return n.awaitNext(ctx, l, m)
+	return n.awaitNext(ctx, m)
 }
 
 // mayPart refuses that a memory node leaves its placement groups to be replaced if that would cost the only copy of something, or
@@ -434,21 +434,21 @@ func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) (err e
 	return nil
 }
 
-// awaitNext waits until a process of a memory node has registered that takes over from m.
-func (n *Node) awaitNext(ctx context.Context, l *leadership, m *dirpb.Node) (*dirpb.RestartNodeReply, error) {
+// awaitNext waits until a process of a memory node has registered that takes over from m. The state tells, whoever leads by then.
+func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNodeReply, error) {
 	for {
 		changed := n.machine.move()
 		var now *dirpb.Node
 		n.machine.view(func(s *fsm.State) { now = s.Node(m.Id) })
 		switch {
 		case now == nil:
-			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q was removed while it was being replaced", m.Name)
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q was removed while it was being replaced", m.Name)
 		case now.Boot != m.Boot || now.Incarnation != m.Incarnation:
 			return &dirpb.RestartNodeReply{Boot: now.Boot, Kept: now.Incarnation == m.Incarnation, Version: now.Version}, nil
 		case now.PauseMillis == 0 && now.State == dirpb.NodeState_NODE_UP:
 			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement groups, or was not replaced, in time: its process is the same as before", m.Name)
 		case now.PauseMillis == 0:
-			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q ended, or was declared lost, and no other process of it has registered", m.Name)
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other process of it has registered", m.Name)
 		}
 		select {
 		case <-changed:
@@ -456,9 +456,6 @@ func (n *Node) awaitNext(ctx context.Context, l *leadership, m *dirpb.Node) (*di
 			return nil, status.Errorf(codes.DeadlineExceeded, "memory node %.64q was told to restart, and no other process of it has registered yet", m.Name)
 		case <-n.ctx.Done():
 			return nil, n.notLeader()
-		}
-		if n.raft.CurrentTerm() != l.term {
-			return nil, status.Errorf(codes.Aborted, "memory node %.64q was told to restart; the directory has another leader since, which goes on with it", m.Name)
 		}
 	}
 }
