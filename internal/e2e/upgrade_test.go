@@ -42,9 +42,27 @@ type loadConfig struct {
 
 // loadResult counts operations by Redis's clients and by the library alike.
 type loadResult struct {
-	Ops, Failed uint64
-	First       string // failure
-	Longest     time.Duration
+	Ops, Failed, Unknown      uint64
+	FirstFailed, FirstUnknown string
+	Longest                   time.Duration
+}
+
+// errUnknown is an end of which a Redis client does not know whether the command has happened.
+var errUnknown = errors.New("unknown outcome")
+
+func (r *loadResult) count(what string, took time.Duration, err error) {
+	r.Ops++
+	r.Longest = max(r.Longest, took)
+	n, first := &r.Failed, &r.FirstFailed
+	switch {
+	case err == nil:
+		return
+	case errors.Is(err, client.ErrUnknownOutcome), errors.Is(err, errUnknown):
+		n, first = &r.Unknown, &r.FirstUnknown
+	}
+	if *n++; *n == 1 {
+		*first = fmt.Sprintf("%s after %v: %v", what, took, err)
+	}
 }
 
 const valueBytes = 1000
@@ -106,13 +124,7 @@ func load(doc string) error {
 				err := do(key, q.Op == ycsb.Update)
 				took := time.Since(began)
 				mu.Lock()
-				sum.Ops++
-				sum.Longest = max(sum.Longest, took)
-				if err != nil {
-					if sum.Failed++; sum.Failed == 1 {
-						sum.First = fmt.Sprintf("%v %s after %v: %v", q.Op, key, took, err)
-					}
-				}
+				sum.count(fmt.Sprint(q.Op, " ", key), took, err)
 				mu.Unlock()
 				<-pace.C
 			}
@@ -149,12 +161,12 @@ func (r *redisUser) do(key string, write bool) error {
 		}
 		if _, err := io.WriteString(r.c, command); err != nil {
 			r.elsewhere()
-			return fmt.Errorf("sending: %w", err)
+			return fmt.Errorf("%w: sending: %w", errUnknown, err)
 		}
 		line, err := r.r.ReadString('\n')
 		if err != nil {
 			r.elsewhere()
-			return fmt.Errorf("no reply: %w", err)
+			return fmt.Errorf("%w: no reply: %w", errUnknown, err)
 		}
 		switch line = strings.TrimSpace(line); {
 		case write && line == "+OK":
@@ -162,11 +174,13 @@ func (r *redisUser) do(key string, write bool) error {
 		case !write && line == "$"+strconv.Itoa(valueBytes):
 			if _, err := io.CopyN(io.Discard, r.r, valueBytes+2); err != nil {
 				r.elsewhere()
-				return fmt.Errorf("half a reply: %w", err)
+				return fmt.Errorf("%w: half a reply: %w", errUnknown, err)
 			}
 			return nil
 		case strings.HasPrefix(line, "-LOADING ") && strings.HasSuffix(line, "nothing was done"):
 			r.elsewhere()
+		case strings.HasPrefix(line, "-ERR unknown outcome"):
+			return fmt.Errorf("%w: %s", errUnknown, line)
 		default:
 			return errors.New(line)
 		}
@@ -354,8 +368,9 @@ func (u *upgraded) sound() {
 	})
 }
 
-// under performs work under the load of two client processes and one of Redis clients, and wants no failed operation.
-func (u *upgraded) under(what string, timeout time.Duration, work func()) {
+// under performs work under the load of two client processes and one of Redis clients, and wants no failed operation; and none of unknown
+// outcome but of those processes, tcp, shm or Redis.
+func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure ...string) {
 	u.t.Helper()
 	var loads []*daemon
 	var results []string
@@ -389,10 +404,11 @@ func (u *upgraded) under(what string, timeout time.Duration, work func()) {
 		if b, err := os.ReadFile(results[n]); err != nil || json.Unmarshal(b, &r) != nil || r.Ops == 0 {
 			u.t.Errorf("client process %d: no operations: %v: %s", n, err, b)
 		}
-		u.t.Logf("%s: %s: %d operations in %v, %d failed, the longest took %v", what, []string{"tcp", "shm", "Redis"}[n], r.Ops, took.Round(time.Millisecond),
-			r.Failed, r.Longest.Round(time.Millisecond))
-		if r.Failed != 0 {
-			u.t.Errorf("%s: %d of %d operations failed, the first: %s", what, r.Failed, r.Ops, r.First)
+		who := []string{"tcp", "shm", "Redis"}[n]
+		u.t.Logf("%s: %s: %d operations in %v, %d failed, %d of unknown outcome %s, the longest took %v", what, who, r.Ops, took.Round(time.Millisecond),
+			r.Failed, r.Unknown, r.FirstUnknown, r.Longest.Round(time.Millisecond))
+		if r.Failed != 0 || r.Unknown != 0 && !slices.Contains(unsure, who) {
+			u.t.Errorf("%s: %s: %d of %d operations failed, and %d have an unknown outcome, the first: %s; %s", what, who, r.Failed, r.Ops, r.Unknown, r.FirstFailed, r.FirstUnknown)
 		}
 	}
 	for name, n := range copied {
@@ -494,7 +510,7 @@ func (u *upgraded) replaceGateways(path string) {
 
 // TestUpgrade: every process of a store is replaced by one of another version while clients use it, and no operation fails: directory nodes, the
 // leader last; memory nodes, which leave their placement groups for it; gateways. Back again memory nodes are replaced in place, by a
-// program of another name: operations wait, and none fails within the client's timeout. KVD_UPGRADE_RECORDS is how many records there are.
+// program of another name: operations wait, and none fails within the client's timeout, though a write may end without telling its outcome. KVD_UPGRADE_RECORDS is how many records there are.
 func TestUpgrade(t *testing.T) {
 	records, pace := uint64(1000), 5*time.Millisecond
 	if text := os.Getenv("KVD_UPGRADE_RECORDS"); text != "" {
@@ -521,13 +537,15 @@ func TestUpgrade(t *testing.T) {
 		}
 	})
 	u.wantVersions("v9.9.9-next")
-	u.under("gateways", timeout, func() { u.replaceGateways(next) })
+	// A gateway ends connections that have been silent, and may do so as their client sends.
+	u.under("gateways", timeout, func() { u.replaceGateways(next) }, "Redis")
 	old := filepath.Join(bin, "kvd")
 	u.under("memory nodes, in place", timeout, func() {
 		for n := range u.programs {
 			u.must(nil, "nodes", "restart", fmt.Sprint("m", n+1), "--binary", old)
 		}
-	})
+		// A write whose connection was lost is looked up; of a key that another client has written since that does not tell.
+	}, "tcp", "shm", "Redis")
 	out, err := exec.Command(old, "version").Output()
 	if err != nil {
 		t.Fatal(err)
