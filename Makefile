@@ -185,6 +185,11 @@ nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a 
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS_STATES=$(NEMESIS_STATES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisStates$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
+UPGRADE ?= 50000
+.PHONY: upgrade
+upgrade: ## every process of a store replaced by one of another version, under load on UPGRADE (50000) records
+	KVD_UPGRADE_RECORDS=$(UPGRADE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run 'TestUpgrade$$' ./internal/e2e
+
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS=30s

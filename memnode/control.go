@@ -63,6 +63,8 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		HostId:        n.o.HostID,
 		CapacityBytes: uint64(n.o.CapacityBytes),
 		Domain:        n.o.Domain,
+		Version:       n.o.Version,
+		Control:       n.o.Control,
 	}
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)
@@ -161,6 +163,11 @@ func (n *Node) serve(reg *registration) bool {
 			n.exchanged("heartbeat", err)
 		case rep.GetUnknownNode() && n.leaving.Load():
 			<-n.ctx.Done() // sessions may still use the regions
+			return false
+		case rep.GetUnknownNode() && rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil:
+			// The next process begins with what is here, or without it, as the directory wants.
+			n.restarts.Do(n.o.Restart)
+			<-n.ctx.Done()
 			return false
 		case rep.GetUnknownNode():
 			return true

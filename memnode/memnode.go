@@ -81,6 +81,10 @@ type Options struct {
 	// HostID names the machine to clients that could share its memory. Default:
 	// hostid.ID().
 	HostID string
+	// Version of the program, for people; may be empty.
+	Version string
+	// Control is where its keeper listens on this machine for operators, to tell them; may be empty.
+	Control string
 	// Logger gets what an operator needs to know. Default: discards.
 	Logger *slog.Logger
 	// Identities says how the certificates of peers name their owners, on devices with TLS. The zero

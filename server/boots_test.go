@@ -86,36 +86,6 @@ func TestWaitForKeptCopy(t *testing.T) {
 	}
 }
 
-// A memory node that is being replaced is not waited for, nor lost, for as long as it said.
-func TestPauseNode(t *testing.T) {
-	n := single(t, vfs.NewMem(), 50*time.Millisecond)
-	c, ctx := dial(t, n), testCtx(t)
-	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := &dirpb.PauseNodeRequest{NodeId: r.NodeId, Incarnation: 7, Millis: 30_001}
-	_, err = c.PauseNode(ctx, q)
-	wantCode(t, err, codes.InvalidArgument, "30001", "at most 30000")
-	q.Incarnation, q.Millis = 6, 1
-	_, err = c.PauseNode(ctx, q)
-	wantCode(t, err, codes.NotFound, "incarnation 6")
-	q.Incarnation, q.Millis = 7, 1000
-	asked := time.Now()
-	if _, err = c.PauseNode(ctx, q); err != nil {
-		t.Fatal(err)
-	}
-	m := statusOf(t, c).Map.Nodes[0]
-	if m.PauseMillis != 1000 || m.State != dirpb.NodeState_NODE_UP {
-		t.Fatalf("the status has %v", m)
-	}
-	until(t, "the end of the pause", func() bool { m = statusOf(t, c).Map.Nodes[0]; return m.State == dirpb.NodeState_NODE_DOWN })
-	if d := time.Since(asked); d < time.Second {
-		t.Errorf("a memory node that is being replaced is lost after %v", d)
-	}
-}
-
 // TestReportNode: the status has what a memory node's keeper said of it, until a process of it is heard.
 func TestReportNode(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Second)
@@ -209,6 +179,88 @@ func TestRestartNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last := a.Entries[len(a.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" {
+		t.Errorf("the last entry is %v", last)
+	}
+}
+
+// TestRestartNodeWithLeave: a process hears that it is to end when no chain has its memory node any more, and the next one begins another
+// incarnation; a memory node with the only copy of something is refused.
+func TestRestartNodeWithLeave(t *testing.T) {
+	n := single(t, vfs.NewMem(), 300*time.Millisecond)
+	c, ctx := dial(t, n), testCtx(t)
+	register := func(name string, incarnation, boot uint64) uint32 {
+		t.Helper()
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Version: "v" + name,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.NodeId
+	}
+	beat := func(id uint32, incarnation uint64) *dirpb.HeartbeatReply {
+		t.Helper()
+		r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: id, Incarnation: incarnation, Boot: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range r.Regions {
+			if w.Published {
+				continue
+			}
+			if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: id, Incarnation: incarnation, Boot: 1, PgId: w.PgId,
+				Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return r
+	}
+	m1, m2 := register("m1", 7, 1), register("m2", 8, 1)
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "both copies", func() bool {
+		beat(m1, 7)
+		beat(m2, 8)
+		for _, pg := range statusOf(t, c).Map.Pgs {
+			if pg.State != dirpb.PGState_PG_ACTIVE || len(pg.Members) != 2 {
+				return false
+			}
+		}
+		return true
+	})
+	type answer struct {
+		r   *dirpb.RestartNodeReply
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		r, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m1", Leave: true, Program: "/opt/kvd"})
+		answered <- answer{r, err}
+	}()
+	until(t, "m1 to be told", func() bool {
+		beat(m2, 8)
+		r := beat(m1, 7)
+		if r.Restart && !r.UnknownNode {
+			t.Error("it is to end while placement groups have it")
+		}
+		return r.Restart && r.UnknownNode
+	})
+	for _, pg := range statusOf(t, c).Map.Pgs {
+		if len(pg.Members) != 1 || pg.Members[0].NodeId != m2 || pg.State != dirpb.PGState_PG_ACTIVE {
+			t.Errorf("placement group %v", pg)
+		}
+	}
+	_, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m2", Leave: true})
+	wantCode(t, err, codes.FailedPrecondition, `"m2" has the only copy of placement group`, "nothing was done")
+	register("m1", 9, 2)
+	if a := <-answered; a.err != nil || a.r.Boot != 2 || a.r.Kept || a.r.Version != "vm1" {
+		t.Errorf("the operator hears %v, %v", a.r, a.err)
+	}
+	l, err := c.Audit(ctx, &dirpb.AuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := l.Entries[len(l.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" || last.Detail != "leave=true program=/opt/kvd" {
 		t.Errorf("the last entry is %v", last)
 	}
 }

@@ -75,7 +75,6 @@ var rpcs = []rpc{
 		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1", Atomics: dirpb.AtomicsBy_ATOMICS_BY_NIC}}}),
 	unary("Heartbeat", (*Node).Heartbeat, &dirpb.HeartbeatRequest{NodeId: 1, Incarnation: 1, FencedSessions: []uint32{1, 2}, Stats: &dirpb.NodeStats{Connections: 1 << 63}}),
 	unary("PublishRegion", (*Node).PublishRegion, &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 1, PgId: 1, Keys: []*dirpb.RegionKeys{{Provider: "tcp", HeapRkey: 1}}}),
-	unary("PauseNode", (*Node).PauseNode, &dirpb.PauseNodeRequest{NodeId: 1, Incarnation: 1, Millis: 30_001}),
 	unary("FindWork", (*Node).FindWork, &dirpb.FindWorkRequest{}),
 	unary("ClaimJob", (*Node).ClaimJob, &dirpb.ClaimJobRequest{SessionId: 1, Working: []uint32{1}}),
 	unary("ReportJob", (*Node).ReportJob, &dirpb.ReportJobRequest{SessionId: 1, JobId: 1, Finished: true, Report: &dirpb.JobReport{LinkedUnits: []uint32{math.MaxUint32},

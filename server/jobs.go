@@ -386,7 +386,7 @@ func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dir
 const restartMillis = 30_000
 
 // RestartNode has the process of a memory node replaced by another one with the same memory: it is told so with the answer to its
-// heartbeat, and not expected for a while.
+// heartbeat, and not expected for a while. If it is to leave first, it is told so when no chain has it any more.
 func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -405,21 +405,55 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q does not keep its memory over a restart (keep: off); nothing was done", q.Node)
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: m.Incarnation, Millis: restartMillis}}}
-	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node)); err != nil {
+	if q.Leave {
+		if err := n.mayPart(ctx, l, m); err != nil {
+			return nil, err
+		}
+		c = &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: m.Incarnation, PauseMillis: restartMillis}}}
+	}
+	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node, "leave", q.Leave, "program", q.Program)); err != nil {
 		return nil, err
 	}
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.NotePauses(s, now) })
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.BeginPause(s, id, now) })
+	return n.awaitNext(ctx, m)
+}
+
+// mayPart refuses that a memory node leaves its placement groups to be replaced if that would cost the only copy of something, or
+// if they are busy with something else.
+func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) (err error) {
+	look := func(x *lead.Leader, s *fsm.State, now time.Duration) { err = x.MayPart(s, m.Id, now) }
+	if n.withState(l, look); err != nil {
+		return refusal(err)
+	}
+	if !n.awaitIdle(ctx, l, m.Id) {
+		return status.Errorf(codes.FailedPrecondition, "placement groups of memory node %.64q are busy (kvctl jobs); nothing was done", m.Name)
+	}
+	if n.withState(l, look); err != nil {
+		return refusal(err)
+	}
+	return nil
+}
+
+// awaitNext waits until a process of a memory node has registered that takes over from m. The state tells, whoever leads by then.
+func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNodeReply, error) {
 	for {
 		changed := n.machine.move()
 		var now *dirpb.Node
-		n.machine.view(func(s *fsm.State) { now = s.Node(id) })
-		if now.GetBoot() != m.Boot || now.GetIncarnation() != m.Incarnation {
-			return &dirpb.RestartNodeReply{Boot: now.GetBoot(), Kept: now.GetIncarnation() == m.Incarnation}, nil
+		n.machine.view(func(s *fsm.State) { now = s.Node(m.Id) })
+		switch {
+		case now == nil:
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q was removed while it was being replaced", m.Name)
+		case now.Boot != m.Boot || now.Incarnation != m.Incarnation:
+			return &dirpb.RestartNodeReply{Boot: now.Boot, Kept: now.Incarnation == m.Incarnation, Version: now.Version}, nil
+		case now.PauseMillis == 0 && now.State == dirpb.NodeState_NODE_UP:
+			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement groups, or was not replaced, in time: its process is the same as before", m.Name)
+		case now.PauseMillis == 0:
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other process of it has registered", m.Name)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, status.Errorf(codes.DeadlineExceeded, "memory node %.64q was told to restart, and no other process of it has registered yet", q.Node)
+			return nil, status.Errorf(codes.DeadlineExceeded, "memory node %.64q was told to restart, and no other process of it has registered yet", m.Name)
 		case <-n.ctx.Done():
 			return nil, n.notLeader()
 		}

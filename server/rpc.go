@@ -548,7 +548,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		}
 	})
 	if !up {
-		return &dirpb.HeartbeatReply{UnknownNode: true}, nil
+		return n.unknown(q), nil
 	}
 	confirm := &fsmpb.ConfirmFence{NodeId: q.NodeId, Incarnation: q.Incarnation}
 	for _, id := range q.FencedSessions {
@@ -559,7 +559,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	if len(confirm.SessionIds) > 0 {
 		_, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: confirm}})
 		if status.Code(err) == codes.NotFound {
-			return &dirpb.HeartbeatReply{UnknownNode: true}, nil
+			return n.unknown(q), nil
 		}
 		if err != nil {
 			return nil, err
@@ -573,7 +573,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
-			reply.Restart = m.GetPauseMillis() > 0
+			reply.Restart = m.GetPauseMillis() > 0 && !m.GetLeaving()
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP || otherBoot(m, q)
 		})
 		reply.News = newsOf(reply)
@@ -596,29 +596,25 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		}
 	}
 	if reply.UnknownNode {
-		return &dirpb.HeartbeatReply{UnknownNode: true}, nil
+		return n.unknown(q), nil
 	}
 	return reply, nil
+}
+
+// unknown answers the heartbeat of a process that is not registered, or no more.
+func (n *Node) unknown(q *dirpb.HeartbeatRequest) *dirpb.HeartbeatReply {
+	reply := &dirpb.HeartbeatReply{UnknownNode: true}
+	n.machine.view(func(s *fsm.State) {
+		m := s.Node(q.NodeId)
+		reply.Restart = m.GetIncarnation() == q.Incarnation && !otherBoot(m, q) && m.GetState() == dirpb.NodeState_NODE_DOWN && m.GetPauseMillis() > 0
+	})
+	return reply
 }
 
 // otherBoot reports whether a heartbeat is of a process of m that is not the one which is registered. Where one of the two is not said, it is
 // of an earlier version.
 func otherBoot(m *dirpb.Node, q *dirpb.HeartbeatRequest) bool {
 	return q.Boot != 0 && m.GetBoot() != 0 && m.Boot != q.Boot
-}
-
-// PauseNode has nobody expect a memory node while its process is being replaced.
-func (n *Node) PauseNode(ctx context.Context, q *dirpb.PauseNodeRequest) (*dirpb.PauseNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: q}}); err != nil {
-		return nil, err
-	}
-	// At once: the process may end when it has the answer.
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.NotePauses(s, now) })
-	return &dirpb.PauseNodeReply{}, nil
 }
 
 // LeaveNode takes the memory of a process that is about to stop out of use, and waits until

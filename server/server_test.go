@@ -881,7 +881,6 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 			return err
 		},
 		"LeaveNode":       func() error { _, err := fc.LeaveNode(ctx, &dirpb.LeaveNodeRequest{}); return err },
-		"PauseNode":       func() error { _, err := fc.PauseNode(ctx, &dirpb.PauseNodeRequest{}); return err },
 		"ReportNode":      func() error { _, err := fc.ReportNode(ctx, &dirpb.ReportNodeRequest{}); return err },
 		"GiveUpNode":      func() error { _, err := fc.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{}); return err },
 		"RestartNode":     func() error { _, err := fc.RestartNode(ctx, &dirpb.RestartNodeRequest{}); return err },

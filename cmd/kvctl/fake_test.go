@@ -103,7 +103,7 @@ func (f *fakeDirectory) GiveUpNode(_ context.Context, q *dirpb.GiveUpNodeRequest
 
 func (f *fakeDirectory) RestartNode(_ context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
 	// m3 begins empty.
-	return &dirpb.RestartNodeReply{Boot: 2, Kept: q.Node != "m3"}, f.called("RestartNode", q)
+	return &dirpb.RestartNodeReply{Boot: 2, Kept: q.Node != "m3" && !q.Leave, Version: "v1.4.0"}, f.called("RestartNode", q)
 }
 
 func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {

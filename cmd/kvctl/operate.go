@@ -252,45 +252,6 @@ func (a *app) giveUpCommand() *cobra.Command {
 	})
 }
 
-func (a *app) restartCommand() *cobra.Command {
-	var patient time.Duration
-	c := changes(&cobra.Command{
-		Use:   "restart NODE",
-		Short: "Replace the process of a memory node, which keeps its memory",
-		Long: "Have a memory node's keeper start another process in place of the one that serves, and\n" +
-			"wait until it does. It is the program that lies now where the memory node was started from,\n" +
-			"so this is how one is upgraded. Nothing is lost, and operations wait for a moment. A memory\n" +
-			"node with keep off is refused.",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeNode(),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if patient <= 0 {
-				return usagef("--for %v: want > 0", patient)
-			}
-			return a.withBackend(func(b backend) error {
-				ctx, cancel := context.WithTimeout(cmd.Context(), patient)
-				defer cancel()
-				if _, err := a.node(ctx, b, args[0]); err != nil {
-					return err
-				}
-				r, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
-					return d.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: args[0]})
-				})
-				if err != nil {
-					return fmt.Errorf("%q: %w", args[0], err)
-				}
-				if !r.GetKept() {
-					return &exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", args[0])}
-				}
-				fmt.Fprintf(a.stdout, "%s: restarted with its memory, boot %d\n", args[0], r.GetBoot())
-				return nil
-			})
-		},
-	})
-	c.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to wait for the new process")
-	return c
-}
-
 // addNode takes a memory node into use; known refuses a name that the directory has never
 // heard.
 func (a *app) addNode(ctx context.Context, b backend, name string, known bool, patient time.Duration, wait bool) error {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,7 +43,8 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	}
 	log := c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)
 	troubles := make(chan string, 1)
-	o := keeper.Options{Path: path, Args: a.args, Vital: memnode.RegionItems, Logger: log, Trouble: func(text string) {
+	// A program that knows no keepers refuses the setting; it would begin without the memory.
+	o := keeper.Options{Path: path, Args: append(slices.Clone(a.args), "--keep="+c.Keep), Vital: memnode.RegionItems, Logger: log, Trouble: func(text string) {
 		select {
 		case <-troubles: // which nobody has heard yet, and is old
 		default:
@@ -52,14 +54,17 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	if o.Store, err = keeper.OpenSystemd(o.Logger); err != nil {
 		return err
 	}
-	if c.ShmSocket == config.Auto && os.Getenv(runtimeDirectory) == "" {
-		// The socket is to be found there by clients of the next worker, too.
+	if (c.ShmSocket == config.Auto || c.ControlSocket == config.Auto) && os.Getenv(runtimeDirectory) == "" {
+		// The sockets are to be found there by clients of the next worker, and by operators.
 		dir, remove, err := shmFolder()
 		if err != nil {
 			return err
 		}
 		defer func() { _ = remove() }() // it is a temporary folder
 		o.Env = []string{runtimeDirectory + "=" + dir}
+		o.Control = keeperSocket(c.ControlSocket, dir)
+	} else {
+		o.Control = keeperSocket(c.ControlSocket, runtimeFolder())
 	}
 	telling, end := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -254,6 +259,24 @@ func (k *kept) leaves() bool {
 	return k.isReplaced() || k.regions || n != nil && n.Stats().RegisteredBytes > 0
 }
 
+// control is the keeper's socket for operators, empty if there is none.
+func (k *kept) control(c *config.MemNode) string {
+	if k.client == nil {
+		return ""
+	}
+	return keeperSocket(c.ControlSocket, runtimeFolder())
+}
+
+// isUp tells the keeper that this worker serves.
+func (k *kept) isUp(version string) error {
+	err := k.client.Up(version)
+	if errors.Is(err, keeper.ErrRefused) { // it is of an earlier version
+		k.log.Debug("the keeper does not care whether this process is up", "err", err)
+		return nil
+	}
+	return err
+}
+
 // keeper is for the memory node, and nil if there is none.
 func (k *kept) keeper() memnode.Keeper {
 	switch {
@@ -379,6 +402,23 @@ func (k *kept) dropUnused() error {
 // runtimeDirectory is systemd's RuntimeDirectory=; several are separated by colons.
 const runtimeDirectory = "RUNTIME_DIRECTORY"
 
+// runtimeFolder is this service's own folder for sockets, empty if there is none.
+func runtimeFolder() string {
+	dir, _, _ := strings.Cut(os.Getenv(runtimeDirectory), ":")
+	return dir
+}
+
+// keeperSocket gives the path of a keeper's socket for operators; empty: it is off.
+func keeperSocket(setting, folder string) string {
+	switch {
+	case setting == config.Off:
+		return ""
+	case setting == config.Auto:
+		return filepath.Join(folder, "keeper.sock")
+	}
+	return setting
+}
+
 // shmFolder makes a folder for a socket.
 func shmFolder() (dir string, remove func() error, err error) {
 	base := os.Getenv("XDG_RUNTIME_DIR")
@@ -398,7 +438,7 @@ func shmSocket(setting string) (addr string, remove func() error, err error) {
 		return setting, func() error { return nil }, nil
 	}
 	const name = "memnode.sock"
-	if dir, _, _ := strings.Cut(os.Getenv(runtimeDirectory), ":"); dir != "" {
+	if dir := runtimeFolder(); dir != "" {
 		return filepath.Join(dir, name), func() error { return nil }, nil
 	}
 	dir, remove, err := shmFolder()

@@ -34,6 +34,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/internal/token"
@@ -246,7 +247,6 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_PublishRegion_FullMethodName: &dirpb.PublishRegionRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, PgId: 1},
 		dirpb.Directory_LeaveNode_FullMethodName:     &dirpb.LeaveNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation},
 		dirpb.Directory_ReportNode_FullMethodName:    &dirpb.ReportNodeRequest{Name: s.node.Name, Trouble: "none"},
-		dirpb.Directory_PauseNode_FullMethodName:     &dirpb.PauseNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, Millis: 30_000},
 
 		dirpb.Directory_FindWork_FullMethodName:  &dirpb.FindWorkRequest{},
 		dirpb.Directory_ClaimJob_FullMethodName:  &dirpb.ClaimJobRequest{SessionId: s.victim.id},
@@ -379,6 +379,13 @@ func (s *secured) listeners() (all []listener) {
 		all = append(all, l, local)
 	}
 
+	all = append(all, listener{row: "memory node: `control-socket`, to root and the memory node's own user", ask: func(caller) error {
+		_, err := keeper.Choose(s.ctx(), s.control, "/nowhere/kvd")
+		if errors.Is(err, keeper.ErrRefused) && strings.Contains(err.Error(), "no such file") {
+			return nil // it was heard; internal/keeper's tests have other users
+		}
+		return fmt.Errorf("a choice of no program: %w", err)
+	}})
 	paths := func(row, process, addr string, paths ...string) {
 		for _, p := range paths {
 			all = append(all, listener{row: row, what: process + p, addr: addr, greeting: "GET " + p + " HTTP/1.0\r\n\r\n",

@@ -211,7 +211,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
-		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
+		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(), Control: k.control(c),
 		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
@@ -270,6 +270,9 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	}
 	at, err := published(k.serving, dir, c.Name, m.listens)
 	if err != nil {
+		return err
+	}
+	if err := k.isUp(versionText()); err != nil {
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),

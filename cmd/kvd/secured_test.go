@@ -29,15 +29,15 @@ import (
 
 // secured is a store of real processes with certificates, of two tenants.
 type secured struct {
-	t                *testing.T
-	callers          []caller
-	conns            map[string]*grpc.ClientConn // to the directory, by the caller's name
-	directory, raft  string                      // addresses
-	memnode, gateway map[string]string           // of ready lines
-	http             map[string]string           // addresses, by role
-	loopback         string                      // the same of a janitor, on loopback
-	unix, shm        string                      // sockets
-	node             *dirpb.Node
+	t                  *testing.T
+	callers            []caller
+	conns              map[string]*grpc.ClientConn // to the directory, by the caller's name
+	directory, raft    string                      // addresses
+	memnode, gateway   map[string]string           // of ready lines
+	http               map[string]string           // addresses, by role
+	loopback           string                      // the same of a janitor, on loopback
+	unix, shm, control string                      // sockets
+	node               *dirpb.Node
 	// victim is a client of the first namespace, and own is the client's among the callers, of the second one.
 	victim, own session
 }
@@ -78,7 +78,7 @@ func startSecured(t *testing.T) *secured {
 	revoked := files.Role("operator", "it")
 	list := files.Revoke(revoked)
 	s := &secured{t: t, callers: whoever(t, files.Authority, revoked), conns: make(map[string]*grpc.ClientConn),
-		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock")}
+		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock"), control: filepath.Join(dir, "keeper.sock")}
 	kvd := func(role string, args ...string) map[string]string {
 		t.Helper()
 		// All addresses, so that HTTP is not as on loopback.
@@ -86,7 +86,7 @@ func startSecured(t *testing.T) *secured {
 	}
 	d := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raft, "--bootstrap", "--lease=1m", "--scrub-interval=0")
 	s.directory = d["directory"]
-	s.memnode = kvd("memnode", "--name=m", "--directory="+s.directory, "--memory=64MiB", "--janitor=false", "--shm-socket="+s.shm, "--health-listen=127.0.0.1:0")
+	s.memnode = kvd("memnode", "--name=m", "--directory="+s.directory, "--memory=64MiB", "--janitor=false", "--shm-socket="+s.shm, "--control-socket="+s.control, "--health-listen=127.0.0.1:0")
 	victim := caller{name: "victim", conf: files.Config(files.Role("client", "victim"))}
 	for _, c := range append(slices.Clone(s.callers), victim) {
 		creds := insecure.NewCredentials()

@@ -96,6 +96,7 @@ type MemNode struct {
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory, so that nothing is lost when the one that serves it dies, and another one is started; or off"`
 	MemoryPath     string   `mapstructure:"memory-path" usage:"folder of a tmpfs or hugetlbfs, of this user alone, where lent memory is files that outlive this process, or its container, in place of keep; shm is off then; or off"`
+	ControlSocket  string   `mapstructure:"control-socket" usage:"socket where root, and the user of this process, may choose the program of the next one that serves: a path, auto or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -203,7 +204,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Keep: on, MemoryPath: Off, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -429,6 +430,9 @@ func (m *MemNode) Validate() error {
 		c.bad("keep", m.Keep, "want on or off")
 	}
 	c.memoryPath(m)
+	if s := m.ControlSocket; s != Auto && s != Off && !filepath.IsAbs(s) || len(s) > maxSocket {
+		c.bad("control-socket", s, "want auto, off or an absolute path of at most %d bytes", maxSocket)
+	}
 	if m.ListenTCP == Off && m.ShmSocket == Off && m.ListenVerbs == Off {
 		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
 	}

@@ -608,11 +608,14 @@ type Node struct {
 	// greater is the later. 0: a version that knows none, whose processes each have an incarnation.
 	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
 	Keeps bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"` // its memory outlives its process
-	// Its process is being replaced, and no heartbeats are expected: 0, or for how long by PauseNode.
+	// Its process is being replaced, and no heartbeats are expected: 0, or for how long by RestartNode. While it is
+	// leaving, it is replaced afterwards; if it is down, its placement groups wait for it.
 	PauseMillis uint32 `protobuf:"varint,62,opt,name=pause_millis,json=pauseMillis,proto3" json:"pause_millis,omitempty"`
 	// Status alone, and the leader's: it is silent beyond its lease and has the only copy of
 	// something, so operations there wait for it.
-	Waiting bool `protobuf:"varint,63,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting bool   `protobuf:"varint,63,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Version string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program; empty: an earlier version
+	Control string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // path of its keeper's socket for operators of its machine; may be empty
 	// Status alone, and the leader's: why no process of it comes up, as its keeper said last.
 	Trouble       string `protobuf:"bytes,110,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -759,6 +762,20 @@ func (x *Node) GetWaiting() bool {
 		return x.Waiting
 	}
 	return false
+}
+
+func (x *Node) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Node) GetControl() string {
+	if x != nil {
+		return x.Control
+	}
+	return ""
 }
 
 func (x *Node) GetTrouble() string {
@@ -3057,8 +3074,12 @@ func (*GiveUpNodeReply) Descriptor() ([]byte, []int) {
 // RestartNode pauses a memory node that keeps its memory and has its process replaced. The answer comes when the next one
 // has registered. A call that ends without an answer may have had its effect.
 type RestartNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The memory node leaves the chains of its placement groups first, which go on without it. It is refused where it has the
+	// only copy of something. The next process begins with another incarnation, and joins.
+	Leave         bool   `protobuf:"varint,80,opt,name=leave,proto3" json:"leave,omitempty"`
+	Program       string `protobuf:"bytes,81,opt,name=program,proto3" json:"program,omitempty"` // for the audit log alone: the keeper was told on its machine to start it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3100,10 +3121,25 @@ func (x *RestartNodeRequest) GetNode() string {
 	return ""
 }
 
+func (x *RestartNodeRequest) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
+}
+
+func (x *RestartNodeRequest) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
 type RestartNodeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Boot          uint64                 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"` // of the new process
-	Kept          bool                   `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"` // it has the memory of the one before
+	Boot          uint64                 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"`       // of the new process
+	Kept          bool                   `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`       // it has the memory of the one before
+	Version       string                 `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3150,6 +3186,13 @@ func (x *RestartNodeReply) GetKept() bool {
 		return x.Kept
 	}
 	return false
+}
+
+func (x *RestartNodeReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type RebalanceRequest struct {
@@ -4810,6 +4853,8 @@ type RegisterNodeRequest struct {
 	// the one before had yet to fence is fenced so. A boot that is less than one that has registered is refused.
 	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
 	Keeps         bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
+	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
+	Control       string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // as in Node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4898,6 +4943,20 @@ func (x *RegisterNodeRequest) GetKeeps() bool {
 		return x.Keeps
 	}
 	return false
+}
+
+func (x *RegisterNodeRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *RegisterNodeRequest) GetControl() string {
+	if x != nil {
+		return x.Control
+	}
+	return ""
 }
 
 type RegisterNodeReply struct {
@@ -5251,9 +5310,12 @@ func (x *HeartbeatRequest) GetBoot() uint64 {
 // ended, and counts as down then. The answer comes when no placement group is frozen any more, so that no
 // session uses the memory.
 type LeaveNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// It is the directory's own, for RestartNode: the process is replaced when it has left, and nothing is lost if it cannot
+	// leave. As in PauseNodeRequest; 0: the process stops.
+	PauseMillis   uint32 `protobuf:"varint,80,opt,name=pause_millis,json=pauseMillis,proto3" json:"pause_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5298,6 +5360,13 @@ func (x *LeaveNodeRequest) GetNodeId() uint32 {
 func (x *LeaveNodeRequest) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *LeaveNodeRequest) GetPauseMillis() uint32 {
+	if x != nil {
+		return x.PauseMillis
 	}
 	return 0
 }
@@ -5428,9 +5497,8 @@ func (*ReportNodeReply) Descriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
-// PauseNode is what a process of a memory node that keeps its memory says before another one takes
-// over: for so long, or until that one registers, no heartbeats are expected and the memory node is not declared
-// lost. Under a new leader the time begins again.
+// PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
+// memory registers, no heartbeats are expected and the memory node is not declared lost. Under a new leader the time begins again.
 type PauseNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -5491,42 +5559,6 @@ func (x *PauseNodeRequest) GetMillis() uint32 {
 	return 0
 }
 
-type PauseNodeReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PauseNodeReply) Reset() {
-	*x = PauseNodeReply{}
-	mi := &file_directory_proto_msgTypes[70]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PauseNodeReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PauseNodeReply) ProtoMessage() {}
-
-func (x *PauseNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PauseNodeReply.ProtoReflect.Descriptor instead.
-func (*PauseNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
-}
-
 type NodeStats struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	DataPathCpuNanos uint64                 `protobuf:"varint,1,opt,name=data_path_cpu_nanos,json=dataPathCpuNanos,proto3" json:"data_path_cpu_nanos,omitempty"`
@@ -5538,7 +5570,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5550,7 +5582,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5563,7 +5595,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -5598,7 +5630,8 @@ type HeartbeatReply struct {
 	News          uint64            `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
 	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
 	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
-	// The memory node is paused: this process is to end, and its keeper starts another one.
+	// The memory node is paused: this process is to end, and its keeper starts another one. With unknown_node: it has left for
+	// that, and no session uses its memory.
 	Restart       bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5606,7 +5639,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5618,7 +5651,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5631,7 +5664,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -5706,7 +5739,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +5751,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +5764,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -5798,7 +5831,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5810,7 +5843,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5823,7 +5856,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -5876,7 +5909,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5888,7 +5921,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5901,7 +5934,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 type CreateNamespaceRequest struct {
@@ -5924,7 +5957,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5936,7 +5969,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5949,7 +5982,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -6031,7 +6064,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6043,7 +6076,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6056,7 +6089,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -6083,7 +6116,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6095,7 +6128,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6108,7 +6141,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -6162,7 +6195,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6174,7 +6207,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6187,7 +6220,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -6212,7 +6245,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6224,7 +6257,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6237,7 +6270,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -6272,7 +6305,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6284,7 +6317,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6297,7 +6330,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -6325,7 +6358,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6337,7 +6370,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6350,7 +6383,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -6376,7 +6409,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6388,7 +6421,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6401,7 +6434,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -6419,7 +6452,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6431,7 +6464,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6444,7 +6477,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 type StatusReply struct {
@@ -6476,7 +6509,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6521,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6534,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -6625,7 +6658,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6637,7 +6670,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6650,7 +6683,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -6703,7 +6736,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6715,7 +6748,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6728,7 +6761,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -6788,7 +6821,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6800,7 +6833,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6813,7 +6846,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -6899,7 +6932,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6911,7 +6944,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6924,7 +6957,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -7087,7 +7120,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7132,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7145,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -7151,7 +7184,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7163,7 +7196,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7176,7 +7209,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 type RemoveDirectoryRequest struct {
@@ -7188,7 +7221,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7200,7 +7233,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7213,7 +7246,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -7231,7 +7264,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7243,7 +7276,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7256,7 +7289,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -7271,7 +7304,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7283,7 +7316,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7296,7 +7329,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -7315,7 +7348,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7327,7 +7360,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7340,7 +7373,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -7358,7 +7391,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7370,7 +7403,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7383,7 +7416,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 type WhoAmIReply struct {
@@ -7398,7 +7431,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7410,7 +7443,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7423,7 +7456,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -7464,7 +7497,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7476,7 +7509,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7489,7 +7522,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -7515,7 +7548,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +7560,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +7573,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -7563,7 +7596,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7575,7 +7608,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7588,7 +7621,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -7630,7 +7663,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7642,7 +7675,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7655,7 +7688,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -7682,7 +7715,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7694,7 +7727,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7707,7 +7740,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -7734,7 +7767,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7746,7 +7779,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7759,7 +7792,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -7786,7 +7819,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7798,7 +7831,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7811,7 +7844,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -7838,7 +7871,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7850,7 +7883,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7863,7 +7896,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -7890,7 +7923,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7902,7 +7935,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7915,7 +7948,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -7948,7 +7981,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7960,7 +7993,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7973,7 +8006,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{107}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8044,7 +8077,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\x83\x04\n" +
+	"\x06_renew\"\xb7\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8064,6 +8097,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12!\n" +
 	"\fpause_millis\x18> \x01(\rR\vpauseMillis\x12\x18\n" +
 	"\awaiting\x18? \x01(\bR\awaiting\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
+	"\acontrol\x18Q \x01(\tR\acontrol\x12\x18\n" +
 	"\atrouble\x18n \x01(\tR\atrouble\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
@@ -8259,12 +8294,15 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fRemoveNodeReply\"'\n" +
 	"\x11GiveUpNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x11\n" +
-	"\x0fGiveUpNodeReply\"(\n" +
+	"\x0fGiveUpNodeReply\"X\n" +
 	"\x12RestartNodeRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\":\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05leave\x18P \x01(\bR\x05leave\x12\x18\n" +
+	"\aprogram\x18Q \x01(\tR\aprogram\"T\n" +
 	"\x10RestartNodeReply\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
-	"\x04kept\x18\x02 \x01(\bR\x04kept\"0\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\"0\n" +
 	"\x10RebalanceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"&\n" +
 	"\x0eRebalanceReply\x12\x14\n" +
@@ -8423,7 +8461,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vPeerGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\x87\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xbb\x02\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -8432,7 +8470,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
 	"\x06domain\x18\x06 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
-	"\x05keeps\x18= \x01(\bR\x05keeps\"\xe4\x01\n" +
+	"\x05keeps\x18= \x01(\bR\x05keeps\x12\x18\n" +
+	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
+	"\acontrol\x18Q \x01(\tR\acontrol\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
@@ -8461,10 +8501,11 @@ const file_directory_proto_rawDesc = "" +
 	"\vwait_millis\x18\x06 \x01(\x04R\n" +
 	"waitMillis\x12%\n" +
 	"\x0ekey_generation\x18( \x01(\rR\rkeyGeneration\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"M\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\"p\n" +
 	"\x10LeaveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x10\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
+	"\fpause_millis\x18P \x01(\rR\vpauseMillis\"\x10\n" +
 	"\x0eLeaveNodeReply\"A\n" +
 	"\x11ReportNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -8473,8 +8514,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x16\n" +
-	"\x06millis\x18\x03 \x01(\rR\x06millis\"\x10\n" +
-	"\x0ePauseNodeReply\"\x87\x01\n" +
+	"\x06millis\x18\x03 \x01(\rR\x06millis\"\x87\x01\n" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
@@ -8730,7 +8770,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\xf7\x18\n" +
+	"\x0eSESSION_FENCED\x10\x032\xa4\x18\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -8744,8 +8784,7 @@ const file_directory_proto_rawDesc = "" +
 	"\fRegisterNode\x12%.kvd.directory.v1.RegisterNodeRequest\x1a#.kvd.directory.v1.RegisterNodeReply\x12Q\n" +
 	"\tHeartbeat\x12\".kvd.directory.v1.HeartbeatRequest\x1a .kvd.directory.v1.HeartbeatReply\x12]\n" +
 	"\rPublishRegion\x12&.kvd.directory.v1.PublishRegionRequest\x1a$.kvd.directory.v1.PublishRegionReply\x12Q\n" +
-	"\tLeaveNode\x12\".kvd.directory.v1.LeaveNodeRequest\x1a .kvd.directory.v1.LeaveNodeReply\x12Q\n" +
-	"\tPauseNode\x12\".kvd.directory.v1.PauseNodeRequest\x1a .kvd.directory.v1.PauseNodeReply\x12T\n" +
+	"\tLeaveNode\x12\".kvd.directory.v1.LeaveNodeRequest\x1a .kvd.directory.v1.LeaveNodeReply\x12T\n" +
 	"\n" +
 	"ReportNode\x12#.kvd.directory.v1.ReportNodeRequest\x1a!.kvd.directory.v1.ReportNodeReply\x12N\n" +
 	"\bFindWork\x12!.kvd.directory.v1.FindWorkRequest\x1a\x1f.kvd.directory.v1.FindWorkReply\x12N\n" +
@@ -8787,7 +8826,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -8866,45 +8905,44 @@ var file_directory_proto_goTypes = []any{
 	(*ReportNodeRequest)(nil),      // 74: kvd.directory.v1.ReportNodeRequest
 	(*ReportNodeReply)(nil),        // 75: kvd.directory.v1.ReportNodeReply
 	(*PauseNodeRequest)(nil),       // 76: kvd.directory.v1.PauseNodeRequest
-	(*PauseNodeReply)(nil),         // 77: kvd.directory.v1.PauseNodeReply
-	(*NodeStats)(nil),              // 78: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 79: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 80: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 81: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 82: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 83: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 84: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 85: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 86: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 87: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 88: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 89: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 90: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 91: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 92: kvd.directory.v1.StatusReply
-	(*KeyUse)(nil),                 // 93: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 94: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 95: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 96: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 97: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 98: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 99: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 100: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 101: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 102: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 103: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 104: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 105: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 106: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 107: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 108: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 109: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 110: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 111: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 112: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 113: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 114: kvd.directory.v1.AuditEntry
-	nil,                            // 115: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*NodeStats)(nil),              // 77: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 78: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 79: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 80: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 81: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 82: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 83: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 84: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 85: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 86: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 87: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 88: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 89: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 90: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 91: kvd.directory.v1.StatusReply
+	(*KeyUse)(nil),                 // 92: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 93: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 94: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 95: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 96: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 97: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 98: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 99: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 100: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 101: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 102: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 103: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 104: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 105: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 106: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 107: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 108: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 109: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 110: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 111: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 112: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 113: kvd.directory.v1.AuditEntry
+	nil,                            // 114: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -8947,8 +8985,8 @@ var file_directory_proto_depIdxs = []int32{
 	11,  // 37: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
 	70,  // 38: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
 	68,  // 39: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	78,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	80,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	77,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	79,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
 	70,  // 42: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
 	68,  // 43: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
 	69,  // 44: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
@@ -8959,23 +8997,23 @@ var file_directory_proto_depIdxs = []int32{
 	14,  // 49: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
 	12,  // 50: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	12,  // 51: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	94,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	93,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
 	9,   // 53: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	95,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	96,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	115, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	94,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	95,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	114, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
 	23,  // 57: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	93,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	92,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
 	6,   // 59: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
 	24,  // 60: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	105, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	104, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
 	3,   // 62: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
 	12,  // 63: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	13,  // 64: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
 	12,  // 65: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
 	12,  // 66: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	114, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	78,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	113, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	77,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
 	46,  // 69: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
 	48,  // 70: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
 	53,  // 71: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
@@ -8987,71 +9025,69 @@ var file_directory_proto_depIdxs = []int32{
 	63,  // 77: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
 	66,  // 78: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
 	71,  // 79: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	81,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	80,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
 	72,  // 81: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	76,  // 82: kvd.directory.v1.Directory.PauseNode:input_type -> kvd.directory.v1.PauseNodeRequest
-	74,  // 83: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	26,  // 84: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	28,  // 85: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	30,  // 86: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	34,  // 87: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	36,  // 88: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	38,  // 89: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	40,  // 90: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	42,  // 91: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	44,  // 92: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	83,  // 93: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	85,  // 94: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	87,  // 95: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	89,  // 96: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	91,  // 97: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	97,  // 98: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	99,  // 99: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	101, // 100: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	112, // 101: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	103, // 102: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	106, // 103: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	108, // 104: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	110, // 105: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	47,  // 106: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	49,  // 107: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	55,  // 108: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 109: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	57,  // 110: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	59,  // 111: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	61,  // 112: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	33,  // 113: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	64,  // 114: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	67,  // 115: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	79,  // 116: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	82,  // 117: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	73,  // 118: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	77,  // 119: kvd.directory.v1.Directory.PauseNode:output_type -> kvd.directory.v1.PauseNodeReply
-	75,  // 120: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	27,  // 121: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	29,  // 122: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	31,  // 123: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	35,  // 124: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	37,  // 125: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	39,  // 126: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	41,  // 127: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	43,  // 128: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	45,  // 129: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	84,  // 130: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	86,  // 131: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	88,  // 132: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	90,  // 133: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	92,  // 134: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	98,  // 135: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	100, // 136: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	102, // 137: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	113, // 138: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	104, // 139: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	107, // 140: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	109, // 141: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	111, // 142: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	106, // [106:143] is the sub-list for method output_type
-	69,  // [69:106] is the sub-list for method input_type
+	74,  // 82: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	26,  // 83: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	28,  // 84: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	30,  // 85: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	34,  // 86: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	36,  // 87: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	38,  // 88: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	40,  // 89: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	42,  // 90: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	44,  // 91: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	82,  // 92: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	84,  // 93: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	86,  // 94: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	88,  // 95: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	90,  // 96: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	96,  // 97: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	98,  // 98: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	100, // 99: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	111, // 100: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	102, // 101: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	105, // 102: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	107, // 103: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	109, // 104: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	47,  // 105: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	49,  // 106: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	55,  // 107: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 108: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	57,  // 109: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	59,  // 110: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	61,  // 111: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	33,  // 112: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	64,  // 113: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	67,  // 114: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	78,  // 115: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	81,  // 116: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	73,  // 117: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	75,  // 118: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	27,  // 119: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	29,  // 120: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	31,  // 121: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	35,  // 122: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	37,  // 123: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	39,  // 124: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	41,  // 125: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	43,  // 126: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	45,  // 127: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	83,  // 128: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	85,  // 129: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	87,  // 130: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	89,  // 131: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	91,  // 132: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	97,  // 133: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	99,  // 134: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	101, // 135: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	112, // 136: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	103, // 137: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	106, // 138: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	108, // 139: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	110, // 140: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	105, // [105:141] is the sub-list for method output_type
+	69,  // [69:105] is the sub-list for method input_type
 	69,  // [69:69] is the sub-list for extension type_name
 	69,  // [69:69] is the sub-list for extension extendee
 	0,   // [0:69] is the sub-list for field type_name
@@ -9069,7 +9105,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   109,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,7 +37,6 @@ const (
 	Directory_Heartbeat_FullMethodName       = "/kvd.directory.v1.Directory/Heartbeat"
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
 	Directory_LeaveNode_FullMethodName       = "/kvd.directory.v1.Directory/LeaveNode"
-	Directory_PauseNode_FullMethodName       = "/kvd.directory.v1.Directory/PauseNode"
 	Directory_ReportNode_FullMethodName      = "/kvd.directory.v1.Directory/ReportNode"
 	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
 	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
@@ -87,7 +86,6 @@ type DirectoryClient interface {
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
 	LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error)
-	PauseNode(ctx context.Context, in *PauseNodeRequest, opts ...grpc.CallOption) (*PauseNodeReply, error)
 	ReportNode(ctx context.Context, in *ReportNodeRequest, opts ...grpc.CallOption) (*ReportNodeReply, error)
 	// Janitors.
 	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
@@ -257,16 +255,6 @@ func (c *directoryClient) LeaveNode(ctx context.Context, in *LeaveNodeRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LeaveNodeReply)
 	err := c.cc.Invoke(ctx, Directory_LeaveNode_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *directoryClient) PauseNode(ctx context.Context, in *PauseNodeRequest, opts ...grpc.CallOption) (*PauseNodeReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PauseNodeReply)
-	err := c.cc.Invoke(ctx, Directory_PauseNode_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -527,7 +515,6 @@ type DirectoryServer interface {
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
 	LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error)
-	PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error)
 	ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error)
 	// Janitors.
 	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
@@ -602,9 +589,6 @@ func (UnimplementedDirectoryServer) PublishRegion(context.Context, *PublishRegio
 }
 func (UnimplementedDirectoryServer) LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method LeaveNode not implemented")
-}
-func (UnimplementedDirectoryServer) PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method PauseNode not implemented")
 }
 func (UnimplementedDirectoryServer) ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReportNode not implemented")
@@ -919,24 +903,6 @@ func _Directory_LeaveNode_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).LeaveNode(ctx, req.(*LeaveNodeRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Directory_PauseNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PauseNodeRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(DirectoryServer).PauseNode(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Directory_PauseNode_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(DirectoryServer).PauseNode(ctx, req.(*PauseNodeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1409,10 +1375,6 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LeaveNode",
 			Handler:    _Directory_LeaveNode_Handler,
-		},
-		{
-			MethodName: "PauseNode",
-			Handler:    _Directory_PauseNode_Handler,
 		},
 		{
 			MethodName: "ReportNode",

@@ -30,7 +30,6 @@ func Rights() map[string]identity.Roles {
 		Directory_Heartbeat_FullMethodName:     memNodes,
 		Directory_PublishRegion_FullMethodName: memNodes,
 		Directory_LeaveNode_FullMethodName:     memNodes,
-		Directory_PauseNode_FullMethodName:     memNodes,
 		Directory_ReportNode_FullMethodName:    memNodes,
 
 		Directory_FindWork_FullMethodName:  janitors,

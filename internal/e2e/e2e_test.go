@@ -31,6 +31,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if doc := os.Getenv(loadEnv); doc != "" {
+		if err := load(doc); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if dir := os.Getenv(hammerEnv); dir != "" {
 		fmt.Fprintln(os.Stderr, hammer(dir, os.Getenv(hammerFileEnv)))
 		os.Exit(1)

@@ -52,6 +52,11 @@ type Options struct {
 	Vital string
 	// Store, if not nil, holds what the keeper holds beyond it. Run closes it.
 	Store *Systemd
+	// Control is where a socket is made by which an operator of this machine chooses the program of the next worker; see
+	// [Choose]. Empty: there is none.
+	Control string
+	// UpTimeout is how long a program that was chosen may take until it says that it is up. Default 15 s.
+	UpTimeout time.Duration
 	// Logger is told of workers that die. Required.
 	Logger *slog.Logger
 	// Trouble, if not nil, is told why there is no worker, before each pause: when none can be started, or the second in a row ended
@@ -90,13 +95,21 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 	if err := held.takeOver(ctx, o); err != nil {
 		return 1, err
 	}
+	programs, err := openPrograms(o)
+	if err != nil {
+		return 1, err
+	}
+	defer programs.close()
 	said := trouble{tell: o.Trouble}
 	defer said.over()
 	for pause, deaths := time.Duration(0), 0; ; {
 		began := time.Now()
-		w, err := start(o, held)
+		l, w, err := start(o, held, programs)
 		why := ""
 		if err != nil {
+			if programs.hasFailed(l, err.Error()) {
+				continue
+			}
 			why = fmt.Sprintf("its keeper cannot start a worker: %v", err)
 			// The program may be gone for a moment: somebody replaces it.
 			if !held.hasAny(o.Vital) {
@@ -105,9 +118,15 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 			o.Logger.Error("cannot start the worker; trying again", "err", err)
 		} else {
 			well := time.AfterFunc(soon, said.over)
+			stop := programs.expire(l, w.cmd.Process.Kill)
 			state := w.wait(ctx, passed)
+			stop()
 			well.Stop()
 			status = exitStatus(state)
+			if ctx.Err() == nil && programs.hasFailed(l, state.String()) {
+				pause = 0
+				continue
+			}
 			if ctx.Err() == nil && status == Again {
 				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived", time.Since(began).Round(time.Millisecond))
 				pause = 0
@@ -222,18 +241,24 @@ type worker struct {
 	ended  chan struct{} // closed when it has been reaped
 }
 
-func start(o Options, held *store) (*worker, error) {
+// start begins a life of the program that is next; it is known after an error, too.
+func start(o Options, held *store, p *programs) (*life, *worker, error) {
+	l, err := p.next()
+	defer l.close()
+	if err != nil {
+		return l, nil, err
+	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("socket for the worker: %w", err)
+		return l, nil, fmt.Errorf("socket for the worker: %w", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "worker")
 	defer theirs.Close()
 	conn, err := connOf(fds[0])
 	if err != nil {
-		return nil, err
+		return l, nil, err
 	}
-	w := &worker{cmd: exec.Command(o.Path, o.Args...), served: make(chan struct{}), ended: make(chan struct{})}
+	w := &worker{cmd: l.command(o.Args), served: make(chan struct{}), ended: make(chan struct{})}
 	w.cmd.Env = append(slices.Concat(os.Environ(), o.Env), socketEnv+"=3")
 	if o.Store != nil {
 		w.cmd.Env = append(w.cmd.Env, outlivesEnv+"=1")
@@ -244,7 +269,7 @@ func start(o Options, held *store) (*worker, error) {
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := w.cmd.Start(); err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("start %s: %w", o.Path, err)
+		return l, nil, fmt.Errorf("start %s: %w", l.path, err)
 	}
 	// Before it is answered the worker has nothing, and before it is waited for its pid is its own.
 	noted, err := held.noteWorker(w.cmd.Process.Pid)
@@ -254,7 +279,7 @@ func start(o Options, held *store) (*worker, error) {
 	go func() {
 		defer close(w.served)
 		defer conn.Close()
-		held.serve(conn)
+		held.serve(conn, func(version string) { p.isUp(l, version) })
 	}()
 	go func() {
 		_ = w.cmd.Wait() // ProcessState says how
@@ -263,7 +288,7 @@ func start(o Options, held *store) (*worker, error) {
 		}
 		close(w.ended)
 	}()
-	return w, nil
+	return l, w, nil
 }
 
 // noteWorker has the Store hold a pidfd of the worker.

@@ -42,6 +42,11 @@ func program(name, folder string) int {
 		fmt.Fprintln(os.Stderr, status, err)
 		return status
 	}
+	if name == "choose" { // as another user
+		_, err := Choose(context.Background(), folder, os.Args[0])
+		fmt.Println(err)
+		return 0
+	}
 	c, err := Connect()
 	if err != nil || c == nil {
 		fmt.Fprintln(os.Stderr, "no keeper:", err)
@@ -69,6 +74,8 @@ func program(name, folder string) int {
 		}
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
+	case "chosen":
+		return chosen(c)
 	case "fails":
 		return 7
 	case "loses": // what is vital goes before it does
@@ -308,7 +315,7 @@ func pair(t *testing.T) (*Client, *store, *net.UnixConn) {
 		t.Fatal(err)
 	}
 	s, done := &store{}, make(chan struct{})
-	go func() { defer close(done); s.serve(a) }()
+	go func() { defer close(done); s.serve(a, func(string) {}) }()
 	c := &Client{conn: b}
 	t.Cleanup(func() { _ = c.Close(); <-done; _ = a.Close(); s.closeAll(false) })
 	return c, s, b

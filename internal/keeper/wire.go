@@ -21,6 +21,7 @@ import (
 //	put     worker   name, meta, 1 or 2 descriptors: hold them under a name that is free
 //	drop    worker   name: close what is held under it
 //	list    worker   nothing: say all that is held
+//	up      worker   meta, its version: it serves
 //	item    keeper   name, meta, descriptors; list's answers are these and then ok
 //	ok      keeper   nothing: it was done
 //	refuse  keeper   meta, a text: nothing was done
@@ -33,6 +34,7 @@ const (
 	opItem
 	opOK
 	opRefuse
+	opUp
 )
 
 const (
@@ -100,7 +102,7 @@ func decode(b []byte, files int) (*message, error) {
 	case opDrop:
 		wantName = true
 	case opList, opOK:
-	case opRefuse:
+	case opRefuse, opUp:
 		wantMeta = true
 	default:
 		return nil, fmt.Errorf("%w: operation %d", ErrProtocol, m.op)
@@ -202,8 +204,8 @@ func (s *store) closeAll(leave bool) {
 	}
 }
 
-// serve answers a worker until its socket ends.
-func (s *store) serve(c *net.UnixConn) {
+// serve answers a worker until its socket ends. up is called when it says that it is.
+func (s *store) serve(c *net.UnixConn, up func(version string)) {
 	for {
 		m, fds, err := receive(c)
 		switch {
@@ -212,6 +214,8 @@ func (s *store) serve(c *net.UnixConn) {
 			return
 		case m.op == opList:
 			err = s.list(c)
+		case m.op == opUp:
+			up(string(m.meta))
 		default:
 			err = s.change(m, fds)
 		}
@@ -324,6 +328,15 @@ func (c *Client) Drop(name string) error {
 		return nil
 	}
 	_, err := c.ask(&message{op: opDrop, name: name}, nil)
+	return err
+}
+
+// Up tells the keeper that this worker serves, and of which version it is.
+func (c *Client) Up(version string) error {
+	if c == nil {
+		return nil
+	}
+	_, err := c.ask(&message{op: opUp, meta: []byte(version[:min(len(version), maxMeta)])}, nil)
 	return err
 }
 

@@ -164,3 +164,50 @@ func TestPauseNode(t *testing.T) {
 	h.refuse(pause(9, 1), ErrRefused, `"m1" does not keep its memory`)
 	h.do(pause(9, 0))
 }
+
+func part(incarnation uint64, millis uint32) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 1, Incarnation: incarnation, PauseMillis: millis}}}
+}
+
+// A memory node that leaves to be replaced is expected while it is down, too, until its next life registers or that is given up; one that stops
+// is not replaced.
+func TestPauseWithLeave(t *testing.T) {
+	h := keeper(t)
+	h.refuse(part(7, MaxPauseMillis+1), ErrInvalid, "30001")
+	h.do(part(7, 100))
+	h.refuse(part(7, 100), ErrRefused, "being replaced already")
+	h.do(kept(7, 3, "h:2"))
+	if n := h.s.Node(1); !n.Leaving || n.PauseMillis != 100 {
+		t.Errorf("the same process again: %v", n)
+	}
+	h.do(pause(7, 0))
+	if n := h.s.Node(1); n.Leaving || n.PauseMillis != 0 {
+		t.Errorf("it stays: %v", n)
+	}
+	h.do(part(7, 100))
+	h.do(part(7, 0))
+	if n := h.s.Node(1); !n.Leaving || n.PauseMillis != 0 {
+		t.Errorf("it stops: %v", n)
+	}
+	h.refuse(part(7, 100), ErrRefused, "is stopping")
+	h.do(kept(7, 4, "h:1"))
+	h.do(part(7, 100))
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: 1, Incarnation: 7}}})
+	if n := h.s.Node(1); n.State != dirpb.NodeState_NODE_DOWN || n.Leaving || n.PauseMillis != 100 {
+		t.Errorf("it has left: %v", n)
+	}
+	h.refuse(pause(7, 100), ErrNotFound)
+	h.refuse(kept(7, 5, "h:1"), ErrRefused, "declared lost")
+	h.do(kept(8, 1, "h:1"))
+	if n := h.s.Node(1); n.State != dirpb.NodeState_NODE_UP || n.PauseMillis != 0 {
+		t.Errorf("it is back: %v", n)
+	}
+	h.do(part(8, 100))
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: 1, Incarnation: 8}}})
+	h.do(pause(8, 0))
+	if n := h.s.Node(1); n.PauseMillis != 0 {
+		t.Errorf("it is expected no more: %v", n)
+	}
+	h.do(register("m1", 9))
+	h.refuse(part(9, 100), ErrRefused, `"m1" does not keep its memory`)
+}

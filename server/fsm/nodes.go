@@ -23,7 +23,7 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	if c.CapacityBytes > MaxCapacityBytes {
 		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
 	}
-	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}} {
+	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}, {"control socket", c.Control}} {
 		if err := CheckText(text[0], text[1]); err != nil {
 			return fmt.Errorf("memory node %q: %w", c.Name, err)
 		}
@@ -78,7 +78,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
-		Boot: c.Boot, Keeps: c.Keeps,
+		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -105,7 +105,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	how := ArrivalKnown
 	switch {
 	case old.Incarnation == c.Incarnation && old.Boot == c.Boot:
-		n.PauseMillis = old.PauseMillis
+		n.PauseMillis, n.Leaving = old.PauseMillis, old.Leaving
 	case old.Incarnation == c.Incarnation && old.Boot != 0:
 		how = ArrivalKept
 		s.confirmAll(old)
@@ -134,7 +134,10 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 
 func (s *State) takeDown(n *dirpb.Node, unixMillis int64) {
 	down := proto.CloneOf(n)
-	down.State, down.Leaving, down.PauseMillis = dirpb.NodeState_NODE_DOWN, false, 0
+	if !n.Leaving {
+		down.PauseMillis = 0
+	}
+	down.State, down.Leaving = dirpb.NodeState_NODE_DOWN, false
 	s.putNode(down)
 	s.loseMemory(down, 0, unixMillis)
 }
@@ -160,38 +163,55 @@ func (s *State) confirmAll(n *dirpb.Node) {
 	}
 }
 
+// checkPause refuses a pause of n that is too long, or that has no end.
+func checkPause(n *dirpb.Node, millis uint32) error {
+	switch {
+	case millis > MaxPauseMillis:
+		return fmt.Errorf("%w: a pause of %d ms of memory node %q, want at most %d", ErrInvalid, millis, n.Name, MaxPauseMillis)
+	case millis > 0 && !n.Keeps:
+		return fmt.Errorf("%w: memory node %q does not keep its memory, so it has nothing to come back with", ErrRefused, n.Name)
+	}
+	return nil
+}
+
 // pauseNode says for how long a process of a memory node that keeps its memory is not expected to be
-// heard, since another one takes over. It holds until that one registers, or the leader ends it.
+// heard, since another one takes over. It holds until that one registers, or the leader ends it. The end of the pause of
+// one that has not left its placement groups yet is the end of that.
 func (s *State) pauseNode(c *dirpb.PauseNodeRequest) error {
 	n := s.nodes[c.GetNodeId()]
-	switch {
-	case n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP:
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP && c.Millis > 0 {
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
-	case c.Millis > MaxPauseMillis:
-		return fmt.Errorf("%w: a pause of %d ms of memory node %q, want at most %d", ErrInvalid, c.Millis, n.Name, MaxPauseMillis)
-	case c.Millis > 0 && !n.Keeps:
-		return fmt.Errorf("%w: memory node %q does not keep its memory, so it has nothing to come back with", ErrRefused, n.Name)
+	}
+	if err := checkPause(n, c.Millis); err != nil {
+		return err
 	}
 	if n.PauseMillis != c.Millis {
 		n = proto.CloneOf(n)
 		n.PauseMillis = c.Millis
+		n.Leaving = n.Leaving && c.Millis > 0
 		s.putNode(n)
 	}
 	return nil
 }
 
-// leaveNode says that a process of a memory node is about to stop. It holds for this
-// incarnation.
+// leaveNode says that a process of a memory node is about to stop, or with a pause that it is to be replaced when it has
+// left. It holds for this incarnation; a process that stops is not replaced.
 func (s *State) leaveNode(c *dirpb.LeaveNodeRequest) error {
 	n := s.nodes[c.GetNodeId()]
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
 	}
-	if n.Leaving {
+	if err := checkPause(n, c.PauseMillis); err != nil {
+		return err
+	}
+	if c.PauseMillis > 0 && (n.Leaving || n.PauseMillis > 0) {
+		return fmt.Errorf("%w: memory node %q is stopping or being replaced already", ErrRefused, n.Name)
+	}
+	if n.Leaving && n.PauseMillis == 0 {
 		return nil
 	}
 	n = proto.CloneOf(n)
-	n.Leaving = true
+	n.Leaving, n.PauseMillis = true, c.PauseMillis
 	s.putNode(n)
 	return nil
 }

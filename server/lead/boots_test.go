@@ -26,7 +26,7 @@ func (w *world) keeper(name string, boot uint64) uint32 {
 func (w *world) pauseNode(id, millis uint32) {
 	w.t.Helper()
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: 1, Millis: millis}}})
-	w.l.NotePauses(w.s, w.now)
+	w.l.BeginPause(w.s, id, w.now)
 }
 
 func (w *world) waits(ids ...uint32) {
@@ -183,4 +183,103 @@ func TestPauseEnds(t *testing.T) {
 		t.Errorf("node %v", n)
 	}
 	w.want()
+}
+
+// part has a memory node of incarnation 1 leave its placement groups to be replaced.
+func (w *world) part(id uint32) {
+	w.t.Helper()
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: 1, PauseMillis: 30_000}}})
+	w.l.BeginPause(w.s, id, w.now)
+}
+
+// A memory node that is to be replaced leaves its chains, and is down when it is out of them; no copy is made elsewhere while it is
+// expected, and its next life joins.
+func TestPart(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"m1", "m2", "m3"} {
+		w.keeper(name, 1)
+	}
+	ns := w.create("n", 2, 4)
+	w.open(ns)
+	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 2)
+	w.on(2, dirpb.PGState_PG_ACTIVE, 2, 3)
+	w.on(3, dirpb.PGState_PG_ACTIVE, 3, 1)
+	if err := w.l.MayPart(w.s, 1, w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.part(1)
+	w.want()
+	w.ack()
+	w.want(`group 1: memory node "m1" leaves`, `group 3: memory node "m1" leaves`)
+	w.ack()
+	w.want(`group 1: every session has quiesced`, `group 3: every session has quiesced`)
+	if err := w.l.MayPart(w.s, 2, w.now); !errors.Is(err, fsm.ErrRefused) || !strings.Contains(err.Error(), `"m2" has the only copy of placement group 1 of namespace "n"`) {
+		t.Errorf("another one may leave: %v", err)
+	}
+	w.want(`"m1" is down: it has left, and is replaced`)
+	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
+	w.ack()
+	w.wait(5 * time.Second)
+	w.want() // to join elsewhere
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+		Name: "m1", Incarnation: 2, CapacityBytes: 4 * region, Domain: "m1", Boot: 1, Keeps: true,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
+	}}}})
+	w.l.Heartbeat(w.s, w.now, 1, 2, nil)
+	w.want(`group 1: memory node "m1" is to join`, `group 3: memory node "m1" is to join`)
+}
+
+// The placement groups of one that does not come back wait for as long as its pause.
+func TestPartWithoutReturn(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"m1", "m2", "m3"} {
+		w.keeper(name, 1)
+	}
+	w.create("n", 2, 1)
+	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 2)
+	w.part(1)
+	began := w.now
+	for w.s.Node(1).State == dirpb.NodeState_NODE_UP {
+		if w.step() == 0 {
+			t.Fatalf("it does not leave: %v", w.pg(1))
+		}
+	}
+	w.mute[1] = true
+	w.wait(began + 30*time.Second - w.now)
+	w.want()
+	w.now++
+	w.want(`"m1" was not replaced in time`)
+	w.want(`group 1: memory node "m3" is to join`, `group 3: memory node "m2" is to join`)
+}
+
+// A memory node that cannot leave in time stays as it was: while a session does not say that it knows, or when its copies are the last.
+func TestPartIsBounded(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"m1", "m2"} {
+		w.keeper(name, 1)
+	}
+	ns := w.create("n", 2, 1)
+	w.open(ns)
+	w.part(2)
+	w.want()
+	w.wait(maxParting)
+	w.want()
+	w.now++
+	w.want(`"m2" could not leave its placement groups in time, and stays`)
+	if n := w.s.Node(2); n.Leaving || n.PauseMillis != 0 || n.State != dirpb.NodeState_NODE_UP {
+		t.Errorf("node %v", n)
+	}
+	w.part(2)
+	w.down(1)
+	for {
+		w.ack()
+		if w.step() == 0 {
+			break
+		}
+	}
+	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
+	w.wait(maxParting)
+	w.now++
+	w.want(`"m2" could not leave its placement groups in time, and stays`)
+	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
 }

@@ -43,8 +43,16 @@ func (l *Leader) noteLeaving(s *fsm.State, now time.Duration) {
 	}
 }
 
-// NotePauses starts the time of memory nodes whose processes are being replaced. Plan does it as well.
-func (l *Leader) NotePauses(s *fsm.State, now time.Duration) {
+// BeginPause starts the time of a memory node whose process is to be replaced, from now on.
+func (l *Leader) BeginPause(s *fsm.State, id uint32, now time.Duration) {
+	if x := l.nodes[id]; x != nil {
+		x.pause = 0
+	}
+	l.notePauses(s, now)
+}
+
+// notePauses starts the time of memory nodes of whose pause another leader has known.
+func (l *Leader) notePauses(s *fsm.State, now time.Duration) {
 	for _, n := range s.Nodes() {
 		x := l.nodes[n.Id]
 		if x == nil || x.incarnation != n.Incarnation {
@@ -57,14 +65,54 @@ func (l *Leader) NotePauses(s *fsm.State, now time.Duration) {
 	}
 }
 
-// resume expects heartbeats again of memory nodes that were to be replaced by now.
+// maxParting is how long a memory node that is to be replaced may take to leave its placement groups: operations wait meanwhile
+// for those where it arbitrates.
+const maxParting = 3 * time.Second
+
+// resume expects heartbeats again of memory nodes that were to be replaced by now, and lets those stay that could not leave.
 func (p *plan) resume() {
 	for _, n := range p.s.Nodes() {
-		if x := p.l.nodes[n.Id]; x != nil && x.pause > 0 && p.now > x.paused+x.pause {
+		x := p.l.nodes[n.Id]
+		if x == nil || x.incarnation != n.Incarnation || x.pause == 0 {
+			continue
+		}
+		limit, why := x.pause, "was not replaced in time"
+		if n.Leaving {
+			limit, why = min(limit, maxParting), "could not leave its placement groups in time, and stays"
+		}
+		if p.now > x.paused+limit {
 			p.add(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}},
-				"memory node %q was not replaced in time", n.Name)
+				"memory node %q %s", n.Name, why)
 		}
 	}
+}
+
+// expected reports whether a memory node leaves or has left to be replaced: what lacks one copy waits for it, as it will have room.
+func (v *view) expected() bool {
+	return slices.ContainsFunc(v.s.Nodes(), func(n *dirpb.Node) bool {
+		return n.PauseMillis > 0 && (n.Leaving || n.State == dirpb.NodeState_NODE_DOWN)
+	})
+}
+
+// MayPart refuses that a memory node leaves its placement groups to be replaced, if some would have no other copy then.
+func (l *Leader) MayPart(s *fsm.State, id uint32, now time.Duration) error {
+	_, holds := l.newView(s, now).copies()
+	others := make(map[uint32]bool) // placement groups with a copy that stays
+	for _, n := range s.Nodes() {
+		if n.Id == id || n.State != dirpb.NodeState_NODE_UP || n.Leaving || l.Silent(n, now) {
+			continue
+		}
+		for _, pg := range holds[n.Id] {
+			others[pg] = true
+		}
+	}
+	for _, pg := range holds[id] {
+		if !others[pg] {
+			return fmt.Errorf("%w: memory node %q has the only copy of placement group %d of namespace %q, and would have to drop it; nothing was done. "+
+				"Wait until there is another copy, or restart it in place", fsm.ErrRefused, s.Node(id).GetName(), pg, s.Namespace(s.PG(pg).NamespaceId).GetName())
+		}
+	}
+	return nil
 }
 
 // Silent reports whether a memory node that is up has not been heard for as long as it should have been.
@@ -137,17 +185,18 @@ func (p *plan) part(pg *dirpb.PlacementGroup) {
 }
 
 // gone reports whether a memory node that is about to stop is out of every chain in which
-// another has a copy, or has waited for that long enough.
+// another has a copy, or has waited for that long enough; one that is to be replaced leaves nothing behind, or does not leave.
 func (p *plan) gone(n *dirpb.Node) bool {
 	x := p.l.nodes[n.Id]
 	if !n.Leaving || x == nil || x.leavesV == 0 {
 		return false
 	}
-	if p.now-x.leaves > p.l.Patience() {
+	stops := n.PauseMillis == 0
+	if stops && p.now-x.leaves > p.l.Patience() {
 		return true
 	}
 	return !slices.ContainsFunc(p.pgs, func(pg *dirpb.PlacementGroup) bool {
 		on := func(m *dirpb.Member) bool { return m.NodeId == n.Id }
-		return pg.Leaving != nil && on(pg.Leaving) || len(pg.Members) > 1 && slices.ContainsFunc(pg.Members, on)
+		return pg.Leaving != nil && on(pg.Leaving) || slices.ContainsFunc(pg.Members, on) && (len(pg.Members) > 1 || !stops)
 	})
 }

@@ -87,7 +87,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	l.awake(now)
 	l.Signs(s) // a memory node that is down holds nobody up
 	l.noteLeaving(s, now)
-	l.NotePauses(s, now)
+	l.notePauses(s, now)
 	p := l.plan(s, now)
 	p.reserve()
 	p.resume()
@@ -203,7 +203,11 @@ func (p *plan) expireNodes() {
 	}
 	for _, m := range p.s.Nodes() {
 		if p.gone(m) && !slices.Contains(silent, m) {
-			p.add(downOf(m), "memory node %q is down: it said goodbye", m.Name)
+			why := "it said goodbye"
+			if m.PauseMillis > 0 {
+				why = "it has left, and is replaced"
+			}
+			p.add(downOf(m), "memory node %q is down: %s", m.Name, why)
 		}
 	}
 	for id := range p.l.nodes {
@@ -353,6 +357,9 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 	}
 	if len(pg.Members) > want {
 		p.dropSurplus(pg)
+		return
+	}
+	if len(pg.Members) == want-1 && p.expected() {
 		return
 	}
 	if n := p.candidate(pg); n != nil {

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/overview"
+)
+
+func (a *app) restartCommand() *cobra.Command {
+	var patient time.Duration
+	var leave bool
+	var program string
+	c := changes(&cobra.Command{
+		Use:   "restart NODE",
+		Short: "Replace the process of a memory node, to upgrade it",
+		Long: "Have a memory node's keeper start another process in place of the one that serves, and\n" +
+			"wait until it does. It is the program that lies now where the last one was started from,\n" +
+			"so this is how one is upgraded. Nothing is lost. Operations on what it holds wait for\n" +
+			"it; it may take 30 s before the directory calls it lost. A memory node with keep off is refused.\n\n" +
+			"With --leave nobody waits for the restart: the memory node leaves its placement groups first,\n" +
+			"which have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
+			"it has the only copy of something.\n\n" +
+			"With --binary it is another program, for this restart and those after it. kvctl has to run on the\n" +
+			"memory node's machine, as root or its user; the program must be a regular file that one of them owns\n" +
+			"and nobody else may write. If it does not come up, a process of the one before it serves again.",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeNode(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if patient <= 0 {
+				return usagef("--for %v: want > 0", patient)
+			}
+			if cmd.Flags().Changed("binary") && program == "" {
+				return usagef("--binary is empty: want the path of a program")
+			}
+			return a.withBackend(func(b backend) error { return a.restart(cmd.Context(), b, args[0], program, leave, patient) })
+		},
+	})
+	c.Flags().DurationVar(&patient, "for", time.Minute, "how long to wait for the new process")
+	c.Flags().BoolVar(&leave, "leave", false, "leave the placement groups first, and join them again")
+	c.Flags().StringVar(&program, "binary", "", "path of the program that is to serve")
+	return c
+}
+
+func (a *app) restart(ctx context.Context, b backend, name, program string, leave bool, patient time.Duration) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	lacked := lacking(st.GetMap())
+	soon, cancel := context.WithTimeout(ctx, patient)
+	defer cancel()
+	var next *keeper.Choice
+	if program != "" {
+		if next, program, err = choose(soon, n, program); err != nil {
+			return &exitError{exitNo, fmt.Errorf("%q: %w; nothing was done", name, err)}
+		}
+		defer next.Close()
+	}
+	r, err := call(soon, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
+		return d.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: name, Leave: leave, Program: program})
+	})
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	version := r.GetVersion()
+	if next != nil {
+		if version, err = next.Wait(soon); err != nil {
+			err = &exitError{exitNo, fmt.Errorf("%q: %w", name, err)}
+		}
+	}
+	if !r.GetKept() && !leave {
+		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)}, err)
+	}
+	if err != nil {
+		return err
+	}
+	if version != "" {
+		version = ", version " + visible(version)
+	}
+	if !leave {
+		fmt.Fprintf(a.stdout, "%s: restarted with its memory, boot %d%s\n", name, r.GetBoot(), version)
+		return nil
+	}
+	err = a.await(ctx, b, "nodes restart", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+		now := lacking(st.GetMap())
+		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now, troubles(st)), detail: jobsText(st)}
+		return p, nodeNamed(st.GetMap(), name).GetState() == dirpb.NodeState_NODE_UP && now <= lacked, nil
+	})
+	if err != nil {
+		return waited(err)
+	}
+	fmt.Fprintf(a.stdout, "%s: left, restarted and joined again, boot %d%s\n", name, r.GetBoot(), version)
+	return nil
+}
+
+// lacking counts the placement groups that lack a copy, or have a state in which they serve nobody.
+func lacking(m *dirpb.Map) (n int) {
+	for _, p := range m.GetPgs() {
+		if overview.Lacks(m, p) != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// choose has the keeper of a memory node of this machine start the program next, and gives its absolute path.
+func choose(ctx context.Context, n *dirpb.Node, program string) (*keeper.Choice, string, error) {
+	switch {
+	case n.GetControl() == "":
+		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier version")
+	case !hostid.Same(n.GetHostId(), hostid.ID()):
+		return nil, "", errors.New("it is on another machine, and its program is chosen there: run this on it")
+	}
+	path, err := filepath.Abs(program)
+	if err != nil {
+		return nil, "", err
+	}
+	next, err := keeper.Choose(ctx, n.GetControl(), path)
+	return next, path, err
+}
