@@ -75,6 +75,8 @@ func (s *State) raise(c *fsmpb.Level) error {
 func (s *State) putLevel(l *fsmpb.Level) {
 	if s.level = l; s.Level() > 0 {
 		s.mark(levelKey, l)
+	} else {
+		s.mark(levelKey, nil)
 	}
 	s.takeLevel()
 }
