@@ -308,6 +308,43 @@ func TestEarlierThree(t *testing.T) {
 	}
 }
 
+// A memory node whose process the earlier version took for one without a boot is asked to register again, as the same, at the level of
+// this version, and nothing of its memory is given up for it.
+func TestEarlierMemoryNode(t *testing.T) {
+	n := leaderOf(t, start(t, Options{ID: "d1", DataDir: unpack(t, "a961d7c", "one-d1"), Lease: forever}))
+	until(t, "the level of this version", func() bool { return n.level() == fsm.Level })
+	d := dial(t, n)
+	var was *dirpb.Node
+	n.machine.view(func(s *fsm.State) { was = s.Nodes()[0] })
+	beat := func(boot uint64) *dirpb.HeartbeatReply {
+		t.Helper()
+		r, err := d.Heartbeat(testCtx(t), &dirpb.HeartbeatRequest{NodeId: was.Id, Incarnation: was.Incarnation, Boot: boot})
+		if err != nil || r.UnknownNode || len(r.Regions) != 3 {
+			t.Fatalf("heartbeat of boot %d: %v, %v", boot, r, err)
+		}
+		return r
+	}
+	if beat(0).RegisterAgain {
+		t.Error("a memory node of the earlier version is asked for a boot")
+	}
+	if !beat(7).RegisterAgain {
+		t.Error("a memory node with a boot is not asked for it")
+	}
+	_, err := d.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: was.Name, Incarnation: was.Incarnation, Boot: 7, Keeps: true,
+		HostId: was.HostId, Endpoints: was.Endpoints, CapacityBytes: was.CapacityBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if beat(7).RegisterAgain {
+		t.Error("it is asked again")
+	}
+	n.machine.view(func(s *fsm.State) {
+		if is := s.Node(was.Id); is.Boot != 7 || !is.Keeps || is.UsedBytes != was.UsedBytes {
+			t.Errorf("memory node %v", is)
+		}
+	})
+}
+
 // A data folder that a later version has used, of its level or of its database, and one that is damaged are refused, with a line
 // that says so and names the folder.
 func TestForeignFolders(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -113,4 +114,11 @@ func program(version string) string {
 		return "a version of kvd that knows no levels"
 	}
 	return fmt.Sprintf("kvd %.64q", version)
+}
+
+// unknown answers an RPC that this version does not have.
+func (n *Node) unknown(_ any, stream grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	return status.Errorf(codes.Unimplemented, "directory node %q runs kvd %s, which does not know %.128q; nothing was done; the caller is of another version: upgrade the directory nodes first",
+		n.opts.ID, n.opts.Version, method)
 }

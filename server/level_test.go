@@ -6,6 +6,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -65,6 +69,21 @@ func TestLaterCommandStops(t *testing.T) {
 		if got := x.machine.appliedIndex(); got != applied {
 			t.Errorf("start %d: applied up to %d, want %d", i, got, applied)
 		}
+	}
+}
+
+// A caller of a later version, whose RPC this one does not have, is told so, and by whom.
+func TestUnknownRPC(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	conn, err := grpc.NewClient("passthrough:///"+n.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	err = conn.Invoke(testCtx(t), "/kvd.directory.v1.Directory/Later", &dirpb.StatusRequest{}, &dirpb.StatusReply{})
+	want := `directory node "d1" runs kvd devel, which does not know "/kvd.directory.v1.Directory/Later"; nothing was done`
+	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), want) {
+		t.Fatalf("error %v, want %q", err, want)
 	}
 }
 

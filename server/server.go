@@ -161,6 +161,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
+	serve = append(serve, grpc.UnknownServiceHandler(n.unknown))
 	n.grpc = grpc.NewServer(append(serve, n.identify()...)...)
 	dirpb.RegisterDirectoryServer(n.grpc, n)
 	healthpb.RegisterHealthServer(n.grpc, health{n: n})
