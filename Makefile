@@ -40,6 +40,11 @@ lint: ## gofmt, vet, import directions, staticcheck
 generate: ## code from the .proto files
 	$(GO) run $(BUF) generate
 
+.PHONY: data-folder
+data-folder: ## data folders of a directory, made with the kvd and kvctl in the folder BIN, for the tests of later versions: BIN=, VERSION=
+	@test -n "$(BIN)" -a -n "$(VERSION)" || { echo 'BIN= a folder with kvd and kvctl, VERSION= what they are'; exit 2; }
+	server/testdata/folder.sh "$(BIN)" "$(VERSION)"
+
 .PHONY: generate-check
 generate-check: generate ## the committed code is what the .proto files give
 	@test -z "$$(git status --porcelain -- '*.pb.go')" || { git diff -- '*.pb.go'; echo 'generated code is not what is committed: make generate, and commit it'; exit 1; }

@@ -157,7 +157,7 @@ var world = []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", 
 
 func needWorld(t *testing.T) {
 	t.Helper()
-	probe := "ip link set lo up && mount -t tmpfs none /var/lib && ip link add br0 type bridge && ip link add v type veth peer name w"
+	probe := "ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && ip link add br0 type bridge && ip link add v type veth peer name w"
 	if out, err := exec.Command(world[0], append(world[1:], "sh", "-c", probe)...).CombinedOutput(); err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("no network of its own: %v: %s", err, out)
@@ -194,7 +194,7 @@ func TestTour(t *testing.T) {
 }
 
 // looks matches commands that change nothing.
-var looks = regexp.MustCompile(`^(kvctl (directory list|nodes|whoami|namespace show|--namespace [a-z]+ get)|redis-cli .* get|until curl|while kvctl)\b`)
+var looks = regexp.MustCompile(`^(kvctl (directory list|nodes|whoami|namespace show|--namespace [a-z]+ get)|redis-cli .* get|until curl|while (kvctl|pgrep))\b`)
 
 // leftOut lists the commands of machines with one of them missing, or a machine of a loop over machines.
 func leftOut(run []said) (all [][]said, what []string) {
@@ -386,7 +386,7 @@ const separator = "\x1e"
 // ends otherwise than the document says. Those that serve are left running.
 func script(run []said, machines []machine, dir string) string {
 	var b strings.Builder
-	b.WriteString("ip link set lo up && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	b.WriteString("ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
 	if len(machines) > 0 {
 		b.WriteString(". deploy/testdata/machines.sh\n")
 	}

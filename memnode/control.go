@@ -55,20 +55,7 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 	if kept != nil {
 		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID
 	}
-	req := &dirpb.RegisterNodeRequest{
-		Name:          n.o.Name,
-		Incarnation:   reg.incarnation,
-		Boot:          n.boot,
-		Keeps:         n.o.Keeper != nil,
-		HostId:        n.o.HostID,
-		CapacityBytes: uint64(n.o.CapacityBytes),
-		Domain:        n.o.Domain,
-		Version:       n.o.Version,
-		Control:       n.o.Control,
-	}
-	for _, d := range n.devices {
-		req.Endpoints = append(req.Endpoints, d.endpoint)
-	}
+	req := n.registering(reg)
 	bo := backoff.NewExponentialBackOff()
 	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
 	for {
@@ -134,6 +121,39 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 	}
 }
 
+// registering is what this process says of itself.
+func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
+	req := &dirpb.RegisterNodeRequest{
+		Name:          n.o.Name,
+		Incarnation:   reg.incarnation,
+		Boot:          n.boot,
+		Keeps:         n.o.Keeper != nil,
+		HostId:        n.o.HostID,
+		CapacityBytes: uint64(n.o.CapacityBytes),
+		Domain:        n.o.Domain,
+		Version:       n.o.Version,
+		Control:       n.o.Control,
+	}
+	for _, d := range n.devices {
+		req.Endpoints = append(req.Endpoints, d.endpoint)
+	}
+	return req
+}
+
+// registerAgain tells a directory that has become one of a later version what the one before did not take in. Its nodes
+// admit this process as the one that it is; if they do not get to it, the next heartbeat's reply asks again.
+func (n *Node) registerAgain(reg *registration) {
+	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.RegisterNode(ctx, n.registering(reg))
+		return err
+	})
+	if err == nil {
+		n.log.Info("memory node registered again, with its boot, since the directory is of a later version now", "node_id", reg.nodeID, "boot", n.boot)
+	} else if n.ctx.Err() == nil {
+		n.exchanged("register", err)
+	}
+}
+
 // serve heartbeats until the directory disowns the registration (true) or the
 // node is closed (false).
 func (n *Node) serve(reg *registration) bool {
@@ -173,6 +193,9 @@ func (n *Node) serve(reg *registration) bool {
 			return true
 		default:
 			n.exchanged("heartbeat", nil)
+			if rep.GetRegisterAgain() {
+				n.registerAgain(reg)
+			}
 			if rep.GetNews() != news {
 				news, pause = rep.GetNews(), minHeartbeat
 			}

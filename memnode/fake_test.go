@@ -61,6 +61,7 @@ type directory struct {
 	regions    []*dirpb.WantRegion
 	fence      []uint32
 	restart    bool // ask for another process
+	again      bool // ask for another registration in the next heartbeat
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
@@ -236,7 +237,8 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
-		rep.Quotas, rep.Restart = d.quotas, d.restart
+		rep.Quotas, rep.Restart, rep.RegisterAgain = d.quotas, d.restart, d.again
+		d.again = false
 	})
 	return rep, nil
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -618,6 +619,29 @@ func TestLaneReplaced(t *testing.T) {
 		n.gone(p)
 		mustDial(t, dir, "tcp", rw, 0)
 	})
+}
+
+// A directory that has become one of a later version is told of the same process once more; connections and memory stay.
+func TestRegisterAgain(t *testing.T) {
+	dir := newDirectory(t)
+	open(t, dir, 1<<20, "tcp", "shm")
+	dir.want(1, 1)
+	k := dir.keys(1, "tcp")
+	lt := mustDial(t, dir, "tcp", rw, 0)
+	if err := lt.write(k.HeapRkey, k.HeapBase, "old"); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.again = true })
+	dir.until("registration", func() bool { return len(dir.registered) == 2 })
+	dir.beats(2)
+	dir.change(func() {
+		if a, b := dir.registered[0], dir.registered[1]; !proto.Equal(a, b) || b.Boot == 0 || len(dir.registered) != 2 {
+			t.Errorf("it registered %d times, as\n%v\n%v", len(dir.registered), a, b)
+		}
+	})
+	if b, err := lt.read(k.HeapRkey, k.HeapBase, 3); err != nil || string(b) != "old" {
+		t.Fatalf("read %q, %v", b, err)
+	}
 }
 
 func TestUnknownNode(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/server/fsm"
 )
 
 // directoryNode starts a cluster of one with TLS.
@@ -424,7 +425,7 @@ func TestRaftPortRoles(t *testing.T) {
 	}()
 	defer func() { _ = lis.Close(); <-done }()
 	d2 := dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Role("directory", "d2"))))
-	_, err = d2.JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: lis.Addr().String(), GrpcAddr: "127.0.0.1:1"})
+	_, err = d2.JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: lis.Addr().String(), GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
 	wantCode(t, err, codes.Unavailable, "nothing was done", "has the role memnode")
 	if len(n.members()) != 1 {
 		t.Errorf("the members are %v", n.members())
@@ -481,7 +482,7 @@ func TestDirectoryOwners(t *testing.T) {
 	if after := known(); !proto.Equal(before["d1"], after["d1"]) || after["d2"].GrpcAddr != two.Addr() {
 		t.Errorf("a refusal changed the members: %v, before %v", after, before)
 	}
-	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr()}
+	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr(), Level: fsm.Level}
 	if _, err := d2.JoinDirectory(ctx, again); err != nil {
 		t.Errorf("the owner: %v", err)
 	}
@@ -489,6 +490,6 @@ func TestDirectoryOwners(t *testing.T) {
 	if _, err := ops.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: "d2"}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1", GrpcAddr: "127.0.0.1:1"})
+	_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1", GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
 	wantCode(t, err, codes.Unavailable, "does not answer at 127.0.0.1:1")
 }

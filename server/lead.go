@@ -144,6 +144,10 @@ func (n *Node) reign(ctx context.Context) {
 		}
 	})
 
+	raising, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); n.raiseLevel(raising, l) }()
+	defer func() { cancel(); <-done }()
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	for {
@@ -189,7 +193,9 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	if !known {
 		id := make([]byte, 8)
 		rand.Read(id) // crypto/rand: never fails
-		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: newKey()}}})
+		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{
+			ClusterId: hex.EncodeToString(id), ClusterKey: newKey(), Level: n.latestLevel(),
+		}}})
 	}
 	if foreign != nil {
 		n.log.Warn("directory: leading by a certificate of another identity", "id", n.opts.ID, "err", foreign)

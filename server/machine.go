@@ -40,9 +40,13 @@ type machine struct {
 		sync.RWMutex
 		state   *fsm.State
 		applied uint64
+		halted  error         // why nothing is applied any more
 		moved   chan struct{} // closed and replaced when the map has another version
 		news    chan struct{} // the same when anything has changed that memory nodes are told of
 	}
+
+	// halt is told, once, of an entry or a snapshot of a level that this version does not know. Nothing is applied from then on.
+	halt func(error)
 
 	maps maps // of state; taken with mu held
 	// ends are the sessions that are watched: their channels are closed when they begin to be fenced, or end. It is taken with mu held.
@@ -68,7 +72,7 @@ var _ raft.BatchingFSM = (*machine)(nil)
 
 // newMachine restores the newest of the applied rows and the newest snapshot.
 func newMachine(store *raftstore.Store, log *slog.Logger) (*machine, error) {
-	m := &machine{store: store, log: log}
+	m := &machine{store: store, log: log, halt: func(error) {}}
 	m.mu.moved, m.mu.news = make(chan struct{}), make(chan struct{})
 	m.ends.of = make(map[uint32]chan struct{})
 	applied, err := store.Applied()
@@ -155,12 +159,22 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 			out[i] = fsm.Result{Err: fmt.Errorf("%w: entry %d was applied before", fsm.ErrExists, l.Index)}
 			continue
 		}
-		m.mu.applied = l.Index
+		if m.mu.halted != nil {
+			out[i] = fsm.Result{Err: m.mu.halted}
+			continue
+		}
 		if l.Type != raft.LogCommand {
+			m.mu.applied = l.Index
 			continue
 		}
 		res := applyEntry(m.mu.state, l)
 		out[i] = res
+		if errors.Is(res.Err, fsm.ErrLevel) {
+			// Others carry it out. A later version, started on this data folder, goes on with this entry.
+			m.haltLocked(fmt.Errorf("entry %d of the log: %w", l.Index, res.Err))
+			continue
+		}
+		m.mu.applied = l.Index
 		lost = append(lost, res.Lost...)
 		if res.Audit != nil {
 			entries = append(entries, res.Audit)
@@ -200,6 +214,14 @@ func applyEntry(s *fsm.State, l *raft.Log) fsm.Result {
 	return fsm.Apply(s, c)
 }
 
+// haltLocked ends the application of commands for good.
+func (m *machine) haltLocked(err error) {
+	if m.mu.halted == nil {
+		m.mu.halted = err
+		m.halt(err)
+	}
+}
+
 // wakeLocked wakes those who wait for what has changed since the state was marked.
 func (m *machine) wakeLocked(was marks) {
 	is := marksOf(m.mu.state)
@@ -230,6 +252,9 @@ func (m *machine) wakeLocked(was marks) {
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.mu.halted != nil {
+		return nil, m.mu.halted // raft would drop entries that are not applied
+	}
 	snap := &fsmpb.Snapshot{Applied: m.mu.applied}
 	for _, r := range m.mu.state.Rows() {
 		snap.Rows = append(snap.Rows, &fsmpb.Row{Key: r.Key, Value: r.Value})
@@ -272,11 +297,14 @@ func (m *machine) restore(r io.Reader, least uint64) error {
 		disk = append(disk, raftstore.Row{Key: r.Key, Value: append([]byte{}, r.Value...)})
 	}
 	state, err := fsm.Load(rows)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if errors.Is(err, fsm.ErrLevel) {
+		m.haltLocked(fmt.Errorf("snapshot of entry %d: %w", snap.Applied, err))
+	}
 	if err != nil {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if snap.Applied < least {
 		return fmt.Errorf("snapshot reflects entry %d but the applied state entry %d", snap.Applied, least)
 	}

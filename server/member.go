@@ -263,7 +263,8 @@ func (n *Node) join(member bool) error {
 		}
 		asked[addr] = true
 		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) error {
-			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr, Member: member})
+			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr, Member: member,
+				Level: fsm.Level, Version: n.opts.Version})
 			return err
 		})
 		if member && status.Code(err) == codes.NotFound {
@@ -338,6 +339,15 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		if id != q.Id && string(m.Address) == q.RaftAddr {
 			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
 		}
+	}
+	select {
+	case n.membership <- struct{}{}:
+		defer func() { <-n.membership }()
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	if err := n.checkJoiner(q); err != nil {
+		return nil, err
 	}
 	// A voter that cannot be reached might cost the quorum.
 	reach, cancel := context.WithTimeout(ctx, raftTimeout)

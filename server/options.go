@@ -85,6 +85,8 @@ type Options struct {
 	// Insecure permits listeners beyond loopback without TLS.
 	Insecure bool
 
+	// Version is what the program calls itself, to directory nodes and operators of other versions. Default "devel".
+	Version string
 	// Logger receives what an operator should know. Default: discarded.
 	Logger *slog.Logger
 
@@ -102,6 +104,7 @@ func (o *Options) ensureDefaults() {
 	def(&o.GRPCAddr, "127.0.0.1:0")
 	def(&o.RaftAddr, "127.0.0.1:0")
 	def(&o.DefaultNamespace, "default")
+	def(&o.Version, "devel")
 	if o.InMemory {
 		def(&o.DataDir, "directory")
 		if o.fs == nil {
@@ -141,6 +144,9 @@ func (o *Options) Validate() error {
 	if o.ID == "" || len(o.ID) > fsm.MaxNameLen {
 		bad("ID is %q, want 1..%d characters", o.ID, fsm.MaxNameLen)
 	} else if err := fsm.CheckText("ID", o.ID); err != nil {
+		bad("%v", err)
+	}
+	if err := fsm.CheckText("Version", o.Version); err != nil {
 		bad("%v", err)
 	}
 	if o.DataDir == "" && !o.InMemory {

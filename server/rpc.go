@@ -574,6 +574,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
 			reply.Restart = m.GetPauseMillis() > 0 && !m.GetLeaving()
+			reply.RegisterAgain = q.Boot != 0 && m.GetBoot() == 0 && s.KnowsBoots()
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP || otherBoot(m, q)
 		})
 		reply.News = newsOf(reply)
@@ -799,7 +800,8 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 // Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
 // the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
-	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID, Identifies: n.opts.TLS != nil}
+	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID, Identifies: n.opts.TLS != nil,
+		KnowsLevel: fsm.Level, Version: n.opts.Version}
 	l, err := n.leader()
 	if reply.Leads = err == nil; !reply.Leads {
 		reply.AgeMillis = -1
@@ -811,7 +813,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 	_, leader := n.raft.LeaderWithID()
 	now := time.Now().UnixMilli()
 	show := func(x *lead.Leader, s *fsm.State, uptime time.Duration) {
-		reply.ClusterId = s.Meta().ClusterId
+		reply.ClusterId, reply.Level = s.Meta().ClusterId, s.Level()
 		reply.Map = s.Map(nil)
 		reply.Usage = s.Usage()
 		reply.Jobs = s.Jobs()

@@ -98,7 +98,7 @@ func TestWakes(t *testing.T) {
 	open := func() uint32 {
 		return do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}}).Session.Id
 	}
-	do(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: bytes.Repeat([]byte{1}, fsm.KeyBytes)}}})
+	do(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: bytes.Repeat([]byte{1}, fsm.KeyBytes), Level: &fsmpb.Level{Level: fsm.Level}}}})
 	node := func(incarnation uint64) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
 			Name: "m", Incarnation: incarnation, CapacityBytes: 1 << 30, Domain: "d", Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},

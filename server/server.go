@@ -86,6 +86,8 @@ type Node struct {
 	quorum  quorum
 	done    chan struct{}
 	stop    sync.Once
+	// membership is taken while members join, and while the level is raised because all members know the next one.
+	membership chan struct{}
 }
 
 // Open starts a directory node. ctx bounds the start only; use Ready to wait for
@@ -95,7 +97,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if err := opts.Validate(); err != nil {
 		return nil, fmt.Errorf("directory options: %w", err)
 	}
-	n := &Node{opts: opts, log: opts.Logger, done: make(chan struct{})}
+	n := &Node{opts: opts, log: opts.Logger, done: make(chan struct{}), membership: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error { return n.raft.VerifyLeader().Error() }, began: func() func() {
 		n.futures.Add(1)
@@ -148,7 +150,10 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	}
 	undo = append(undo, n.store.Close)
 	if n.machine, err = newMachine(n.store, n.log); err != nil {
-		return nil, fmt.Errorf("directory %q: restore from %s: %w", opts.ID, opts.DataDir, err)
+		return nil, fmt.Errorf("directory %q, kvd %s: restore from %s: %w", opts.ID, opts.Version, opts.DataDir, err)
+	}
+	n.machine.halt = func(err error) {
+		n.fail(fmt.Errorf("directory %q, kvd %s: %w", opts.ID, opts.Version, err))
 	}
 	if err := n.startRaft(raftAddr); err != nil {
 		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
@@ -161,6 +166,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
+	serve = append(serve, grpc.UnknownServiceHandler(n.noMethod))
 	n.grpc = grpc.NewServer(append(serve, n.identify()...)...)
 	dirpb.RegisterDirectoryServer(n.grpc, n)
 	healthpb.RegisterHealthServer(n.grpc, health{n: n})

@@ -1245,7 +1245,8 @@ func TestJoinRefused(t *testing.T) {
 		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "h", GrpcAddr: "h:1"}, codes.InvalidArgument, "host:port"},
 		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "h:1", GrpcAddr: "0.0.0.0:1"}, codes.InvalidArgument, "0.0.0.0"},
 		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: string(n.transport.LocalAddr()), GrpcAddr: "h:1"}, codes.AlreadyExists, "d1"},
-		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: dead, GrpcAddr: "h:1"}, codes.Unavailable, "does not answer"},
+		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: dead, GrpcAddr: "h:1"}, codes.FailedPrecondition, "runs a version of kvd that knows no levels"},
+		{&dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: dead, GrpcAddr: "h:1", Level: fsm.Level}, codes.Unavailable, "does not answer"},
 	} {
 		_, err := c.JoinDirectory(ctx, tc.q)
 		wantCode(t, err, tc.code, tc.word)

@@ -53,7 +53,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxConnsPerAddr: c.MaxPerAddress,
 		Bootstrap: c.Bootstrap, Join: c.Join,
 		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub, LastCopyWait: c.LastCopyWait,
-		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Logger: log,
+		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Version: versionText(), Logger: log,
 	})
 	if err != nil {
 		return err

@@ -124,7 +124,11 @@ type replyError struct {
 
 func (e *replyError) Error() string {
 	if s, ok := status.FromError(e.err); ok {
-		return "directory " + e.addr + ": " + s.Message()
+		text := "directory " + e.addr + ": " + s.Message()
+		if s.Code() == codes.Unimplemented && strings.HasPrefix(s.Message(), "unknown method ") { // gRPC's words
+			text += "; nothing was done; it is of an earlier version: upgrade the directory nodes first"
+		}
+		return text
 	}
 	return e.err.Error()
 }

@@ -5632,7 +5632,9 @@ type HeartbeatReply struct {
 	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
 	// The memory node is paused: this process is to end, and its keeper starts another one. With unknown_node: it has left for
 	// that, and no session uses its memory.
-	Restart       bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
+	// The directory knows of boots now and did not when this process registered, which is to do so again, as the same.
+	RegisterAgain bool `protobuf:"varint,90,opt,name=register_again,json=registerAgain,proto3" json:"register_again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5719,6 +5721,13 @@ func (x *HeartbeatReply) GetQuotas() []*NamespaceQuota {
 func (x *HeartbeatReply) GetRestart() bool {
 	if x != nil {
 		return x.Restart
+	}
+	return false
+}
+
+func (x *HeartbeatReply) GetRegisterAgain() bool {
+	if x != nil {
+		return x.RegisterAgain
 	}
 	return false
 }
@@ -6501,8 +6510,12 @@ type StatusReply struct {
 	AgeMillis int64 `protobuf:"zigzag64,13,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	// Callers show certificates, and may do what their roles may. False: there is no TLS, and everybody
 	// may do everything.
-	Identifies    bool    `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
-	KeyUse        *KeyUse `protobuf:"bytes,50,opt,name=key_use,json=keyUse,proto3" json:"key_use,omitempty"`
+	Identifies bool    `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
+	KeyUse     *KeyUse `protobuf:"bytes,50,opt,name=key_use,json=keyUse,proto3" json:"key_use,omitempty"`
+	// Of the directory node that answers: the latest level that it knows, and what its program calls itself.
+	KnowsLevel    uint32 `protobuf:"varint,90,opt,name=knows_level,json=knowsLevel,proto3" json:"knows_level,omitempty"`
+	Version       string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"`
+	Level         uint32 `protobuf:"varint,92,opt,name=level,proto3" json:"level,omitempty"` // of the directory's state, as far as this directory node has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6640,6 +6653,27 @@ func (x *StatusReply) GetKeyUse() *KeyUse {
 		return x.KeyUse
 	}
 	return nil
+}
+
+func (x *StatusReply) GetKnowsLevel() uint32 {
+	if x != nil {
+		return x.KnowsLevel
+	}
+	return 0
+}
+
+func (x *StatusReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatusReply) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
 }
 
 // KeyUse says how far the store has taken over the present key for session tokens.
@@ -7113,7 +7147,9 @@ type JoinDirectoryRequest struct {
 	RaftAddr string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
 	GrpcAddr string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
 	// The node is a member, by its own log, whose addresses have changed: one that was removed is refused.
-	Member        bool `protobuf:"varint,40,opt,name=member,proto3" json:"member,omitempty"`
+	Member        bool   `protobuf:"varint,40,opt,name=member,proto3" json:"member,omitempty"`
+	Level         uint32 `protobuf:"varint,90,opt,name=level,proto3" json:"level,omitempty"`    // the latest that it knows; 0: of a version that knows none
+	Version       string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"` // of its program, as that calls itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7174,6 +7210,20 @@ func (x *JoinDirectoryRequest) GetMember() bool {
 		return x.Member
 	}
 	return false
+}
+
+func (x *JoinDirectoryRequest) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *JoinDirectoryRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type JoinDirectoryReply struct {
@@ -8518,7 +8568,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xe2\x02\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\x89\x03\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
@@ -8527,7 +8577,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04news\x18\x05 \x01(\x04R\x04news\x12.\n" +
 	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x128\n" +
 	"\x06quotas\x18) \x03(\v2 .kvd.directory.v1.NamespaceQuotaR\x06quotas\x12\x18\n" +
-	"\arestart\x18< \x01(\bR\arestart\"\xd2\x01\n" +
+	"\arestart\x18< \x01(\bR\arestart\x12%\n" +
+	"\x0eregister_again\x18Z \x01(\bR\rregisterAgain\"\xd2\x01\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -8583,7 +8634,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
 	"\x0fAcceptLossReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\xd2\x05\n" +
+	"\rStatusRequest\"\xa3\x06\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -8606,7 +8657,11 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"identifies\x18( \x01(\bR\n" +
 	"identifies\x121\n" +
-	"\akey_use\x182 \x01(\v2\x18.kvd.directory.v1.KeyUseR\x06keyUse\x1aY\n" +
+	"\akey_use\x182 \x01(\v2\x18.kvd.directory.v1.KeyUseR\x06keyUse\x12\x1f\n" +
+	"\vknows_level\x18Z \x01(\rR\n" +
+	"knowsLevel\x12\x18\n" +
+	"\aversion\x18[ \x01(\tR\aversion\x12\x14\n" +
+	"\x05level\x18\\ \x01(\rR\x05level\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xb4\x01\n" +
@@ -8664,12 +8719,14 @@ const file_directory_proto_rawDesc = "" +
 	"\vstatus_held\x182 \x01(\rR\n" +
 	"statusHeld\x12\x1f\n" +
 	"\vstatus_dead\x183 \x01(\rR\n" +
-	"statusDead\"x\n" +
+	"statusDead\"\xa8\x01\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
-	"\x06member\x18( \x01(\bR\x06member\"\x14\n" +
+	"\x06member\x18( \x01(\bR\x06member\x12\x14\n" +
+	"\x05level\x18Z \x01(\rR\x05level\x12\x18\n" +
+	"\aversion\x18[ \x01(\tR\aversion\"\x14\n" +
 	"\x12JoinDirectoryReply\"(\n" +
 	"\x16RemoveDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +

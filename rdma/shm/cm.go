@@ -614,7 +614,7 @@ func decodeHello(b []byte) (private []byte, err error) {
 	case len(b) < helloSize || binary.LittleEndian.Uint64(b) != magic:
 		return nil, fmt.Errorf("%w: no hello", ErrProtocol)
 	case binary.LittleEndian.Uint32(b[8:]) != version:
-		return nil, fmt.Errorf("%w: dialer %d, memory node %d", ErrVersion, binary.LittleEndian.Uint32(b[8:]), version)
+		return nil, fmt.Errorf("%w: dialer %d, memory node %d: upgrade the older of the two", ErrVersion, binary.LittleEndian.Uint32(b[8:]), version)
 	case binary.LittleEndian.Uint32(b[12:]) != 0:
 		return nil, fmt.Errorf("%w: reserved bits in hello", ErrProtocol)
 	case len(b) > helloSize+driver.MaxPrivate:
@@ -655,7 +655,7 @@ func readWelcome(c *net.UnixConn) (tableBytes uint32, fds []int, err error) {
 		return 0, fds, fmt.Errorf("%w: no welcome", ErrProtocol)
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != version {
-		return 0, fds, fmt.Errorf("%w: dialer %d, memory node %d", ErrVersion, version, v)
+		return 0, fds, fmt.Errorf("%w: dialer %d, memory node %d: upgrade the older of the two", ErrVersion, version, v)
 	}
 	tableBytes = binary.LittleEndian.Uint32(b[16:])
 	switch binary.LittleEndian.Uint32(b[12:]) {

@@ -146,7 +146,7 @@ func parseHead(b []byte) error {
 	case string(b[:4]) != wireMagic:
 		return errNotVerbs
 	case b[4] != wireVersion:
-		return fmt.Errorf("the peer's protocol version is %d, ours is %d", b[4], wireVersion)
+		return fmt.Errorf("the peer's protocol version is %d, ours is %d: upgrade the older of the two", b[4], wireVersion)
 	}
 	return nil
 }

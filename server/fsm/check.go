@@ -144,12 +144,12 @@ func (s *State) checkShard(sh *dirpb.Shard) error {
 func (s *State) checkSessions() error {
 	writers := 0
 	for _, x := range s.sessions {
-		if !x.ReadOnly {
+		if s.roster.hasDiscriminator(x) {
 			writers++
 		}
 	}
 	if n := len(s.roster.discriminators); n != writers {
-		return fmt.Errorf("%d sessions that may write have %d discriminators", writers, n)
+		return fmt.Errorf("%d sessions that are to have a discriminator of their own have %d", writers, n)
 	}
 	return checkEach("session", s.sessions, s.checkSession)
 }

@@ -78,6 +78,7 @@ const (
 	rowDirectory = 'd'
 	rowHeap      = 'h'
 	rowJob       = 'j'
+	rowLevel     = 'l'
 	rowMeta      = 'm'
 	rowNode      = 'n'
 	rowPG        = 'p'
@@ -143,6 +144,7 @@ const (
 // State is the directory's replicated state. Use New or Load.
 type State struct {
 	meta       *fsmpb.Meta
+	level      *fsmpb.Level
 	nodes      map[uint32]*dirpb.Node
 	namespaces map[uint32]*dirpb.Namespace
 	pgs        map[uint32]*dirpb.PlacementGroup
@@ -163,6 +165,7 @@ type State struct {
 func New() *State {
 	return &State{
 		meta:       &fsmpb.Meta{},
+		level:      &fsmpb.Level{Level: Level},
 		nodes:      make(map[uint32]*dirpb.Node),
 		namespaces: make(map[uint32]*dirpb.Namespace),
 		pgs:        make(map[uint32]*dirpb.PlacementGroup),
@@ -177,9 +180,13 @@ func New() *State {
 	}
 }
 
-// Apply carries out c. A command that this version does not know is ErrInvalid.
+// Apply carries out c. A command that this version does not know is ErrLevel: a directory node must go no further, since others do
+// carry it out.
 func Apply(s *State, c *fsmpb.Command) Result {
 	var r Result
+	if n := len(c.ProtoReflect().GetUnknown()); n > 0 {
+		return Result{Err: fmt.Errorf("%w: a command has %d bytes of fields of a later version; this one knows levels up to %d", ErrLevel, n, Level)}
+	}
 	switch op := c.GetOp().(type) {
 	case *fsmpb.Command_Init:
 		r.Err = s.init(op.Init)
@@ -229,6 +236,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.drainNode(op.DrainNode)
 	case *fsmpb.Command_LeaveNode:
 		r.Err = s.leaveNode(op.LeaveNode)
+	case *fsmpb.Command_Raise:
+		r.Err = s.raise(op.Raise)
 	case *fsmpb.Command_PauseNode:
 		r.Err = s.pauseNode(op.PauseNode)
 	case *fsmpb.Command_RemoveNode:
@@ -251,7 +260,7 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.takeStatus(op.TakeStatus)
 	case nil: // what the state does not hold, and an audit entry of it
 		if c.GetAudit() == nil {
-			r.Err = fmt.Errorf("%w: a command without an operation that this version knows", ErrInvalid)
+			r.Err = fmt.Errorf("%w: a command without an operation", ErrInvalid)
 		}
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
@@ -271,9 +280,13 @@ func (s *State) init(c *fsmpb.Init) error {
 	if c.GetClusterId() == "" || len(c.GetClusterKey()) == 0 {
 		return fmt.Errorf("%w: a cluster needs an id and a key", ErrInvalid)
 	}
+	if err := checkLevel(c.GetLevel()); err != nil {
+		return err
+	}
 	m := s.editMeta()
 	m.ClusterId, m.ClusterKey = c.ClusterId, c.ClusterKey
 	s.mapChanged = true
+	s.putLevel(c.GetLevel())
 	return nil
 }
 
@@ -451,6 +464,9 @@ func encodeRow(key string, m proto.Message) Row {
 // Rows encodes the whole state, in key order.
 func (s *State) Rows() []Row {
 	rows := []Row{encodeRow(string(rowMeta), s.meta)}
+	if s.Level() > 0 {
+		rows = append(rows, encodeRow(levelKey, s.level))
+	}
 	for id, m := range s.nodes {
 		rows = append(rows, encodeRow(idKey(rowNode, id), m))
 	}
@@ -483,9 +499,12 @@ func (s *State) Rows() []Row {
 }
 
 // Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that
-// do not decode, or that lack what others of them count on.
+// do not decode, or that lack what others of them count on, and those of a level that this version does not know, with ErrLevel.
 func Load(rows []Row) (*State, error) {
 	s := New()
+	if err := s.loadLevel(rows); err != nil {
+		return nil, err
+	}
 	for _, r := range rows {
 		if err := s.loadRow(r); err != nil {
 			return nil, fmt.Errorf("corrupt state row %q: %w", r.Key, err)
@@ -505,6 +524,7 @@ func (s *State) loadRow(r Row) error {
 	switch kind := r.Key[0]; kind {
 	case rowMeta:
 		s.meta, err = decode(r.Value, &fsmpb.Meta{})
+	case rowLevel: // loadLevel has seen it
 	case rowDirectory:
 		s.directory[string(r.Key[1:])], err = decode(r.Value, &fsmpb.Directory{})
 	default:

@@ -92,7 +92,11 @@ type harness struct {
 }
 
 func newHarness(t tester) *harness {
-	return &harness{t: t, s: New(), disk: make(map[string][]byte)}
+	h := &harness{t: t, s: New(), disk: make(map[string][]byte)}
+	for _, r := range h.s.Rows() { // as Init, which most tests leave out, would
+		h.disk[string(r.Key)] = r.Value
+	}
+	return h
 }
 
 // try applies c as raft would, from its encoding, and checks what every command
@@ -228,7 +232,7 @@ func cluster(t tester, n int, q *dirpb.CreateNamespaceRequest) *harness {
 
 func TestInit(t *testing.T) {
 	h := newHarness(t)
-	c := &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: []byte("key")}}}
+	c := &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: []byte("key"), Level: &fsmpb.Level{Level: Level}}}}
 	h.do(c)
 	h.refuse(c, ErrExists, "c1")
 	h.refuse(&fsmpb.Command{}, ErrInvalid)

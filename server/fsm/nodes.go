@@ -70,7 +70,7 @@ func (s *State) CheckNodeOwner(name, identity string) error {
 // which was posted to the old process lands any more, so the fences that it owed are confirmed. The order of boots tells a
 // registration that was overtaken: it must not confirm what the later process has yet to fence.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
-	c := r.GetNode()
+	c := s.asOfLevel(r.GetNode())
 	if err := errors.Join(checkRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
 		return 0, 0, err
 	}
@@ -124,8 +124,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 }
 
 func (s *State) nodeDown(c *fsmpb.NodeDown) error {
-	n := s.nodes[c.GetNodeId()]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || c.Boot != 0 && n.Boot != c.Boot {
+	n, boot := s.nodes[c.GetNodeId()], s.bootAsOfLevel(c.GetBoot())
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || boot != 0 && n.Boot != boot {
 		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(), c.GetBoot(), ErrNotFound)
 	}
 	s.takeDown(n, c.UnixMillis)
@@ -179,7 +179,11 @@ func checkPause(n *dirpb.Node, millis uint32) error {
 // one that has not left its placement groups yet is the end of that.
 func (s *State) pauseNode(c *dirpb.PauseNodeRequest) error {
 	n := s.nodes[c.GetNodeId()]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP && c.Millis > 0 {
+	switch {
+	case !s.KnowsBoots():
+		return fmt.Errorf("%w: pauses begin with level %d, and the directory is at level %d until all of its nodes run a version that knows level %[2]d",
+			ErrRefused, levelBoots, s.Level())
+	case n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP && c.Millis > 0:
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
 	}
 	if err := checkPause(n, c.Millis); err != nil {

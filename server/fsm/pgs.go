@@ -350,8 +350,8 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 			return fmt.Errorf("%w: region keys of provider %.64q", ErrInvalid, k.Provider)
 		}
 	}
-	n := s.nodes[c.NodeId]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 && n.Boot != c.Boot {
+	n, boot := s.nodes[c.NodeId], s.bootAsOfLevel(c.Boot)
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 && n.Boot != boot {
 		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.NodeId, c.Incarnation, c.Boot, ErrNotFound)
 	}
 	pg := s.pgs[c.PgId]
@@ -363,16 +363,16 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 		return fmt.Errorf("placement group %d on memory node %q: %w", c.PgId, n.Name, ErrNotFound)
 	}
 	same := slices.EqualFunc(m.Keys, c.Keys, func(a, b *dirpb.RegionKeys) bool { return proto.Equal(a, b) })
-	if same && m.Boot == c.Boot {
+	if same && m.Boot == boot {
 		return nil // told twice
 	}
 	planned := m == pg.Planned
-	if pg.State != dirpb.PGState_PG_CREATING && !planned && c.Boot <= m.Boot {
+	if pg.State != dirpb.PGState_PG_CREATING && !planned && boot <= m.Boot {
 		return fmt.Errorf("%w: placement group %d is in use; its region on memory node %q cannot change", ErrRefused, pg.Id, n.Name)
 	}
 	pg = s.editPG(pg.Id)
 	m = regionOn(pg, c.NodeId)
-	m.Keys, m.Boot = c.Keys, c.Boot
+	m.Keys, m.Boot = c.Keys, boot
 	if planned {
 		s.settlePGs(pg.Id)
 	} else if pg.State == dirpb.PGState_PG_CREATING && published(pg.Members) {

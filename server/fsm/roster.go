@@ -10,6 +10,7 @@ import (
 // roster is what follows from the rows of the sessions and is asked for often, so that nobody walks all of them for it.
 type roster struct {
 	discriminators map[uint32]bool            // of those that write
+	readersToo     bool                       // and of all others: the state is below levelBoots
 	live           []uint32                   // in order; a session that goes leaves a copy without it, as Admitted hands this out
 	fencing        map[uint32]*fsmpb.Session  // those being fenced
 	of             map[uint32]namespaceRoster // by namespace, without those that have none
@@ -35,14 +36,14 @@ func (r *roster) noteSession(id uint32, was, is *fsmpb.Session) {
 	}
 	if was != nil {
 		r.count(was, -1)
-		if !was.ReadOnly {
+		if r.hasDiscriminator(was) {
 			delete(r.discriminators, was.Discriminator)
 		}
 		delete(r.fencing, id)
 	}
 	if is != nil {
 		r.count(is, +1)
-		if !is.ReadOnly {
+		if r.hasDiscriminator(is) {
 			r.discriminators[is.Discriminator] = true
 		}
 		if is.Life == dirpb.SessionLife_SESSION_FENCING {
@@ -59,6 +60,9 @@ func (r *roster) noteSession(id uint32, was, is *fsmpb.Session) {
 		r.live = slices.Delete(slices.Clone(r.live), i, i+1)
 	}
 }
+
+// hasDiscriminator reports whether x has a discriminator that no other session may have.
+func (r *roster) hasDiscriminator(x *fsmpb.Session) bool { return r.readersToo || !x.ReadOnly }
 
 func (r *roster) count(x *fsmpb.Session, by int) {
 	n := r.of[x.NamespaceId]

@@ -11,6 +11,7 @@ import (
 // checkRoster compares the roster of a state with one that is made anew of its sessions.
 func checkRoster(t interface{ Fatalf(string, ...any) }, s *State) {
 	want, is := newRoster(), s.roster
+	want.readersToo = is.readersToo
 	for _, x := range s.Sessions() {
 		want.noteSession(x.Id, nil, x)
 	}

@@ -28,7 +28,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 			return nil, err
 		}
 	}
-	if len(s.sessions) >= MaxSessions {
+	if len(s.sessions) >= s.mostSessions() {
 		return nil, fmt.Errorf("%w: %d sessions are open or being fenced", ErrFull, len(s.sessions))
 	}
 	if n := len(s.roster.discriminators); !c.ReadOnly && n >= MaxWriters {
@@ -40,7 +40,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	m := s.editMeta()
 	m.SessionId++
 	d := uint32(0) // for a session that writes nothing
-	if !c.ReadOnly {
+	if !c.ReadOnly || s.roster.readersToo {
 		// Taking the next free one after the id keeps a discriminator unused for long.
 		for d = m.SessionId % MaxWriters; s.roster.discriminators[d]; {
 			d = (d + 1) % MaxWriters

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -14,7 +15,7 @@ import (
 // everybody who has not taken it over is named.
 func TestKeys(t *testing.T) {
 	w := newWorld(t)
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k")}}})
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: fsm.Level}}}})
 	w.nodes(2, 4)
 	ns := w.create("n", 1, 1)
 	a, b := w.open(ns), w.open(ns)

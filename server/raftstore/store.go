@@ -32,6 +32,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,6 +70,10 @@ var (
 	// ErrBroken means that Pebble gave up on the disk. Whether the last write
 	// reached it is unknown.
 	ErrBroken = errors.New("disk failed")
+	// ErrLater means that a later version's database is in the folder. Nothing was changed there.
+	ErrLater = errors.New("a later version of kvd has written it, and that or a later one alone can use it")
+	// ErrDamaged means that the database in the folder does not hold together.
+	ErrDamaged = errors.New("it is damaged")
 	// ErrClosed means that the store is closed; nothing was written.
 	ErrClosed = errors.New("store is closed")
 )
@@ -151,7 +156,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	opened := make(chan error, 1)
 	go func() {
 		err := ErrBroken
-		defer func() { opened <- err }() // also when pebbleLogger.Fatalf ends the goroutine
+		defer func() { opened <- err; close(opened) }() // also when pebbleLogger.Fatalf ends the goroutine
 		err = s.load()
 	}()
 	var err error
@@ -217,14 +222,29 @@ func (s *Store) load() (err error) {
 		MemTableSize:       4 << 20,
 		Logger:             pebbleLogger{s},
 		EventListener:      &pebble.EventListener{BackgroundError: s.backgroundError},
-		FormatMajorVersion: pebble.FormatNewest,
+		FormatMajorVersion: format,
 	}
 	opts.Experimental.CompactionScheduler = compacting
 	if s.db, err = pebble.Open(s.opts.Dir, opts); err != nil {
-		return err
+		return loadError(err)
 	}
 	compacting.start()
 	return s.dropOrphans()
+}
+
+// format is the version of Pebble's files. It is none that a version of kvd from which one can upgrade does not read: Pebble
+// takes a folder to a greater one as soon as it opens it, and there is no way back.
+const format = pebble.FormatValueSeparation
+
+// loadError says of an error of Pebble's, who opened a folder, which kind it is.
+func loadError(err error) error {
+	switch {
+	case pebble.IsCorruptionError(err):
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	case strings.Contains(err.Error(), "unknown format major version"): // Pebble has no error of its own for it
+		return fmt.Errorf("%w: %w", ErrLater, err)
+	}
+	return err
 }
 
 // retryPause is how long Pebble waits before it tries again what failed in the
