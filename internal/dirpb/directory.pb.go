@@ -1464,8 +1464,11 @@ type Member struct {
 	Keys        []*RegionKeys          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"` // one per provider
 	// Map version that gave the memory node this region: one that leaves a placement
 	// group and joins it again makes a new one, of zeroes.
-	Since         uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
-	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // of the process that published the keys
+	Since uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // of the process that published the keys
+	// Directory only: of a region that begins with what the memory node held when it was a member before,
+	// until every session writes there.
+	Retained      *Retained `protobuf:"bytes,70,opt,name=retained,proto3" json:"retained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1535,6 +1538,144 @@ func (x *Member) GetBoot() uint64 {
 	return 0
 }
 
+func (x *Member) GetRetained() *Retained {
+	if x != nil {
+		return x.Retained
+	}
+	return nil
+}
+
+// Retained is memory of a former member that is to be a member's again.
+type Retained struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // as in the Member that it was
+	Since       uint64                 `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch when it left
+	// The arrays of the index that it has words of, ascending. All of the rest of the index is zeroes again.
+	Arrays        []*RetainedArray `protobuf:"bytes,4,rep,name=arrays,proto3" json:"arrays,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Retained) Reset() {
+	*x = Retained{}
+	mi := &file_directory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Retained) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Retained) ProtoMessage() {}
+
+func (x *Retained) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Retained.ProtoReflect.Descriptor instead.
+func (*Retained) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Retained) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Retained) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Retained) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Retained) GetArrays() []*RetainedArray {
+	if x != nil {
+		return x.Arrays
+	}
+	return nil
+}
+
+// RetainedArray is the array of a shard, or of a shard's child.
+type RetainedArray struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ShardId       uint32                 `protobuf:"varint,1,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // bytes, in the region
+	Segments      uint32                 `protobuf:"varint,3,opt,name=segments,proto3" json:"segments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetainedArray) Reset() {
+	*x = RetainedArray{}
+	mi := &file_directory_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetainedArray) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetainedArray) ProtoMessage() {}
+
+func (x *RetainedArray) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetainedArray.ProtoReflect.Descriptor instead.
+func (*RetainedArray) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RetainedArray) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *RetainedArray) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *RetainedArray) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
 // RegionKeys are one region's rkeys at one provider.
 type RegionKeys struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1549,7 +1690,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1702,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1715,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1629,7 +1770,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1782,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1795,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -1733,7 +1874,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1886,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1899,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -1849,7 +1990,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +2002,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2015,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Job) GetId() uint32 {
@@ -2066,7 +2207,7 @@ type JobReport struct {
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2219,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2232,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -2176,7 +2317,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2329,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2342,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -2228,7 +2369,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2381,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2394,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FindWorkRequest) GetWaitMillis() uint64 {
@@ -2272,7 +2413,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2425,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2438,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -2317,7 +2458,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2470,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2483,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -2368,7 +2509,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2521,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2534,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -2418,7 +2559,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2571,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2584,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -2504,7 +2645,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2657,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2670,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -2549,7 +2690,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2702,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2715,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2601,7 +2742,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2754,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2767,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -2658,7 +2799,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2811,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2824,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2744,7 +2885,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +2897,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +2910,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2789,7 +2930,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +2942,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +2955,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2840,7 +2981,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2993,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3006,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2885,7 +3026,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3038,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3051,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2935,7 +3076,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3088,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3101,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 // GiveUpNode declares a silent memory node lost, which time alone does not do if it keeps its memory and has the
@@ -2974,7 +3115,7 @@ type GiveUpNodeRequest struct {
 
 func (x *GiveUpNodeRequest) Reset() {
 	*x = GiveUpNodeRequest{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3127,7 @@ func (x *GiveUpNodeRequest) String() string {
 func (*GiveUpNodeRequest) ProtoMessage() {}
 
 func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3140,7 @@ func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeRequest.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GiveUpNodeRequest) GetNode() string {
@@ -3017,7 +3158,7 @@ type GiveUpNodeReply struct {
 
 func (x *GiveUpNodeReply) Reset() {
 	*x = GiveUpNodeReply{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3170,7 @@ func (x *GiveUpNodeReply) String() string {
 func (*GiveUpNodeReply) ProtoMessage() {}
 
 func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3183,7 @@ func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeReply.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 // RestartNode pauses a memory node that keeps its memory and has its process replaced. The answer comes when the next one
@@ -3056,7 +3197,7 @@ type RestartNodeRequest struct {
 
 func (x *RestartNodeRequest) Reset() {
 	*x = RestartNodeRequest{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3209,7 @@ func (x *RestartNodeRequest) String() string {
 func (*RestartNodeRequest) ProtoMessage() {}
 
 func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3222,7 @@ func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeRequest.ProtoReflect.Descriptor instead.
 func (*RestartNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RestartNodeRequest) GetNode() string {
@@ -3101,7 +3242,7 @@ type RestartNodeReply struct {
 
 func (x *RestartNodeReply) Reset() {
 	*x = RestartNodeReply{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3254,7 @@ func (x *RestartNodeReply) String() string {
 func (*RestartNodeReply) ProtoMessage() {}
 
 func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3267,7 @@ func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeReply.ProtoReflect.Descriptor instead.
 func (*RestartNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RestartNodeReply) GetBoot() uint64 {
@@ -3152,7 +3293,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3164,7 +3305,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3177,7 +3318,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -3196,7 +3337,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3349,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3362,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -3248,7 +3389,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3401,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3414,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -3339,7 +3480,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3492,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3505,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -3488,7 +3629,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3641,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3654,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -3624,7 +3765,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3777,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3790,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -3736,7 +3877,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3748,7 +3889,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3761,7 +3902,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -3810,7 +3951,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +3963,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +3976,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -3901,7 +4042,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4054,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4067,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -3979,7 +4120,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3991,7 +4132,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4004,7 +4145,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -4067,7 +4208,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4079,7 +4220,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4092,7 +4233,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -4138,7 +4279,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4291,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4304,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 type GrantExtentRequest struct {
@@ -4178,7 +4319,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4190,7 +4331,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4203,7 +4344,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -4253,7 +4394,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4265,7 +4406,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4278,7 +4419,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -4337,7 +4478,7 @@ type GrantStatusRequest struct {
 
 func (x *GrantStatusRequest) Reset() {
 	*x = GrantStatusRequest{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4490,7 @@ func (x *GrantStatusRequest) String() string {
 func (*GrantStatusRequest) ProtoMessage() {}
 
 func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4503,7 @@ func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GrantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GrantStatusRequest) GetSessionId() uint32 {
@@ -4397,7 +4538,7 @@ type GrantStatusReply struct {
 
 func (x *GrantStatusReply) Reset() {
 	*x = GrantStatusReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4550,7 @@ func (x *GrantStatusReply) String() string {
 func (*GrantStatusReply) ProtoMessage() {}
 
 func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4563,7 @@ func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusReply.ProtoReflect.Descriptor instead.
 func (*GrantStatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GrantStatusReply) GetBlock() *StatusBlock {
@@ -4448,7 +4589,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4601,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4614,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -4492,7 +4633,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4645,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4658,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -4537,7 +4678,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4690,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4703,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -4598,7 +4739,7 @@ type MeetRequest struct {
 
 func (x *MeetRequest) Reset() {
 	*x = MeetRequest{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4751,7 @@ func (x *MeetRequest) String() string {
 func (*MeetRequest) ProtoMessage() {}
 
 func (x *MeetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4764,7 @@ func (x *MeetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
 func (*MeetRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MeetRequest) GetSessionIds() []uint32 {
@@ -4685,7 +4826,7 @@ type MeetReply struct {
 
 func (x *MeetReply) Reset() {
 	*x = MeetReply{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4697,7 +4838,7 @@ func (x *MeetReply) String() string {
 func (*MeetReply) ProtoMessage() {}
 
 func (x *MeetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4710,7 +4851,7 @@ func (x *MeetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetReply.ProtoReflect.Descriptor instead.
 func (*MeetReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MeetReply) GetGateways() []*PeerGateway {
@@ -4739,7 +4880,7 @@ type PeerGateway struct {
 
 func (x *PeerGateway) Reset() {
 	*x = PeerGateway{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4751,7 +4892,7 @@ func (x *PeerGateway) String() string {
 func (*PeerGateway) ProtoMessage() {}
 
 func (x *PeerGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4764,7 +4905,7 @@ func (x *PeerGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerGateway.ProtoReflect.Descriptor instead.
 func (*PeerGateway) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PeerGateway) GetId() []byte {
@@ -4799,15 +4940,17 @@ type RegisterNodeRequest struct {
 	// As in Node. A process that has all the regions of the one before it, byte for byte, and has made sure that nothing
 	// which was posted to that one can land any more, registers with its incarnation and a greater boot. What
 	// the one before had yet to fence is fenced so. A boot that is less than one that has registered is refused.
-	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
-	Keeps         bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
+	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
+	Keeps bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
+	// Memory of an incarnation before this one that is still there: a placement group may take it back instead of zeroes.
+	Retained      []*RetainedRegion `protobuf:"bytes,70,rep,name=retained,proto3" json:"retained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4819,7 +4962,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4832,7 +4975,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -4891,6 +5034,74 @@ func (x *RegisterNodeRequest) GetKeeps() bool {
 	return false
 }
 
+func (x *RegisterNodeRequest) GetRetained() []*RetainedRegion {
+	if x != nil {
+		return x.Retained
+	}
+	return nil
+}
+
+// RetainedRegion is what a memory node still holds of a placement group that has gone on without it.
+type RetainedRegion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // as in the Member that it was
+	Since         uint64                 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetainedRegion) Reset() {
+	*x = RetainedRegion{}
+	mi := &file_directory_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetainedRegion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetainedRegion) ProtoMessage() {}
+
+func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetainedRegion.ProtoReflect.Descriptor instead.
+func (*RetainedRegion) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *RetainedRegion) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *RetainedRegion) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *RetainedRegion) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type RegisterNodeReply struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	NodeId          uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -4904,7 +5115,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +5127,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5140,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -4978,7 +5189,7 @@ type TokenKey struct {
 
 func (x *TokenKey) Reset() {
 	*x = TokenKey{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5201,7 @@ func (x *TokenKey) String() string {
 func (*TokenKey) ProtoMessage() {}
 
 func (x *TokenKey) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5214,7 @@ func (x *TokenKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
 func (*TokenKey) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TokenKey) GetGeneration() uint32 {
@@ -5032,7 +5243,7 @@ type NamespaceQuota struct {
 
 func (x *NamespaceQuota) Reset() {
 	*x = NamespaceQuota{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5044,7 +5255,7 @@ func (x *NamespaceQuota) String() string {
 func (*NamespaceQuota) ProtoMessage() {}
 
 func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5057,7 +5268,7 @@ func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
 func (*NamespaceQuota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NamespaceQuota) GetNamespaceId() uint32 {
@@ -5094,7 +5305,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5317,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5330,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -5153,7 +5364,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5165,7 +5376,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5178,7 +5389,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -5251,7 +5462,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5474,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5487,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -5301,7 +5512,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5524,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5537,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 // PauseNode is what a process of a memory node that keeps its memory says before another one takes
@@ -5343,7 +5554,7 @@ type PauseNodeRequest struct {
 
 func (x *PauseNodeRequest) Reset() {
 	*x = PauseNodeRequest{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5566,7 @@ func (x *PauseNodeRequest) String() string {
 func (*PauseNodeRequest) ProtoMessage() {}
 
 func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5579,7 @@ func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeRequest.ProtoReflect.Descriptor instead.
 func (*PauseNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PauseNodeRequest) GetNodeId() uint32 {
@@ -5400,7 +5611,7 @@ type PauseNodeReply struct {
 
 func (x *PauseNodeReply) Reset() {
 	*x = PauseNodeReply{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5412,7 +5623,7 @@ func (x *PauseNodeReply) String() string {
 func (*PauseNodeReply) ProtoMessage() {}
 
 func (x *PauseNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5425,7 +5636,7 @@ func (x *PauseNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeReply.ProtoReflect.Descriptor instead.
 func (*PauseNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 type NodeStats struct {
@@ -5439,7 +5650,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5662,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5675,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -5500,14 +5711,16 @@ type HeartbeatReply struct {
 	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
 	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
 	// The memory node is paused: this process is to end, and its keeper starts another one.
-	Restart       bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
+	// Placement groups that may yet take back what this memory node retains of them. It gives back the rest.
+	RetainPgs     []uint32 `protobuf:"varint,70,rep,packed,name=retain_pgs,json=retainPgs,proto3" json:"retain_pgs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5519,7 +5732,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5532,7 +5745,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -5591,6 +5804,13 @@ func (x *HeartbeatReply) GetRestart() bool {
 	return false
 }
 
+func (x *HeartbeatReply) GetRetainPgs() []uint32 {
+	if x != nil {
+		return x.RetainPgs
+	}
+	return nil
+}
+
 type WantRegion struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	PgId        uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -5599,15 +5819,17 @@ type WantRegion struct {
 	IndexBytes  uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
 	Epoch       uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the placement group epoch
 	// Its keys are known, be it from an earlier process of this incarnation: one that has others publishes them.
-	Published     bool   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
-	Since         uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
+	Published bool   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
+	Since     uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
+	// It is not made of zeroes, but of what the memory node retains; if that is not there, it is not made.
+	Retain        *Retained `protobuf:"bytes,70,opt,name=retain,proto3" json:"retain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +5841,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +5854,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -5684,6 +5906,13 @@ func (x *WantRegion) GetSince() uint64 {
 	return 0
 }
 
+func (x *WantRegion) GetRetain() *Retained {
+	if x != nil {
+		return x.Retain
+	}
+	return nil
+}
+
 type PublishRegionRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -5699,7 +5928,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5711,7 +5940,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5724,7 +5953,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -5777,7 +6006,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +6018,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +6031,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 type CreateNamespaceRequest struct {
@@ -5825,7 +6054,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5837,7 +6066,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5850,7 +6079,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -5932,7 +6161,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5944,7 +6173,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5957,7 +6186,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -5984,7 +6213,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5996,7 +6225,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6009,7 +6238,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -6063,7 +6292,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6304,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6317,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -6113,7 +6342,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6125,7 +6354,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6138,7 +6367,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -6173,7 +6402,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6185,7 +6414,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6198,7 +6427,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -6226,7 +6455,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6238,7 +6467,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6251,7 +6480,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -6277,7 +6506,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6289,7 +6518,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6302,7 +6531,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -6320,7 +6549,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6561,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6574,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 type StatusReply struct {
@@ -6377,7 +6606,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6389,7 +6618,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6402,7 +6631,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -6526,7 +6755,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6538,7 +6767,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6551,7 +6780,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -6604,7 +6833,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6616,7 +6845,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6629,7 +6858,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -6689,7 +6918,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6701,7 +6930,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6714,7 +6943,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -6800,7 +7029,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6812,7 +7041,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6825,7 +7054,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -6988,7 +7217,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7000,7 +7229,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7013,7 +7242,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -7052,7 +7281,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7064,7 +7293,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7077,7 +7306,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 type RemoveDirectoryRequest struct {
@@ -7089,7 +7318,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7101,7 +7330,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7114,7 +7343,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -7132,7 +7361,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7144,7 +7373,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7157,7 +7386,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -7172,7 +7401,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7184,7 +7413,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7197,7 +7426,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -7216,7 +7445,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7228,7 +7457,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7241,7 +7470,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -7259,7 +7488,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7271,7 +7500,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7284,7 +7513,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 type WhoAmIReply struct {
@@ -7299,7 +7528,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7311,7 +7540,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7324,7 +7553,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -7365,7 +7594,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7377,7 +7606,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7390,7 +7619,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -7416,7 +7645,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7428,7 +7657,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7441,7 +7670,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -7464,7 +7693,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7476,7 +7705,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7489,7 +7718,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -7531,7 +7760,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7543,7 +7772,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7556,7 +7785,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -7583,7 +7812,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7595,7 +7824,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7608,7 +7837,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -7635,7 +7864,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7647,7 +7876,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7660,7 +7889,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -7687,7 +7916,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7699,7 +7928,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7712,7 +7941,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -7739,7 +7968,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7751,7 +7980,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7764,7 +7993,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -7791,7 +8020,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7803,7 +8032,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7816,7 +8045,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -7849,7 +8078,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7861,7 +8090,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7874,7 +8103,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8030,13 +8259,23 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\rR\n" +
 	"generation\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\x9f\x01\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xd7\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x120\n" +
 	"\x04keys\x18\x03 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"\xa0\x01\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\x126\n" +
+	"\bretained\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\bretained\"\x91\x01\n" +
+	"\bRetained\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x127\n" +
+	"\x06arrays\x18\x04 \x03(\v2\x1f.kvd.directory.v1.RetainedArrayR\x06arrays\"^\n" +
+	"\rRetainedArray\x12\x19\n" +
+	"\bshard_id\x18\x01 \x01(\rR\ashardId\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1a\n" +
+	"\bsegments\x18\x03 \x01(\rR\bsegments\"\xa0\x01\n" +
 	"\n" +
 	"RegionKeys\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x1d\n" +
@@ -8323,7 +8562,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vPeerGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\x87\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xc5\x02\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -8332,7 +8571,12 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
 	"\x06domain\x18\x06 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
-	"\x05keeps\x18= \x01(\bR\x05keeps\"\xe4\x01\n" +
+	"\x05keeps\x18= \x01(\bR\x05keeps\x12<\n" +
+	"\bretained\x18F \x03(\v2 .kvd.directory.v1.RetainedRegionR\bretained\"]\n" +
+	"\x0eRetainedRegion\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
@@ -8374,7 +8618,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xe2\x02\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\x81\x03\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
@@ -8383,7 +8627,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x04news\x18\x05 \x01(\x04R\x04news\x12.\n" +
 	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x128\n" +
 	"\x06quotas\x18) \x03(\v2 .kvd.directory.v1.NamespaceQuotaR\x06quotas\x12\x18\n" +
-	"\arestart\x18< \x01(\bR\arestart\"\xd2\x01\n" +
+	"\arestart\x18< \x01(\bR\arestart\x12\x1d\n" +
+	"\n" +
+	"retain_pgs\x18F \x03(\rR\tretainPgs\"\x86\x02\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -8393,7 +8639,8 @@ const file_directory_proto_rawDesc = "" +
 	"indexBytes\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x1c\n" +
 	"\tpublished\x18\x06 \x01(\bR\tpublished\x12\x14\n" +
-	"\x05since\x18\a \x01(\x04R\x05since\"\xc2\x01\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\x122\n" +
+	"\x06retain\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\x06retain\"\xc2\x01\n" +
 	"\x14PublishRegionRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x13\n" +
@@ -8681,7 +8928,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -8703,106 +8950,109 @@ var file_directory_proto_goTypes = []any{
 	(*StatusArray)(nil),            // 17: kvd.directory.v1.StatusArray
 	(*StatusBlock)(nil),            // 18: kvd.directory.v1.StatusBlock
 	(*Member)(nil),                 // 19: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 20: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 21: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 22: kvd.directory.v1.Move
-	(*Job)(nil),                    // 23: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 24: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 25: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 26: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 27: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 28: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 29: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 30: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 31: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 32: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 33: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 34: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 35: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 36: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 37: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 38: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 39: kvd.directory.v1.RemoveNodeReply
-	(*GiveUpNodeRequest)(nil),      // 40: kvd.directory.v1.GiveUpNodeRequest
-	(*GiveUpNodeReply)(nil),        // 41: kvd.directory.v1.GiveUpNodeReply
-	(*RestartNodeRequest)(nil),     // 42: kvd.directory.v1.RestartNodeRequest
-	(*RestartNodeReply)(nil),       // 43: kvd.directory.v1.RestartNodeReply
-	(*RebalanceRequest)(nil),       // 44: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 45: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 46: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 47: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 48: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 49: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 50: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 51: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 52: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 53: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 54: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 55: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 56: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 57: kvd.directory.v1.GrantExtentReply
-	(*GrantStatusRequest)(nil),     // 58: kvd.directory.v1.GrantStatusRequest
-	(*GrantStatusReply)(nil),       // 59: kvd.directory.v1.GrantStatusReply
-	(*SessionStateRequest)(nil),    // 60: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 61: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 62: kvd.directory.v1.WatchMapRequest
-	(*MeetRequest)(nil),            // 63: kvd.directory.v1.MeetRequest
-	(*MeetReply)(nil),              // 64: kvd.directory.v1.MeetReply
-	(*PeerGateway)(nil),            // 65: kvd.directory.v1.PeerGateway
-	(*RegisterNodeRequest)(nil),    // 66: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 67: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 68: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 69: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 70: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 71: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 72: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 73: kvd.directory.v1.LeaveNodeReply
-	(*PauseNodeRequest)(nil),       // 74: kvd.directory.v1.PauseNodeRequest
-	(*PauseNodeReply)(nil),         // 75: kvd.directory.v1.PauseNodeReply
-	(*NodeStats)(nil),              // 76: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 77: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 78: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 79: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 80: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 81: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 82: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 83: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 84: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 85: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 86: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 87: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 88: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 89: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 90: kvd.directory.v1.StatusReply
-	(*KeyUse)(nil),                 // 91: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 92: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 93: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 94: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 95: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 96: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 97: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 98: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 99: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 100: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 101: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 102: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 103: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 104: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 105: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 106: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 107: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 108: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 109: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 110: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 111: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 112: kvd.directory.v1.AuditEntry
-	nil,                            // 113: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*Retained)(nil),               // 20: kvd.directory.v1.Retained
+	(*RetainedArray)(nil),          // 21: kvd.directory.v1.RetainedArray
+	(*RegionKeys)(nil),             // 22: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 23: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 24: kvd.directory.v1.Move
+	(*Job)(nil),                    // 25: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 26: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 27: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 28: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 29: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 30: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 31: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 32: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 33: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 34: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 35: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 36: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 37: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 38: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 39: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 40: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 41: kvd.directory.v1.RemoveNodeReply
+	(*GiveUpNodeRequest)(nil),      // 42: kvd.directory.v1.GiveUpNodeRequest
+	(*GiveUpNodeReply)(nil),        // 43: kvd.directory.v1.GiveUpNodeReply
+	(*RestartNodeRequest)(nil),     // 44: kvd.directory.v1.RestartNodeRequest
+	(*RestartNodeReply)(nil),       // 45: kvd.directory.v1.RestartNodeReply
+	(*RebalanceRequest)(nil),       // 46: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 47: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 48: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 49: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 50: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 51: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 52: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 53: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 54: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 55: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 56: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 57: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 58: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 59: kvd.directory.v1.GrantExtentReply
+	(*GrantStatusRequest)(nil),     // 60: kvd.directory.v1.GrantStatusRequest
+	(*GrantStatusReply)(nil),       // 61: kvd.directory.v1.GrantStatusReply
+	(*SessionStateRequest)(nil),    // 62: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 63: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 64: kvd.directory.v1.WatchMapRequest
+	(*MeetRequest)(nil),            // 65: kvd.directory.v1.MeetRequest
+	(*MeetReply)(nil),              // 66: kvd.directory.v1.MeetReply
+	(*PeerGateway)(nil),            // 67: kvd.directory.v1.PeerGateway
+	(*RegisterNodeRequest)(nil),    // 68: kvd.directory.v1.RegisterNodeRequest
+	(*RetainedRegion)(nil),         // 69: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 70: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 71: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 72: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 73: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 74: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 75: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 76: kvd.directory.v1.LeaveNodeReply
+	(*PauseNodeRequest)(nil),       // 77: kvd.directory.v1.PauseNodeRequest
+	(*PauseNodeReply)(nil),         // 78: kvd.directory.v1.PauseNodeReply
+	(*NodeStats)(nil),              // 79: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 80: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 81: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 82: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 83: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 84: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 85: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 86: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 87: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 88: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 89: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 90: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 91: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 92: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 93: kvd.directory.v1.StatusReply
+	(*KeyUse)(nil),                 // 94: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 95: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 96: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 97: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 98: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 99: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 100: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 101: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 102: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 103: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 104: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 105: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 106: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 107: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 108: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 109: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 110: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 111: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 112: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 113: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 114: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 115: kvd.directory.v1.AuditEntry
+	nil,                            // 116: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
 	12,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
 	16,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	21,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	23,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
 	11,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,   // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,   // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
@@ -8816,135 +9066,139 @@ var file_directory_proto_depIdxs = []int32{
 	19,  // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
 	19,  // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
 	17,  // 16: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
-	20,  // 17: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	22,  // 18: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	5,   // 19: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	25,  // 20: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	23,  // 21: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	24,  // 22: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	5,   // 23: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	50,  // 24: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	54,  // 25: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	51,  // 26: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	18,  // 27: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
-	50,  // 28: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	52,  // 29: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	54,  // 30: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	50,  // 31: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	51,  // 32: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	54,  // 33: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	18,  // 34: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
-	6,   // 35: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	65,  // 36: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
-	11,  // 37: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	70,  // 38: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	68,  // 39: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	76,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	78,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	70,  // 42: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	68,  // 43: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	69,  // 44: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	20,  // 45: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 46: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	14,  // 47: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 48: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 49: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 50: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 51: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	92,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	9,   // 53: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	93,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	94,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	113, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	23,  // 57: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	91,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	6,   // 59: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	24,  // 60: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	103, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	3,   // 62: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	12,  // 63: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 64: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	12,  // 65: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 66: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	112, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	76,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	46,  // 69: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	48,  // 70: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	53,  // 71: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	62,  // 72: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	56,  // 73: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	58,  // 74: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	60,  // 75: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	32,  // 76: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	63,  // 77: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	66,  // 78: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	71,  // 79: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	79,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	72,  // 81: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	74,  // 82: kvd.directory.v1.Directory.PauseNode:input_type -> kvd.directory.v1.PauseNodeRequest
-	26,  // 83: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	28,  // 84: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	30,  // 85: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	34,  // 86: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	36,  // 87: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	38,  // 88: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	40,  // 89: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	42,  // 90: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	44,  // 91: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	81,  // 92: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	83,  // 93: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	85,  // 94: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	87,  // 95: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	89,  // 96: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	95,  // 97: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	97,  // 98: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	99,  // 99: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	110, // 100: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	101, // 101: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	104, // 102: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	106, // 103: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	108, // 104: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	47,  // 105: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	49,  // 106: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	55,  // 107: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 108: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	57,  // 109: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	59,  // 110: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	61,  // 111: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	33,  // 112: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	64,  // 113: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	67,  // 114: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	77,  // 115: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	80,  // 116: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	73,  // 117: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	75,  // 118: kvd.directory.v1.Directory.PauseNode:output_type -> kvd.directory.v1.PauseNodeReply
-	27,  // 119: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	29,  // 120: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	31,  // 121: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	35,  // 122: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	37,  // 123: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	39,  // 124: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	41,  // 125: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	43,  // 126: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	45,  // 127: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	82,  // 128: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	84,  // 129: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	86,  // 130: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	88,  // 131: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	90,  // 132: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	96,  // 133: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	98,  // 134: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	100, // 135: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	111, // 136: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	102, // 137: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	105, // 138: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	107, // 139: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	109, // 140: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	105, // [105:141] is the sub-list for method output_type
-	69,  // [69:105] is the sub-list for method input_type
-	69,  // [69:69] is the sub-list for extension type_name
-	69,  // [69:69] is the sub-list for extension extendee
-	0,   // [0:69] is the sub-list for field type_name
+	22,  // 17: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	20,  // 18: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
+	21,  // 19: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
+	24,  // 20: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	5,   // 21: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	27,  // 22: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	25,  // 23: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	26,  // 24: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	5,   // 25: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	52,  // 26: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	56,  // 27: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	53,  // 28: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	18,  // 29: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
+	52,  // 30: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	54,  // 31: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	56,  // 32: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	52,  // 33: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	53,  // 34: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	56,  // 35: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	18,  // 36: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
+	6,   // 37: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	67,  // 38: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
+	11,  // 39: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	69,  // 40: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	73,  // 41: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	71,  // 42: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	79,  // 43: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	81,  // 44: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	73,  // 45: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	71,  // 46: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	72,  // 47: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	20,  // 48: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	22,  // 49: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 50: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	14,  // 51: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 52: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 53: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 54: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 55: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	95,  // 56: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	9,   // 57: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	96,  // 58: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	97,  // 59: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	116, // 60: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	25,  // 61: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	94,  // 62: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	6,   // 63: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	26,  // 64: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	106, // 65: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	3,   // 66: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	12,  // 67: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 68: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	12,  // 69: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 70: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	115, // 71: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	79,  // 72: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	48,  // 73: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	50,  // 74: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	55,  // 75: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	64,  // 76: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	58,  // 77: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	60,  // 78: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	62,  // 79: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	34,  // 80: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	65,  // 81: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	68,  // 82: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	74,  // 83: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	82,  // 84: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	75,  // 85: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	77,  // 86: kvd.directory.v1.Directory.PauseNode:input_type -> kvd.directory.v1.PauseNodeRequest
+	28,  // 87: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	30,  // 88: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	32,  // 89: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	36,  // 90: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	38,  // 91: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	40,  // 92: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	42,  // 93: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	44,  // 94: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	46,  // 95: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	84,  // 96: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	86,  // 97: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	88,  // 98: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	90,  // 99: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	92,  // 100: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	98,  // 101: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	100, // 102: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	102, // 103: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	113, // 104: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	104, // 105: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	107, // 106: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	109, // 107: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	111, // 108: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	49,  // 109: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	51,  // 110: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	57,  // 111: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 112: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	59,  // 113: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	61,  // 114: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	63,  // 115: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	35,  // 116: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	66,  // 117: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	70,  // 118: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	80,  // 119: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	83,  // 120: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	76,  // 121: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	78,  // 122: kvd.directory.v1.Directory.PauseNode:output_type -> kvd.directory.v1.PauseNodeReply
+	29,  // 123: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	31,  // 124: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	33,  // 125: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	37,  // 126: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	39,  // 127: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	41,  // 128: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	43,  // 129: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	45,  // 130: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	47,  // 131: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	85,  // 132: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	87,  // 133: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	89,  // 134: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	91,  // 135: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	93,  // 136: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	99,  // 137: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	101, // 138: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	103, // 139: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	114, // 140: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	105, // 141: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	108, // 142: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	110, // 143: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	112, // 144: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	109, // [109:145] is the sub-list for method output_type
+	73,  // [73:109] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -8959,7 +9213,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   107,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -309,6 +309,11 @@ func (w *World) directoryChanged() {
 		}
 	}
 	w.checkChains()
+	for _, pg := range w.st.PGs(0) {
+		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {
+			w.checkRetained(c[len(c)-2], c[len(c)-1])
+		}
+	}
 }
 
 // lostRegion finds the region of a member whose memory is gone.

@@ -103,7 +103,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 	lo := uint32(off / layout.UnitSize)
 	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
 	for _, s := range r.slots {
-		if !s.now.Readable() {
+		if !s.shown().Readable() {
 			continue
 		}
 		for _, x := range w.names(r, s.now) {
@@ -167,6 +167,8 @@ func (w *World) after(ev sim.Event) {
 	if now == old {
 		return
 	}
+	retained := s.shown() != old
+	s.stale = false
 	if s.left == nil {
 		s.left = map[layout.Word]uint64{}
 	}
@@ -175,6 +177,9 @@ func (w *World) after(ev sim.Event) {
 	s.now, s.past = now, append(s.past, now)
 	if !r.used {
 		return
+	}
+	if retained {
+		old = 0 // nobody has believed it
 	}
 	if old.Readable() && now.State() == layout.Empty {
 		w.emptied(ev, r, off, old)
@@ -243,7 +248,7 @@ func (w *World) checkOrder(chain []*region, k int, s *slot) {
 func (w *World) links(pg uint32, x layout.Word) bool {
 	for _, r := range w.chain(pg) {
 		for _, s := range r.slots {
-			if s.now.Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
+			if s.shown().Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
 				return true
 			}
 		}
@@ -420,7 +425,7 @@ func (w *World) checkRecalled(pg, extent uint32) {
 		}
 		for _, r := range w.chain(pg) {
 			for _, s := range r.slots {
-				if !s.now.Readable() {
+				if !s.shown().Readable() {
 					continue
 				}
 				for _, x := range w.names(r, s.now) {
