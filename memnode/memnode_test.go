@@ -119,6 +119,7 @@ func TestNamespaceGone(t *testing.T) {
 				dir.change(func() { dir.regions = nil })
 				dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
 				dir.beats(2)
+				until(t, func() bool { dir.beats(1); return domains() <= len(order) })
 				if got := domains(); got != len(order) {
 					t.Errorf("%d protection domains while sessions are connected, want %d", got, len(order))
 				}
@@ -666,7 +667,7 @@ func TestUnknownNode(t *testing.T) {
 	// Another cluster numbers its sessions anew.
 	dir.change(func() { dir.forget, dir.clusterID, dir.ended = true, "c2", nil })
 	dir.until("registration", func() bool { return len(dir.registered) == 3 })
-	dir.beats(1)
+	dir.keys(1, "tcp")
 	mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 1}, 0)
 }
 

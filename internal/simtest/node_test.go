@@ -136,15 +136,16 @@ func (n *node) dialable(c *cl, inc uint64) bool {
 func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
 	r := n.retains[x.PgId]
 	delete(n.retains, x.PgId)
-	if old := x.Retain; old == nil || r == nil || r.inc != old.Incarnation || r.since != old.Since {
+	retained := r != nil && x.Retain != nil && r.inc == x.Retain.Incarnation && r.since == x.Retain.Since
+	if !retained {
 		r = &region{pg: x.PgId, node: n, bytes: takeMemory(int(w.regionBytes))}
 		w.regions = append(w.regions, r)
 	}
 	r.inc, r.since, r.boot, r.slots = n.inc, x.Since, n.boot, nil
-	if err := memnode.InitRegion(r.bytes, x, n.inc); err != nil {
+	if err := memnode.InitRegion(r.bytes, x, n.inc, retained); err != nil {
 		return nil, err
 	}
-	if x.Retain != nil {
+	if retained {
 		w.retained++
 		r.noteRetained(x.Retain.Arrays)
 	}
