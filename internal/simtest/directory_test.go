@@ -309,7 +309,16 @@ func (w *World) directoryChanged() {
 		}
 	}
 	w.checkChains()
+	epoch, _ := w.ld.Epochs()
 	for _, pg := range w.st.PGs(0) {
+		for _, r := range w.chains[pg.Id] {
+			if r.known == 0 {
+				r.known = w.st.MapVersion()
+			}
+		}
+		for _, r := range w.copies(pg.Id) {
+			r.left = epoch
+		}
 		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {
 			w.checkRetained(c[len(c)-2], c[len(c)-1])
 		}

@@ -51,6 +51,8 @@ type region struct {
 	mrs        [2]*rdma.MR // index, heap
 	used       bool        // it is a member's of its placement group now
 	unproven   bool        // it began with what was retained, and nobody has read it yet
+	known      uint64      // the map version that first had it
+	left       uint64      // E when it was a copy last
 
 	slots []*slot
 }
@@ -159,7 +161,7 @@ func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
 
 // noteRetained notes the words that a region begins with.
 func (r *region) noteRetained(arrays []*dirpb.RetainedArray) {
-	r.unproven = true
+	r.unproven, r.known = true, 0
 	for _, a := range arrays {
 		for g := a.Offset; g < a.Offset+uint64(a.Segments)*layout.SegmentSize; g += layout.GroupSize {
 			for i := range layout.GroupSlots {
@@ -176,6 +178,14 @@ func (r *region) noteRetained(arrays []*dirpb.RetainedArray) {
 // shows, too, so the record has to be the same.
 func (w *World) checkRetained(prev, r *region) {
 	r.unproven = false
+	if epoch, _ := w.ld.Epochs(); epoch-r.left >= layout.WordLifeEpochs {
+		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and it is %d", r.node.i, r.left, epoch))
+	}
+	for _, c := range w.cls {
+		if v := c.core.View().Version; !w.fenced(c) && v < r.known {
+			w.fail(fmt.Errorf("I5: m%d has retained words that may be read, and client %d, which has map %d, does not write there", r.node.i, c.i, v))
+		}
+	}
 	for _, s := range r.slots {
 		o := prev.find(s.off)
 		if !s.stale || o == nil || o.shown() != s.now {

@@ -109,9 +109,8 @@ func init() {
 	back := func(m string) []string { return []string{m + " hears the directory again", "all*"} }
 	// rejoins has a memory node come back up to the moment when every client is to hear of it.
 	rejoins := func(m string) []string { return []string{m + " hears the directory again", "directory*"} }
-	base := Config{Retains: true, Replicas: 2, Janitors: 1, NodePauses: 1}
 	with := func(c Config) Config {
-		c.Retains, c.Replicas, c.Janitors = true, base.Replicas, base.Janitors
+		c.Retains, c.Replicas, c.Janitors = true, 2, 1
 		c.NodePauses = max(c.NodePauses, 1)
 		return c
 	}
@@ -143,27 +142,34 @@ func init() {
 		"r42-another-life": {with(Config{Epochs: 8, HeapUnits: 2, Units: 2, Stingy: true, Scripts: [][]Step{{k(Put, 0), k(Put, 0)}, {k(Get, 0)}}, Setup: one, Warm: true}),
 			cat(away("m1", "c0", "c1", "c2"), []string{"c0 begins", "c0*"}, round(2, "c0", "c1", "c2"), []string{"c0 begins", "c0*"}, back("m1"), []string{"c1 begins", "c1*"})},
 		// c0 has a lock at m0, and lives. Tempting: the lock is what it was. m1 is lost, too, and then m0 arbitrates again.
-		"r42-lock": {with(Config{NodePauses: 1, NodeCrashes: 1, Nodes: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Put, 2), k(Get, 0)}}}),
+		"r42-lock": {with(Config{NodeCrashes: 1, Scripts: [][]Step{{k(Put, 0)}, {k(Put, 2), k(Get, 0)}}}),
 			cat([]string{"c0 begins", "c0|m0 CAS p1 a0 g3 s|1"}, away("m0", "c0", "c1", "c2"), []string{"c0*"}, back("m0"),
 				[]string{"m1 crashes", "time passes", "directory*"}, knows("c0", "c1", "c2"), []string{"directory*"}, knows("c0", "c1", "c2"), []string{"c1 begins", "c1*", "c1 is done", "all*", "c1 begins", "c1*"})},
 		// m1 has SPLIT in a header; the child was lost with its placement group, and the split was taken back. Tempting: headers only grow.
-		"r42-split-taken-back": {with(Config{Nodes: 4, PGs: 3, NodePauses: 1, NodeCrashes: 2, LastCopy: true, Acts: []Act{{Split, 1, 3}}, Scripts: [][]Step{{k(Get, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true}),
+		"r42-split-taken-back": {with(Config{Nodes: 4, PGs: 3, NodeCrashes: 2, LastCopy: true, Acts: []Act{{Split, 1, 3}}, Scripts: [][]Step{{k(Get, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true}),
 			cat([]string{"begin split"}, knows("c0", "c1", "c2"), []string{"directory*", "c2 claims", "c2|m1 CAS p1 a0 g3 header|1", "c2 m1 CAS p1 a0 g3 header"}, away("m1", "c0", "c1", "c2"),
 				[]string{"m2 crashes", "m3 crashes", "time passes", "directory*", "all*"}, back("m1"), []string{"c1 begins", "c1*", "all*", "c1 begins", "c1*"})},
 		// The shard goes to another placement group and its array is zero again, while m1 is away. Later another shard has that array.
-		"r42-array": {with(Config{Nodes: 4, PGs: 3, Epochs: 6, Leap: 1100, Acts: []Act{{Migrate, 1, 3}, {Migrate, 2, 1}}, Scripts: [][]Step{{k(Del, 0)}, {k(Get, 0), k(Get, 2)}}, Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true}),
-			cat(away("m1", "c0", "c1", "c2"), []string{"begin shard 1", "all*"}, back("m1"), []string{"E advances", "all*", "E advances", "all*", "c0 begins", "c0*", "begin shard 2", "all*", "c1 begins", "c1*", "c1 begins", "c1*"})},
-		// The same while m1 makes its region: the array is none any more.
-		"r42-array-goes-meanwhile": {with(Config{Nodes: 4, PGs: 3, Epochs: 6, Leap: 1100, Acts: []Act{{Migrate, 1, 3}, {Migrate, 2, 1}}, Scripts: [][]Step{{k(Del, 0)}, {k(Get, 0), k(Get, 2)}}, Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true}),
-			cat(away("m1", "c0", "c1", "c2"), []string{"begin shard 1", "m1 hears the directory again", "m1 resets", "m1 registers", "directory: ", "all*"}, []string{"E advances", "all*", "E advances", "all*", "c0 begins", "c0*", "begin shard 2", "all*", "c1 begins", "c1*", "c1 begins", "c1*"})},
+		"r42-array": {with(Config{Nodes: 4, PGs: 3, Full: true, Children: 1, Epochs: 6, Leap: 1100, Acts: []Act{{Migrate, 1, 3}, {Scrub, 1, 0}, {Migrate, 2, 1}}, Scripts: [][]Step{{k(Del, 0)}, {k(Get, 0), k(Get, 2)}}, Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true}),
+			cat(away("m1", "c0", "c1", "c2"), []string{"begin shard 1", "all*"}, back("m1"), []string{"E advances", "all*", "E advances", "all*", "begin scrub", "all*", "c0 begins", "c0*", "begin shard 2", "all*", "c1 begins", "c1*", "c1 begins", "c1*"})},
 		// Tempting: a word is a word. It is c0's at m1, and c1's at m0, of another time.
 		"r42-too-old": {old(Config{Leap: 1100}),
 			cat(away("m1", "c0", "c1", "c2", "c3"), []string{"c0 begins", "c0*", "directory*"}, knows("c1", "c2", "c3"), []string{"c1 begins", "c1*"}, round(3, "c1", "c2", "c3"),
 				[]string{"all*"}, round(3, "c1", "c2", "c3"), []string{"c1 begins", "c1*"}, back("m1"), []string{"c2 begins", "c2*"})},
+		// The joiner is planned in time, and a session hears of it too late.
+		"r42-known-too-late": {with(Config{Epochs: 8, Leap: 300, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: one, Warm: true}),
+			cat(away("m1", "c0", "c1", "c2"), []string{"E advances", "directory*", "E advances", "directory*"}, rejoins("m1"), []string{"c0 begins", "c0*", "E advances", "directory*", "E advances", "directory*", "all*", "c1 begins", "c1*"})},
+		// m1 is lost again while it is a joiner: it has words of when it was a copy.
+		"r42-a-joiner": {old(Config{Leap: 100, NodePauses: 2}),
+			cat(away("m1", "c0", "c1", "c2", "c3"), []string{"c0 begins", "c0*", "directory*"}, knows("c1", "c2", "c3"), []string{"c1 begins", "c1*"}, round(3, "c1", "c2", "c3"),
+				[]string{"all*"}, round(4, "c1", "c2", "c3"), rejoins("m1"), knows("c1", "c2", "c3"), []string{"directory*"}, knows("c1", "c2", "c3"), away("m1", "c1", "c2", "c3"),
+				round(8, "c1", "c2", "c3"), []string{"c1 begins", "c1*"}, back("m1"), []string{"c2 begins", "c2*"})},
+		// The last copy is lost, too, so that all begins anew, with the same words.
+		"r42-another-generation": {with(Config{NodeCrashes: 1, LastCopy: true, Scripts: [][]Step{{k(Get, 0)}, {k(Del, 0), k(Put, 0), k(Del, 0)}}, Setup: one}),
+			cat(away("m1", "c0", "c1", "c2"), []string{"c1 begins", "c1*", "m0 crashes", "time passes", "directory*", "m0 comes back", "all*", "c1 begins", "c1*"}, back("m1"), []string{"c0 begins", "c0*", "c1 begins", "c1*"})},
 	} {
 		scenarios[name] = s
 	}
-	_ = rejoins
 }
 
 // rejoinMutants are mistakes about memory that is retained.
@@ -185,8 +191,6 @@ var rejoinMutants = []mutant{
 	{"retain-keeps-arrays", "rejoin: an array that no shard has is zero", []edit{
 		{"internal/layout/layout.go", "		clear(index[at:a.Off])\n", ""},
 		{"internal/layout/layout.go", "	clear(index[at:])\n	return nil\n", "return nil\n"}}},
-	{"retain-gone-arrays", "rejoin: an array that the shard has given up meanwhile is zero", []edit{{"server/fsm/pgs.go",
-		"		if old != nil && !s.stillThere(id, old) {", "if false {"}}},
 	{"retain-a-joiner", "rejoin: a joiner is no copy, its words are of two times", []edit{{"server/fsm/pgs.go",
 		"			pg.Members, pg.Joining = chain, false\n", "s.depart(pg, joiner[0], epoch)\npg.Members, pg.Joining = chain, false\n"}}},
 	{"retain-other-generation", "rejoin: words of another generation mean nothing", []edit{{"server/fsm/pgs.go",
