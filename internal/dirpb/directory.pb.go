@@ -2200,9 +2200,10 @@ type JobReport struct {
 	LinkedUnits []uint32 `protobuf:"varint,8,rep,packed,name=linked_units,json=linkedUnits,proto3" json:"linked_units,omitempty"`
 	Findings    []string `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"` // the first few, for people
 	// RECALL in place: what is linked in the extents being recalled.
-	Kept          []*UnitRuns `protobuf:"bytes,10,rep,name=kept,proto3" json:"kept,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Kept             []*UnitRuns `protobuf:"bytes,10,rep,name=kept,proto3" json:"kept,omitempty"`
+	TransferredBytes uint64      `protobuf:"varint,70,opt,name=transferred_bytes,json=transferredBytes,proto3" json:"transferred_bytes,omitempty"` // read from and written to memory nodes, but for atomics
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *JobReport) Reset() {
@@ -2303,6 +2304,13 @@ func (x *JobReport) GetKept() []*UnitRuns {
 		return x.Kept
 	}
 	return nil
+}
+
+func (x *JobReport) GetTransferredBytes() uint64 {
+	if x != nil {
+		return x.TransferredBytes
+	}
+	return 0
 }
 
 // UnitRuns are runs of units of one extent, ascending and disjoint.
@@ -8329,7 +8337,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04done\x18\x0e \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x0f \x01(\x04R\x05total\x12\x18\n" +
 	"\atrouble\x18\x10 \x01(\tR\atrouble\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\xd6\x02\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\x83\x03\n" +
 	"\tJobReport\x12\x16\n" +
 	"\x06groups\x18\x01 \x01(\x04R\x06groups\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x04R\arecords\x12\x14\n" +
@@ -8341,7 +8349,8 @@ const file_directory_proto_rawDesc = "" +
 	"\flinked_units\x18\b \x03(\rR\vlinkedUnits\x12\x1a\n" +
 	"\bfindings\x18\t \x03(\tR\bfindings\x12.\n" +
 	"\x04kept\x18\n" +
-	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"?\n" +
+	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\x12+\n" +
+	"\x11transferred_bytes\x18F \x01(\x04R\x10transferredBytes\"?\n" +
 	"\bUnitRuns\x12\x16\n" +
 	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1b\n" +
 	"\tskip_take\x18\x02 \x03(\rR\bskipTake\"2\n" +
