@@ -79,8 +79,8 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 }
 
 // dropUnwanted drops the regions that want does not name, or names with another
-// layout or since another time, and returns how many of them could not be dropped yet. What a node holds when it is disowned, with
-// want nil, or leaves is retained.
+// layout or since another time, and returns how many of them could not be dropped yet. A node that is disowned, with want nil, or
+// leaves retains their memory.
 func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 	n.mu.Lock()
 	var drop []*region
@@ -382,7 +382,7 @@ func (n *Node) drop(r *region) error {
 	return nil
 }
 
-// deregister takes r's keys back from every provider. One that cannot confirm that nobody is inside a verb leaves the rest to another call.
+// deregister takes r's keys back from every provider. A provider that cannot confirm that nobody is inside a verb leaves the rest to another call.
 func (r *region) deregister() error {
 	for len(r.mrs) > 0 {
 		last := len(r.mrs) - 1
