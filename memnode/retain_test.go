@@ -91,6 +91,13 @@ func TestRetained(t *testing.T) {
 			if s := n.Stats(); s.RegisteredBytes != 2*regionBytes || len(s.Regions) != 1 {
 				t.Errorf("one region is used and one retained: %+v", s)
 			}
+			for i, provider := range []string{"shm", "tcp"} {
+				l := mustDial(t, dir, provider, rw, uint32(i))
+				key := dir.keys(1, provider)
+				if b, err := l.read(key.HeapRkey, key.HeapBase, 8); err != nil || !ones(b) {
+					t.Errorf("%s reads %x, %v", provider, b, err)
+				}
+			}
 			dir.change(func() { dir.retain = nil })
 			dir.until("memory back", func() bool { return n.Stats().RegisteredBytes == regionBytes })
 		})
