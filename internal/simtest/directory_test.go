@@ -273,8 +273,11 @@ func (w *World) directoryChanged() {
 	w.effects++
 	old := w.chains
 	w.chains = map[uint32][]*region{}
+	epoch, _ := w.ld.Epochs()
 	for _, r := range w.regions {
-		r.used = false
+		if r.used = false; r.copied {
+			r.copied, r.left = false, epoch
+		}
 	}
 	w.recalls = false
 	for _, m := range w.st.Nodes() {
@@ -309,7 +312,6 @@ func (w *World) directoryChanged() {
 		}
 	}
 	w.checkChains()
-	epoch, _ := w.ld.Epochs()
 	for _, pg := range w.st.PGs(0) {
 		for _, r := range w.chains[pg.Id] {
 			if r.known == 0 {
@@ -317,7 +319,7 @@ func (w *World) directoryChanged() {
 			}
 		}
 		for _, r := range w.copies(pg.Id) {
-			r.left = epoch
+			r.copied = true
 		}
 		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {
 			w.checkRetained(c[len(c)-2], c[len(c)-1])

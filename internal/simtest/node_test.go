@@ -52,7 +52,8 @@ type region struct {
 	used       bool        // it is a member's of its placement group now
 	unproven   bool        // it began with what was retained, and nobody has read it yet
 	known      uint64      // the map version that first had it
-	left       uint64      // E when it was a copy last
+	copied     bool        // it is a copy
+	left       uint64      // E when it was one last
 
 	slots []*slot
 }
