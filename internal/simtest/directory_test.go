@@ -150,6 +150,9 @@ func (w *World) act() {
 	s := w.due[0]
 	w.due = w.due[1:]
 	w.touch()
+	if a := s.Do.GetActivatePg(); a != nil {
+		w.thawed = a.ReclaimEpoch
+	}
 	if f := s.Do.GetFinishRecall(); f != nil {
 		w.finishRecall(f)
 		return

@@ -179,8 +179,8 @@ func (r *region) noteRetained(arrays []*dirpb.RetainedArray) {
 // shows, too, so the record has to be the same.
 func (w *World) checkRetained(prev, r *region) {
 	r.unproven = false
-	if epoch, _ := w.ld.Epochs(); epoch-r.left >= layout.WordLifeEpochs {
-		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and it is %d", r.node.i, r.left, epoch))
+	if w.thawed >= r.left+layout.WordLifeEpochs {
+		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and all knew of it at %d", r.node.i, r.left, w.thawed))
 	}
 	for _, c := range w.cls {
 		if v := c.core.View().Version; !w.fenced(c) && v < r.known {

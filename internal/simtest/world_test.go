@@ -238,7 +238,8 @@ type World struct {
 	wentOn int                 // PUTs that began without one, and ended in one
 	// Processes that took over memory and were registered, and that were refused; verbs that landed between two processes.
 	kept, tooLate, between int
-	retained, believed     int // regions made of what was retained; words of them that readers believe
+	thawed                 uint64 // E when the last thaw of a placement group was planned: all sessions had quiesced
+	retained, believed     int    // regions made of what was retained; words of them that readers believe
 	nodes                  []*node
 	incs                   uint64
 	cls                    []*cl // scripts first, then janitors, then those that come at the end
