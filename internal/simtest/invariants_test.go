@@ -173,7 +173,9 @@ func (w *World) after(ev sim.Event) {
 		s.left = map[layout.Word]uint64{}
 	}
 	epoch, _ := w.ld.Epochs()
-	s.left[old] = epoch
+	if !retained {
+		s.left[old] = epoch
+	}
 	s.now, s.past = now, append(s.past, now)
 	if !r.used {
 		return
@@ -185,7 +187,7 @@ func (w *World) after(ev sim.Event) {
 		w.emptied(ev, r, off, old)
 	}
 	// I5. The zeroes of an array that is wiped are no words.
-	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && w.inUse(r.pg, off) {
+	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && !retained && w.inUse(r.pg, off) {
 		w.fail(fmt.Errorf("I5: slot %#x of m%d holds %v again", off, r.node.i, now))
 	}
 	chain := w.chain(r.pg)
