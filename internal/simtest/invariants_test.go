@@ -176,7 +176,9 @@ func (w *World) after(ev sim.Event) {
 	if !retained {
 		s.left[old] = epoch
 	}
-	s.now, s.past = now, append(s.past, now)
+	if s.now = now; now != 0 || !retained { // else it is as the chain's, which has held nothing yet
+		s.past = append(s.past, now)
+	}
 	if !r.used {
 		return
 	}
