@@ -69,6 +69,18 @@ func (b *Base) Locked() (held bool, ask Action) {
 	return false, o.askFenced()
 }
 
+// Bytes is how much the Op's READs and WRITEs take, of all rounds since it began.
+func (b *Base) Bytes() uint64 { return b.op().need().bytes }
+
+func (o *Op) countBytes() {
+	f := o.need()
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.Verb != CAS {
+			f.bytes += uint64(len(a.Buf))
+		}
+	}
+}
+
 // Sync brings a slot of the group at an offset in the region, or its header (HeaderSlot), on every replica up to its
 // predecessor; then Machine.Next goes on.
 func (b *Base) Sync(group uint64, slot uint8) Action {

@@ -22,6 +22,9 @@ func (o *Op) add(a Access) *Access {
 func (o *Op) post(next Step) Action {
 	o.step = next
 	o.Rounds++
+	if o.Machine != nil {
+		o.countBytes()
+	}
 	return Post
 }
 

@@ -102,6 +102,7 @@ type far struct {
 	// been Astray in it several times: what keeps it astray there is damage.
 	MapCurrent uint64
 
+	bytes      uint64 // that a Machine's rounds have read and written, but for atomics
 	lockOff    uint64 // of the group's lock in the region
 	lockExpect layout.Lock
 	answer     error // what to answer after a sync

@@ -40,7 +40,7 @@ func (n *Node) run() {
 		if kept = nil; !ours {
 			n.setKept(KeptDisowned)
 		}
-		n.log.Warn("the directory does not know this memory node any more: its regions are dropped and it registers again",
+		n.log.Warn("the directory does not know this memory node any more: its regions are not served any more and it registers again",
 			"node_id", reg.nodeID, "incarnation", reg.incarnation)
 		if !n.reset() {
 			return
@@ -134,6 +134,9 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 		Version:       n.o.Version,
 		Control:       n.o.Control,
 	}
+	n.mu.Lock()
+	req.Retained = n.offersLocked()
+	n.mu.Unlock()
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)
 	}
@@ -203,7 +206,7 @@ func (n *Node) serve(reg *registration) bool {
 			case <-wants:
 			default:
 			}
-			wants <- wantSet{seq, rep.GetRegions()}
+			wants <- wantSet{seq, rep.GetRegions(), rep.GetRetainPgs()}
 			select {
 			case <-n.ready:
 			default:
@@ -288,7 +291,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 }
 
 // reset ends a life: nobody may connect, every peer is fenced, then every region
-// is dropped and the connections to the adapter, which nobody uses any more, end. It
+// is dropped, but for its memory, and the connections to the adapter, which nobody uses any more, end. It
 // returns false when the node is closed first.
 func (n *Node) reset() bool {
 	n.mu.Lock()

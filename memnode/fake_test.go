@@ -59,6 +59,7 @@ type directory struct {
 	publishErr error
 	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
+	retain     []uint32 // placement groups that may take back what is retained
 	fence      []uint32
 	restart    bool // ask for another process
 	again      bool // ask for another registration in the next heartbeat
@@ -231,10 +232,11 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 			d.forget, rep.UnknownNode = false, true
 			return
 		}
+		rep.RetainPgs = d.retain
 		for _, w := range d.regions {
 			p := d.published[w.PgId]
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
-				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
+				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since, Retain: w.Retain})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
 		rep.Quotas, rep.Restart, rep.RegisterAgain = d.quotas, d.restart, d.again

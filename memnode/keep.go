@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -148,6 +149,14 @@ func (n *Node) inherit() (*state, Kept, error) {
 	var regions []*region
 	for _, k := range s.regions {
 		r, err := n.adopt(k, held[k.item])
+		if len(k.keys) == 0 { // retained: it is missed by nobody
+			if err != nil {
+				n.log.Warn("memory that was retained cannot be taken over", "pg", k.pg, "err", err)
+				continue
+			}
+			delete(held, k.item)
+			continue
+		}
 		if err != nil {
 			return nil, KeptMissing, fmt.Errorf("placement group %d: %w", k.pg, err)
 		}
@@ -220,7 +229,7 @@ func (n *Node) allocator() *rdma.Device {
 	return n.devices[0].dev
 }
 
-// adopt maps a region that item holds and makes it one of the node's.
+// adopt maps a region that item holds and makes it one of the node's, or one that it retains.
 func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
 	if item == nil {
 		return nil, errors.New("the keeper does not hold its memory")
@@ -229,13 +238,17 @@ func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &region{bytes: int64(len(m.Bytes)), mem: m, item: k.item, pageBytes: int(k.pageBytes), old: k.keys, want: &dirpb.WantRegion{
+	r := &region{inc: k.incarnation, bytes: int64(len(m.Bytes)), mem: m, item: k.item, pageBytes: int(k.pageBytes), old: k.keys, want: &dirpb.WantRegion{
 		PgId: k.pg, NamespaceId: k.namespace, RegionBytes: k.regionBytes, IndexBytes: k.indexSize, Epoch: k.epoch, Since: k.since,
 	}}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.used += r.bytes
-	n.mu.regions[k.pg] = r
+	if len(k.keys) == 0 {
+		n.mu.retained[k.pg] = r
+	} else {
+		n.mu.regions[k.pg] = r
+	}
 	return r, nil
 }
 
@@ -352,8 +365,8 @@ func (n *Node) doorClosed() error {
 func (n *Node) forgetKept() {
 	n.mu.Lock()
 	var regions []*region
-	for _, r := range n.mu.regions {
-		regions = append(regions, r)
+	for _, m := range []map[uint32]*region{n.mu.regions, n.mu.retained} {
+		regions = slices.AppendSeq(regions, maps.Values(m))
 	}
 	n.mu.Unlock()
 	for _, r := range regions {
@@ -388,7 +401,7 @@ func (n *Node) closeState() {
 }
 
 // saveState writes down what the next process has to know, for this registration. The regions that are named there are those
-// that have all of their keys and that nobody has begun to drop.
+// that have all of their keys and that nobody has begun to drop, and, without keys, those that are retained.
 func (n *Node) saveState(reg *registration) error {
 	if n.o.Keeper == nil {
 		return nil
@@ -405,19 +418,31 @@ func (n *Node) saveState(reg *registration) error {
 	n.mu.Lock()
 	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot}
 	for pg, r := range n.mu.regions {
-		if r.dying || r.keys == nil {
+		if r.dying && !r.retiring || r.keys == nil {
 			continue
 		}
-		k := keptRegion{item: r.item, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
-			regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
+		k := r.keptAs(pg)
 		for _, x := range r.keys {
-			k.keys = append(k.keys, keptKeys{x.GetProvider(), x.GetIndexRkey(), x.GetHeapRkey()})
+			if !r.retiring {
+				k.keys = append(k.keys, keptKeys{x.GetProvider(), x.GetIndexRkey(), x.GetHeapRkey()})
+			}
 		}
 		s.regions = append(s.regions, k)
+	}
+	for pg, r := range n.mu.retained {
+		if !r.dying {
+			s.regions = append(s.regions, r.keptAs(pg))
+		}
 	}
 	n.mu.Unlock()
 	slices.SortFunc(s.regions, func(a, b keptRegion) int { return int(int64(a.pg) - int64(b.pg)) })
 	return n.keep.file.write(s)
+}
+
+// keptAs is what the state says of r, without its keys.
+func (r *region) keptAs(pg uint32) keptRegion {
+	return keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
+		regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
 }
 
 // disowned reports whether the refusal of a registration with kept memory means that the directory has given that memory

@@ -226,6 +226,7 @@ type Node struct {
 		asked     time.Time   // when a heartbeat was last sent for another key
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
+		retained  map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
 		failures  map[uint32]*failure
 		loops     map[uint32]*loop // by namespace
 		used      int64            // bytes of regions, made or being made
@@ -274,7 +275,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n.mu.peers = map[uint32]map[uint32]*peer{}
 	n.mu.byPeer = map[rdma.Peer]*peer{}
 	n.mu.fencing = map[uint32]*fence{}
-	n.mu.regions = map[uint32]*region{}
+	n.mu.regions, n.mu.retained = map[uint32]*region{}, map[uint32]*region{}
 	n.mu.failures = map[uint32]*failure{}
 	n.mu.loops = map[uint32]*loop{}
 	_, _ = rand.Read(n.loopKey[:]) // never fails
@@ -409,7 +410,7 @@ func (n *Node) Close() error {
 			}
 		}
 		if len(errs) == 0 {
-			for _, r := range slices.Collect(maps.Values(n.mu.regions)) {
+			for _, r := range slices.Concat(slices.Collect(maps.Values(n.mu.regions)), slices.Collect(maps.Values(n.mu.retained))) {
 				errs = append(errs, n.drop(r))
 			}
 			for _, d := range n.devices {

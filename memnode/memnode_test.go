@@ -120,6 +120,7 @@ func TestNamespaceGone(t *testing.T) {
 				dir.change(func() { dir.regions = nil })
 				dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
 				dir.beats(2)
+				until(t, func() bool { dir.beats(1); return domains() <= len(order) })
 				if got := domains(); got != len(order) {
 					t.Errorf("%d protection domains while sessions are connected, want %d", got, len(order))
 				}

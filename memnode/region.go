@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -16,7 +15,8 @@ import (
 // device in the namespace's PD as two MRs, so that the index takes no WRITE.
 type region struct {
 	want  *dirpb.WantRegion
-	bytes int64 // of the mapping
+	inc   uint64 // the incarnation that it is of
+	bytes int64  // of the mapping
 	mem   *rdma.Memory
 	mrs   []*rdma.MR
 	keys  []*dirpb.RegionKeys // of every device; nil: not yet
@@ -27,6 +27,7 @@ type region struct {
 
 	// Guarded by Node.mu.
 	dying        bool // some of it is deregistered
+	retiring     bool // its memory is to be retained
 	published    bool
 	publishedSeq uint64 // heartbeats up to this one may not know of it
 }
@@ -35,6 +36,7 @@ type region struct {
 type wantSet struct {
 	seq     uint64
 	regions []*dirpb.WantRegion
+	retain  []uint32 // placement groups of which the directory may want what is retained
 }
 
 // failure is a region's trouble. It is retried, ever more rarely.
@@ -64,6 +66,7 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 				want[r.GetPgId()] = r
 			}
 			n.dropUnwanted(want)
+			n.dropRetained(want, w.retain)
 			n.forgetNamespaces(ctx)
 			for _, r := range w.regions {
 				if ctx.Err() != nil {
@@ -76,7 +79,8 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 }
 
 // dropUnwanted drops the regions that want does not name, or names with another
-// layout or since another time, and returns how many of them could not be dropped yet.
+// layout or since another time, and returns how many of them could not be dropped yet. A node that is disowned, with want nil, or
+// leaves retains their memory.
 func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 	n.mu.Lock()
 	var drop []*region
@@ -93,13 +97,13 @@ func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 	n.mu.Unlock()
 	for _, r := range drop {
 		pg := r.want.GetPgId()
-		err := n.drop(r)
+		retained, err := n.retire(r, want == nil)
 		n.outcome(pg, r.want.GetNamespaceId(), "drop", err)
 		if err != nil {
 			left++
 			continue
 		}
-		n.log.Info("region dropped", "pg", pg, "bytes", r.bytes)
+		n.log.Info("region dropped", "pg", pg, "bytes", r.bytes, "retained", retained)
 		n.retryNow()
 	}
 	return left
@@ -195,6 +199,13 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 		return nil, err
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
+	r, err := n.takeRetained(w, (size+page-1)/page*page)
+	if err != nil {
+		return nil, err
+	}
+	if r != nil {
+		return n.finishRegion(reg, r, w)
+	}
 	n.mu.Lock()
 	// CapacityBytes is at most 2^50, so the sums cannot wrap.
 	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
@@ -202,9 +213,15 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 		n.mu.Unlock()
 		return nil, err
 	}
-	r := &region{want: w, bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
+	r = &region{bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
 	n.mu.Unlock()
+	return n.finishRegion(reg, r, w)
+}
+
+// finishRegion makes r, which may have memory, the region that the directory wants, or drops it.
+func (n *Node) finishRegion(reg *registration, r *region, w *dirpb.WantRegion) (*region, error) {
+	r.want, r.inc = w, reg.incarnation
 	pds, l, err := n.domains(w.GetNamespaceId())
 	if err == nil {
 		err = n.fill(r, reg, pds, l)
@@ -239,7 +256,21 @@ func (n *Node) domains(namespace uint32) (pds []*rdma.PD, l *loop, err error) {
 func regionName(pg uint32) string { return fmt.Sprintf("kvd-pg-%d", pg) }
 
 // fill gives r its memory, header, MRs and keys.
-func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err error) {
+func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) error {
+	retained := r.mem != nil
+	if !retained {
+		if err := n.allocate(r); err != nil {
+			return err
+		}
+	}
+	if err := InitRegion(r.mem.Bytes, r.want, reg.incarnation, retained); err != nil {
+		return err
+	}
+	return n.registerMRs(r, pds, l)
+}
+
+// allocate gives r memory that is zero.
+func (n *Node) allocate(r *region) (err error) {
 	w := r.want
 	o := rdma.AllocOptions{Name: regionName(w.GetPgId()), HugePageBytes: r.pageBytes, Lock: n.o.Lock}
 	if n.o.Keeper != nil {
@@ -255,15 +286,7 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err 
 			return err
 		}
 	}
-	layout.InitRegion(r.mem.Bytes, layout.RegionHeader{
-		PG:          w.GetPgId(),
-		Namespace:   w.GetNamespaceId(),
-		Epoch:       w.GetEpoch(),
-		RegionBytes: w.GetRegionBytes(),
-		IndexBytes:  w.GetIndexBytes(),
-		Incarnation: reg.incarnation,
-	})
-	return n.registerMRs(r, pds, l)
+	return nil
 }
 
 // registerMRs gives r its MRs and keys. Atomics of devices other than the adapter's go by l.
@@ -323,7 +346,7 @@ func regMR(pd *rdma.PD, m *rdma.Memory, off, n int64, a rdma.Access, rkey uint64
 // nobody is inside a verb leaves the rest to another drop.
 func (n *Node) drop(r *region) error {
 	n.mu.Lock()
-	r.dying, r.published = true, false
+	r.dying, r.published, r.retiring = true, false, false
 	reg := n.mu.saved
 	n.mu.Unlock()
 	if reg != nil {
@@ -331,12 +354,8 @@ func (n *Node) drop(r *region) error {
 			return fmt.Errorf("pg %d: %w", r.want.GetPgId(), err)
 		}
 	}
-	for len(r.mrs) > 0 {
-		last := len(r.mrs) - 1
-		if err := r.mrs[last].Deregister(); err != nil && !errors.Is(err, rdma.ErrClosed) {
-			return fmt.Errorf("pg %d: %w", r.want.GetPgId(), err)
-		}
-		r.mrs = r.mrs[:last]
+	if err := r.deregister(); err != nil {
+		return err
 	}
 	var err error
 	if r.mem != nil {
@@ -349,9 +368,25 @@ func (n *Node) drop(r *region) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.used -= r.bytes
-	delete(n.mu.regions, r.want.GetPgId())
+	for _, m := range []map[uint32]*region{n.mu.regions, n.mu.retained} {
+		if pg := r.want.GetPgId(); m[pg] == r {
+			delete(m, pg)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("pg %d: free %d bytes: %w", r.want.GetPgId(), r.bytes, err)
+	}
+	return nil
+}
+
+// deregister takes r's keys back from every provider. A provider that cannot confirm that nobody is inside a verb leaves the rest to another call.
+func (r *region) deregister() error {
+	for len(r.mrs) > 0 {
+		last := len(r.mrs) - 1
+		if err := r.mrs[last].Deregister(); err != nil && !errors.Is(err, rdma.ErrClosed) {
+			return fmt.Errorf("pg %d: %w", r.want.GetPgId(), err)
+		}
+		r.mrs = r.mrs[:last]
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ type keptRegion struct {
 	since                  uint64
 	regionBytes, indexSize uint64
 	pageBytes              uint64 // 0: normal pages
-	keys                   []keptKeys
+	incarnation            uint64
+	keys                   []keptKeys // none: it is retained, and nobody may use it
 }
 
 // keptKeys are a region's rkeys at a provider.
@@ -45,7 +46,7 @@ type keptKeys struct {
 //	16  sequence  u64, the greater one counts
 //	24  length    u64, of body
 //	32  body      cluster, node, host; node id u32, incarnation u64, boot u64; regions u32, of each: item, pg u32,
-//	              namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes; keys u8, of
+//	              namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64; keys u8, of
 //	              each: provider, index u64, heap u64
 //
 // A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes leaves the
@@ -53,7 +54,7 @@ type keptKeys struct {
 // other page is of an earlier time.
 const (
 	stateMagic    = 0x31_70_65_65_6b_64_76_6b // "kvdkeep1"
-	stateFormat   = 1
+	stateFormat   = 2
 	statePage     = 1 << 20
 	stateHead     = 32
 	maxStateText  = 1 << 10
@@ -81,7 +82,7 @@ func (s *state) encode() []byte {
 	b = le.AppendUint32(b, uint32(len(s.regions)))
 	for _, r := range s.regions {
 		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(text(b, r.item), r.pg), r.namespace), r.epoch)
-		for _, n := range []uint64{r.since, r.regionBytes, r.indexSize, r.pageBytes} {
+		for _, n := range []uint64{r.since, r.regionBytes, r.indexSize, r.pageBytes, r.incarnation} {
 			b = le.AppendUint64(b, n)
 		}
 		b = append(b, byte(len(r.keys)))
@@ -129,7 +130,7 @@ func decodeState(b []byte) (*state, error) {
 	seen := make(map[uint32]bool)
 	for n := r.u32(); n > 0 && r.ok; n-- {
 		k := keptRegion{item: r.text(), pg: r.u32(), namespace: r.u32(), epoch: r.u32(), since: r.u64(),
-			regionBytes: r.u64(), indexSize: r.u64(), pageBytes: r.u64()}
+			regionBytes: r.u64(), indexSize: r.u64(), pageBytes: r.u64(), incarnation: r.u64()}
 		keys := int(r.take(1)[0])
 		for range min(keys, maxRegionKeys) {
 			k.keys = append(k.keys, keptKeys{r.text(), r.u64(), r.u64()})

@@ -125,7 +125,10 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	if r.Restart {
 		put(1)
 	}
-	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
+	for _, pg := range r.RetainPgs {
+		put(uint64(pg))
+	}
+	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(len(r.RetainPgs)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
 	return h.Sum64()
 }
 

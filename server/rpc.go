@@ -497,7 +497,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		return nil, refusal(err)
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller,
+		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller, ReclaimEpoch: n.reclaimEpoch(l),
 	}}}
 	if _, err := n.nodeNamed(q.Name); err != nil { // its first time; restarts are no change that somebody made
 		audited(ctx, c, actRegisterNode, q.Name, "capacity-bytes", q.CapacityBytes, "domain", q.Domain)
@@ -514,7 +514,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	case fsm.ArrivalKept:
 		n.log.Info("directory: a memory node was restarted with its memory", "node", q.Name, "boot", q.Boot)
 	case fsm.ArrivalBack:
-		n.log.Info("directory: a memory node that was down is back, empty", "node", q.Name, "capacity_bytes", q.CapacityBytes)
+		n.log.Info("directory: a memory node that was down is back", "node", q.Name, "capacity_bytes", q.CapacityBytes, "retained_regions", len(q.Retained))
 	}
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis()}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
@@ -522,6 +522,12 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 	})
 	return reply, nil
+}
+
+// reclaimEpoch is E.
+func (n *Node) reclaimEpoch(l *leadership) (epoch uint64) {
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { epoch, _ = x.Epochs() })
+	return epoch
 }
 
 // Heartbeat extends a memory node's lease and tells it what to do. Its lists of
@@ -566,10 +572,11 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		}
 	}
 	reply := &dirpb.HeartbeatReply{}
-	waited := false
+	waited, epoch := false, n.reclaimEpoch(l) // it may be more by then: a memory node retains something for longer
 	n.await(ctx, l, q.WaitMillis, n.machine.news, func() bool {
 		n.machine.view(func(s *fsm.State) {
 			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
+			reply.RetainPgs = s.RetainedBy(q.NodeId, epoch)
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
@@ -627,7 +634,7 @@ func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: q}}
 	if !n.awaitIdle(ctx, l, q.NodeId) {
-		c = &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: q.NodeId, Incarnation: q.Incarnation}}}
+		c = &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: q.NodeId, Incarnation: q.Incarnation, ReclaimEpoch: n.reclaimEpoch(l)}}}
 	}
 	_, err = n.do(ctx, l, c)
 	if err != nil && status.Code(err) != codes.NotFound { // it may be down already

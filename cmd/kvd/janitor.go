@@ -121,7 +121,9 @@ func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 		defer close(j.done)
 		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls, Identities: client.Identities(o.identity),
 			Logger: o.log, Poll: o.poll, Window: o.window,
-			Done: func(kind dirpb.JobKind, took time.Duration, err error) { o.jobs.Count(kind, jobResult(ctx, err), took) }})
+			Done: func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error) {
+				o.jobs.Count(kind, jobResult(ctx, err), took, report.GetTransferredBytes())
+			}})
 		if j.err != nil {
 			o.log.Error("the janitor stopped: background jobs are left to others", "err", j.err)
 		}

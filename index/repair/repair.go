@@ -72,6 +72,7 @@ type Work struct {
 	Settled  uint64            // intents taken away
 	Units    uint64            // of their places
 	Synced   uint64            // words that differed between replicas
+	Bytes    uint64            // read and written, but for atomics
 	Moved    uint64            // records moved or relocated
 	Repaired uint64            // copies rewritten from a good one
 	Lost     uint64            // records without a good copy, or that went with a child
@@ -303,6 +304,7 @@ func (o *Op) finishWork() index.Action {
 			invariants.Assert(p.state == placeDone || p.state == placeOwn, "%v ends and has not handed over place %v", o.Kind, p.w)
 		}
 	}
+	o.Work.Bytes = o.Bytes()
 	return o.Finish(nil)
 }
 

@@ -1490,8 +1490,11 @@ type Member struct {
 	Keys        []*RegionKeys          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"` // one per provider
 	// Map version that gave the memory node this region: one that leaves a placement
 	// group and joins it again makes a new one, of zeroes.
-	Since         uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
-	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // of the process that published the keys
+	Since uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // of the process that published the keys
+	// Directory only: of a region that begins with what the memory node held when it was a member before,
+	// until every session writes there.
+	Retained      *Retained `protobuf:"bytes,70,opt,name=retained,proto3" json:"retained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1561,6 +1564,144 @@ func (x *Member) GetBoot() uint64 {
 	return 0
 }
 
+func (x *Member) GetRetained() *Retained {
+	if x != nil {
+		return x.Retained
+	}
+	return nil
+}
+
+// Retained is memory of a former member that is to be a member's again.
+type Retained struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // as in the Member that it was
+	Since       uint64                 `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch when it left
+	// The arrays of the index that it has words of, ascending. All of the rest of the index is zeroes again.
+	Arrays        []*RetainedArray `protobuf:"bytes,4,rep,name=arrays,proto3" json:"arrays,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Retained) Reset() {
+	*x = Retained{}
+	mi := &file_directory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Retained) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Retained) ProtoMessage() {}
+
+func (x *Retained) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Retained.ProtoReflect.Descriptor instead.
+func (*Retained) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Retained) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Retained) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Retained) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Retained) GetArrays() []*RetainedArray {
+	if x != nil {
+		return x.Arrays
+	}
+	return nil
+}
+
+// RetainedArray is the array of a shard, or of a shard's child.
+type RetainedArray struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ShardId       uint32                 `protobuf:"varint,1,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // bytes, in the region
+	Segments      uint32                 `protobuf:"varint,3,opt,name=segments,proto3" json:"segments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetainedArray) Reset() {
+	*x = RetainedArray{}
+	mi := &file_directory_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetainedArray) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetainedArray) ProtoMessage() {}
+
+func (x *RetainedArray) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetainedArray.ProtoReflect.Descriptor instead.
+func (*RetainedArray) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RetainedArray) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *RetainedArray) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *RetainedArray) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
 // RegionKeys are one region's rkeys at one provider.
 type RegionKeys struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1575,7 +1716,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1728,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1741,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1655,7 +1796,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1808,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1821,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -1759,7 +1900,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1912,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1925,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -1875,7 +2016,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +2028,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +2041,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Job) GetId() uint32 {
@@ -2085,14 +2226,15 @@ type JobReport struct {
 	LinkedUnits []uint32 `protobuf:"varint,8,rep,packed,name=linked_units,json=linkedUnits,proto3" json:"linked_units,omitempty"`
 	Findings    []string `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"` // the first few, for people
 	// RECALL in place: what is linked in the extents being recalled.
-	Kept          []*UnitRuns `protobuf:"bytes,10,rep,name=kept,proto3" json:"kept,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Kept             []*UnitRuns `protobuf:"bytes,10,rep,name=kept,proto3" json:"kept,omitempty"`
+	TransferredBytes uint64      `protobuf:"varint,70,opt,name=transferred_bytes,json=transferredBytes,proto3" json:"transferred_bytes,omitempty"` // read from and written to memory nodes, but for atomics
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2246,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2259,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -2190,6 +2332,13 @@ func (x *JobReport) GetKept() []*UnitRuns {
 	return nil
 }
 
+func (x *JobReport) GetTransferredBytes() uint64 {
+	if x != nil {
+		return x.TransferredBytes
+	}
+	return 0
+}
+
 // UnitRuns are runs of units of one extent, ascending and disjoint.
 type UnitRuns struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -2202,7 +2351,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2363,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2376,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -2254,7 +2403,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2415,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2428,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FindWorkRequest) GetWaitMillis() uint64 {
@@ -2298,7 +2447,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2459,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2472,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -2343,7 +2492,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2504,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2517,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -2394,7 +2543,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2555,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2568,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -2444,7 +2593,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2605,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2618,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -2530,7 +2679,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2691,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2704,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -2575,7 +2724,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2736,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2749,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2627,7 +2776,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2788,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2801,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -2684,7 +2833,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2845,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2858,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2770,7 +2919,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2931,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2944,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2815,7 +2964,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +2976,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +2989,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2866,7 +3015,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +3027,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +3040,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2911,7 +3060,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3072,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3085,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2961,7 +3110,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3122,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3135,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 // GiveUpNode declares a silent memory node lost, which time alone does not do if it keeps its memory and has the
@@ -3000,7 +3149,7 @@ type GiveUpNodeRequest struct {
 
 func (x *GiveUpNodeRequest) Reset() {
 	*x = GiveUpNodeRequest{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3161,7 @@ func (x *GiveUpNodeRequest) String() string {
 func (*GiveUpNodeRequest) ProtoMessage() {}
 
 func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3174,7 @@ func (x *GiveUpNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeRequest.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GiveUpNodeRequest) GetNode() string {
@@ -3043,7 +3192,7 @@ type GiveUpNodeReply struct {
 
 func (x *GiveUpNodeReply) Reset() {
 	*x = GiveUpNodeReply{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3055,7 +3204,7 @@ func (x *GiveUpNodeReply) String() string {
 func (*GiveUpNodeReply) ProtoMessage() {}
 
 func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3068,7 +3217,7 @@ func (x *GiveUpNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpNodeReply.ProtoReflect.Descriptor instead.
 func (*GiveUpNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 // RestartNode pauses a memory node that keeps its memory and has its process replaced. The answer comes when the next one
@@ -3086,7 +3235,7 @@ type RestartNodeRequest struct {
 
 func (x *RestartNodeRequest) Reset() {
 	*x = RestartNodeRequest{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3247,7 @@ func (x *RestartNodeRequest) String() string {
 func (*RestartNodeRequest) ProtoMessage() {}
 
 func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3260,7 @@ func (x *RestartNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeRequest.ProtoReflect.Descriptor instead.
 func (*RestartNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RestartNodeRequest) GetNode() string {
@@ -3146,7 +3295,7 @@ type RestartNodeReply struct {
 
 func (x *RestartNodeReply) Reset() {
 	*x = RestartNodeReply{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3307,7 @@ func (x *RestartNodeReply) String() string {
 func (*RestartNodeReply) ProtoMessage() {}
 
 func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3320,7 @@ func (x *RestartNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartNodeReply.ProtoReflect.Descriptor instead.
 func (*RestartNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RestartNodeReply) GetBoot() uint64 {
@@ -3204,7 +3353,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3365,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3378,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -3248,7 +3397,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3409,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3422,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -3300,7 +3449,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3312,7 +3461,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3325,7 +3474,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -3391,7 +3540,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3552,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3565,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -3540,7 +3689,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3701,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3714,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -3676,7 +3825,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +3837,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +3850,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -3788,7 +3937,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3949,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3962,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -3862,7 +4011,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +4023,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +4036,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -3953,7 +4102,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3965,7 +4114,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3978,7 +4127,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -4031,7 +4180,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4192,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4205,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -4119,7 +4268,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4280,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4293,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -4190,7 +4339,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4351,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4364,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 type GrantExtentRequest struct {
@@ -4230,7 +4379,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4391,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4404,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -4305,7 +4454,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4466,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4479,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -4389,7 +4538,7 @@ type GrantStatusRequest struct {
 
 func (x *GrantStatusRequest) Reset() {
 	*x = GrantStatusRequest{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4550,7 @@ func (x *GrantStatusRequest) String() string {
 func (*GrantStatusRequest) ProtoMessage() {}
 
 func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4563,7 @@ func (x *GrantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GrantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GrantStatusRequest) GetSessionId() uint32 {
@@ -4449,7 +4598,7 @@ type GrantStatusReply struct {
 
 func (x *GrantStatusReply) Reset() {
 	*x = GrantStatusReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4610,7 @@ func (x *GrantStatusReply) String() string {
 func (*GrantStatusReply) ProtoMessage() {}
 
 func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4623,7 @@ func (x *GrantStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatusReply.ProtoReflect.Descriptor instead.
 func (*GrantStatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GrantStatusReply) GetBlock() *StatusBlock {
@@ -4500,7 +4649,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4661,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4674,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -4544,7 +4693,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +4705,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +4718,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -4589,7 +4738,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4601,7 +4750,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4614,7 +4763,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -4650,7 +4799,7 @@ type MeetRequest struct {
 
 func (x *MeetRequest) Reset() {
 	*x = MeetRequest{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4662,7 +4811,7 @@ func (x *MeetRequest) String() string {
 func (*MeetRequest) ProtoMessage() {}
 
 func (x *MeetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4675,7 +4824,7 @@ func (x *MeetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
 func (*MeetRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MeetRequest) GetSessionIds() []uint32 {
@@ -4737,7 +4886,7 @@ type MeetReply struct {
 
 func (x *MeetReply) Reset() {
 	*x = MeetReply{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4749,7 +4898,7 @@ func (x *MeetReply) String() string {
 func (*MeetReply) ProtoMessage() {}
 
 func (x *MeetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4762,7 +4911,7 @@ func (x *MeetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetReply.ProtoReflect.Descriptor instead.
 func (*MeetReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MeetReply) GetGateways() []*PeerGateway {
@@ -4791,7 +4940,7 @@ type PeerGateway struct {
 
 func (x *PeerGateway) Reset() {
 	*x = PeerGateway{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4803,7 +4952,7 @@ func (x *PeerGateway) String() string {
 func (*PeerGateway) ProtoMessage() {}
 
 func (x *PeerGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +4965,7 @@ func (x *PeerGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerGateway.ProtoReflect.Descriptor instead.
 func (*PeerGateway) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PeerGateway) GetId() []byte {
@@ -4851,17 +5000,19 @@ type RegisterNodeRequest struct {
 	// As in Node. A process that has all the regions of the one before it, byte for byte, and has made sure that nothing
 	// which was posted to that one can land any more, registers with its incarnation and a greater boot. What
 	// the one before had yet to fence is fenced so. A boot that is less than one that has registered is refused.
-	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
-	Keeps         bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
-	Version       string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
-	Control       string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // as in Node
+	Boot    uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`
+	Keeps   bool   `protobuf:"varint,61,opt,name=keeps,proto3" json:"keeps,omitempty"`
+	Version string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
+	Control string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // as in Node
+	// Memory of an incarnation before this one that is still there: a placement group may take it back instead of zeroes.
+	Retained      []*RetainedRegion `protobuf:"bytes,70,rep,name=retained,proto3" json:"retained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +5024,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4886,7 +5037,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -4959,6 +5110,74 @@ func (x *RegisterNodeRequest) GetControl() string {
 	return ""
 }
 
+func (x *RegisterNodeRequest) GetRetained() []*RetainedRegion {
+	if x != nil {
+		return x.Retained
+	}
+	return nil
+}
+
+// RetainedRegion is what a memory node still holds of a placement group that has gone on without it.
+type RetainedRegion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // as in the Member that it was
+	Since         uint64                 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetainedRegion) Reset() {
+	*x = RetainedRegion{}
+	mi := &file_directory_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetainedRegion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetainedRegion) ProtoMessage() {}
+
+func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetainedRegion.ProtoReflect.Descriptor instead.
+func (*RetainedRegion) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *RetainedRegion) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *RetainedRegion) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *RetainedRegion) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type RegisterNodeReply struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	NodeId          uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -4972,7 +5191,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4984,7 +5203,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4997,7 +5216,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -5046,7 +5265,7 @@ type TokenKey struct {
 
 func (x *TokenKey) Reset() {
 	*x = TokenKey{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5277,7 @@ func (x *TokenKey) String() string {
 func (*TokenKey) ProtoMessage() {}
 
 func (x *TokenKey) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5290,7 @@ func (x *TokenKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
 func (*TokenKey) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TokenKey) GetGeneration() uint32 {
@@ -5100,7 +5319,7 @@ type NamespaceQuota struct {
 
 func (x *NamespaceQuota) Reset() {
 	*x = NamespaceQuota{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5112,7 +5331,7 @@ func (x *NamespaceQuota) String() string {
 func (*NamespaceQuota) ProtoMessage() {}
 
 func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5125,7 +5344,7 @@ func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
 func (*NamespaceQuota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NamespaceQuota) GetNamespaceId() uint32 {
@@ -5162,7 +5381,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +5393,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +5406,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -5221,7 +5440,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5233,7 +5452,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5246,7 +5465,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -5322,7 +5541,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5553,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5566,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -5379,7 +5598,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5391,7 +5610,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5404,7 +5623,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
@@ -5419,7 +5638,7 @@ type ReportNodeRequest struct {
 
 func (x *ReportNodeRequest) Reset() {
 	*x = ReportNodeRequest{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5431,7 +5650,7 @@ func (x *ReportNodeRequest) String() string {
 func (*ReportNodeRequest) ProtoMessage() {}
 
 func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5444,7 +5663,7 @@ func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReportNodeRequest) GetName() string {
@@ -5469,7 +5688,7 @@ type ReportNodeReply struct {
 
 func (x *ReportNodeReply) Reset() {
 	*x = ReportNodeReply{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5481,7 +5700,7 @@ func (x *ReportNodeReply) String() string {
 func (*ReportNodeReply) ProtoMessage() {}
 
 func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5494,7 +5713,7 @@ func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeReply.ProtoReflect.Descriptor instead.
 func (*ReportNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 // PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
@@ -5510,7 +5729,7 @@ type PauseNodeRequest struct {
 
 func (x *PauseNodeRequest) Reset() {
 	*x = PauseNodeRequest{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5522,7 +5741,7 @@ func (x *PauseNodeRequest) String() string {
 func (*PauseNodeRequest) ProtoMessage() {}
 
 func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5535,7 +5754,7 @@ func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeRequest.ProtoReflect.Descriptor instead.
 func (*PauseNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PauseNodeRequest) GetNodeId() uint32 {
@@ -5570,7 +5789,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5582,7 +5801,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5595,7 +5814,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -5635,13 +5854,15 @@ type HeartbeatReply struct {
 	Restart bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
 	// The directory knows of boots now and did not when this process registered, which is to do so again, as the same.
 	RegisterAgain bool `protobuf:"varint,90,opt,name=register_again,json=registerAgain,proto3" json:"register_again,omitempty"`
+	// Placement groups that may yet take back what this memory node retains of them. It gives back the rest.
+	RetainPgs     []uint32 `protobuf:"varint,70,rep,packed,name=retain_pgs,json=retainPgs,proto3" json:"retain_pgs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5874,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +5887,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -5732,6 +5953,13 @@ func (x *HeartbeatReply) GetRegisterAgain() bool {
 	return false
 }
 
+func (x *HeartbeatReply) GetRetainPgs() []uint32 {
+	if x != nil {
+		return x.RetainPgs
+	}
+	return nil
+}
+
 type WantRegion struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	PgId        uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -5740,15 +5968,17 @@ type WantRegion struct {
 	IndexBytes  uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
 	Epoch       uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the placement group epoch
 	// Its keys are known, be it from an earlier process of this incarnation: one that has others publishes them.
-	Published     bool   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
-	Since         uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
+	Published bool   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
+	Since     uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
+	// It is not made of zeroes, but of what the memory node retains; if that is not there, it is not made.
+	Retain        *Retained `protobuf:"bytes,70,opt,name=retain,proto3" json:"retain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5760,7 +5990,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5773,7 +6003,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -5825,6 +6055,13 @@ func (x *WantRegion) GetSince() uint64 {
 	return 0
 }
 
+func (x *WantRegion) GetRetain() *Retained {
+	if x != nil {
+		return x.Retain
+	}
+	return nil
+}
+
 type PublishRegionRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -5840,7 +6077,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5852,7 +6089,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5865,7 +6102,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -5918,7 +6155,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5930,7 +6167,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5943,7 +6180,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 type CreateNamespaceRequest struct {
@@ -5966,7 +6203,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5978,7 +6215,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5991,7 +6228,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -6073,7 +6310,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6085,7 +6322,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6098,7 +6335,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -6125,7 +6362,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6137,7 +6374,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6150,7 +6387,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -6204,7 +6441,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6216,7 +6453,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6229,7 +6466,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -6254,7 +6491,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6266,7 +6503,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6279,7 +6516,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -6314,7 +6551,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6326,7 +6563,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6339,7 +6576,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -6367,7 +6604,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6379,7 +6616,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6392,7 +6629,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -6418,7 +6655,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6430,7 +6667,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6443,7 +6680,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -6461,7 +6698,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6473,7 +6710,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6486,7 +6723,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 type StatusReply struct {
@@ -6522,7 +6759,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6534,7 +6771,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6547,7 +6784,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -6692,7 +6929,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6704,7 +6941,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6717,7 +6954,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -6770,7 +7007,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6782,7 +7019,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6795,7 +7032,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -6855,7 +7092,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6867,7 +7104,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6880,7 +7117,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -6966,7 +7203,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6978,7 +7215,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6991,7 +7228,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -7156,7 +7393,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7168,7 +7405,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7181,7 +7418,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -7234,7 +7471,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7246,7 +7483,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7259,7 +7496,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 type RemoveDirectoryRequest struct {
@@ -7271,7 +7508,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7283,7 +7520,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7296,7 +7533,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -7314,7 +7551,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7326,7 +7563,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7339,7 +7576,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -7354,7 +7591,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7366,7 +7603,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7379,7 +7616,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -7398,7 +7635,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7410,7 +7647,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7423,7 +7660,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -7441,7 +7678,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7690,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7703,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 type WhoAmIReply struct {
@@ -7481,7 +7718,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +7730,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +7743,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -7547,7 +7784,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7559,7 +7796,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7572,7 +7809,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -7598,7 +7835,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7610,7 +7847,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7623,7 +7860,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -7646,7 +7883,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7658,7 +7895,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7671,7 +7908,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -7713,7 +7950,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7725,7 +7962,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7738,7 +7975,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -7765,7 +8002,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7777,7 +8014,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7790,7 +8027,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -7817,7 +8054,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7829,7 +8066,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7842,7 +8079,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -7869,7 +8106,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7881,7 +8118,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7894,7 +8131,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -7921,7 +8158,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7933,7 +8170,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7946,7 +8183,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -7973,7 +8210,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7985,7 +8222,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7998,7 +8235,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -8031,7 +8268,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8043,7 +8280,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8056,7 +8293,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8215,13 +8452,23 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\rR\n" +
 	"generation\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\x9f\x01\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xd7\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x120\n" +
 	"\x04keys\x18\x03 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"\xa0\x01\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\x126\n" +
+	"\bretained\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\bretained\"\x91\x01\n" +
+	"\bRetained\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x127\n" +
+	"\x06arrays\x18\x04 \x03(\v2\x1f.kvd.directory.v1.RetainedArrayR\x06arrays\"^\n" +
+	"\rRetainedArray\x12\x19\n" +
+	"\bshard_id\x18\x01 \x01(\rR\ashardId\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1a\n" +
+	"\bsegments\x18\x03 \x01(\rR\bsegments\"\xa0\x01\n" +
 	"\n" +
 	"RegionKeys\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x1d\n" +
@@ -8275,7 +8522,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04done\x18\x0e \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x0f \x01(\x04R\x05total\x12\x18\n" +
 	"\atrouble\x18\x10 \x01(\tR\atrouble\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\xd6\x02\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\x83\x03\n" +
 	"\tJobReport\x12\x16\n" +
 	"\x06groups\x18\x01 \x01(\x04R\x06groups\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x04R\arecords\x12\x14\n" +
@@ -8287,7 +8534,8 @@ const file_directory_proto_rawDesc = "" +
 	"\flinked_units\x18\b \x03(\rR\vlinkedUnits\x12\x1a\n" +
 	"\bfindings\x18\t \x03(\tR\bfindings\x12.\n" +
 	"\x04kept\x18\n" +
-	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"?\n" +
+	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\x12+\n" +
+	"\x11transferred_bytes\x18F \x01(\x04R\x10transferredBytes\"?\n" +
 	"\bUnitRuns\x12\x16\n" +
 	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1b\n" +
 	"\tskip_take\x18\x02 \x03(\rR\bskipTake\"2\n" +
@@ -8511,7 +8759,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vPeerGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xbb\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xf9\x02\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -8522,7 +8770,12 @@ const file_directory_proto_rawDesc = "" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12\x14\n" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12\x18\n" +
 	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
-	"\acontrol\x18Q \x01(\tR\acontrol\"\xe4\x01\n" +
+	"\acontrol\x18Q \x01(\tR\acontrol\x12<\n" +
+	"\bretained\x18F \x03(\v2 .kvd.directory.v1.RetainedRegionR\bretained\"]\n" +
+	"\x0eRetainedRegion\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
@@ -8568,7 +8821,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\x89\x03\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xa8\x03\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
@@ -8578,7 +8831,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x128\n" +
 	"\x06quotas\x18) \x03(\v2 .kvd.directory.v1.NamespaceQuotaR\x06quotas\x12\x18\n" +
 	"\arestart\x18< \x01(\bR\arestart\x12%\n" +
-	"\x0eregister_again\x18Z \x01(\bR\rregisterAgain\"\xd2\x01\n" +
+	"\x0eregister_again\x18Z \x01(\bR\rregisterAgain\x12\x1d\n" +
+	"\n" +
+	"retain_pgs\x18F \x03(\rR\tretainPgs\"\x86\x02\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -8588,7 +8843,8 @@ const file_directory_proto_rawDesc = "" +
 	"indexBytes\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x1c\n" +
 	"\tpublished\x18\x06 \x01(\bR\tpublished\x12\x14\n" +
-	"\x05since\x18\a \x01(\x04R\x05since\"\xc2\x01\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\x122\n" +
+	"\x06retain\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\x06retain\"\xc2\x01\n" +
 	"\x14PublishRegionRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x13\n" +
@@ -8883,7 +9139,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -8905,107 +9161,110 @@ var file_directory_proto_goTypes = []any{
 	(*StatusArray)(nil),            // 17: kvd.directory.v1.StatusArray
 	(*StatusBlock)(nil),            // 18: kvd.directory.v1.StatusBlock
 	(*Member)(nil),                 // 19: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 20: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 21: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 22: kvd.directory.v1.Move
-	(*Job)(nil),                    // 23: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 24: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 25: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 26: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 27: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 28: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 29: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 30: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 31: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 32: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 33: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 34: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 35: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 36: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 37: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 38: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 39: kvd.directory.v1.RemoveNodeReply
-	(*GiveUpNodeRequest)(nil),      // 40: kvd.directory.v1.GiveUpNodeRequest
-	(*GiveUpNodeReply)(nil),        // 41: kvd.directory.v1.GiveUpNodeReply
-	(*RestartNodeRequest)(nil),     // 42: kvd.directory.v1.RestartNodeRequest
-	(*RestartNodeReply)(nil),       // 43: kvd.directory.v1.RestartNodeReply
-	(*RebalanceRequest)(nil),       // 44: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 45: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 46: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 47: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 48: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 49: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 50: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 51: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 52: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 53: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 54: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 55: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 56: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 57: kvd.directory.v1.GrantExtentReply
-	(*GrantStatusRequest)(nil),     // 58: kvd.directory.v1.GrantStatusRequest
-	(*GrantStatusReply)(nil),       // 59: kvd.directory.v1.GrantStatusReply
-	(*SessionStateRequest)(nil),    // 60: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 61: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 62: kvd.directory.v1.WatchMapRequest
-	(*MeetRequest)(nil),            // 63: kvd.directory.v1.MeetRequest
-	(*MeetReply)(nil),              // 64: kvd.directory.v1.MeetReply
-	(*PeerGateway)(nil),            // 65: kvd.directory.v1.PeerGateway
-	(*RegisterNodeRequest)(nil),    // 66: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 67: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 68: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 69: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 70: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 71: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 72: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 73: kvd.directory.v1.LeaveNodeReply
-	(*ReportNodeRequest)(nil),      // 74: kvd.directory.v1.ReportNodeRequest
-	(*ReportNodeReply)(nil),        // 75: kvd.directory.v1.ReportNodeReply
-	(*PauseNodeRequest)(nil),       // 76: kvd.directory.v1.PauseNodeRequest
-	(*NodeStats)(nil),              // 77: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 78: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 79: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 80: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 81: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 82: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 83: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 84: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 85: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 86: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 87: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 88: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 89: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 90: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 91: kvd.directory.v1.StatusReply
-	(*KeyUse)(nil),                 // 92: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 93: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 94: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 95: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 96: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 97: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 98: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 99: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 100: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 101: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 102: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 103: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 104: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 105: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 106: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 107: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 108: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 109: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 110: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 111: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 112: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 113: kvd.directory.v1.AuditEntry
-	nil,                            // 114: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*Retained)(nil),               // 20: kvd.directory.v1.Retained
+	(*RetainedArray)(nil),          // 21: kvd.directory.v1.RetainedArray
+	(*RegionKeys)(nil),             // 22: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 23: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 24: kvd.directory.v1.Move
+	(*Job)(nil),                    // 25: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 26: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 27: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 28: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 29: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 30: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 31: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 32: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 33: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 34: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 35: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 36: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 37: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 38: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 39: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 40: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 41: kvd.directory.v1.RemoveNodeReply
+	(*GiveUpNodeRequest)(nil),      // 42: kvd.directory.v1.GiveUpNodeRequest
+	(*GiveUpNodeReply)(nil),        // 43: kvd.directory.v1.GiveUpNodeReply
+	(*RestartNodeRequest)(nil),     // 44: kvd.directory.v1.RestartNodeRequest
+	(*RestartNodeReply)(nil),       // 45: kvd.directory.v1.RestartNodeReply
+	(*RebalanceRequest)(nil),       // 46: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 47: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 48: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 49: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 50: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 51: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 52: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 53: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 54: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 55: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 56: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 57: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 58: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 59: kvd.directory.v1.GrantExtentReply
+	(*GrantStatusRequest)(nil),     // 60: kvd.directory.v1.GrantStatusRequest
+	(*GrantStatusReply)(nil),       // 61: kvd.directory.v1.GrantStatusReply
+	(*SessionStateRequest)(nil),    // 62: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 63: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 64: kvd.directory.v1.WatchMapRequest
+	(*MeetRequest)(nil),            // 65: kvd.directory.v1.MeetRequest
+	(*MeetReply)(nil),              // 66: kvd.directory.v1.MeetReply
+	(*PeerGateway)(nil),            // 67: kvd.directory.v1.PeerGateway
+	(*RegisterNodeRequest)(nil),    // 68: kvd.directory.v1.RegisterNodeRequest
+	(*RetainedRegion)(nil),         // 69: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 70: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 71: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 72: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 73: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 74: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 75: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 76: kvd.directory.v1.LeaveNodeReply
+	(*ReportNodeRequest)(nil),      // 77: kvd.directory.v1.ReportNodeRequest
+	(*ReportNodeReply)(nil),        // 78: kvd.directory.v1.ReportNodeReply
+	(*PauseNodeRequest)(nil),       // 79: kvd.directory.v1.PauseNodeRequest
+	(*NodeStats)(nil),              // 80: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 81: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 82: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 83: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 84: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 85: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 86: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 87: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 88: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 89: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 90: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 91: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 92: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 93: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 94: kvd.directory.v1.StatusReply
+	(*KeyUse)(nil),                 // 95: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 96: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 97: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 98: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 99: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 100: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 101: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 102: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 103: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 104: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 105: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 106: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 107: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 108: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 109: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 110: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 111: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 112: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 113: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 114: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 115: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 116: kvd.directory.v1.AuditEntry
+	nil,                            // 117: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
 	12,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
 	16,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	21,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	23,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
 	11,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,   // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,   // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
@@ -9019,135 +9278,139 @@ var file_directory_proto_depIdxs = []int32{
 	19,  // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
 	19,  // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
 	17,  // 16: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
-	20,  // 17: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	22,  // 18: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	5,   // 19: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	25,  // 20: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	23,  // 21: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	24,  // 22: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	5,   // 23: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	50,  // 24: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	54,  // 25: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	51,  // 26: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	18,  // 27: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
-	50,  // 28: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	52,  // 29: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	54,  // 30: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	50,  // 31: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	51,  // 32: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	54,  // 33: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	18,  // 34: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
-	6,   // 35: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	65,  // 36: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
-	11,  // 37: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	70,  // 38: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	68,  // 39: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	77,  // 40: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	79,  // 41: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	70,  // 42: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	68,  // 43: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	69,  // 44: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	20,  // 45: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 46: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	14,  // 47: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 48: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 49: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 50: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 51: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	93,  // 52: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	9,   // 53: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	94,  // 54: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	95,  // 55: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	114, // 56: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	23,  // 57: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	92,  // 58: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	6,   // 59: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	24,  // 60: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	104, // 61: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	3,   // 62: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	12,  // 63: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 64: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	12,  // 65: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 66: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	113, // 67: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	77,  // 68: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	46,  // 69: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	48,  // 70: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	53,  // 71: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	62,  // 72: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	56,  // 73: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	58,  // 74: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	60,  // 75: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	32,  // 76: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	63,  // 77: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	66,  // 78: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	71,  // 79: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	80,  // 80: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	72,  // 81: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	74,  // 82: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	26,  // 83: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	28,  // 84: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	30,  // 85: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	34,  // 86: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	36,  // 87: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	38,  // 88: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	40,  // 89: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	42,  // 90: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	44,  // 91: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	82,  // 92: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	84,  // 93: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	86,  // 94: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	88,  // 95: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	90,  // 96: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	96,  // 97: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	98,  // 98: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	100, // 99: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	111, // 100: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	102, // 101: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	105, // 102: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	107, // 103: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	109, // 104: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	47,  // 105: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	49,  // 106: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	55,  // 107: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 108: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	57,  // 109: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	59,  // 110: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	61,  // 111: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	33,  // 112: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	64,  // 113: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	67,  // 114: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	78,  // 115: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	81,  // 116: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	73,  // 117: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	75,  // 118: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	27,  // 119: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	29,  // 120: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	31,  // 121: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	35,  // 122: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	37,  // 123: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	39,  // 124: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	41,  // 125: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	43,  // 126: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	45,  // 127: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	83,  // 128: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	85,  // 129: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	87,  // 130: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	89,  // 131: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	91,  // 132: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	97,  // 133: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	99,  // 134: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	101, // 135: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	112, // 136: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	103, // 137: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	106, // 138: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	108, // 139: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	110, // 140: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	105, // [105:141] is the sub-list for method output_type
-	69,  // [69:105] is the sub-list for method input_type
-	69,  // [69:69] is the sub-list for extension type_name
-	69,  // [69:69] is the sub-list for extension extendee
-	0,   // [0:69] is the sub-list for field type_name
+	22,  // 17: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	20,  // 18: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
+	21,  // 19: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
+	24,  // 20: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	5,   // 21: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	27,  // 22: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	25,  // 23: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	26,  // 24: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	5,   // 25: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	52,  // 26: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	56,  // 27: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	53,  // 28: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	18,  // 29: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
+	52,  // 30: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	54,  // 31: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	56,  // 32: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	52,  // 33: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	53,  // 34: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	56,  // 35: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	18,  // 36: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
+	6,   // 37: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	67,  // 38: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
+	11,  // 39: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	69,  // 40: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	73,  // 41: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	71,  // 42: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	80,  // 43: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	82,  // 44: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	73,  // 45: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	71,  // 46: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	72,  // 47: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	20,  // 48: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	22,  // 49: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 50: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	14,  // 51: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 52: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 53: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 54: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 55: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	96,  // 56: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	9,   // 57: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	97,  // 58: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	98,  // 59: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	117, // 60: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	25,  // 61: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	95,  // 62: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	6,   // 63: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	26,  // 64: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	107, // 65: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	3,   // 66: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	12,  // 67: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 68: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	12,  // 69: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 70: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	116, // 71: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	80,  // 72: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	48,  // 73: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	50,  // 74: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	55,  // 75: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	64,  // 76: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	58,  // 77: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	60,  // 78: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	62,  // 79: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	34,  // 80: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	65,  // 81: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	68,  // 82: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	74,  // 83: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	83,  // 84: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	75,  // 85: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	77,  // 86: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	28,  // 87: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	30,  // 88: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	32,  // 89: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	36,  // 90: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	38,  // 91: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	40,  // 92: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	42,  // 93: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	44,  // 94: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	46,  // 95: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	85,  // 96: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	87,  // 97: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	89,  // 98: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	91,  // 99: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	93,  // 100: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	99,  // 101: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	101, // 102: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	103, // 103: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	114, // 104: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	105, // 105: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	108, // 106: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	110, // 107: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	112, // 108: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	49,  // 109: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	51,  // 110: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	57,  // 111: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 112: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	59,  // 113: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	61,  // 114: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	63,  // 115: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	35,  // 116: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	66,  // 117: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	70,  // 118: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	81,  // 119: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	84,  // 120: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	76,  // 121: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	78,  // 122: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	29,  // 123: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	31,  // 124: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	33,  // 125: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	37,  // 126: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	39,  // 127: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	41,  // 128: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	43,  // 129: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	45,  // 130: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	47,  // 131: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	86,  // 132: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	88,  // 133: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	90,  // 134: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	92,  // 135: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	94,  // 136: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	100, // 137: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	102, // 138: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	104, // 139: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	115, // 140: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	106, // 141: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	109, // 142: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	111, // 143: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	113, // 144: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	109, // [109:145] is the sub-list for method output_type
+	73,  // [73:109] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -9162,7 +9425,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   108,
+			NumMessages:   111,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

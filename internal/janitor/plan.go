@@ -162,6 +162,7 @@ func Add(r *dirpb.JobReport, w *repair.Work) {
 	r.Records += w.Records
 	r.Bytes += w.Units * layout.UnitSize
 	r.SyncedWords += w.Synced
+	r.TransferredBytes += w.Bytes
 	r.RepairedRecords += w.Repaired
 	r.LostRecords += w.Lost
 	for x, n := range w.Linked {

@@ -38,9 +38,9 @@ type Options struct {
 	// Poll is the pause between two questions for work while there is some, or if the directory does not
 	// let the question wait. Default 100 ms.
 	Poll time.Duration
-	// Done, if not nil, is called after every job that ended here, with its duration and outcome. It may be
+	// Done, if not nil, is called after every job that ended here, with its duration, what it has done so far and its outcome. It may be
 	// called concurrently.
-	Done func(kind dirpb.JobKind, took time.Duration, err error)
+	Done func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
 }
@@ -218,12 +218,12 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 		err = tell(&dirpb.ReportJobRequest{Finished: true, Report: report})
 	}
 	if r.o.Done != nil {
-		r.o.Done(job.GetKind(), time.Since(began), err)
+		r.o.Done(job.GetKind(), time.Since(began), report, err)
 	}
 	switch {
 	case err == nil:
 		log.Info("janitor: done", "groups", report.GetGroups(), "synced", report.GetSyncedWords(), "repaired", report.GetRepairedRecords(),
-			"lost", report.GetLostRecords(), "took", time.Since(began).Round(time.Millisecond))
+			"lost", report.GetLostRecords(), "transferred_bytes", report.GetTransferredBytes(), "took", time.Since(began).Round(time.Millisecond))
 		return
 	case errors.Is(err, ErrGone), ctx.Err() != nil:
 		log.Info("janitor: given up", "err", err)

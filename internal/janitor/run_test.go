@@ -60,7 +60,7 @@ func TestJobsFollowEachOther(t *testing.T) {
 	ended, stopped := make(chan dirpb.JobKind, 100), make(chan error, 1)
 	go func() {
 		stopped <- janitor.Run(ctx, janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Poll: 2 * time.Hour,
-			Done: func(kind dirpb.JobKind, _ time.Duration, err error) {
+			Done: func(kind dirpb.JobKind, _ time.Duration, _ *dirpb.JobReport, err error) {
 				if err != nil {
 					t.Errorf("%v: %v", kind, err)
 				}

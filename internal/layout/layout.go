@@ -613,6 +613,33 @@ func InitRegion(b []byte, h RegionHeader) {
 	binary.LittleEndian.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
 }
 
+// Array is a part of a region's index: segments one after the other.
+type Array struct {
+	Off      uint64 // bytes, in the region
+	Segments uint32
+}
+
+// RetainIndex makes an index that a former member held fit for a joiner: the words of slots stay in arrays, which are ascending, and
+// everything else is zero. A lock there is of an operation that has ended without it, and a header may tell of what was taken back since.
+func RetainIndex(index []byte, arrays []Array) error {
+	end := uint64(RegionPageSize)
+	for _, a := range arrays {
+		if n := uint64(len(index)); a.Off < end || a.Off > n || a.Off%GroupSize != 0 || uint64(a.Segments) > (n-a.Off)/SegmentSize {
+			return fmt.Errorf("array of %d segments at %#x: want one behind %#x in an index of %d bytes", a.Segments, a.Off, end, n)
+		}
+		end = a.Off + uint64(a.Segments)*SegmentSize
+	}
+	at := uint64(0)
+	for _, a := range arrays {
+		clear(index[at:a.Off])
+		for at = a.Off; at < a.Off+uint64(a.Segments)*SegmentSize; at += GroupSize {
+			clear(index[at:][:GroupSlotsOff])
+		}
+	}
+	clear(index[at:])
+	return nil
+}
+
 // Errors of ParseRegion, for errors.Is beside *CorruptError.
 var (
 	ErrMagic    = errors.New("not a kvd region")

@@ -23,7 +23,7 @@ const (
 // Janitor counts the jobs that ended at a janitor of this process. Its methods may be
 // called concurrently.
 type Janitor struct {
-	jobs, seconds *prometheus.CounterVec
+	jobs, seconds, bytes *prometheus.CounterVec
 }
 
 // NewJanitor makes a Janitor that has counted nothing.
@@ -33,9 +33,12 @@ func NewJanitor() *Janitor {
 			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed (handed back, to be tried again)."}, []string{"kind", "result"}),
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_transferred_bytes_total",
+			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them: of a join, the index of every copy and the records that the new one lacked."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
 		j.seconds.WithLabelValues(overview.JobKind(k))
+		j.bytes.WithLabelValues(overview.JobKind(k))
 		for _, r := range []JobResult{JobDone, JobGivenUp, JobFailed} {
 			j.jobs.WithLabelValues(overview.JobKind(k), string(r))
 		}
@@ -43,20 +46,23 @@ func NewJanitor() *Janitor {
 	return j
 }
 
-// Count counts a job.
-func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration) {
+// Count counts a job, which took so much time and transferred so many bytes.
+func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration, bytes uint64) {
 	j.jobs.WithLabelValues(overview.JobKind(kind), string(r)).Inc()
 	j.seconds.WithLabelValues(overview.JobKind(kind)).Add(took.Seconds())
+	j.bytes.WithLabelValues(overview.JobKind(kind)).Add(float64(bytes))
 }
 
 // Describe implements [prometheus.Collector].
 func (j *Janitor) Describe(ch chan<- *prometheus.Desc) {
 	j.jobs.Describe(ch)
 	j.seconds.Describe(ch)
+	j.bytes.Describe(ch)
 }
 
 // Collect implements [prometheus.Collector].
 func (j *Janitor) Collect(ch chan<- prometheus.Metric) {
 	j.jobs.Collect(ch)
 	j.seconds.Collect(ch)
+	j.bytes.Collect(ch)
 }

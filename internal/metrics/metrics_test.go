@@ -179,14 +179,14 @@ func TestRaftLog(t *testing.T) {
 
 func TestJanitor(t *testing.T) {
 	j := NewJanitor()
-	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 250*time.Millisecond)
-	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 500*time.Millisecond)
-	j.Count(dirpb.JobKind_JOB_SCRUB, JobFailed, 250*time.Millisecond)
-	j.Count(dirpb.JobKind_JOB_MOVE, JobGivenUp, time.Second)
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 250*time.Millisecond, 10)
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 500*time.Millisecond, 5)
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobFailed, 250*time.Millisecond, 0)
+	j.Count(dirpb.JobKind_JOB_MOVE, JobGivenUp, time.Second, 0)
 	// Kinds of which there were none are there as well: rate needs their first 0.
 	wantLines(t, scrape(t, j), `kvd_janitor_jobs_total{kind="scrub",result="done"} 2`, `kvd_janitor_jobs_total{kind="scrub",result="failed"} 1`,
 		`kvd_janitor_jobs_total{kind="move",result="given_up"} 1`, `kvd_janitor_jobs_total{kind="recover",result="done"} 0`,
-		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
+		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_transferred_bytes_total{kind="scrub"} 15`, `kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
 }
 
 // The figures of a store's parts agree with what was done.

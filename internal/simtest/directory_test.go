@@ -150,6 +150,9 @@ func (w *World) act() {
 	s := w.due[0]
 	w.due = w.due[1:]
 	w.touch()
+	if a := s.Do.GetActivatePg(); a != nil {
+		w.thawed = a.ReclaimEpoch
+	}
 	if f := s.Do.GetFinishRecall(); f != nil {
 		w.finishRecall(f)
 		return
@@ -273,8 +276,11 @@ func (w *World) directoryChanged() {
 	w.effects++
 	old := w.chains
 	w.chains = map[uint32][]*region{}
+	epoch, _ := w.ld.Epochs()
 	for _, r := range w.regions {
-		r.used = false
+		if r.used = false; r.copied {
+			r.copied, r.left = false, epoch
+		}
 	}
 	w.recalls = false
 	for _, m := range w.st.Nodes() {
@@ -309,6 +315,19 @@ func (w *World) directoryChanged() {
 		}
 	}
 	w.checkChains()
+	for _, pg := range w.st.PGs(0) {
+		for _, r := range w.chains[pg.Id] {
+			if r.known == 0 {
+				r.known = w.st.MapVersion()
+			}
+		}
+		for _, r := range w.copies(pg.Id) {
+			r.copied = true
+		}
+		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {
+			w.checkRetained(c[len(c)-2], c[len(c)-1])
+		}
+	}
 }
 
 // lostRegion finds the region of a member whose memory is gone.

@@ -103,7 +103,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 	lo := uint32(off / layout.UnitSize)
 	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
 	for _, s := range r.slots {
-		if !s.now.Readable() {
+		if !s.shown().Readable() {
 			continue
 		}
 		for _, x := range w.names(r, s.now) {
@@ -167,20 +167,29 @@ func (w *World) after(ev sim.Event) {
 	if now == old {
 		return
 	}
+	retained := s.shown() != old
+	s.stale = false
 	if s.left == nil {
 		s.left = map[layout.Word]uint64{}
 	}
 	epoch, _ := w.ld.Epochs()
-	s.left[old] = epoch
-	s.now, s.past = now, append(s.past, now)
+	if !retained {
+		s.left[old] = epoch
+	}
+	if s.now = now; now != 0 || !retained { // else it is as the chain's, which has held nothing yet
+		s.past = append(s.past, now)
+	}
 	if !r.used {
 		return
+	}
+	if retained {
+		old = 0 // nobody has believed it
 	}
 	if old.Readable() && now.State() == layout.Empty {
 		w.emptied(ev, r, off, old)
 	}
 	// I5. The zeroes of an array that is wiped are no words.
-	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && w.inUse(r.pg, off) {
+	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && !retained && w.inUse(r.pg, off) {
 		w.fail(fmt.Errorf("I5: slot %#x of m%d holds %v again", off, r.node.i, now))
 	}
 	chain := w.chain(r.pg)
@@ -243,7 +252,7 @@ func (w *World) checkOrder(chain []*region, k int, s *slot) {
 func (w *World) links(pg uint32, x layout.Word) bool {
 	for _, r := range w.chain(pg) {
 		for _, s := range r.slots {
-			if s.now.Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
+			if s.shown().Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
 				return true
 			}
 		}
@@ -420,7 +429,7 @@ func (w *World) checkRecalled(pg, extent uint32) {
 		}
 		for _, r := range w.chain(pg) {
 			for _, s := range r.slots {
-				if !s.now.Readable() {
+				if !s.shown().Readable() {
 					continue
 				}
 				for _, x := range w.names(r, s.now) {

@@ -169,7 +169,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("builds a program and searches for minutes: make mutants")
 	}
 	root := tree(t)
-	all := slices.Concat(patches, mutants, txnMutants, restartMutants)
+	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -179,8 +179,10 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		if strings.HasPrefix(m.rule, "restart") {
-			args = append(args, "-hunt-in", "restart")
+		for _, scopes := range []string{"restart", "rejoin"} {
+			if strings.HasPrefix(m.rule, scopes) {
+				args = append(args, "-hunt-in", scopes)
+			}
 		}
 		if strings.HasPrefix(m.rule, "transaction") {
 			args = append(args, "-hunt-in", txnPrefix)
@@ -195,7 +197,7 @@ func TestMutants(t *testing.T) {
 // TestMutantsApply: mutants whose text is not in the tree any more show nothing.
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
-	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants)}
+	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

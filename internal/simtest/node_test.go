@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -25,6 +27,7 @@ type node struct {
 	l    rdma.Listener
 
 	regions map[uint32]*region // by placement group
+	retains map[uint32]*region // what it held of placement groups that have gone on without it
 	barred  map[uint32]bool    // sessions fenced here
 	crashed bool
 	deaf    bool // does not hear the directory, nor is it heard
@@ -46,6 +49,10 @@ type region struct {
 	bytes      []byte
 	mrs        [2]*rdma.MR // index, heap
 	used       bool        // it is a member's of its placement group now
+	unproven   bool        // it began with what was retained, and nobody has read it yet
+	known      uint64      // the map version that first had it
+	copied     bool        // it is a copy
+	left       uint64      // E when it was one last
 
 	slots []*slot
 }
@@ -56,6 +63,16 @@ type slot struct {
 	now  layout.Word
 	past []layout.Word          // what it has held but the first word, in order
 	left map[layout.Word]uint64 // E when it held the word last
+	// now is what a joiner retained, and the replica before it holds another word: nobody believes it.
+	stale bool
+}
+
+// shown is the word that somebody may believe.
+func (s *slot) shown() layout.Word {
+	if s.stale {
+		return 0
+	}
+	return s.now
 }
 
 func (r *region) slot(off uint64) *slot {
@@ -84,7 +101,7 @@ func (n *node) addr() string   { return fmt.Sprintf("m%d.%d", n.i, n.inc) }
 func (n *node) device() string { return fmt.Sprintf("m%d/%d", n.i, n.life) }
 
 func (w *World) addNode(i int) error {
-	n := &node{i: i, id: uint32(i + 1), regions: map[uint32]*region{}, barred: map[uint32]bool{}}
+	n := &node{i: i, id: uint32(i + 1), regions: map[uint32]*region{}, retains: map[uint32]*region{}, barred: map[uint32]bool{}}
 	w.nodes = append(w.nodes, n)
 	return w.boot(n)
 }
@@ -117,18 +134,75 @@ func (n *node) dialable(c *cl, inc uint64) bool {
 	return !n.crashed && !n.down && !n.unknown && n.inc == inc && !n.barred[c.id]
 }
 
-// makeRegion makes a region, zeroed.
+// makeRegion makes a region, of zeroes or of what the memory node retains.
 func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
-	r := &region{pg: x.PgId, node: n, inc: n.inc, since: x.Since, boot: n.boot, bytes: takeMemory(int(w.regionBytes))}
-	layout.InitRegion(r.bytes, layout.RegionHeader{PG: x.PgId, Namespace: 1, Epoch: x.Epoch,
-		RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, Incarnation: n.inc})
+	r := n.retains[x.PgId]
+	delete(n.retains, x.PgId)
+	retained := r != nil && x.Retain != nil && r.inc == x.Retain.Incarnation && r.since == x.Retain.Since
+	if !retained {
+		r = &region{pg: x.PgId, node: n, bytes: takeMemory(int(w.regionBytes))}
+		w.regions = append(w.regions, r)
+	}
+	r.inc, r.since, r.boot, r.slots = n.inc, x.Since, n.boot, nil
+	if err := memnode.InitRegion(r.bytes, x, n.inc, retained); err != nil {
+		return nil, err
+	}
+	if retained {
+		w.retained++
+		r.noteRetained(x.Retain.Arrays)
+	}
 	if err := w.registerMRs(r); err != nil {
 		return nil, err
 	}
 	n.regions[r.pg] = r
 	w.touch()
-	w.regions = append(w.regions, r)
 	return r, nil
+}
+
+// noteRetained notes the words that a region begins with.
+func (r *region) noteRetained(arrays []*dirpb.RetainedArray) {
+	r.unproven, r.known = true, 0
+	for _, a := range arrays {
+		for g := a.Offset; g < a.Offset+uint64(a.Segments)*layout.SegmentSize; g += layout.GroupSize {
+			for i := range layout.GroupSlots {
+				if x := layout.Group(r.bytes[g:][:layout.GroupSize]).Slot(i); x != 0 {
+					s := r.slot(g + layout.SlotOff(i))
+					s.now, s.stale = x, true
+				}
+			}
+		}
+	}
+}
+
+// checkRetained looks at what a joiner has retained, at the moment from which it may be read: readers believe a word that the replica before it
+// shows, too, so the record has to be the same.
+func (w *World) checkRetained(prev, r *region) {
+	r.unproven = false
+	if w.thawed >= r.left+layout.WordLifeEpochs {
+		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and all knew of it at %d", r.node.i, r.left, w.thawed))
+	}
+	for _, c := range w.cls {
+		if v := c.core.View().Version; !w.fenced(c) && v < r.known {
+			w.fail(fmt.Errorf("I5: m%d has retained words that may be read, and client %d, which has map %d, does not write there", r.node.i, c.i, v))
+		}
+	}
+	for _, s := range r.slots {
+		o := prev.find(s.off)
+		if !s.stale || o == nil || o.shown() != s.now {
+			continue
+		}
+		s.stale, s.past = false, append(s.past, s.now)
+		if !s.now.Readable() {
+			continue
+		}
+		w.believed++
+		for _, x := range w.records(prev, s.now) {
+			rec, err := w.recordAt(prev, x)
+			if n := layout.RecordLen(len(rec.Key), len(rec.Value)); err == nil && !bytes.Equal(r.bytes[x.Off():][:n], prev.bytes[x.Off():][:n]) {
+				w.fail(fmt.Errorf("I5: slot %#x of m%d has retained %v, which m%d holds, and %v is another record there", s.off, r.node.i, s.now, prev.node.i, x))
+			}
+		}
+	}
 }
 
 // registerMRs gives a region these rkeys, or new ones if there are none.
@@ -257,10 +331,20 @@ func (w *World) doChore(n *node) {
 	}
 }
 
+// offers is what the memory node retains, by placement group.
+func (n *node) offers() (list []*dirpb.RetainedRegion) {
+	for _, pg := range slices.Sorted(maps.Keys(n.retains)) {
+		r := n.retains[pg]
+		list = append(list, &dirpb.RetainedRegion{PgId: pg, Incarnation: r.inc, Since: r.since})
+	}
+	return list
+}
+
 // register says to the directory that a process of the memory node is there.
 func (w *World) register(n *node, boot uint64) error {
-	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.Restarts > 0, Domain: n.name(), CapacityBytes: w.capacity,
+	epoch, _ := w.ld.Epochs()
+	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{ReclaimEpoch: epoch, Node: &dirpb.RegisterNodeRequest{
+		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.Restarts > 0, Retained: n.offers(), Domain: n.name(), CapacityBytes: w.capacity,
 		Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
 }
 
@@ -284,7 +368,7 @@ func (w *World) enlist(n *node) {
 	w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
 }
 
-// reset gives up what the memory node holds, under a new incarnation.
+// reset gives up what the memory node holds, under a new incarnation, or retains it, if memory nodes do.
 func (w *World) reset(n *node) {
 	w.fenceAll(n, 0)
 	for _, r := range n.regions {
@@ -342,6 +426,9 @@ func (w *World) drop(r *region) {
 		_ = mr.Deregister()
 	}
 	delete(r.node.regions, r.pg)
+	if w.cfg.Retains || w.cfg.Restarts > 0 {
+		r.node.retains[r.pg] = r
+	}
 	w.touch()
 	w.effects++
 }
@@ -352,7 +439,7 @@ func (w *World) crashNode(n *node) {
 	if err := w.fab.CrashDevice(n.device()); err != nil {
 		w.fail(err)
 	}
-	n.regions = map[uint32]*region{}
+	n.regions, n.retains = map[uint32]*region{}, map[uint32]*region{}
 	w.touch()
 	w.effects++
 }

@@ -167,7 +167,9 @@ type Config struct {
 	// nodes keep then. NewKeys: with other rkeys, each of which was another's.
 	Restarts int
 	NewKeys  bool
-	Leaders  int // directory crashes
+	// Retains: a memory node that was declared lost retains what it held, and offers it. With Restarts they do so anyway.
+	Retains bool
+	Leaders int // directory crashes
 	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
 	// key is lost with it.
 	LastCopy bool
@@ -236,6 +238,8 @@ type World struct {
 	wentOn int                 // PUTs that began without one, and ended in one
 	// Processes that took over memory and were registered, and that were refused; verbs that landed between two processes.
 	kept, tooLate, between int
+	thawed                 uint64 // E when the last thaw of a placement group was planned: all sessions had quiesced
+	retained, believed     int    // regions made of what was retained; words of them that readers believe
 	nodes                  []*node
 	incs                   uint64
 	cls                    []*cl // scripts first, then janitors, then those that come at the end
@@ -462,7 +466,7 @@ func (w *World) found(start, end uint64) error {
 			StatusArrays: w.statusArray()}
 		for k := range cfg.Replicas - cfg.Missing {
 			n := w.nodes[(i+k)%cfg.Nodes]
-			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id})
+			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id, NamespaceId: 1, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes})
 			if err != nil {
 				return err
 			}

@@ -86,6 +86,9 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 		return fmt.Errorf("%d: an index of %d of %d bytes, access words of %d, and units %d to %d, granted below %d, do not divide a region of %d bytes",
 			pg.Id, h.IndexNext, pg.IndexBytes, pg.AccessBytes, h.Start, h.End, h.Watermark, pg.RegionBytes)
 	}
+	if len(h.Departed) > MaxReplicas {
+		return fmt.Errorf("%d: %d members have departed, want at most %d", pg.Id, len(h.Departed), MaxReplicas)
+	}
 	for _, m := range regions(pg) {
 		if s.nodes[m.NodeId] == nil {
 			return fmt.Errorf("%d: its memory node %d is missing", pg.Id, m.NodeId)

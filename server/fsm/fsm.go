@@ -726,9 +726,12 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 			for _, mem := range regions(pg) {
 				mem.Keys = nil
 			}
-		case pg.Planned != nil || pg.Leaving != nil:
+		case pg.Planned != nil || pg.Leaving != nil || pg.Joining:
 			pg = proto.CloneOf(pg)
 			pg.Planned, pg.Leaving = nil, nil
+			for _, mem := range pg.Members {
+				mem.Retained = nil
+			}
 		}
 		m.Pgs = append(m.Pgs, pg)
 	}
@@ -751,7 +754,7 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 			if m.NodeId == node && m.Incarnation == incarnation {
 				want = append(want, &dirpb.WantRegion{
 					PgId: pg.Id, NamespaceId: pg.NamespaceId, RegionBytes: pg.RegionBytes, IndexBytes: pg.IndexBytes,
-					Epoch: pg.Epoch, Published: len(m.Keys) > 0, Since: m.Since,
+					Epoch: pg.Epoch, Published: len(m.Keys) > 0, Since: m.Since, Retain: m.Retained,
 				})
 			}
 		}

@@ -131,6 +131,7 @@ func (s *State) asOfLevel(c *dirpb.RegisterNodeRequest) *dirpb.RegisterNodeReque
 	}
 	c = proto.CloneOf(c)
 	c.Boot, c.Keeps, c.Version, c.Control = 0, false, "", ""
+	c.Retained = nil
 	return c
 }
 

@@ -23,6 +23,9 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	if c.CapacityBytes > MaxCapacityBytes {
 		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
 	}
+	if len(c.Retained) > MaxPGID {
+		return fmt.Errorf("%w: memory node %q retains memory of %d placement groups, want at most %d", ErrInvalid, c.Name, len(c.Retained), MaxPGID)
+	}
 	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}, {"control socket", c.Control}} {
 		if err := CheckText(text[0], text[1]); err != nil {
 			return fmt.Errorf("memory node %q: %w", c.Name, err)
@@ -114,12 +117,13 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		if old.State == dirpb.NodeState_NODE_DOWN {
 			how = ArrivalBack
 		}
-		s.loseMemory(old, c.Incarnation, r.UnixMillis)
+		s.loseMemory(old, c.Incarnation, r.UnixMillis, r.ReclaimEpoch)
 		n.UsedBytes = s.nodes[n.Id].UsedBytes
 	}
 	if !proto.Equal(s.nodes[n.Id], n) {
 		s.putNode(n)
 	}
+	s.takeOffers(n.Id, c)
 	return n.Id, how, nil
 }
 
@@ -128,27 +132,27 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || boot != 0 && n.Boot != boot {
 		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(), c.GetBoot(), ErrNotFound)
 	}
-	s.takeDown(n, c.UnixMillis)
+	s.takeDown(n, c.UnixMillis, c.ReclaimEpoch)
 	return nil
 }
 
-func (s *State) takeDown(n *dirpb.Node, unixMillis int64) {
+func (s *State) takeDown(n *dirpb.Node, unixMillis int64, epoch uint64) {
 	down := proto.CloneOf(n)
 	if !n.Leaving {
 		down.PauseMillis = 0
 	}
 	down.State, down.Leaving = dirpb.NodeState_NODE_DOWN, false
 	s.putNode(down)
-	s.loseMemory(down, 0, unixMillis)
+	s.loseMemory(down, 0, unixMillis, epoch)
 }
 
 // loseMemory takes away everything that n's current incarnation lent. next is
 // the incarnation that follows at once, 0 for none. Nothing of any session can
-// land in lost memory, so the fences it owed are confirmed.
-func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
+// land in lost memory, so the fences it owed are confirmed. The reclaim epoch, epoch, may be a lesser one, or 0 if nothing is to come back.
+func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch uint64) {
 	for _, pg := range byID(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
-			s.loseMember(pg.Id, n, next, unixMillis)
+			s.loseMember(pg.Id, n, next, unixMillis, epoch)
 			s.settlePG(pg.Id)
 		}
 	}
@@ -261,8 +265,9 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		return fmt.Errorf("%w: memory node %q has regions of %d placement groups; drain it first, or force it and lose them", ErrRefused, n.Name, regions)
 	}
 	if n.State == dirpb.NodeState_NODE_UP {
-		s.takeDown(n, c.UnixMillis)
+		s.takeDown(n, c.UnixMillis, 0)
 	}
+	s.setDeparted(n.Id, func(uint32, *fsmpb.Departed) *fsmpb.Departed { return nil })
 	delete(s.nodes, n.Id)
 	s.mark(idKey(rowNode, n.Id), nil)
 	for _, pg := range byID(s.pgs) {

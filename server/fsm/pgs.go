@@ -15,7 +15,8 @@ import (
 // A placement group's life:
 //
 //	CREATING  every region published        → ACTIVE
-//	ACTIVE    a member is lost or leaves    → FROZEN
+//	ACTIVE    a member is lost or leaves, or one joins that
+//	          begins with what it retained  → FROZEN
 //	FROZEN    every session has quiesced and the
 //	          survivors are in step         → ACTIVE
 //	ACTIVE, FROZEN   the last copy is lost  → LOST; CREATING if the node is back
@@ -152,7 +153,7 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
 // is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.
-func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64) {
+func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64, epoch uint64) {
 	pg := s.editPG(id)
 	node := n.Id
 	switch {
@@ -190,6 +191,9 @@ func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int
 		}
 		s.startOver(pg, chain, node, next, had)
 		return
+	}
+	if i := slices.IndexFunc(chain, func(m *dirpb.Member) bool { return m.NodeId == node }); i >= 0 {
+		s.depart(pg, chain[i], epoch)
 	}
 	pg.Members = append(rest, joiner...)
 	s.freeze(pg, len(rest))
@@ -330,6 +334,7 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	pg = s.editPG(pg.Id)
 	pg.State = dirpb.PGState_PG_ACTIVE
 	pg.Leaving = nil
+	s.admit(pg, c.ReclaimEpoch)
 	s.newEpoch(pg)
 	s.editHeap(pg.Id).FrozenVersion = 0
 	if pg.Joining {
@@ -403,7 +408,13 @@ func (s *State) planJoin(c *fsmpb.PlanJoin) error {
 	if err := s.checkPlace(c.NodeId, pg.RegionBytes); err != nil {
 		return err
 	}
-	s.editPG(pg.Id).Planned = &dirpb.Member{NodeId: c.NodeId, Incarnation: s.nodes[c.NodeId].Incarnation, Since: s.nextVersion()}
+	var old *dirpb.Retained
+	if c.Retain {
+		if old, err = s.retain(pg, c.NodeId, c.ReclaimEpoch); err != nil {
+			return err
+		}
+	}
+	s.editPG(pg.Id).Planned = &dirpb.Member{NodeId: c.NodeId, Incarnation: s.nodes[c.NodeId].Incarnation, Since: s.nextVersion(), Retained: old}
 	s.refreshUsed()
 	return nil
 }
@@ -429,6 +440,7 @@ func (s *State) startLeave(c *fsmpb.StartLeave) error {
 	}
 	pg = s.editPG(pg.Id)
 	pg.Leaving = pg.Members[i]
+	s.depart(pg, pg.Leaving, c.ReclaimEpoch)
 	pg.Members = without(pg.Members, c.NodeId)
 	s.freeze(pg, len(pg.Members))
 	return nil
@@ -494,8 +506,17 @@ func (s *State) settlePG(id uint32) {
 	}
 	if pg.State == dirpb.PGState_PG_ACTIVE && len(pg.Planned.GetKeys()) > 0 {
 		pg = s.editPG(id)
+		old := pg.Planned.Retained
+		if old != nil && !s.stillThere(id, old) {
+			pg.Planned = nil
+			return
+		}
 		pg.Members = append(pg.Members, pg.Planned)
 		pg.Planned, pg.Joining = nil, true
+		if old != nil {
+			s.rejoin(pg)
+			return
+		}
 		s.newEpoch(pg)
 		s.addJoin(pg)
 	}

@@ -664,7 +664,7 @@ func TestCopyHeap(t *testing.T) {
 		IndexFree: []*fsmpb.Array{{Offset: 1}}, Homes: []*fsmpb.Home{{Unit: 1}}, Recalls: []*fsmpb.Recall{{Extent: 1}},
 		RecallSeq: 9, RecallMarks: []*fsmpb.RecallMark{{Extent: 1}},
 		Dirty: true, LastScrub: &dirpb.JobReport{Groups: 1}, LastScrubUnixMillis: 8,
-		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3,
+		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3, Departed: []*fsmpb.Departed{{NodeId: 1}},
 	}
 	fields := h.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {

@@ -146,8 +146,8 @@ func (l *Leader) Waiting(s *fsm.State, now time.Duration) (ids []uint32) {
 }
 
 // downOf declares the process of a memory node that is registered now lost, and what it holds.
-func downOf(n *dirpb.Node) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot}}}
+func (l *Leader) downOf(n *dirpb.Node) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot, ReclaimEpoch: l.epoch}}}
 }
 
 // GiveUp declares a silent memory node lost, whatever it holds, since an operator says so.
@@ -159,7 +159,7 @@ func (l *Leader) GiveUp(s *fsm.State, id uint32, now time.Duration) (*fsmpb.Comm
 	case !l.Silent(n, now):
 		return nil, fmt.Errorf("%w: memory node %q was heard within its lease, or is being replaced; drain it, or stop it first", fsm.ErrRefused, n.Name)
 	}
-	return downOf(n), nil
+	return l.downOf(n), nil
 }
 
 // stops reports whether a member is about to stop.
@@ -178,7 +178,7 @@ func (p *plan) part(pg *dirpb.PlacementGroup) {
 			continue
 		}
 		p.taken[pg.Id] = true
-		p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: m.NodeId}}},
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: m.NodeId, ReclaimEpoch: p.l.epoch}}},
 			"placement group %d: memory node %q leaves: it is about to stop", pg.Id, n.Name)
 		return
 	}

@@ -199,7 +199,7 @@ func (p *plan) expireNodes() {
 		for _, pg := range holds[m.Id] {
 			copies[pg]--
 		}
-		p.add(downOf(m), "memory node %q is down: its lease ran out", m.Name)
+		p.add(p.l.downOf(m), "memory node %q is down: its lease ran out", m.Name)
 	}
 	for _, m := range p.s.Nodes() {
 		if p.gone(m) && !slices.Contains(silent, m) {
@@ -207,7 +207,7 @@ func (p *plan) expireNodes() {
 			if m.PauseMillis > 0 {
 				why = "it has left, and is replaced"
 			}
-			p.add(downOf(m), "memory node %q is down: %s", m.Name, why)
+			p.add(p.l.downOf(m), "memory node %q is down: %s", m.Name, why)
 		}
 	}
 	for id := range p.l.nodes {
@@ -260,7 +260,7 @@ func (p *plan) thaw(pg *dirpb.PlacementGroup) {
 	}) {
 		return
 	}
-	p.add(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch}}},
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch, ReclaimEpoch: p.l.epoch}}},
 		"placement group %d: every session has quiesced", pg.Id)
 }
 
@@ -359,10 +359,14 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 		p.dropSurplus(pg)
 		return
 	}
-	if len(pg.Members) == want-1 && p.expected() {
+	n, retain := p.former(pg), true
+	if n == nil && len(pg.Members) == want-1 && p.expected() {
 		return
 	}
-	if n := p.candidate(pg); n != nil {
+	if n == nil {
+		n, retain = p.candidate(pg), false
+	}
+	if n != nil {
 		p.taken[pg.Id] = true
 		p.given[n.Id] += pg.RegionBytes
 		p.joins[pg.Id] = n.Id
@@ -370,13 +374,27 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 		if len(pg.Members) == want {
 			why = "a member drains"
 		}
-		p.add(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: n.Id}}},
+		if retain {
+			why += "; it has been one, and has what it held"
+		}
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: n.Id, Retain: retain, ReclaimEpoch: p.l.epoch}}},
 			"placement group %d: memory node %q is to join: %s", pg.Id, n.Name, why)
 		return
 	}
 	if drains {
 		p.evacuate(pg)
 	}
+}
+
+// former is a memory node that has been a member of pg and has what it held, not long ago, or nil: that spares copying what has not changed.
+func (p *plan) former(pg *dirpb.PlacementGroup) *dirpb.Node {
+	for _, n := range p.s.Nodes() {
+		if p.usable(n, pg.RegionBytes) && p.s.Retains(pg.Id, n.Id, p.l.epoch) &&
+			!slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == n.Id }) {
+			return n
+		}
+	}
+	return nil
 }
 
 // candidate is the memory node that pg should get a region on, or nil: best one in a
@@ -497,7 +515,7 @@ func (p *plan) dropSurplus(pg *dirpb.PlacementGroup) {
 	if out.Draining {
 		why = "it drains"
 	}
-	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: out.Id}}},
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: out.Id, ReclaimEpoch: p.l.epoch}}},
 		"placement group %d: memory node %q leaves: %s", pg.Id, out.Name, why)
 }
 

@@ -1003,7 +1003,8 @@ type RegisterNode struct {
 	state         protoimpl.MessageState     `protogen:"open.v1"`
 	Node          *dirpb.RegisterNodeRequest `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	UnixMillis    int64                      `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
-	Identity      string                     `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"` // of the caller; empty: it called without TLS
+	Identity      string                     `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`                              // of the caller; empty: it called without TLS
+	ReclaimEpoch  uint64                     `protobuf:"varint,70,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1059,12 +1060,20 @@ func (x *RegisterNode) GetIdentity() string {
 	return ""
 }
 
+func (x *RegisterNode) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
 type NodeDown struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	UnixMillis    int64                  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
-	Boot          uint64                 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // that is silent; 0: whichever is registered
+	Boot          uint64                 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`                                     // that is silent; 0: whichever is registered
+	ReclaimEpoch  uint64                 `protobuf:"varint,70,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1123,6 +1132,13 @@ func (x *NodeDown) GetUnixMillis() int64 {
 func (x *NodeDown) GetBoot() uint64 {
 	if x != nil {
 		return x.Boot
+	}
+	return 0
+}
+
+func (x *NodeDown) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
 	}
 	return 0
 }
@@ -1877,7 +1893,8 @@ func (x *TakeStatus) GetBlocks() []*dirpb.StatusBlock {
 type ActivatePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the freeze
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                                    // of the freeze
+	ReclaimEpoch  uint64                 `protobuf:"varint,70,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1926,13 +1943,23 @@ func (x *ActivatePG) GetEpoch() uint32 {
 	return 0
 }
 
+func (x *ActivatePG) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
 // PlanJoin names a memory node that shall join a placement group; its region is made
 // first.
 type PlanJoin struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the placement group
-	NodeId        uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	PgId   uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Epoch  uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the placement group
+	NodeId uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// With what the memory node retains of the placement group, instead of zeroes.
+	Retain        bool   `protobuf:"varint,70,opt,name=retain,proto3" json:"retain,omitempty"`
+	ReclaimEpoch  uint64 `protobuf:"varint,71,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1988,12 +2015,27 @@ func (x *PlanJoin) GetNodeId() uint32 {
 	return 0
 }
 
+func (x *PlanJoin) GetRetain() bool {
+	if x != nil {
+		return x.Retain
+	}
+	return false
+}
+
+func (x *PlanJoin) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
 // StartLeave takes a member out of a chain that has more than it needs.
 type StartLeave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the placement group
 	NodeId        uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	ReclaimEpoch  uint64                 `protobuf:"varint,70,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2045,6 +2087,13 @@ func (x *StartLeave) GetEpoch() uint32 {
 func (x *StartLeave) GetNodeId() uint32 {
 	if x != nil {
 		return x.NodeId
+	}
+	return 0
+}
+
+func (x *StartLeave) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
 	}
 	return 0
 }
@@ -2897,7 +2946,9 @@ type Heap struct {
 	StatusHeld []*HeldStatus `protobuf:"bytes,50,rep,name=status_held,json=statusHeld,proto3" json:"status_held,omitempty"`
 	StatusDead []*DeadStatus `protobuf:"bytes,51,rep,name=status_dead,json=statusDead,proto3" json:"status_dead,omitempty"`
 	// No intent is left here of the first so many of Meta.status_deaths.
-	Settled       uint64 `protobuf:"varint,52,opt,name=settled,proto3" json:"settled,omitempty"`
+	Settled uint64 `protobuf:"varint,52,opt,name=settled,proto3" json:"settled,omitempty"`
+	// Members that left a chain of this generation that goes on, and whose memory may still be there; the latest last.
+	Departed      []*Departed `protobuf:"bytes,70,rep,name=departed,proto3" json:"departed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3058,6 +3109,99 @@ func (x *Heap) GetSettled() uint64 {
 	return 0
 }
 
+func (x *Heap) GetDeparted() []*Departed {
+	if x != nil {
+		return x.Departed
+	}
+	return nil
+}
+
+// Departed was a copy, and is not a member any more.
+type Departed struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // as in the Member that it was
+	Since       uint64                 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                          // the reclaim epoch when it left, or less
+	LastShard   uint32                 `protobuf:"varint,5,opt,name=last_shard,json=lastShard,proto3" json:"last_shard,omitempty"` // id last given out then
+	// Of the memory node when it said that the memory is still there; 0: it has not.
+	Offered       uint64 `protobuf:"varint,6,opt,name=offered,proto3" json:"offered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Departed) Reset() {
+	*x = Departed{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Departed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Departed) ProtoMessage() {}
+
+func (x *Departed) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Departed.ProtoReflect.Descriptor instead.
+func (*Departed) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Departed) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *Departed) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Departed) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Departed) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Departed) GetLastShard() uint32 {
+	if x != nil {
+		return x.LastShard
+	}
+	return 0
+}
+
+func (x *Departed) GetOffered() uint64 {
+	if x != nil {
+		return x.Offered
+	}
+	return 0
+}
+
 // HeldStatus is a block of status words that a session has.
 type HeldStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3069,7 +3213,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3225,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3238,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3122,7 +3266,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3278,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3291,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3176,7 +3320,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3332,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3345,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3237,7 +3381,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3393,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3406,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3296,7 +3440,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3452,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3465,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3352,7 +3496,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3364,7 +3508,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3377,7 +3521,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3420,7 +3564,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3576,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3589,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3481,7 +3625,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3637,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3650,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -3554,7 +3698,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3710,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3723,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3704,7 +3848,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3716,7 +3860,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3729,7 +3873,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3756,7 +3900,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3768,7 +3912,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3781,7 +3925,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Row) GetKey() []byte {
@@ -3808,7 +3952,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +3964,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +3977,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -3933,18 +4077,20 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fPutDirectory\x123\n" +
 	"\tdirectory\x18\x01 \x01(\v2\x15.kvd.fsm.v1.DirectoryR\tdirectory\"\x1f\n" +
 	"\rDropDirectory\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xab\x01\n" +
 	"\fRegisterNode\x129\n" +
 	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\x12\x1f\n" +
 	"\vunix_millis\x18\x02 \x01(\x03R\n" +
 	"unixMillis\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"z\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\x12#\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\x9f\x01\n" +
 	"\bNodeDown\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1f\n" +
 	"\vunix_millis\x18\x03 \x01(\x03R\n" +
 	"unixMillis\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"v\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\x12#\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
 	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
@@ -4014,20 +4160,24 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x125\n" +
-	"\x06blocks\x18\x03 \x03(\v2\x1d.kvd.directory.v1.StatusBlockR\x06blocks\"7\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x1d.kvd.directory.v1.StatusBlockR\x06blocks\"\\\n" +
 	"\n" +
 	"ActivatePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"N\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12#\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\x8b\x01\n" +
 	"\bPlanJoin\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
-	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"P\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\x12\x16\n" +
+	"\x06retain\x18F \x01(\bR\x06retain\x12#\n" +
+	"\rreclaim_epoch\x18G \x01(\x04R\freclaimEpoch\"u\n" +
 	"\n" +
 	"StartLeave\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
-	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\xa3\x03\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\x12#\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\xa3\x03\n" +
 	"\bStartJob\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12\x13\n" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x19\n" +
@@ -4107,7 +4257,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x1a\n" +
-	"\bidentity\x18< \x01(\tR\bidentity\"\xcd\x05\n" +
+	"\bidentity\x18< \x01(\tR\bidentity\"\xff\x05\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
@@ -4132,8 +4282,17 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"statusHeld\x127\n" +
 	"\vstatus_dead\x183 \x03(\v2\x16.kvd.fsm.v1.DeadStatusR\n" +
 	"statusDead\x12\x18\n" +
-	"\asettled\x184 \x01(\x04R\asettledJ\x04\b\x06\x10\aJ\x04\b\n" +
-	"\x10\v\"C\n" +
+	"\asettled\x184 \x01(\x04R\asettled\x120\n" +
+	"\bdeparted\x18F \x03(\v2\x14.kvd.fsm.v1.DepartedR\bdepartedJ\x04\b\x06\x10\aJ\x04\b\n" +
+	"\x10\v\"\xaa\x01\n" +
+	"\bDeparted\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x1d\n" +
+	"\n" +
+	"last_shard\x18\x05 \x01(\rR\tlastShard\x12\x18\n" +
+	"\aoffered\x18\x06 \x01(\x04R\aoffered\"C\n" +
 	"\n" +
 	"HeldStatus\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1d\n" +
@@ -4213,7 +4372,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -4249,35 +4408,36 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Meta)(nil),                         // 31: kvd.fsm.v1.Meta
 	(*Directory)(nil),                    // 32: kvd.fsm.v1.Directory
 	(*Heap)(nil),                         // 33: kvd.fsm.v1.Heap
-	(*HeldStatus)(nil),                   // 34: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 35: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 36: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 37: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 38: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 39: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 40: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 41: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 42: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 43: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 44: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 45: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 46: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 47: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 48: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 49: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 50: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 51: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 52: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 53: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 54: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 55: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 56: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 57: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 58: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 59: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 60: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 61: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 62: kvd.directory.v1.SessionLife
+	(*Departed)(nil),                     // 34: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 35: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 36: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 37: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 38: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 39: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 40: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 41: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 42: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 43: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 44: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 45: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 46: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 47: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 48: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 49: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 50: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 51: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 52: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 53: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 54: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 55: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 56: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 57: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 58: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 59: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 60: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 61: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 62: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 63: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4285,7 +4445,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	6,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	7,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	8,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	46, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	47, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	9,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	10, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	11, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -4303,47 +4463,48 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	27, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
 	28, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
 	29, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	47, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	48, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	12, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	48, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	49, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	49, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	50, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
 	30, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	50, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	51, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 29: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 30: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
 	18, // 31: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
 	19, // 32: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	51, // 33: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	52, // 33: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
 	4,  // 34: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
-	52, // 35: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	53, // 36: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	53, // 35: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	54, // 36: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
 	4,  // 37: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
 	32, // 38: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	54, // 39: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	55, // 40: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	56, // 41: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	55, // 39: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	56, // 40: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	57, // 41: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
 	13, // 42: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	57, // 43: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	58, // 44: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	59, // 45: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	41, // 46: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	36, // 47: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	39, // 48: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	59, // 49: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	37, // 50: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	38, // 51: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	34, // 52: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	35, // 53: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	60, // 54: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	61, // 55: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	62, // 56: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	43, // 57: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	44, // 58: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	58, // 43: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	59, // 44: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	60, // 45: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	42, // 46: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	37, // 47: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	40, // 48: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	60, // 49: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	38, // 50: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	39, // 51: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	35, // 52: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	36, // 53: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	34, // 54: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	61, // 55: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	62, // 56: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	63, // 57: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	44, // 58: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	45, // 59: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	60, // [60:60] is the sub-list for method output_type
+	60, // [60:60] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4394,7 +4555,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
