@@ -75,6 +75,7 @@ type app struct {
 	tlsCert    string
 	tlsKey     string
 	tlsCRL     string
+	tlsName    string
 	identities client.Identities
 	mapping    identity.Mapping // of identities
 	insecure   bool
@@ -329,6 +330,7 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
 	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
+	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the address that is called)")
 	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
 	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
@@ -446,6 +448,8 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 		return usagef("--tls-cert: want --tls-ca as well")
 	case a.tlsCRL != "" && a.tlsCA == "":
 		return usagef("--tls-crl: want --tls-ca as well")
+	case a.tlsName != "" && a.tlsCA == "":
+		return usagef("--tls-server-name: want --tls-ca as well")
 	}
 	var err error
 	if _, err = identity.ParseMapping(a.identities.TrustDomain, nil); err != nil {

@@ -174,6 +174,8 @@ type TLS struct {
 	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
 	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
 	CRL  string `mapstructure:"crl" usage:"PEM file of lists of certificates that the authorities of tls.ca have revoked; empty: none has been"`
+	// ServerName is for processes whose addresses are nobody's to know when certificates are made, as those of pods.
+	ServerName string `mapstructure:"server-name" usage:"name that the certificates of all processes that are called have, instead of the address that is called; their role is checked either way"`
 }
 
 var defaultLog = Log{Level: "info", Format: "text"}
