@@ -122,6 +122,9 @@ func (o *Op) gotRecords() Action {
 // notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
+	if s, hides := o.joinerHides(g); hides {
+		return o.joinerBehind(s)
+	}
 	h := g.Header()
 	if done := o.splitDone(h); done || o.anyMoved(g) {
 		return o.goChild(done, g, o.home())
@@ -176,6 +179,9 @@ func (o *Op) gotStash() Action {
 
 // notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
+	if s, hides := o.joinerHides(o.groups[2]); hides {
+		return o.joinerBehind(StashSlot + s)
+	}
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.
 	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
@@ -288,6 +294,22 @@ func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
 	for i := range layout.GroupSlots {
 		a, b := g.Slot(i), j.Slot(i)
 		if a != b && (a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
+			return uint8(i), true
+		}
+	}
+	return 0, false
+}
+
+// joinerHides finds a slot that both the joiner and group g before it show EMPTY, with another word each. Words that are equal say that
+// nothing is on its way between the two. Of others, the joiner's may be from before the key came to it, and the one
+// before it of a delete that the joiner has yet to see: whoever takes the joiner for the tail next would find the key.
+func (o *Op) joinerHides(g layout.Group) (slot uint8, hides bool) {
+	if !o.Route.PG.Joining {
+		return 0, false
+	}
+	j := layout.Group(o.groups[4])
+	for i := range layout.GroupSlots {
+		if a, b := g.Slot(i), j.Slot(i); a != b && a.State() == layout.Empty && b.State() == layout.Empty {
 			return uint8(i), true
 		}
 	}

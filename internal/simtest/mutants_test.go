@@ -96,6 +96,8 @@ var mutants = []mutant{
 		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != index.HeaderSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
+	{"joiner-any-empty", "a key is absent when a joiner and the copy before it show the same EMPTY word", []edit{{op,
+		"	if s, hides := o.joinerHides(g); hides {\n", "if s, hides := o.joinerHides(g); false && hides {\n"}}},
 	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/engine/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
 	{"follow-moved-at-a", "MOVED is followed when P shows it", []edit{{op,
 		"		// Nobody follows it before the tail shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "o.need()\nreturn o.goChild(true, o.group(0), o.home())\n"}}},

@@ -135,6 +135,12 @@ var scenarios = map[string]scenario{
 	"r21-a-reader-of-the-joiner": {joining(Config{Scripts: [][]Step{{k(Get, 0), k(Put, 0)}, {k(Get, 0), k(Get, 0)}}, Setup: one, Warm: true}, 0),
 		[]string{"m2 crashes", "m1 crashes", "time passes", "all*", "m2 comes back", "all*", "c0 begins", "c0*", "c0 begins", "c0>publish", "c1 begins", "c1*"}},
 
+	// c1 reads the joiner before the key comes to it, and the copy before it after c0 has deleted the key there: both show EMPTY, and
+	// c2 finds the key, since the joiner is a copy then and has yet to hear of the delete.
+	"r21-absent-around-a-joiner": {joining(Config{Scripts: [][]Step{{k(Del, 0)}, {k(Get, 0)}, {k(Get, 0)}}, Setup: one}, 1),
+		[]string{"m2 crashes", "m1 crashes", "time passes", "all*", "m2 comes back", "all* -c3", "c1 begins", "c1 connects", "c1 connects", "c1 m2 READ", "all* -c1",
+			"c0 begins", "c0|m2 CAS|1", "c1*", "c2 begins", "c2*"}},
+
 	// m1, the tail, is given up but can still be read. c0 does not know.
 	"r21-thaw-before-all-know": {Config{Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(Get, 0)}, one}, Setup: one, Warm: true},
 		[]string{"m1 falls silent", "time passes", "directory*", "c1 learns", "directory*", "c1 learns", "c1 begins", "c1*", "c0 begins", "c0*"}},

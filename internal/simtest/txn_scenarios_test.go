@@ -86,6 +86,10 @@ var txnScenarios = map[string]scenario{
 	// The same when the head alone has the verdict.
 	"txn-heir-of-a-verdict": {heir(2, Config{}),
 		[]string{"c0 begins", "c0|m1 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "all*", "c1 begins", "c1*", "c1 begins", "c1*", "c1 begins", "c1*", "all*", "c1 begins", "c1*"}},
+	// The same again: c1 sees what a janitor has settled of one key, and then has to see it of the other, whose intent waits for the tail's verdict.
+	"txn-heir-before-the-tail": {pair(2, Config{Crashes: 1, Janitors: 1, Heirs: 1, Txns: [][]Part{two}, Setup: k0(0),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}}),
+		[]string{"c0 begins", "c0|m1 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c2|m1 CAS p2|1", "c1 begins", "c1*", "c1 begins", "c1*", "all*"}},
 	// c0 dies. c1 has settled its intent at the head, and the tail shows it still when a janitor comes. c2, which has c0's word then, may not go on
 	// before the tail shows c1's put.
 	"txn-heir-behind-a-put": {pair(2, Config{Crashes: 1, Janitors: 1, Heirs: 1, Txns: [][]Part{two, {put(30), put(20)}}, Setup: k0(0),
