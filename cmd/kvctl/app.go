@@ -54,7 +54,7 @@ it may have happened; 5 anything else, such as a local file; 130 interrupted, by
 Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
-KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs background errors on stderr.`
+KVD_NAMESPACE, KVD_TLS_CA; kvctl context keeps them by a cluster's name. KVD_DEBUG=1 logs background errors on stderr.`
 
 // app is one invocation.
 type app struct {
@@ -63,6 +63,7 @@ type app struct {
 	stderr io.Writer
 
 	// Global flags.
+	context   string
 	directory []string
 	namespace string
 	provider  string
@@ -319,6 +320,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	f := root.PersistentFlags()
+	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl context list (default: the current one, if any)")
 	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
 	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
 	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
@@ -345,7 +347,7 @@ func (a *app) root() *cobra.Command {
 	a.addClusterCommands(root)
 	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
-	root.AddCommand(a.versionCommand())
+	root.AddCommand(a.versionCommand(), a.contextCommand())
 	if a.shell == nil {
 		root.AddCommand(a.shellCommand())
 	} else {
@@ -422,11 +424,23 @@ func (a *app) printRelease() error {
 // version is set when a release is linked.
 var version = ""
 
-// start completes the flags from the environment and checks them.
+// variable is the name that a global flag has in the environment.
+func variable(f *pflag.Flag) string {
+	return "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+}
+
+// start completes the flags from the environment and from a context, and checks them.
 func (a *app) start(cmd *cobra.Command, _ []string) error {
 	var bad error
-	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
-		name := "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+	flags := cmd.Root().PersistentFlags()
+	if _, without := cmd.Annotations[noContext]; !without && a.shell == nil {
+		if f := flags.Lookup("context"); !f.Changed {
+			a.context = os.Getenv(variable(f))
+		}
+		bad = a.useContext(flags)
+	}
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := variable(f)
 		if v, ok := os.LookupEnv(name); ok && v != "" && !f.Changed && a.shell == nil {
 			if err := f.Value.Set(v); err != nil && bad == nil {
 				bad = fmt.Errorf("%s=%q: %w", name, v, err)
