@@ -220,6 +220,10 @@ image-context: build
 image: image-context ## the container image kvd:latest (needs an engine)
 	$(DOCKER) build --tag kvd:latest --file deploy/Dockerfile dist/image
 
+.PHONY: test-helm
+test-helm: ## the chart, rendered with each file of values, as Kubernetes and kvd read it
+	$(GO) -C deploy/helm/render test -count 1 -timeout 10m ./...
+
 .PHONY: test-deploy
 test-deploy: image-context ## the image under a real engine (as root it installs and starts one), and a unit under a real systemd
 	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \

@@ -153,6 +153,9 @@ type TLSFiles struct {
 	Cert string // this program's certificate
 	Key  string // its private key
 	CRL  string // lists of certificates that the authorities have revoked; empty: none has been
+	// ServerName is the name that all of the store's certificates have; empty: each has the name or the IP address that
+	// is called.
+	ServerName string
 }
 
 // Item is a value with what the store knows of it.

@@ -122,7 +122,7 @@ func (n *Node) mind() {
 			}
 		}
 		if (len(members) == 0 && len(n.opts.Join) > 0) || (member && n.outdated(members)) {
-			err := n.join(member)
+			err := n.enterCluster(member)
 			if errors.Is(err, ErrRemoved) && dismissed.due(now, patience) && dismissed.noteAnswer(true, now) {
 				n.fail(ErrRemoved)
 				return
@@ -235,6 +235,37 @@ func (n *Node) outdated(members map[string]raft.Server) bool {
 	return me.GetRaftAddr() != self.RaftAddr || me.GetGrpcAddr() != self.GrpcAddr
 }
 
+// enterCluster joins the cluster, or starts it with this node alone if that is this node's part: see Options.Bootstrap. A node
+// of the list that does not answer may be in a cluster, and this one the member of it that lost its disk, so no cluster is
+// started before all have.
+func (n *Node) enterCluster(member bool) error {
+	if member || !n.opts.Bootstrap || n.opts.Join[0] != n.grpcAddr {
+		return n.join(member)
+	}
+	for _, addr := range n.opts.Join[1:] {
+		ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
+		in := false
+		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) error {
+			reply, err := c.Status(ctx, &dirpb.StatusRequest{})
+			in = reply.GetClusterId() != "" || reply.GetRaftApplied() > 0 || len(reply.GetDirectory()) > 0
+			return err
+		})
+		cancel()
+		if in {
+			return n.join(member)
+		}
+		if err != nil {
+			return fmt.Errorf("ask %s, which begins with this node, whether it is in a cluster: %w", addr, err)
+		}
+	}
+	if err := n.raft.BootstrapCluster(n.alone()).Error(); err != nil {
+		return err
+	}
+	n.log.Info("directory: cluster is started", "id", n.opts.ID, "others", n.opts.Join[1:])
+	n.hurry()
+	return nil
+}
+
 // join asks the leader, wherever it is, to enter this node, or to note its new addresses if it is a member by its own log. Then the
 // error matches ErrRemoved if the leader knows better.
 func (n *Node) join(member bool) error {
@@ -254,7 +285,7 @@ func (n *Node) join(member bool) error {
 	})
 	ask = append(ask, n.opts.Join...)
 	var errs []error
-	asked := make(map[string]bool)
+	asked := map[string]bool{n.grpcAddr: true}
 	for len(ask) > 0 {
 		addr := ask[0]
 		ask = ask[1:]

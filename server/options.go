@@ -1,11 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,7 +43,8 @@ type Options struct {
 	MaxConns, MaxConnsPerAddr int
 
 	// Bootstrap starts a new cluster with this node alone, unless DataDir already
-	// holds one.
+	// holds one. With Join as well, Join names all directory nodes that begin together, this one too and alike for all
+	// of them: the first of it starts the cluster, once each of the others has answered that it is in none, and they enter it.
 	Bootstrap bool
 	// Join are gRPC addresses of directory nodes whose cluster this node enters,
 	// unless it is a member already.
@@ -152,9 +155,6 @@ func (o *Options) Validate() error {
 	if o.DataDir == "" && !o.InMemory {
 		bad("DataDir is required unless InMemory is set")
 	}
-	if o.Bootstrap && len(o.Join) > 0 {
-		bad("Bootstrap and Join %q exclude each other", o.Join)
-	}
 	for _, l := range []struct{ name, addr, advertise string }{
 		{"GRPCAddr", o.GRPCAddr, o.GRPCAdvertise}, {"RaftAddr", o.RaftAddr, o.RaftAdvertise},
 	} {
@@ -182,6 +182,9 @@ func (o *Options) Validate() error {
 		if _, err := splitAddr(a, 1); err != nil {
 			bad("Join holds %q: %v", a, err)
 		}
+	}
+	if self := cmp.Or(o.GRPCAdvertise, o.GRPCAddr); o.Bootstrap && len(o.Join) > 0 && !slices.Contains(o.Join, self) {
+		bad("Join %q lacks this node's own address %q: with Bootstrap it names all nodes that begin together", o.Join, self)
 	}
 	least := func(name string, v, min time.Duration) {
 		if v < min {

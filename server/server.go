@@ -229,10 +229,8 @@ func (n *Node) startRaft(addr string) error {
 	n.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: raftPool, Timeout: raftTimeout, Logger: logger, MaxRPCsInFlight: 1,
 	})
-	if !has && n.opts.Bootstrap {
-		err = raft.BootstrapCluster(conf, logs, n.store, snaps, n.transport, raft.Configuration{Servers: []raft.Server{
-			{Suffrage: raft.Voter, ID: conf.LocalID, Address: raft.ServerAddress(addr)},
-		}})
+	if !has && n.opts.Bootstrap && len(n.opts.Join) == 0 {
+		err = raft.BootstrapCluster(conf, logs, n.store, snaps, n.transport, n.alone())
 	}
 	if err == nil {
 		n.raft, err = raft.NewRaft(conf, n.machine, logs, stable{n.store}, snaps, n.transport)
@@ -242,6 +240,13 @@ func (n *Node) startRaft(addr string) error {
 	}
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, n.peers.observe))
 	return nil
+}
+
+// alone is a cluster of this node.
+func (n *Node) alone() raft.Configuration {
+	return raft.Configuration{Servers: []raft.Server{{
+		Suffrage: raft.Voter, ID: raft.ServerID(n.opts.ID), Address: n.transport.LocalAddr(),
+	}}}
 }
 
 // stable keeps raft from panicking when the disk has failed, or when the store is closed and

@@ -299,7 +299,7 @@ func TestOptions(t *testing.T) {
 		{Options{ID: "d", InMemory: true, GRPCAdvertise: "0.0.0.0:1"}, []string{"GRPCAdvertise"}},
 		{Options{ID: "d", InMemory: true, RaftAdvertise: "host"}, []string{"RaftAdvertise", "host:port"}},
 		{Options{ID: "d", InMemory: true, GRPCAddr: "127.0.0.1:x"}, []string{"GRPCAddr", "port"}},
-		{Options{ID: "d", InMemory: true, Bootstrap: true, Join: []string{"nohost"}}, []string{"exclude", "nohost"}},
+		{Options{ID: "d", InMemory: true, Bootstrap: true, Join: []string{"nohost"}}, []string{"own address", "nohost"}},
 		{Options{ID: "d", InMemory: true, Lease: 1, EpochInterval: 1, ElectionTimeout: 1}, []string{"Lease", "EpochInterval", "ElectionTimeout", "50ms", "10ms"}},
 		{Options{ID: "d", InMemory: true, ScrubInterval: 1}, []string{"ScrubInterval", "10ms"}},
 		{Options{ID: "d", InMemory: true, TLS: &tls.Config{}}, []string{"certificate", "RootCAs"}},

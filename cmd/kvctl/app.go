@@ -54,7 +54,7 @@ it may have happened; 5 anything else, such as a local file; 130 interrupted, by
 Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
-KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs background errors on stderr.`
+KVD_NAMESPACE, KVD_TLS_CA; kvctl context keeps them by a cluster's name. KVD_DEBUG=1 logs background errors on stderr.`
 
 // app is one invocation.
 type app struct {
@@ -63,6 +63,7 @@ type app struct {
 	stderr io.Writer
 
 	// Global flags.
+	context   string
 	directory []string
 	namespace string
 	provider  string
@@ -75,6 +76,7 @@ type app struct {
 	tlsCert    string
 	tlsKey     string
 	tlsCRL     string
+	tlsName    string
 	identities client.Identities
 	mapping    identity.Mapping // of identities
 	insecure   bool
@@ -318,6 +320,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	f := root.PersistentFlags()
+	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl context list (default: the current one, if any)")
 	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
 	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
 	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
@@ -329,6 +332,7 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
 	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
+	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the address that is called)")
 	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
 	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
@@ -343,7 +347,7 @@ func (a *app) root() *cobra.Command {
 	a.addClusterCommands(root)
 	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
-	root.AddCommand(a.versionCommand())
+	root.AddCommand(a.versionCommand(), a.contextCommand())
 	if a.shell == nil {
 		root.AddCommand(a.shellCommand())
 	} else {
@@ -420,11 +424,23 @@ func (a *app) printRelease() error {
 // version is set when a release is linked.
 var version = ""
 
-// start completes the flags from the environment and checks them.
+// variable is the name that a global flag has in the environment.
+func variable(f *pflag.Flag) string {
+	return "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+}
+
+// start completes the flags from the environment and from a context, and checks them.
 func (a *app) start(cmd *cobra.Command, _ []string) error {
 	var bad error
-	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
-		name := "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+	flags := cmd.Root().PersistentFlags()
+	if _, without := cmd.Annotations[noContext]; !without && a.shell == nil {
+		if f := flags.Lookup("context"); !f.Changed {
+			a.context = os.Getenv(variable(f))
+		}
+		bad = a.useContext(flags)
+	}
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := variable(f)
 		if v, ok := os.LookupEnv(name); ok && v != "" && !f.Changed && a.shell == nil {
 			if err := f.Value.Set(v); err != nil && bad == nil {
 				bad = fmt.Errorf("%s=%q: %w", name, v, err)
@@ -446,6 +462,8 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 		return usagef("--tls-cert: want --tls-ca as well")
 	case a.tlsCRL != "" && a.tlsCA == "":
 		return usagef("--tls-crl: want --tls-ca as well")
+	case a.tlsName != "" && a.tlsCA == "":
+		return usagef("--tls-server-name: want --tls-ca as well")
 	}
 	var err error
 	if _, err = identity.ParseMapping(a.identities.TrustDomain, nil); err != nil {

@@ -39,6 +39,7 @@ type env struct {
 func newEnv(t *testing.T, o devstore.Options) *env {
 	t.Helper()
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	for _, v := range os.Environ() {
 		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVD_") {
 			t.Setenv(name, "")

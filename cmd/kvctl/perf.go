@@ -230,7 +230,7 @@ func (a *app) perfFork(ctx context.Context, provider, device string) (stop func(
 		return nil, "", err
 	}
 	args := append(self[1:], "perf", "--server", "--provider", provider, "--timeout", a.timeout.String())
-	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA}, {"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}, {"--tls-crl", a.tlsCRL}} {
+	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA}, {"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}, {"--tls-crl", a.tlsCRL}, {"--tls-server-name", a.tlsName}} {
 		if f[1] != "" {
 			args = append(args, f[0], f[1])
 		}

@@ -162,7 +162,7 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--tls-ca: %w", err)
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool()}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: a.tlsName}
 	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
 		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
 	}
@@ -185,7 +185,7 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 		return cfg, nil
 	}
 	// The passive side of perf serves, too, and asks nobody for a certificate.
-	s, err := certs.Open(certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL}, Anonymous: true, AtUse: func(err error) {
+	s, err := certs.Open(certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL, ServerName: a.tlsName}, Anonymous: true, AtUse: func(err error) {
 		a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
 	}})
 	if err != nil {

@@ -21,7 +21,9 @@ func (a *app) directoryRole() role {
 nodes, namespaces and sessions, and takes no part in reading or writing keys.
 
 The first node starts the cluster with --bootstrap, the others --join it. Started
-again, a node remembers its cluster and needs neither.`,
+again, a node remembers its cluster and needs neither. Where all nodes are told the same,
+as by a container engine, --bootstrap and --join go together, and --join names them all:
+the first of them starts the cluster once the others have said that they are in none.`,
 		example: `  kvd directory --id d1 --data-dir /var/lib/kvd --bootstrap
   kvd directory --id d2 --data-dir /var/lib/kvd2 --listen 127.0.0.1:7410 --raft-listen 127.0.0.1:7411 --join 127.0.0.1:7400`,
 		defaults: func() (config.Settings, func(context.Context) error) {

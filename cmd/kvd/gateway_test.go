@@ -314,6 +314,10 @@ func TestHTTP(t *testing.T) {
 	if code := run(t.Context(), []string{"health", "http://" + at}, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "503 Service Unavailable: ") {
 		t.Errorf("kvd health: exit status %d, %s%s", code, &out, &errs)
 	}
+	out.Reset()
+	if code := run(t.Context(), []string{"health", "http://" + at + "/healthz"}, &out, &errs); code != 0 || out.String() != "SERVING\n" {
+		t.Errorf("kvd health of /healthz: exit status %d, %s%s", code, &out, &errs)
+	}
 	wantPage(t, at, "/healthz", http.StatusOK, "ok")
 	wantPage(t, at, "/metrics", http.StatusOK, "kvd_ready 0")
 	if code := p.stop(syscall.SIGTERM); code != 0 {

@@ -81,7 +81,7 @@ func (a *app) healthCommand() *cobra.Command {
 		Short: "Ask a process how it is",
 		Long: `Ask the gRPC health service at ADDR, host:port, of a directory node or a memory node's
 health-listen; or, where ADDR begins with http:// or https://, /readyz of any role's
-http-listen. Exit status 0 says that it serves, 1 that it does not, or does not answer. It
+http-listen, or /healthz where ADDR ends with that. Exit status 0 says that it serves, 1 that it does not, or does not answer. It
 is what a container without a shell runs as its health check.`,
 		Example: `  kvd health 127.0.0.1:7400
   kvd health http://127.0.0.1:7483`,
@@ -93,14 +93,17 @@ is what a container without a shell runs as its health check.`,
 			return usageError{err}
 		}
 		scheme, addr, web := strings.Cut(args[0], "://")
+		page := "/readyz"
 		if !web {
 			addr = args[0]
+		} else if host, ok := strings.CutSuffix(addr, "/healthz"); ok {
+			addr, page = host, "/healthz"
 		}
 		if _, _, err := net.SplitHostPort(addr); err != nil || web && scheme != "http" && scheme != "https" {
 			return usageError{fmt.Errorf("address %q: want host:port, or that after http:// or https://", args[0])}
 		}
 		if web {
-			return a.healthHTTP(cmd.Context(), args[0], h)
+			return a.healthHTTP(cmd.Context(), scheme+"://"+addr, page, h)
 		}
 		return a.health(cmd.Context(), args[0], h)
 	}
@@ -132,14 +135,14 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 	return err
 }
 
-func (a *app) healthHTTP(ctx context.Context, base string, h *config.Health) error {
+func (a *app) healthHTTP(ctx context.Context, base, page string, h *config.Health) error {
 	cfg, err := h.TLS.Load()
 	if err != nil {
 		return usageError{err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/readyz", nil)
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+page, nil)
 	if err != nil {
 		return usageError{err}
 	}

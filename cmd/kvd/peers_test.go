@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"slices"
@@ -50,16 +52,47 @@ func (s *subscribed) line(t *testing.T, want string) (read []string) {
 // Gateways of the same databases find each other through the directory, with TLS, and messages pass between them; those of other
 // databases hear nothing; one that is killed is missed by nobody, and its successor is found.
 func TestGatewaysMeet(t *testing.T) {
+	gatewaysMeet(t, "")
+}
+
+// TestServerName: a store whose certificates have no addresses, but a name that all processes are told. A process that is not told it
+// trusts none of them.
+func TestServerName(t *testing.T) {
+	gatewaysMeet(t, "store.internal")
+}
+
+// gatewaysMeet has certificates for 127.0.0.1, or else for serverName alone.
+func gatewaysMeet(t *testing.T, serverName string) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
+	flags := func(role string) []string {
+		if serverName == "" {
+			return files.flags(role)
+		}
+		f := files.files(role, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{serverName} })
+		return []string{"--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key, "--tls-server-name=" + serverName}
+	}
 	cfg := files.load("operator")
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	cfg.ServerName = serverName
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, flags("directory")...)...)
+	if serverName != "" {
+		named := flags("operator")
+		for _, tc := range []struct {
+			flags []string
+			code  int
+		}{{named, 0}, {named[:3], 1}} {
+			var out, errs bytes.Buffer
+			if code := run(t.Context(), append([]string{"health", d.kv["directory"]}, tc.flags...), &out, &errs); code != tc.code {
+				t.Errorf("kvd health %q: exit status %d, want %d: %s", tc.flags[3:], code, tc.code, &errs)
+			}
+		}
+	}
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, flags("memnode")...)...)
 	for _, ns := range []string{"cache", "other"} {
 		createNamespace(t, d.kv["directory"], ns, cfg, files.identity("gateway"))
 	}
 	gateway := func(databases string) *process {
-		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=" + databases, "--listen=127.0.0.1:0", "--listen-memcached=off", "--http-listen=127.0.0.1:0"}, files.flags("gateway")...)...)
+		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=" + databases, "--listen=127.0.0.1:0", "--listen-memcached=off", "--http-listen=127.0.0.1:0"}, flags("gateway")...)...)
 	}
 	a, b, far := gateway("cache"), gateway("cache"), gateway("other")
 	sub, deaf := subscribe(t, a.kv["redis"], "news"), subscribe(t, far.kv["redis"], "news")

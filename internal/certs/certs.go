@@ -24,12 +24,15 @@ import (
 	"time"
 )
 
-// Files names PEM files.
+// Files names PEM files, and who shows what others hold.
 type Files struct {
 	CA   string // authorities that peers' certificates must come from
 	Cert string // the certificate that is shown, and those between it and the authority
 	Key  string // its private key
 	CRL  string // lists of certificates that the authorities have revoked; empty: none has been
+	// ServerName is the name that the certificate of everybody who is called has; empty: the name or the IP address
+	// that is called.
+	ServerName string
 }
 
 // Set is what files hold. It is never changed.
@@ -134,7 +137,9 @@ func (f Files) LoadConfig() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.config(), nil
+	c := s.config()
+	c.ServerName = f.ServerName
+	return c, nil
 }
 
 // Parse reads the certificates of a PEM file. It refuses a file without any, and one with half of one.
@@ -382,7 +387,8 @@ func (s *Source) Config() *tls.Config {
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return &s.Current().Pair, nil
 		},
-		RootCAs: x509.NewCertPool(),
+		RootCAs:    x509.NewCertPool(),
+		ServerName: s.o.Files.ServerName,
 	}
 }
 

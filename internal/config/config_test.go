@@ -180,7 +180,7 @@ func TestRefusals(t *testing.T) {
 				`advertise is "0.0.0.0:1" (from --advertise): want a host that others can call`,
 				`raft-advertise is "x" (from --raft-advertise): want host:port`,
 				`join is "192.0.2.2:7400" (from --join): it is on another machine`,
-				"join is [192.0.2.2:7400] (from --join): a node that starts a new cluster (bootstrap) joins none",
+				"join is [192.0.2.2:7400] (from --join): with bootstrap it names all directory nodes that begin together, and lacks this one, 0.0.0.0:1",
 			},
 		},
 		{

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -60,7 +61,7 @@ type Directory struct {
 	RaftListen      string        `mapstructure:"raft-listen" usage:"address where other directory nodes call, host:port"`
 	Advertise       string        `mapstructure:"advertise" usage:"what others are told instead of listen, host:port"`
 	RaftAdvertise   string        `mapstructure:"raft-advertise" usage:"what other directory nodes are told instead of raft-listen, host:port"`
-	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one"`
+	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one; with join, which then names all nodes that begin together and is alike for all, the first of them starts it"`
 	Join            []string      `mapstructure:"join" usage:"directory nodes of the cluster to enter, unless a member already"`
 	Lease           time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
@@ -177,6 +178,8 @@ type TLS struct {
 	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
 	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
 	CRL  string `mapstructure:"crl" usage:"PEM file of lists of certificates that the authorities of tls.ca have revoked; empty: none has been"`
+	// ServerName is for processes whose addresses are nobody's to know when certificates are made, as those of pods.
+	ServerName string `mapstructure:"server-name" usage:"name that the certificates of all processes that are called have, instead of the address that is called; their role is checked either way"`
 }
 
 var defaultLog = Log{Level: "info", Format: "text"}
@@ -393,8 +396,8 @@ func (d *Directory) Validate() error {
 			c.bad("join", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
 		}
 	}
-	if d.Bootstrap && len(d.Join) > 0 {
-		c.bad("join", d.Join, "a node that starts a new cluster (bootstrap) joins none")
+	if self := cmp.Or(d.Advertise, d.Listen); d.Bootstrap && len(d.Join) > 0 && !slices.Contains(d.Join, self) {
+		c.bad("join", d.Join, "with bootstrap it names all directory nodes that begin together, and lacks this one, %s", self)
 	}
 	c.least("lease", d.Lease, 50*time.Millisecond)
 	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
