@@ -309,7 +309,7 @@ func (n *Node) reset() bool {
 		return false
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		if n.dropUnwanted(nil) == 0 {
+		if n.dropUnwanted(nil, nil) == 0 {
 			err := n.closeLoops(n.ctx)
 			if err == nil {
 				break

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -65,7 +66,7 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 			for _, r := range w.regions {
 				want[r.GetPgId()] = r
 			}
-			n.dropUnwanted(want)
+			n.dropUnwanted(want, w.retain)
 			n.dropRetained(want, w.retain)
 			n.forgetNamespaces(ctx)
 			for _, r := range w.regions {
@@ -80,8 +81,8 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 
 // dropUnwanted drops the regions that want does not name, or names with another
 // layout or since another time, and returns how many of them could not be dropped yet. A node that is disowned, with want nil, or
-// leaves retains their memory.
-func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
+// leaves retains their memory; and that of placement groups in may, which the directory may want again.
+func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion, may []uint32) (left int) {
 	n.mu.Lock()
 	var drop []*region
 	for pg, r := range n.mu.regions {
@@ -97,7 +98,7 @@ func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 	n.mu.Unlock()
 	for _, r := range drop {
 		pg := r.want.GetPgId()
-		retained, err := n.retire(r, want == nil)
+		retained, err := n.retire(r, want == nil || want[pg] == nil && slices.Contains(may, pg))
 		n.outcome(pg, r.want.GetNamespaceId(), "drop", err)
 		if err != nil {
 			left++

@@ -33,11 +33,11 @@ func InitRegion(mem []byte, w *dirpb.WantRegion, incarnation uint64, retained bo
 	return nil
 }
 
-// retire drops r, but for its memory if that is to be retained: as this node is disowned, or has said goodbye. Then the next registration
+// retire drops r, but for its memory if that is to be retained: as the caller says, or since this node has said goodbye. Then the next registration
 // offers it.
-func (n *Node) retire(r *region, disowned bool) (retained bool, err error) {
+func (n *Node) retire(r *region, wanted bool) (retained bool, err error) {
 	n.mu.Lock()
-	retains := (disowned || n.leaving.Load() || r.retiring) && r.keys != nil && r.mem != nil
+	retains := (wanted || n.leaving.Load() || r.retiring) && r.keys != nil && r.mem != nil
 	if retains {
 		r.dying, r.published, r.retiring = true, false, true
 	}

@@ -369,8 +369,8 @@ func (u *upgraded) sound() {
 }
 
 // under performs work under the load of two client processes and one of Redis clients, and wants no failed operation; and none of unknown
-// outcome but of those processes, tcp, shm or Redis.
-func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure ...string) {
+// outcome but of those processes, tcp, shm or Redis. It gives the number of operations, and by how much the janitor's counters have grown.
+func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure ...string) (ops int, copied map[string]float64) {
 	u.t.Helper()
 	var loads []*daemon
 	var results []string
@@ -394,7 +394,8 @@ func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure
 	before := u.copied()
 	began := time.Now()
 	work()
-	took, copied := time.Since(began), u.copied()
+	took := time.Since(began)
+	copied = u.copied()
 	for n, d := range loads {
 		if status := d.signal(syscall.SIGTERM); status != 0 {
 			u.t.Errorf("client process %d: exit status %d\n%s", n, status, d.stderr)
@@ -405,6 +406,7 @@ func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure
 			u.t.Errorf("client process %d: no operations: %v: %s", n, err, b)
 		}
 		who := []string{"tcp", "shm", "Redis"}[n]
+		ops += int(r.Ops)
 		u.t.Logf("%s: %s: %d operations in %v, %d failed, %d of unknown outcome %s, the longest took %v", what, who, r.Ops, took.Round(time.Millisecond),
 			r.Failed, r.Unknown, r.FirstUnknown, r.Longest.Round(time.Millisecond))
 		if r.Failed != 0 || r.Unknown != 0 && !slices.Contains(unsure, who) {
@@ -412,7 +414,45 @@ func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure
 		}
 	}
 	for name, n := range copied {
-		u.t.Logf("%s: %s: %.3f", what, name, n-before[name])
+		copied[name] = n - before[name]
+		u.t.Logf("%s: %s: %.3f", what, name, copied[name])
+	}
+	return ops, copied
+}
+
+// wantRejoins sees that memory nodes that left their placement groups and joined them again, all of them once, copied what had changed: a
+// join READs the index of both copies, and of each of the records that were written meanwhile both copies, and WRITEs one.
+func (u *upgraded) wantRejoins(ops int, copied map[string]float64) {
+	u.t.Helper()
+	var status struct {
+		Map struct {
+			PGs []struct {
+				Members    []struct{}
+				IndexBytes string `json:"index_bytes"`
+			}
+		}
+	}
+	if err := json.Unmarshal(u.must(nil, "-o", "json", "status"), &status); err != nil {
+		u.t.Fatal(err)
+	}
+	index, copies := 0, 0
+	for _, pg := range status.Map.PGs {
+		n, err := strconv.Atoi(pg.IndexBytes)
+		if err != nil {
+			u.t.Fatal(err)
+		}
+		index, copies = index+n*len(pg.Members), copies+len(pg.Members)
+	}
+	const recordBytes = valueBytes + 128 // with its key and header, in whole units
+	most := 2*index + 3*ops*recordBytes
+	joins, bytes := int(copied[`kvd_janitor_jobs_total{kind="join",result="done"}`]), int(copied[`kvd_janitor_job_transferred_bytes_total{kind="join"}`])
+	u.t.Logf("%d joins of %d copies transferred %d bytes; their indexes have %d, and %d operations ran meanwhile: at most %d", joins, copies, bytes, index, ops, most)
+	// From zeroes each record of each copy is read twice and written once.
+	if all := 3 * 2 * int(u.records) * valueBytes; bytes > all {
+		u.t.Errorf("joins transferred %d bytes: as many as without what the memory nodes held, %d at least", bytes, all)
+	}
+	if joins != copies || bytes > most || bytes == 0 {
+		u.t.Errorf("%d joins of %d copies transferred %d bytes, want at most %d", joins, copies, bytes, most)
 	}
 }
 
@@ -526,7 +566,7 @@ func TestUpgrade(t *testing.T) {
 	u := newUpgraded(t, records, pace)
 	const timeout = 5 * time.Second
 	u.under("directory nodes", timeout, func() { u.directories(next) })
-	u.under("memory nodes, --leave", timeout, func() {
+	ops, copied := u.under("memory nodes, --leave", timeout, func() {
 		for n, p := range u.programs {
 			p.replace(u.world, next)
 			worker := u.memnodes[n].pid()
@@ -536,6 +576,7 @@ func TestUpgrade(t *testing.T) {
 			}
 		}
 	})
+	u.wantRejoins(ops, copied)
 	u.wantVersions("v9.9.9-next")
 	// A gateway ends connections that have been silent, and may do so as their client sends.
 	u.under("gateways", timeout, func() { u.replaceGateways(next) }, "Redis")

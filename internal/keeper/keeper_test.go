@@ -437,7 +437,10 @@ func TestHostileWorker(t *testing.T) {
 			t.Errorf("%s: %+v %v", what, m, err)
 		}
 	}
-	if got := show(t, c); got != "one():A " || len(s.items) != 1 {
+	got := show(t, c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if got != "one():A " || len(s.items) != 1 {
 		t.Errorf("held: %s", got)
 	}
 }

@@ -159,6 +159,8 @@ func (s *store) drop(t *testing.T, name string) {
 
 // text is what a store holds, in short.
 func (s *store) text() (out string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	names := s.namesLocked()
 	slices.Sort(names)
 	for _, n := range names {

@@ -83,15 +83,20 @@ func (s *State) Retains(pg, node uint32, epoch uint64) bool {
 	return s.departed(pg, node, epoch) != nil
 }
 
-// RetainedBy are the placement groups that lack a copy, and of which a memory node retains memory that may become one, by id.
+// RetainedBy are the placement groups that lack a copy, and of which a memory node retains memory that may become one, by id. A memory node that leaves
+// its placement groups to be replaced is to retain them for its next process, which offers them.
 func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
+	n := s.nodes[node]
+	parts := func(d *fsmpb.Departed) bool {
+		return d.NodeId == node && d.Incarnation == n.GetIncarnation() && epoch <= d.Epoch+RetainEpochs // epoch may be of a moment before
+	}
 	for _, h := range byID(s.heaps) {
 		pg := s.pgs[h.PgId]
 		copies := len(pg.Members)
 		if pg.Joining {
 			copies--
 		}
-		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) && s.departed(pg.Id, node, epoch) != nil {
+		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) && (s.departed(pg.Id, node, epoch) != nil || n.GetLeaving() && slices.ContainsFunc(h.Departed, parts)) {
 			pgs = append(pgs, pg.Id)
 		}
 	}
