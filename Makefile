@@ -197,18 +197,18 @@ upgrade: ## every process of a store replaced by one of another version, under l
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
-	$(MAKE) nemesis NEMESIS=30s
-	$(MAKE) nemesis NEMESIS=15s NEMESIS_FLAGS="-provider shm"
-	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
-	$(MAKE) nemesis NEMESIS_FLAGS="-stops 2"
+	$(MAKE) nemesis NEMESIS=20s
+	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-kills 3"
+	$(MAKE) nemesis NEMESIS_FLAGS="-stops 1"
 	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-restarts -replicas 1 -provider tcp"
 	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-restarts -replicas 1 -provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-restarts -replicas 1 -control"
 	$(MAKE) nemesis-states NEMESIS_STATES=7s
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 15 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 15 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 8 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 8 -provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 6 -restarts -provider shm"
-	$(MAKE) nemesis-memory NEMESIS_MEMORY=30s
+	$(MAKE) nemesis-memory NEMESIS_MEMORY=15s
 
 .PHONY: image-context
 image-context: build
