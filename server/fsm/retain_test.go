@@ -73,6 +73,31 @@ func TestRetainedFor(t *testing.T) {
 	}
 }
 
+// A memory node that leaves its placement groups to be replaced is to retain them for the process that follows; one that drains is not.
+func TestRetainedToBeReplaced(t *testing.T) {
+	for _, replaced := range []bool{true, false} {
+		h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 1})
+		if replaced {
+			h.do(registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 100, Boot: 1, Keeps: true, CapacityBytes: gib}))
+			h.do(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 2, Incarnation: 100, PauseMillis: 1000}}})
+		}
+		if got := h.s.RetainedBy(2, 5); got != nil {
+			t.Errorf("memory node 2 is to retain %d, of which it is a member", got)
+		}
+		h.do(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2, ReclaimEpoch: 5}}})
+		h.do(activate(1, h.pg(1).Epoch))
+		// 4: the leader may have looked at the clock before.
+		for epoch, want := range map[uint64]bool{4: replaced, 5 + RetainEpochs: replaced, 5 + RetainEpochs + 1: false} {
+			if got := h.s.RetainedBy(2, epoch); slices.Equal(got, []uint32{1}) != want {
+				t.Errorf("replaced %t, epoch %d: memory node 2 is to retain %d", replaced, epoch, got)
+			}
+		}
+		if h.s.Retains(1, 2, 5) {
+			t.Error("it may join with what it has not offered")
+		}
+	}
+}
+
 // The placement group is frozen while sessions hear of a joiner that retains something. When it thaws the joiner is one like any, or, if it is
 // too late, none. Nobody is shown what it retains.
 func TestRejoinFreezes(t *testing.T) {
