@@ -125,7 +125,7 @@ func (w *world) holds(x, pg uint32, live uint64) {
 		}
 	}
 	m.base, m.known = 0, true
-	w.l.hold(w.s, x, w.l.sessions[x], []*dirpb.Held{{PgId: pg, Generation: m.generation, OwnUnits: granted, FreeUnits: granted - min(granted, live), NetUnits: int64(live)}})
+	w.l.hold(w.s, x, w.l.sessions.of(x), []*dirpb.Held{{PgId: pg, Generation: m.generation, OwnUnits: granted, FreeUnits: granted - min(granted, live), NetUnits: int64(live)}})
 	w.l.accounted = 0
 	w.l.plan(w.s, w.now).account()
 }

@@ -15,7 +15,7 @@ import (
 func (l *Leader) check(s *fsm.State) {
 	a := func(ok bool, what string, id uint32) { invariants.Assert(ok, "directory: %s (session %d)", what, id) }
 	v := s.MapVersion()
-	for id, x := range l.sessions {
+	for id, x := range l.sessions.all() {
 		a(x.report <= l.epoch, "a report of a reclaim epoch to come", id)
 		a(x.acked <= v, "an acknowledgement of a map to come", id)
 		a(x.quiesced >= x.acked, "acknowledged more than quiesced", id)
@@ -39,7 +39,7 @@ func (l *Leader) checkBooks(s *fsm.State) string {
 	_, changes, _ := s.ChangedSessions(0)
 	var reports tally
 	all, resting, writers, leased := make(map[uint32]*votes), make(map[uint32]*session), make(map[uint32]*session), 0
-	for id, x := range l.sessions {
+	for id, x := range l.sessions.all() {
 		switch live := s.Life(id) == dirpb.SessionLife_SESSION_LIVE; {
 		case x.id != id:
 			return "a session under another's id"
@@ -69,7 +69,7 @@ func (l *Leader) checkBooks(s *fsm.State) string {
 	}
 	last := time.Duration(math.MinInt64)
 	for x := l.leases.first; x != nil; x = x.behind {
-		if leased--; l.sessions[x.id] != x || x.expires < last {
+		if leased--; l.sessions.of(x.id) != x || x.expires < last {
 			return "a lease of no session, or out of order"
 		}
 		last = x.expires

@@ -56,7 +56,7 @@ func (l *Leader) lacksKey(generation uint32) func(*dirpb.Node) bool {
 
 // Holds notes that a session was given a token when it was opened.
 func (l *Leader) Holds(id uint32, number uint64) {
-	if x := l.sessions[id]; x != nil {
+	if x := l.sessions.of(id); x != nil {
 		x.token, x.tokenKnown = number, true
 	}
 }
@@ -83,7 +83,7 @@ func (l *Leader) KeyUse(s *fsm.State) *dirpb.KeyUse {
 		if y.Life != dirpb.SessionLife_SESSION_LIVE {
 			continue
 		}
-		if x := l.sessions[y.Id]; x == nil || !x.tokenKnown || x.token != 0 && TokenGeneration(x.token) < now {
+		if x := l.sessions.of(y.Id); x == nil || !x.tokenKnown || x.token != 0 && TokenGeneration(x.token) < now {
 			u.SessionsBehind = append(u.SessionsBehind, y.Id)
 		}
 	}

@@ -89,7 +89,7 @@ type Leader struct {
 	first    uint64        // the least that was awaited since everybody had reported enough
 
 	nodes    map[uint32]*node
-	sessions map[uint32]*session // see roll.go for its books
+	sessions sessions // see roll.go for its books
 	jobs     map[uint32]*job
 
 	reports tally             // of reclaim epochs, by all sessions
@@ -191,7 +191,7 @@ type job struct {
 func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
-		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
+		nodes: make(map[uint32]*node), jobs: make(map[uint32]*job),
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
@@ -221,7 +221,7 @@ func (l *Leader) Epochs() (epoch, least uint64) {
 
 // Opened answers the opening of a session, which begins with s's map version.
 func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, least uint64, err error) {
-	if old := l.sessions[id]; old != nil && old.expired || s.Life(id) != dirpb.SessionLife_SESSION_LIVE {
+	if old := l.sessions.of(id); old != nil && old.expired || s.Life(id) != dirpb.SessionLife_SESSION_LIVE {
 		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
 	}
 	v := s.MapVersion()
@@ -264,7 +264,7 @@ type Answer struct {
 // later one extends the lease and nothing else.
 func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
 	l.catchUp(s)
-	x := l.sessions[r.Session]
+	x := l.sessions.of(r.Session)
 	if x == nil || x.expired || !x.votes {
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
@@ -308,7 +308,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 
 // Heard extends a session's lease as a renewal does that says nothing new.
 func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
-	if x := l.sessions[id]; x != nil && !x.expired && s.Life(id) == dirpb.SessionLife_SESSION_LIVE {
+	if x := l.sessions.of(id); x != nil && !x.expired && s.Life(id) == dirpb.SessionLife_SESSION_LIVE {
 		l.heard(x, now)
 	}
 }
@@ -316,7 +316,7 @@ func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
 // Closed forgets a session that has ended by itself, once that is part of the state, and
 // takes what it handed back of others' memory.
 func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return // nobody knows whose memory it may hand back: lost until it is counted
 	}
@@ -331,7 +331,7 @@ func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirp
 
 // Acknowledged is what a session has acknowledged and quiesced, as this leader knows.
 func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return 0, 0, false
 	}
@@ -340,7 +340,7 @@ func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {
 
 // Report is the reclaim epoch that a session counts with, if this leader knows it.
 func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return 0, false
 	}
@@ -383,7 +383,7 @@ func (l *Leader) Run(s *fsm.State, n uint64) {
 const reuseHaste = time.Second
 
 func (l *Leader) needsEpochs(s *fsm.State) bool {
-	return len(l.sessions) > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
+	return l.sessions.n > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
 }
 
 // ---- memory nodes ----------------------------------------------------------

@@ -1038,8 +1038,8 @@ func TestClaim(t *testing.T) {
 		offered := func() *dirpb.Job { // to a session that is still there, whatever the time
 			return w.l.Claimable(w.s, a, w.now)
 		}
-		for x := range w.l.sessions {
-			w.l.sessions[x].expires = w.now + lease
+		for x := range w.l.sessions.all() {
+			w.l.sessions.of(x).expires = w.now + lease
 		}
 		if j := offered(); j.GetId() != second {
 			t.Fatalf("offered %v before its time", j)
@@ -1052,8 +1052,8 @@ func TestClaim(t *testing.T) {
 	}
 
 	// An owner that dies keeps its job until it is fenced.
-	for x := range w.l.sessions {
-		w.l.sessions[x].expires = w.now + 10*lease
+	for x := range w.l.sessions.all() {
+		w.l.sessions.of(x).expires = w.now + 10*lease
 	}
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: []uint32{a}}}})
 	if j := w.l.Claimable(w.s, b, w.now); j.GetId() != second {
@@ -1092,7 +1092,7 @@ func TestVoluntary(t *testing.T) {
 			ns := w.create("n", replicas, 2)
 			x := w.open(ns)
 			w.quiet[x] = true
-			w.l.acknowledged(w.l.sessions[x], w.s.PG(1).ChangedVersion-1, w.l.sessions[x].quiesced)
+			w.l.acknowledged(w.l.sessions.of(x), w.s.PG(1).ChangedVersion-1, w.l.sessions.of(x).quiesced)
 			tc.provoke(w)
 			w.want()
 			w.quiet[x] = false

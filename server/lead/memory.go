@@ -159,7 +159,7 @@ func (l *Leader) route(s *fsm.State, now time.Duration, from uint32, p place) {
 	}
 	m := l.memory(s, p.pg)
 	home, any := s.HomeOf(p.pg, p.unit, p.units)
-	switch x := l.sessions[home]; {
+	switch x := l.sessions.of(home); {
 	case home == 0 && !any:
 		m.back(now, &fsmpb.Back{PgId: p.pg, Generation: p.generation, Unit: p.unit, Units: p.units, Mark: p.mark})
 	case home == 0 || home == from || x == nil || len(x.queue) >= maxQueue || x.namespace != s.PG(p.pg).NamespaceId:
@@ -298,7 +298,7 @@ func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.F
 // ended forgets a session that is closed or fenced. Records that it linked stay linked, and places that
 // waited for it have no home any more.
 func (l *Leader) ended(s *fsm.State, id uint32) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return
 	}
@@ -468,7 +468,7 @@ func (p *plan) account() {
 		// Memory of sessions that have not said yet how they use it is in use.
 		unsaid := int64(0)
 		for _, h := range p.s.Heap(id).GetHomes() {
-			if x := l.sessions[h.SessionId]; x == nil || x.held[id] == nil {
+			if x := l.sessions.of(h.SessionId); x == nil || x.held[id] == nil {
 				unsaid += int64(h.Units)
 			}
 		}
@@ -762,7 +762,7 @@ func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
 		held := 0.0
 		for id, units := range e.Homes {
 			free := 1.0 // of one that has said nothing yet
-			if x := l.sessions[id]; x != nil {
+			if x := l.sessions.of(id); x != nil {
 				if h := x.held[pg]; h != nil && h.OwnUnits > 0 {
 					free = min(1, float64(h.FreeUnits+h.LimboUnits)/float64(h.OwnUnits))
 				}

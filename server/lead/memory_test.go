@@ -113,7 +113,7 @@ func TestHandBack(t *testing.T) {
 	}
 	for _, x := range []uint32{other, reader} {
 		w.say(Renewal{Session: x, HandBacks: list, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}})
-		if w.l.sessions[x].held[1] != nil {
+		if w.l.sessions.of(x).held[1] != nil {
 			t.Fatalf("session %d holds memory that it may not have", x)
 		}
 		w.l.Closed(w.s, w.now, x, list, nil)
@@ -124,12 +124,12 @@ func TestHandBack(t *testing.T) {
 	whole := w.s.Heap(1).End - w.s.Heap(1).Start
 	for _, h := range []*dirpb.Held{{OwnUnits: whole + 1}, {FreeUnits: 1 << 63}, {ForeignUnits: whole + 1}, {LimboUnits: whole + 1}, {NetUnits: 1<<48 + 1}, {NetUnits: -1 << 63}} {
 		h.PgId, h.Generation = 1, 1
-		if w.say(Renewal{Session: b, Held: []*dirpb.Held{h}}); w.l.sessions[b].held[1] != nil {
+		if w.say(Renewal{Session: b, Held: []*dirpb.Held{h}}); w.l.sessions.of(b).held[1] != nil {
 			t.Fatalf("a session holds %v of %d units", h, whole)
 		}
 	}
 	third := w.open(w.pg(2).NamespaceId)
-	if w.say(Renewal{Session: third, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}}); w.l.sessions[third].held[1] != nil {
+	if w.say(Renewal{Session: third, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}}); w.l.sessions.of(third).held[1] != nil {
 		t.Fatal("a session holds memory of another namespace")
 	}
 	// The queues are one leadership's.
@@ -170,15 +170,15 @@ func TestNumbers(t *testing.T) {
 		w.boot("m1", "d1", 2, 2)
 		w.now += lease / 2
 		for _, late := range []uint64{first.Number, first.Number - 1, 1, 0} {
-			w.l.sessions[a].queue = []place{{pg: 1, generation: 1, unit: u, units: 1}}
-			w.l.sessions[b].queue = []place{{pg: 1, generation: 1, unit: own, units: 1}}
+			w.l.sessions.of(a).queue = []place{{pg: 1, generation: 1, unit: u, units: 1}}
+			w.l.sessions.of(b).queue = []place{{pg: 1, generation: 1, unit: own, units: 1}}
 			all := Renewal{Session: b, Number: late, Term: w.l.opts.Term, Report: epoch, Acked: w.s.MapVersion(), Quiesced: w.s.MapVersion(),
 				HandBacks: freePlaces(u+10, 10, 5), Returns: []*dirpb.ReturnedRun{run(own, 10)}, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}}
 			acks, empty := all, Renewal{Session: b, Number: late, Term: w.l.opts.Term}
 			acks.HandBacks, acks.Returns = nil, nil
 			for _, x := range []Renewal{all, acks, empty} {
 				r, err := w.l.Renew(w.s, w.now, x)
-				if err != nil || r.Moved || r.Returned || len(r.Deliveries)+len(r.Supply) > 0 || w.way() != 2 || w.l.sessions[b].held != nil {
+				if err != nil || r.Moved || r.Returned || len(r.Deliveries)+len(r.Supply) > 0 || w.way() != 2 || w.l.sessions.of(b).held != nil {
 					t.Fatalf("number %d after %d: %+v, %v, %d units on their way", late, first.Number, r, err, w.way())
 				}
 			}
@@ -188,7 +188,7 @@ func TestNumbers(t *testing.T) {
 			if e, _ := w.l.Report(b); e != report {
 				t.Fatalf("number %d after %d reported epoch %d", late, first.Number, e)
 			}
-			if got := w.l.sessions[b].expires; got != w.now+lease {
+			if got := w.l.sessions.of(b).expires; got != w.now+lease {
 				t.Fatalf("the lease ends at %v, want %v", got, w.now+lease)
 			}
 		}
@@ -230,14 +230,14 @@ func TestRecalledPlaces(t *testing.T) {
 	if w.way() != 30 {
 		t.Fatalf("%d units are on their way, want 30", w.way())
 	}
-	queue := slices.Clone(w.l.sessions[a].queue)
+	queue := slices.Clone(w.l.sessions.of(a).queue)
 	w.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: []uint32{0}})
 	w.say(Renewal{Session: b, HandBacks: freePlaces(u+20, 10, 1)})
 	w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(u+200, 10)}})
 	if w.way() > 20 { // its queue went with its reply
 		t.Fatalf("%d units are on their way", w.way())
 	}
-	w.l.sessions[a].queue = queue
+	w.l.sessions.of(a).queue = queue
 	sameText(t, "delivered while recalled", w.say(Renewal{Session: a}).Deliveries, nil)
 	// The command that was accepted before is void.
 	backs := w.l.TakeBack(w.s, w.now+time.Hour)
@@ -266,7 +266,7 @@ func TestRecalledPlaces(t *testing.T) {
 	if home, _ := w.s.HomeOf(1, u, 200); home != a {
 		t.Fatalf("the test proves nothing: granted %v", r.Grant)
 	}
-	w.l.sessions[a].queue = queue
+	w.l.sessions.of(a).queue = queue
 	sameText(t, "delivered after the recall", w.say(Renewal{Session: a}).Deliveries, nil)
 }
 
@@ -334,7 +334,7 @@ func TestClosedSession(t *testing.T) {
 		{a, closed + 2, freePlaces(u, 10, 3)},
 		{a, closed + 2, nil},
 	} {
-		if len(x.want) == 0 && x.who == a && w.way() != 10 && w.l.sessions[other].report <= closed {
+		if len(x.want) == 0 && x.who == a && w.way() != 10 && w.l.sessions.of(other).report <= closed {
 			t.Fatalf("%d units wait", w.way())
 		}
 		sameText(t, "delivered", w.say(Renewal{Session: x.who, Report: x.report}).Deliveries, x.want)
@@ -385,7 +385,7 @@ func TestGiveUp(t *testing.T) {
 func TestDeliverInParts(t *testing.T) {
 	w, a, _, u := memoryWorld(t)
 	for i := range uint32(maxDelivered + 5) {
-		w.l.sessions[a].queue = append(w.l.sessions[a].queue, place{pg: 1, generation: 1, unit: u + i%1000, units: 1})
+		w.l.sessions.of(a).queue = append(w.l.sessions.of(a).queue, place{pg: 1, generation: 1, unit: u + i%1000, units: 1})
 	}
 	for _, want := range []int{maxDelivered, 5, 0} {
 		n := 0
@@ -533,7 +533,7 @@ func TestComing(t *testing.T) {
 			w.now += accountEvery
 			w.l.Short(w.s, 1, 10, w.now)
 			w.now++
-			for id, x := range w.l.sessions { // say again what they hold
+			for id, x := range w.l.sessions.all() { // say again what they hold
 				if name != "not said since" {
 					x.told = w.now
 				}

@@ -130,7 +130,7 @@ func TestDeleteLeavesAlone(t *testing.T) {
 		w.wait(lease)
 		w.step()
 	}
-	if len(w.l.queue) != 0 || len(w.l.sessions) != 1 {
+	if len(w.l.queue) != 0 || w.l.sessions.n != 1 {
 		t.Errorf("the leader keeps queue %v, sessions %v", w.l.queue, w.l.sessions)
 	}
 	for id := range w.l.memories {

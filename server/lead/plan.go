@@ -223,7 +223,7 @@ func (p *plan) expireSessions() {
 	changed := slices.Compact(l.changed)
 	l.changed = nil
 	for _, id := range changed {
-		if x := p.s.Session(id); x != nil && l.sessions[id] == nil {
+		if x := p.s.Session(id); x != nil && l.sessions.of(id) == nil {
 			// Opened, but not answered yet, perhaps never.
 			l.enterSession(p.s, newSession(x, l.epoch), p.now)
 		}

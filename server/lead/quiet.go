@@ -74,7 +74,7 @@ func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
 	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(l.leveling) > 0 || len(l.paused) > 0 || l.Pending() || len(s.Jobs()) > 0 {
 		return false
 	}
-	if _, least := l.Epochs(); len(l.sessions) > 0 && least <= l.awaited {
+	if _, least := l.Epochs(); l.sessions.n > 0 && least <= l.awaited {
 		return false
 	}
 	for _, n := range s.Nodes() {

@@ -71,9 +71,9 @@ func TestQuiet(t *testing.T) {
 	calls()
 
 	// A session that others' free places wait for is called, too, and all sessions while memory is short.
-	w.l.sessions[b].queue, w.l.routed = []place{{pg: 1}}, true
+	w.l.sessions.of(b).queue, w.l.routed = []place{{pg: 1}}, true
 	calls(b)
-	w.l.sessions[b].queue = nil
+	w.l.sessions.of(b).queue = nil
 	tell(Renewal{Session: b, Report: epoch(), Callable: true}, lease/3)
 	w.l.Short(w.s, 1, 1, w.now)
 	calls(a, b)

@@ -2,7 +2,6 @@ package lead
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -103,7 +102,7 @@ func (q *leases) remove(x *session) {
 // enterSession takes up a session, in the place of what was known of it.
 func (l *Leader) enterSession(s *fsm.State, x *session, now time.Duration) {
 	l.forgetSession(x.id)
-	l.sessions[x.id] = x
+	l.sessions.put(x)
 	if !x.readOnly {
 		l.writers[x.id] = x
 	}
@@ -114,11 +113,11 @@ func (l *Leader) enterSession(s *fsm.State, x *session, now time.Duration) {
 
 // forgetSession takes a session out of all books.
 func (l *Leader) forgetSession(id uint32) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return
 	}
-	delete(l.sessions, id)
+	l.sessions.remove(id)
 	delete(l.writers, id)
 	l.reports.remove(x.report)
 	l.leases.remove(x)
@@ -169,7 +168,9 @@ func (l *Leader) catchUp(s *fsm.State) {
 	}
 	l.changes = now
 	if !ok {
-		ids = slices.Collect(maps.Keys(l.sessions))
+		for id := range l.sessions.all() {
+			ids = append(ids, id)
+		}
 		for _, y := range s.Sessions() {
 			ids = append(ids, y.Id)
 		}
@@ -182,7 +183,7 @@ func (l *Leader) catchUp(s *fsm.State) {
 
 // vote counts what a session has acknowledged, if it lives.
 func (l *Leader) vote(s *fsm.State, id uint32) {
-	x := l.sessions[id]
+	x := l.sessions.of(id)
 	if x == nil {
 		return
 	}

@@ -133,7 +133,7 @@ func TestBooks(t *testing.T) {
 				if y.NamespaceId != ns {
 					continue
 				}
-				x := w.l.sessions[y.Id]
+				x := w.l.sessions.of(y.Id)
 				if x == nil || x.expired || w.now > x.expires || y.Life != dirpb.SessionLife_SESSION_LIVE {
 					x = &session{}
 				}
@@ -163,13 +163,13 @@ func TestAccountsAreOfWriters(t *testing.T) {
 	held := map[uint32]*dirpb.Held{1: {PgId: 1, Generation: w.pg(1).Generation, FreeUnits: 9}}
 	for _, x := range w.s.Sessions() {
 		if x.ReadOnly {
-			w.l.sessions[x.Id].held = held // as it cannot be
+			w.l.sessions.of(x.Id).held = held // as it cannot be
 		}
 	}
 	if n := free(); n != 0 {
 		t.Errorf("readers were looked at, who have %d units free", n)
 	}
-	if w.l.sessions[writer].held = held; free() != 9 {
+	if w.l.sessions.of(writer).held = held; free() != 9 {
 		t.Errorf("%d units are free, want 9", free())
 	}
 }
