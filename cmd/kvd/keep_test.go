@@ -209,7 +209,7 @@ func fieldsOf(b []byte) (page []byte, fields []field) {
 	next("pg", 4)
 	next("namespace", 4)
 	next("epoch", 4)
-	for _, name := range []string{"since", "region bytes", "index bytes", "page bytes"} {
+	for _, name := range []string{"since", "region bytes", "index bytes", "page bytes", "region incarnation"} {
 		next(name, 8)
 	}
 	next("keys", 1)
