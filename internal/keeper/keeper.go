@@ -244,7 +244,12 @@ type worker struct {
 // start begins a life of the program that is next; it is known after an error, too.
 func start(o Options, held *store, p *programs) (*life, *worker, error) {
 	l, err := p.next()
-	defer l.close()
+	started := false
+	defer func() {
+		if !started {
+			l.close()
+		}
+	}()
 	if err != nil {
 		return l, nil, err
 	}
@@ -271,6 +276,7 @@ func start(o Options, held *store, p *programs) (*life, *worker, error) {
 		_ = conn.Close()
 		return l, nil, fmt.Errorf("start %s: %w", l.path, err)
 	}
+	started = true
 	// Before it is answered the worker has nothing, and before it is waited for its pid is its own.
 	noted, err := held.noteWorker(w.cmd.Process.Pid)
 	if err != nil {
@@ -283,6 +289,7 @@ func start(o Options, held *store, p *programs) (*life, *worker, error) {
 	}()
 	go func() {
 		_ = w.cmd.Wait() // ProcessState says how
+		l.close()        // no sooner: the interpreter of a script opens it by its name in /proc
 		if noted {
 			_ = held.change(&message{op: opDrop, name: workerItem}, nil) // unless the worker did that
 		}

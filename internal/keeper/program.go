@@ -315,7 +315,7 @@ func (l *life) command(args []string) *exec.Cmd {
 
 func (l *life) close() {
 	if l.file != nil {
-		_ = l.file.Close() // it is executed
+		_ = l.file.Close() // it was read alone
 	}
 }
 
