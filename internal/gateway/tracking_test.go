@@ -530,7 +530,7 @@ func TestExpiredEvents(t *testing.T) {
 	p.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", "Ex")
 	sub.do(t, "SUBSCRIBE", "__keyevent@0__:expired")
 	for _, k := range []string{"deleted", "elsewhere", "kept", "replaced"} {
-		p.want(t, "+OK\r\n", "SET", k, "v", "PX", "300")
+		p.want(t, "+OK\r\n", "SET", k, "v", "PX", "2000")
 	}
 	p.want(t, ":1\r\n", "DEL", "deleted")
 	p.want(t, ":1\r\n", "PERSIST", "kept")
@@ -538,7 +538,7 @@ func TestExpiredEvents(t *testing.T) {
 	if err := db.Delete(t.Context(), []byte("elsewhere")); err != nil {
 		t.Fatal(err)
 	}
-	p.want(t, "+OK\r\n", "SET", "a", "v", "PX", "310")
+	p.want(t, "+OK\r\n", "SET", "a", "v", "PX", "2010")
 	sub.hears(t, message("__keyevent@0__:expired", "a"))
 	p.want(t, "+OK\r\n", "SET", "b", strings.Repeat("x", 100_000))
 	p.want(t, ":1\r\n", "PEXPIRE", "b", "100")
