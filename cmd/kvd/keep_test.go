@@ -242,6 +242,8 @@ func TestStateNotBelieved(t *testing.T) {
 			return nil
 		})
 		lost++
+		// What it says before it is ready comes by another pipe.
+		s.until(what+": "+said, func() bool { return strings.Count(s.m.stderr.String(), said) > before })
 		if n := strings.Count(s.m.stderr.String(), said) - before; n != 1 {
 			t.Fatalf("%s: %s is said %d times\n%s", what, said, n, s.m.stderr)
 		}
@@ -302,9 +304,7 @@ func TestKeeperDies(t *testing.T) {
 	_ = s.m.stop(syscall.SIGKILL)
 	s.until("end of the worker", func() bool { return errors.Is(syscall.Kill(worker, 0), syscall.ESRCH) })
 	s.m = start(t, s.env, s.args...)
-	if !strings.Contains(s.m.stderr.String(), "no earlier process has left memory") {
-		t.Errorf("nothing is said:\n%s", s.m.stderr)
-	}
+	s.until("no earlier process has left memory", func() bool { return strings.Contains(s.m.stderr.String(), "no earlier process has left memory") })
 	wantMetric(t, s.m.kv["http"], `kvd_memnode_kept\{node="m1",reason="first"\} 1`)
 	if got := s.get("k"); got != "" {
 		t.Errorf("a get gives %q", got)
