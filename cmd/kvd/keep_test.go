@@ -242,7 +242,7 @@ func TestStateNotBelieved(t *testing.T) {
 			return nil
 		})
 		lost++
-		// What it says before it is ready comes by another pipe.
+		// Its log comes by another pipe than its readiness.
 		s.until(what+": "+said, func() bool { return strings.Count(s.m.stderr.String(), said) > before })
 		if n := strings.Count(s.m.stderr.String(), said) - before; n != 1 {
 			t.Fatalf("%s: %s is said %d times\n%s", what, said, n, s.m.stderr)

@@ -502,6 +502,10 @@ func (w *World) found(start, end uint64) error {
 	if w.st, err = fsm.Load(rows); err != nil {
 		return err
 	}
+	// Rows are of level 0, as the version wrote them that knew no levels.
+	if err := fsm.Apply(w.st, &fsmpb.Command{Op: &fsmpb.Command_Raise{Raise: &fsmpb.Level{Level: fsm.Level}}}).Err; err != nil {
+		return err
+	}
 	w.newLeader()
 	// The first reclaim epochs.
 	for _, s := range w.ld.Plan(w.st, time.Duration(w.now)) {
