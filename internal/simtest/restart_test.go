@@ -178,7 +178,7 @@ var restartMutants = []mutant{
 	{"keys-of-others", "restart: keys of the last process lead nowhere, whatever the adapter has given them to", []edit{{"rdma/sim/mr.go",
 		"		r.base = f.mu.again << 40\n", ""}}},
 	{"keys-of-the-last-process", "restart: the next process's keys take the place of the last one's", []edit{{"server/fsm/pgs.go",
-		"	m.Keys, m.Boot = c.Keys, c.Boot\n", "if len(m.Keys) == 0 {\nm.Keys = c.Keys\n}\nm.Boot = c.Boot\n"}}},
+		"	m.Keys, m.Boot = c.Keys, boot\n", "if len(m.Keys) == 0 {\nm.Keys = c.Keys\n}\nm.Boot = boot\n"}}},
 }
 
 const (
