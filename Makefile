@@ -197,7 +197,7 @@ upgrade: ## every process of a store replaced by one of another version, under l
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
-	$(MAKE) nemesis NEMESIS=20s
+	$(MAKE) nemesis NEMESIS=15s
 	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 3"
 	$(MAKE) nemesis NEMESIS_FLAGS="-stops 1"

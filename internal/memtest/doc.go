@@ -12,5 +12,5 @@
 //
 // The short form runs with every test, in little memory. KVD_MEMORY=full (`make
 // test-memory`) takes the memory of `kvd dev --memory 512MiB` and writes ten times as
-// much as a namespace has; KVD_MEMORY=half, which the gate runs, takes half of it and writes five times as much.
+// much as a namespace has; KVD_MEMORY=half, which the gate runs, takes half of it and writes four times as much.
 package memtest
