@@ -58,12 +58,16 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	if (c.ShmSocket == config.Auto || c.ControlSocket == config.Auto) && os.Getenv(runtimeDirectory) == "" {
 		// The sockets are to be found there by clients of the next worker, and by operators.
 		dir, remove, err := shmFolder()
-		if err != nil {
+		switch {
+		case err == nil:
+			defer func() { _ = remove() }() // it is a temporary folder
+			o.Env = []string{runtimeDirectory + "=" + dir}
+			o.Control = keeperSocket(c.ControlSocket, dir)
+		case c.ShmSocket == config.Auto:
 			return err
+		default: // as in a container that has no folder for temporary files
+			log.Warn("there is no control socket: kvctl nodes restart --binary finds no way in", "err", err)
 		}
-		defer func() { _ = remove() }() // it is a temporary folder
-		o.Env = []string{runtimeDirectory + "=" + dir}
-		o.Control = keeperSocket(c.ControlSocket, dir)
 	} else {
 		o.Control = keeperSocket(c.ControlSocket, runtimeFolder())
 	}
