@@ -312,14 +312,18 @@ func (n *Node) nodeNamed(name string) (id uint32, err error) {
 	return id, nil
 }
 
+// leadsFor is this node's leadership and the id of a memory node that a call is about.
+func (n *Node) leadsFor(name string) (l *leadership, id uint32, err error) {
+	if l, err = n.leader(); err == nil {
+		id, err = n.nodeNamed(name)
+	}
+	return l, id, err
+}
+
 // DrainNode has a memory node lose its regions to others, or stay after all. It may be
 // asked again to see what is left.
 func (n *Node) DrainNode(ctx context.Context, q *dirpb.DrainNodeRequest) (*dirpb.DrainNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	id, err := n.nodeNamed(q.Node)
+	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -342,11 +346,7 @@ func (n *Node) DrainNode(ctx context.Context, q *dirpb.DrainNodeRequest) (*dirpb
 
 // RemoveNode forgets a memory node.
 func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	id, err := n.nodeNamed(q.Node)
+	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -361,11 +361,7 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 
 // GiveUpNode declares a silent memory node lost.
 func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dirpb.GiveUpNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	id, err := n.nodeNamed(q.Node)
+	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -388,11 +384,7 @@ const restartMillis = 30_000
 // RestartNode has the process of a memory node replaced by another one with the same memory: it is told so with the answer to its
 // heartbeat, and not expected for a while. If it is to leave first, it is told so when no chain has it any more.
 func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	id, err := n.nodeNamed(q.Node)
+	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
 		return nil, err
 	}

@@ -16,11 +16,7 @@ import (
 
 // ReportNode notes why no process of a memory node comes up, for Status.
 func (n *Node) ReportNode(ctx context.Context, q *dirpb.ReportNodeRequest) (*dirpb.ReportNodeReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	id, err := n.nodeNamed(q.Name)
+	l, id, err := n.leadsFor(q.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -203,24 +203,27 @@ func (a *app) nodesCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error {
-				ctx := cmd.Context()
-				if _, err := a.node(ctx, b, args[0]); err != nil {
-					return err
-				}
-				_, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RemoveNodeReply, error) {
-					return d.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: args[0], Force: force})
-				})
-				if err != nil {
-					return fmt.Errorf("%q: %w", args[0], err)
-				}
-				return nil
+			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RemoveNodeReply, error) {
+				return d.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: args[0], Force: force})
 			})
 		},
 	})
 	remove.Flags().BoolVar(&force, "force", false, "even if it holds something, which counts as lost then")
 	c.AddCommand(add, remove, a.giveUpCommand(), a.restartCommand())
 	return c
+}
+
+// onNode has the directory do something with a memory node that there is.
+func onNode[R any](a *app, cmd *cobra.Command, name string, f func(context.Context, dirpb.DirectoryClient) (R, error)) error {
+	return a.withBackend(func(b backend) error {
+		if _, err := a.node(cmd.Context(), b, name); err != nil {
+			return err
+		}
+		if _, err := call(cmd.Context(), b, f); err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		return nil
+	})
 }
 
 func (a *app) giveUpCommand() *cobra.Command {
@@ -235,18 +238,8 @@ func (a *app) giveUpCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withBackend(func(b backend) error {
-				ctx := cmd.Context()
-				if _, err := a.node(ctx, b, args[0]); err != nil {
-					return err
-				}
-				_, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
-					return d.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: args[0]})
-				})
-				if err != nil {
-					return fmt.Errorf("%q: %w", args[0], err)
-				}
-				return nil
+			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
+				return d.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: args[0]})
 			})
 		},
 	})

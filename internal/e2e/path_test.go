@@ -8,27 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvd-project/kvd/internal/keeper/keepertest"
 )
-
-// memoryFolder is one of a tmpfs for the test.
-func memoryFolder(t *testing.T) string {
-	t.Helper()
-	const tmpfs = "/dev/shm"
-	var on unix.Statfs_t
-	if err := unix.Statfs(tmpfs, &on); err != nil || on.Type != unix.TMPFS_MAGIC {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%s is no tmpfs: %v", tmpfs, err)
-		}
-		t.Skipf("%s is no tmpfs: %v", tmpfs, err)
-	}
-	dir, err := os.MkdirTemp(tmpfs, "kvd-e2e-") // mode 0700
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
 
 // TestMemoryPath ends the process that serves the only copy, under load, by SIGKILL and by SIGTERM: the next one has every key from the
 // folder. Nobody else may have the folder meanwhile, SIGINT empties it, and another memory node's files are given up.
@@ -36,7 +17,7 @@ func TestMemoryPath(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
 	w.start(w.directory(t.TempDir(), freeAddr(t))...)
-	folder := filepath.Join(memoryFolder(t), "m1") // it makes that
+	folder := filepath.Join(keepertest.Folder(t), "m1") // it makes that
 	memnode := func(name, addr string) []string {
 		return append(w.memnode(name), "--listen-tcp", addr, "--memory-path", folder)
 	}
@@ -95,8 +76,8 @@ func TestMemoryPath(t *testing.T) {
 func TestMemoryPathRefused(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
-	folder := memoryFolder(t)
-	open := memoryFolder(t)
+	folder := keepertest.Folder(t)
+	open := keepertest.Folder(t)
 	if err := os.Chmod(open, 0o750); err != nil {
 		t.Fatal(err)
 	}

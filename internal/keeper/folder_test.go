@@ -12,25 +12,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-)
 
-// memoryFolder is a folder on a tmpfs.
-func memoryFolder(t *testing.T) string {
-	t.Helper()
-	var on unix.Statfs_t
-	if err := unix.Statfs("/dev/shm", &on); err != nil || on.Type != unix.TMPFS_MAGIC {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("/dev/shm is no tmpfs: %v", err)
-		}
-		t.Skipf("/dev/shm is no tmpfs: %v", err)
-	}
-	dir, err := os.MkdirTemp("/dev/shm", "kvd-keeper-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
+	"github.com/kvd-project/kvd/internal/keeper/keepertest"
+)
 
 func openFolder(t *testing.T, dir string) (*Folder, *signalled) {
 	t.Helper()
@@ -57,7 +41,7 @@ func (s *signalled) Write(b []byte) (int, error) {
 
 // TestFolder: an item is there for the next that opens the folder, until it is dropped; files of others are neither items nor removed.
 func TestFolder(t *testing.T) {
-	dir := filepath.Join(memoryFolder(t), "m1") // it is made
+	dir := filepath.Join(keepertest.Folder(t), "m1") // it is made
 	f, _ := openFolder(t, dir)
 	file, err := f.Create("region/1/ab")
 	if err != nil {
@@ -127,7 +111,7 @@ func TestFolder(t *testing.T) {
 
 // TestFolderIsOnes: a folder has one process, which is told who has it; the next waits until that one has ended, though its lock is gone before.
 func TestFolderIsOnes(t *testing.T) {
-	dir := memoryFolder(t)
+	dir := keepertest.Folder(t)
 	f, _ := openFolder(t, dir)
 	me := fmt.Sprintf("%d-", os.Getpid())
 	if _, err := OpenFolder(t.Context(), dir, 0, slog.Default()); !errors.Is(err, ErrFolderInUse) || !strings.Contains(err.Error(), me) {

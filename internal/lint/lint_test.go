@@ -67,6 +67,7 @@ var imports = []row{
 	{"internal/authority", "", "it signs certificates for whoever shows them"},
 	{"internal/hostid", "", "it asks the kernel only"},
 	{"internal/keeper", "", "it holds descriptors, whatever they are of"},
+	{"internal/keeper/keepertest", "", "it makes folders, and knows no keeper"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv", "it serves what it is handed, whatever the process is"},
@@ -129,7 +130,7 @@ var only = []row{
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
-	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest", "it is for tests, and registers flags"},
+	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 
