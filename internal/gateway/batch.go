@@ -55,6 +55,7 @@ type batch struct {
 		sum      int64
 		failed   bool
 		streamed bool // part of it has been sent
+		late     bool // part of it was read while it was written
 	}
 }
 
@@ -854,6 +855,7 @@ func (b *batch) replies() error {
 		if !e.last {
 			continue
 		}
+		b.noteSlow(i, took)
 		if b.w.Errors != b.cur.errors {
 			m.noteCommands(e.cmd, 1, true, took)
 		} else {
@@ -882,7 +884,7 @@ func (b *batch) replies() error {
 func (b *batch) reply(e *entry) error {
 	w, cur := &b.w, &b.cur
 	if e.first {
-		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed = w.Len(), w.Errors, 0, false, false
+		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed, cur.late = w.Len(), w.Errors, 0, false, false, false
 		if e.cmd.fold == list && e.unit >= 0 {
 			w.Array(e.n)
 		}
@@ -901,6 +903,7 @@ func (b *batch) reply(e *entry) error {
 	}
 	if u.large > 0 {
 		paid, give := b.readLarge(u)
+		cur.late = true
 		defer give()
 		b.tell(e, u)
 		if w.Len() > sendFrom {
