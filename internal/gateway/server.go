@@ -694,7 +694,7 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// line is the connection as CLIENT LIST shows it; any goroutine may ask.
+// line is the connection as CLIENT LIST shows it; any goroutine may ask. tot-mem is what it has of Options.Budget.
 func (c *conn) line() string {
 	c.mu.Lock()
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
@@ -724,10 +724,11 @@ func (c *conn) line() string {
 		redirect = t.redirect
 	}
 	flags = cmp.Or(flags, "N")
+	parts, unread := c.out.pending()
 	now := time.Now()
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d oll=%d omem=%d tot-mem=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
 		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
-		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
+		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), parts, unread, c.share.Held(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
 }
 
 // each calls f for the connections in the order of their numbers.

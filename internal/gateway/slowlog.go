@@ -131,17 +131,21 @@ func (l *slowLog) reset() {
 
 // noteSlow logs a command of the connection if it took long. EXEC is left out, as in Redis: its commands are there.
 func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
-	if !c.g.slow.logs(took) || cmd.name == "exec" {
-		return
+	if c.g.slow.logs(took) && cmd.name != "exec" {
+		c.logSlow(cmd, args, len(args), took)
 	}
+}
+
+// logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
+func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
 	c.mu.Lock()
 	name := c.mu.name
 	c.mu.Unlock()
-	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args), peer: c.remote.String(), name: name})
+	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args, n), peer: c.remote.String(), name: name})
 }
 
 // noteSlow logs the command whose last entry is given.
-// Entries of one command on several keys have its arguments between them, without its name.
+// That of a command on several keys has the arguments of one, and the command may have come in several batches.
 func (b *batch) noteSlow(last int, took time.Duration) {
 	if b.cur.late {
 		took = time.Since(b.start)
@@ -150,27 +154,22 @@ func (b *batch) noteSlow(last int, took time.Duration) {
 	if !b.c.g.slow.logs(took) || e.text != "" {
 		return
 	}
-	args := e.args
-	if e.unit >= 0 && e.cmd.fold != single {
-		first := last
-		for !b.entries[first].first {
-			first--
-		}
-		args = [][]byte{[]byte(e.cmd.name)}
-		for i := first; i <= last; i++ {
-			args = append(args, b.entries[i].args...)
-		}
+	if e.unit < 0 || e.cmd.fold == single {
+		b.c.noteSlow(e.cmd, e.args, took)
+		return
 	}
-	b.c.noteSlow(e.cmd, args, took)
+	n := e.n * len(e.args)
+	args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:min(n, maxSlowArgs)]...)
+	b.c.logSlow(e.cmd, args, 1+n, took)
 }
 
-// slowArgs are copies of a command's arguments as Redis cuts them, without what is secret.
-func slowArgs(cmd *command, args [][]byte) []string {
+// slowArgs are copies of a command's n arguments as Redis cuts them, without what is secret.
+func slowArgs(cmd *command, args [][]byte, n int) []string {
 	out := make([]string, 0, min(len(args), maxSlowArgs))
 	for i, a := range args {
 		switch {
-		case len(args) > maxSlowArgs && i == maxSlowArgs-1:
-			return append(out, "... ("+strconv.Itoa(len(args)-i)+" more arguments)")
+		case n > maxSlowArgs && i == maxSlowArgs-1:
+			return append(out, "... ("+strconv.Itoa(n-i)+" more arguments)")
 		case isSecret(cmd, args, i):
 			out = append(out, "(redacted)")
 		case len(a) > maxSlowArg:

@@ -133,6 +133,9 @@ func slowScript() (script [][]string) {
 	add("SET", "long", strings.Repeat("v", 200))
 	add("SET", "just", strings.Repeat("v", 128))
 	add(many...)
+	add(append([]string{"del"}, many[2:]...)...) // as Redis would write it
+	add(append([]string{"mset"}, many[2:]...)...)
+	add(append([]string{"mget"}, many[2:33]...)...)
 	add("ECHO", "\x00\xff")
 	add("AUTH", "wrong")
 	add("AUTH", "nobody", "wrong")
