@@ -223,7 +223,7 @@ func TestRefusals(t *testing.T) {
 			args: []string{
 				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
 				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
-				"--script-timeout=0s", "--script-memory=1023KiB", "--tracking-keys=0", "--tracking-check=99ms", "--listen-peers=192.0.2.1:7410", "--advertise-peers=g1",
+				"--script-timeout=0s", "--script-memory=1023KiB", "--tracking-keys=0", "--tracking-check=99ms", "--slowlog-max-len=0", "--listen-peers=192.0.2.1:7410", "--advertise-peers=g1",
 			},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
@@ -231,6 +231,7 @@ func TestRefusals(t *testing.T) {
 				"script-memory is 1023KiB (from --script-memory): want at least 1MiB, and at most buffer-memory",
 				"tracking-keys is 0 (from --tracking-keys): want 1 to 1048576",
 				"tracking-check is 99ms (from --tracking-check): want at least 100ms",
+				"slowlog-max-len is 0 (from --slowlog-max-len): want > 0",
 				`listen-peers is "192.0.2.1:7410" (from --listen-peers): others can reach it`,
 				`advertise-peers is "g1" (from --advertise-peers): want`,
 				"databases is [a b a ] (from FILE): a is there twice",

@@ -145,6 +145,8 @@ type Gateway struct {
 	TrackingKeys      int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
 	RedisCluster      bool          `mapstructure:"redis-cluster" usage:"be a Redis Cluster of one node that has all slots, for clients that speak to clusters only"`
 	TrackingCheck     time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
+	SlowlogTime       time.Duration `mapstructure:"slowlog-log-slower-than" usage:"how long a command takes at least that SLOWLOG shows; 0s: every one is shown, negative: none"`
+	SlowlogMaxLen     int           `mapstructure:"slowlog-max-len" usage:"how many commands SLOWLOG shows at most; they have 4MiB of memory"`
 	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	HTTPListen        string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
@@ -222,7 +224,7 @@ func DefaultGateway() *Gateway {
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached, ListenPeers: "127.0.0.1:0",
 		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
-		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second,
+		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second, SlowlogTime: 10 * time.Millisecond, SlowlogMaxLen: 128,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
@@ -563,6 +565,9 @@ func (g *Gateway) Validate() error {
 		c.bad("tracking-keys", g.TrackingKeys, "want 1 to %d", maxTrackingKeys)
 	}
 	c.least("tracking-check", g.TrackingCheck, 100*time.Millisecond)
+	if g.SlowlogMaxLen < 1 {
+		c.bad("slowlog-max-len", g.SlowlogMaxLen, "want > 0")
+	}
 	c.connections(g.MaxConnections, g.MaxPerAddress)
 	c.buffers(g.BufferMemory)
 	if g.ScriptTimeout <= 0 {

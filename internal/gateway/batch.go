@@ -54,7 +54,9 @@ type batch struct {
 		errors   int // w.Errors then
 		sum      int64
 		failed   bool
-		streamed bool // part of it has been sent
+		streamed bool     // part of it has been sent
+		late     bool     // part of it was read while it was written
+		args     [][]byte // of the first key, if it is on several; the others are behind them
 	}
 }
 
@@ -161,7 +163,7 @@ func newBatch(c *conn, now time.Time) *batch {
 func (b *batch) free() {
 	b.reset()
 	b.w.Reset(keepReply)
-	b.c = nil
+	b.c, b.cur.args = nil, nil
 	b.hold = false
 	if cap(b.entries) > maxEntries {
 		b.entries = nil
@@ -854,6 +856,7 @@ func (b *batch) replies() error {
 		if !e.last {
 			continue
 		}
+		b.noteSlow(i, took)
 		if b.w.Errors != b.cur.errors {
 			m.noteCommands(e.cmd, 1, true, took)
 		} else {
@@ -882,7 +885,10 @@ func (b *batch) replies() error {
 func (b *batch) reply(e *entry) error {
 	w, cur := &b.w, &b.cur
 	if e.first {
-		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed = w.Len(), w.Errors, 0, false, false
+		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed, cur.late = w.Len(), w.Errors, 0, false, false, false
+		if e.cmd.fold != single {
+			cur.args = e.args
+		}
 		if e.cmd.fold == list && e.unit >= 0 {
 			w.Array(e.n)
 		}
@@ -901,6 +907,7 @@ func (b *batch) reply(e *entry) error {
 	}
 	if u.large > 0 {
 		paid, give := b.readLarge(u)
+		cur.late = true
 		defer give()
 		b.tell(e, u)
 		if w.Len() > sendFrom {

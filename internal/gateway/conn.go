@@ -496,7 +496,9 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		cmd.conn(c, w, args)
 	}
 	w.Proto = c.proto
-	c.g.m.noteCommands(cmd, 1, w.Errors != errs, time.Since(b.start))
+	took := time.Since(b.start)
+	c.g.m.noteCommands(cmd, 1, w.Errors != errs, took)
+	c.noteSlow(cmd, args, took)
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}

@@ -95,6 +95,11 @@ type Options struct {
 	TrackingKeys int
 	// TrackingCheck is how often the Gateway looks whether such a key was written past it and its Peers. Default 10 s.
 	TrackingCheck time.Duration
+	// SlowLogTime is how long a command takes at least that SLOWLOG shows, as slowlog-log-slower-than; negative: it shows none.
+	// Default 10 ms.
+	SlowLogTime time.Duration
+	// SlowLogLen is how many commands SLOWLOG shows at most, as slowlog-max-len. Default 128.
+	SlowLogLen int
 	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
 	Cluster bool
 	// Version is shown by INFO. Default "devel".
@@ -114,6 +119,8 @@ func (o *Options) ensureDefaults() {
 	o.ScriptMemory = cmp.Or(o.ScriptMemory, 64<<20)
 	o.TrackingKeys = cmp.Or(o.TrackingKeys, 100_000)
 	o.TrackingCheck = cmp.Or(o.TrackingCheck, 10*time.Second)
+	o.SlowLogTime = cmp.Or(o.SlowLogTime, 10*time.Millisecond)
+	o.SlowLogLen = cmp.Or(o.SlowLogLen, 128)
 	if o.Budget == nil {
 		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
 	}
@@ -171,6 +178,9 @@ func (o *Options) Validate() error {
 	if o.TrackingCheck < 0 {
 		bad("TrackingCheck: %v, want > 0", o.TrackingCheck)
 	}
+	if o.SlowLogLen < 0 {
+		bad("SlowLogLen: %d, want > 0", o.SlowLogLen)
+	}
 	return errors.Join(errs...)
 }
 
@@ -190,6 +200,7 @@ type Gateway struct {
 	guesses netsrv.Guesses
 	users   *acl.Users
 	denials acl.Log
+	slow    slowLog
 	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
@@ -245,6 +256,12 @@ func New(o Options) (*Gateway, error) {
 	g.waits.init(g)
 	g.hub.init()
 	g.tracked.init(o.TrackingKeys)
+	if o.SlowLogTime < 0 {
+		g.slow.setTime(-1)
+	} else {
+		g.slow.setTime(o.SlowLogTime.Microseconds())
+	}
+	g.slow.setLen(int64(o.SlowLogLen))
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})

@@ -536,20 +536,6 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestClientKillAndList(t *testing.T) {
-	addr := serve(t, Options{Databases: fake()})
-	a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
-	a.want(t, "+OK\r\n", "CLIENT", "SETNAME", "anna")
-	id := strings.TrimSpace(b.do(t, "CLIENT", "ID"))[1:]
-	if r := a.do(t, "CLIENT", "LIST"); !strings.Contains(r, "name=anna") || !strings.Contains(r, "id="+id+" ") {
-		t.Errorf("%s", r)
-	}
-	a.want(t, ":1\r\n", "CLIENT", "KILL", "ID", id)
-	b.closed(t)
-	a.want(t, "+OK\r\n", "CLIENT", "KILL", a.LocalAddr().String())
-	a.closed(t)
-}
-
 func TestCloseAnswersNobody(t *testing.T) {
 	g, err := New(Options{Databases: fake()})
 	if err != nil {

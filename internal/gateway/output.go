@@ -206,6 +206,17 @@ func (o *output) sendLooped(p []byte) []byte {
 	return p[n:]
 }
 
+// pending is how much has still to be sent, in parts and in bytes; any goroutine may ask.
+func (o *output) pending() (parts, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	parts, n = len(o.mu.queue), o.mu.size+len(o.mu.pushed)
+	if len(o.mu.pushed) > 0 {
+		parts++
+	}
+	return parts, n
+}
+
 // drainLocked has a goroutine send what is queued.
 func (o *output) drainLocked() {
 	o.mu.draining = true

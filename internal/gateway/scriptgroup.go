@@ -120,6 +120,7 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 			w.Errors += int(bit(bytes.HasPrefix(reply, []byte("-"))))
 		}
 		c.g.m.noteCommands(s.cmd, 1, w.Errors != errs, took)
+		c.noteSlow(s.cmd, s.args, took)
 		if err := c.replied(w, start, false); err != nil {
 			return 0, err
 		}

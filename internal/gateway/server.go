@@ -126,6 +126,8 @@ var infoSections = []struct {
 		line("kvd_session_granted_bytes", granted)
 		line("kvd_queued_reply_bytes", g.m.queued.Load())
 		line("kvd_reserved_buffer_bytes", g.o.Budget.Used())
+		_, slow := g.slow.size()
+		line("kvd_slowlog_bytes", slow)
 		line("maxmemory", 0)
 		line("maxmemory_human", "0B")
 		line("maxmemory_policy", "noeviction")
@@ -272,7 +274,7 @@ func accepted(name, value string) setting {
 
 // settings are those of Redis's that clients and tools read when they connect, and stop working
 // without. CONFIG SET must not accept a value that promises an effect which it has not: timeout and
-// notify-keyspace-events have one.
+// notify-keyspace-events have one, and those of the slow log.
 var settings = []setting{
 	same("appendonly", "no"),
 	{name: "aclfile", get: func(g *Gateway) string { return g.o.ACLFile }},
@@ -296,8 +298,26 @@ var settings = []setting{
 	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }},
 	{name: "requirepass", get: func(*Gateway) string { return "" }},
 	same("save", ""),
-	accepted("slowlog-log-slower-than", "-1"),
-	accepted("slowlog-max-len", "0"),
+	{name: "slowlog-log-slower-than", get: func(g *Gateway) string {
+		micros, _ := g.slow.settings()
+		return strconv.FormatInt(micros, 10)
+	}, set: func(g *Gateway, v []byte) bool {
+		n, ok := resp.ParseInt(v)
+		if ok = ok && n >= -1; ok {
+			g.slow.setTime(n)
+		}
+		return ok
+	}},
+	{name: "slowlog-max-len", get: func(g *Gateway) string {
+		_, n := g.slow.settings()
+		return strconv.FormatInt(n, 10)
+	}, set: func(g *Gateway, v []byte) bool {
+		n, ok := resp.ParseInt(v)
+		if ok = ok && n >= 0; ok {
+			g.slow.setLen(n)
+		}
+		return ok
+	}},
 	fixed("tcp-keepalive", "30"),
 	{name: "timeout", get: func(g *Gateway) string { return strconv.FormatInt(g.idle.Load()/int64(time.Second), 10) },
 		set: func(g *Gateway, v []byte) bool {
@@ -674,7 +694,7 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// line is the connection as CLIENT LIST shows it; any goroutine may ask.
+// line is the connection as CLIENT LIST shows it; any goroutine may ask. tot-mem is what it has of Options.Budget.
 func (c *conn) line() string {
 	c.mu.Lock()
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
@@ -704,10 +724,11 @@ func (c *conn) line() string {
 		redirect = t.redirect
 	}
 	flags = cmp.Or(flags, "N")
+	parts, unread := c.out.pending()
 	now := time.Now()
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d oll=%d omem=%d tot-mem=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
 		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
-		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
+		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), parts, unread, c.share.Held(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
 }
 
 // each calls f for the connections in the order of their numbers.

@@ -627,7 +627,11 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		default:
 			q.cmd.conn(c, w, q.args)
 		}
-		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, time.Since(b.start))
+		took := time.Since(b.start)
+		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, took)
+		if r := replies[i]; r.bad == "" {
+			c.noteSlow(q.cmd, q.args, took)
+		}
 		if c.mute() {
 			w.Truncate(start)
 		} else if w.Len() > sendFrom {

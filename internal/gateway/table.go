@@ -339,19 +339,6 @@ func describingCommands() []*command {
 // administer here, and those that are refused with a reason.
 func administrationCommands() []*command {
 	return []*command{
-		container("slowlog", "server", "There is no slow log: it is empty.", nil,
-			onConn("slowlog|get", -2, "", replyEmpty, "Is empty."),
-			onConn("slowlog|len", 2, "", replyZero, "Is 0."),
-			onConn("slowlog|reset", 2, "", replyOK, "Does nothing."),
-			helpOf("slowlog", "GET [<count>]", "    Return an empty list.")),
-		container("latency", "server", "There is no latency monitor: see the metrics.", nil,
-			onConn("latency|latest", 2, "", replyEmpty, "Is empty."),
-			onConn("latency|history", 3, "", replyEmpty, "Is empty."),
-			onConn("latency|reset", -2, "", replyZero, "Does nothing."),
-			onConn("latency|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
-				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
-			}, "Refers to the metrics."),
-			helpOf("latency", "LATEST", "    Return an empty list.")),
 		container("debug", "server", "Sleeps, if that is allowed.", nil,
 			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
 			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
@@ -375,7 +362,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
+		administrationCommands(), slowLogCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
 		sortCommands(), pubsubCommands(), streamCommands(), clusterCommands())
 	for _, c := range all {
 		commands[c.name] = c

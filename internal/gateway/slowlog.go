@@ -1,0 +1,306 @@
+package gateway
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+const (
+	// As in Redis, an entry has so many arguments at most, and each of them so many bytes.
+	maxSlowArgs, maxSlowArg = 32, 128
+	// maxSlowBytes bounds the entries together, by what they take about; the oldest go. It is beside Options.Budget, since the
+	// log is wanted when that is used up.
+	maxSlowBytes = 4 << 20
+	// slowOverhead is about what an entry takes besides its arguments, and each of them besides its bytes.
+	slowOverhead, slowArgOverhead = 256, 16
+)
+
+// slowLog is what SLOWLOG tells: the last commands that took long. Its time is that of the metric kvd_gateway_command_seconds,
+// which has been taken anyway, so a command that is none of them costs a comparison. Commands that were refused, or queued by
+// MULTI, are none, nor are those that scripts call. Its methods may be called concurrently.
+type slowLog struct {
+	from atomic.Int64 // ns that a command takes at least; math.MaxInt64: there is no such time
+
+	mu struct {
+		sync.Mutex
+		micros  int64        // slowlog-log-slower-than, -1: log none
+		maxLen  int64        // slowlog-max-len
+		entries []*slowEntry // the oldest first
+		bytes   int          // of entries
+		nextID  int64
+	}
+}
+
+// slowEntry is a command as SLOWLOG GET shows it.
+type slowEntry struct {
+	id         int64
+	at         time.Time
+	took       time.Duration
+	args       []string
+	peer, name string // of the connection
+	bytes      int
+}
+
+// setTime is CONFIG SET slowlog-log-slower-than.
+func (l *slowLog) setTime(micros int64) {
+	from := int64(math.MaxInt64)
+	if micros >= 0 && micros <= math.MaxInt64/1000 {
+		from = micros * 1000
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.micros = micros
+	l.from.Store(from)
+}
+
+// setLen is CONFIG SET slowlog-max-len; what is too much goes at once.
+func (l *slowLog) setLen(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.maxLen = n
+	l.trimLocked()
+}
+
+// settings are both.
+func (l *slowLog) settings() (micros, maxLen int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.micros, l.mu.maxLen
+}
+
+// logs reports whether a command that took so long belongs into the log.
+func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.from.Load() }
+
+// add logs a command, and gives it its number.
+func (l *slowLog) add(e *slowEntry) {
+	e.bytes = slowOverhead + len(e.peer) + len(e.name)
+	for _, a := range e.args {
+		e.bytes += slowArgOverhead + len(a)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.id = l.mu.nextID
+	l.mu.nextID++
+	l.mu.entries = append(l.mu.entries, e)
+	l.mu.bytes += e.bytes
+	l.trimLocked()
+}
+
+func (l *slowLog) trimLocked() {
+	all := l.mu.entries
+	for len(all) > 0 && (int64(len(all)) > l.mu.maxLen || l.mu.bytes > maxSlowBytes) {
+		l.mu.bytes -= all[0].bytes
+		all[0] = nil
+		all = all[1:]
+	}
+	l.mu.entries = all
+}
+
+// newest are the last n entries, the newest first; -1: all. They do not change.
+func (l *slowLog) newest(n int64) []*slowEntry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.mu.entries
+	if n >= 0 {
+		all = all[max(0, int64(len(all))-n):]
+	}
+	all = slices.Clone(all)
+	slices.Reverse(all)
+	return all
+}
+
+// size is how many entries there are, and what they take.
+func (l *slowLog) size() (n, bytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.mu.entries), l.mu.bytes
+}
+
+// reset forgets the entries. Numbers go on.
+func (l *slowLog) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.entries, l.mu.bytes = nil, 0
+}
+
+// noteSlow logs a command of the connection if it took long. EXEC is left out, as in Redis: its commands are there.
+func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
+	if c.g.slow.logs(took) && cmd.name != "exec" {
+		c.logSlow(cmd, args, len(args), took)
+	}
+}
+
+// logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
+func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
+	c.mu.Lock()
+	name := c.mu.name
+	c.mu.Unlock()
+	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args, n), peer: c.remote.String(), name: name})
+}
+
+// noteSlow logs the command whose last entry is given.
+// That of a command on several keys has the arguments of one, and the command may have come in several batches.
+func (b *batch) noteSlow(last int, took time.Duration) {
+	if b.cur.late {
+		took = time.Since(b.start)
+	}
+	e := &b.entries[last]
+	if !b.c.g.slow.logs(took) || e.text != "" {
+		return
+	}
+	if e.unit < 0 || e.cmd.fold == single {
+		b.c.noteSlow(e.cmd, e.args, took)
+		return
+	}
+	n := e.n * len(e.args)
+	args := append([][]byte{[]byte(e.cmd.name)}, b.cur.args[:min(n, maxSlowArgs)]...)
+	b.c.logSlow(e.cmd, args, 1+n, took)
+}
+
+// slowArgs are copies of a command's n arguments as Redis cuts them, without what is secret.
+func slowArgs(cmd *command, args [][]byte, n int) []string {
+	out := make([]string, 0, min(len(args), maxSlowArgs))
+	for i, a := range args {
+		switch {
+		case n > maxSlowArgs && i == maxSlowArgs-1:
+			return append(out, "... ("+strconv.Itoa(n-i)+" more arguments)")
+		case isSecret(cmd, args, i):
+			out = append(out, "(redacted)")
+		case len(a) > maxSlowArg:
+			out = append(out, string(a[:maxSlowArg])+"... ("+strconv.Itoa(len(a)-maxSlowArg)+" more bytes)")
+		default:
+			out = append(out, string(a))
+		}
+	}
+	return out
+}
+
+// isSecret reports whether an argument may be a password, or tell of users, as Redis has it.
+func isSecret(cmd *command, args [][]byte, i int) bool {
+	switch cmd.name {
+	case "auth":
+		return i > 0
+	case "acl|setuser":
+		return i > 1
+	case "config|set":
+		return i > 2 && i%2 == 1 && fold(args[i-1], "requirepass")
+	case "hello":
+		return i > 2 && fold(args[i-1], "auth") || i > 3 && fold(args[i-2], "auth")
+	}
+	return false
+}
+
+// cmdSlowLogGet shows the newest entries, ten of them unless told otherwise.
+func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
+	n := int64(10)
+	if len(args) > 3 {
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try SLOWLOG HELP.")
+		return
+	}
+	if len(args) == 3 {
+		var ok bool
+		if n, ok = resp.ParseInt(args[2]); !ok || n < -1 {
+			w.Error("ERR count should be greater than or equal to -1")
+			return
+		}
+	}
+	all := c.g.slow.newest(n)
+	w.Array(len(all))
+	for _, e := range all {
+		w.Array(6)
+		w.Int(e.id)
+		w.Int(e.at.Unix())
+		w.Int(e.took.Microseconds())
+		w.Array(len(e.args))
+		for _, a := range e.args {
+			w.BulkString(a)
+		}
+		w.BulkString(e.peer)
+		w.BulkString(e.name)
+	}
+}
+
+func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) {
+	n, _ := c.g.slow.size()
+	w.Int(int64(n))
+}
+
+func cmdSlowLogReset(c *conn, w *resp.Writer, _ [][]byte) {
+	c.g.slow.reset()
+	w.OK()
+}
+
+// slowLogCommands tell what took long: SLOWLOG which commands, LATENCY how often.
+func slowLogCommands() []*command {
+	return []*command{
+		container("slowlog", "server", "The last commands that took long.", nil,
+			onConn("slowlog|get", -2, "", cmdSlowLogGet, "Returns entries, the newest first."),
+			onConn("slowlog|len", 2, "", cmdSlowLogLen, "Counts the entries."),
+			onConn("slowlog|reset", 2, "", cmdSlowLogReset, "Forgets the entries."),
+			helpOf("slowlog", "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 mean all).",
+				"    Entries are made of:", "    id, timestamp, time in microseconds, arguments array, client IP and port,", "    client name",
+				"LEN", "    Return the length of the slowlog.", "RESET", "    Reset the slowlog.")),
+		container("latency", "server", "How long commands take; there is no latency monitor.", nil,
+			onConn("latency|latest", 2, "", replyEmpty, "Is empty."),
+			onConn("latency|history", 3, "", replyEmpty, "Is empty."),
+			onConn("latency|reset", -2, "", replyZero, "Does nothing."),
+			onConn("latency|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
+			}, "Refers to the metrics."),
+			onConn("latency|histogram", -2, "", cmdLatencyHistogram, "Returns how many calls of commands took up to which times."),
+			helpOf("latency", "LATEST", "    Return an empty list.", "HISTOGRAM [COMMAND ...]",
+				"    Return a cumulative distribution of latencies in the format of a histogram for the specified command names.",
+				"    If no commands are specified then all histograms are replied.")),
+	}
+}
+
+// cmdLatencyHistogram shows the buckets of the metrics, those that count anything, and leaves out commands that
+// were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one before.
+func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
+	list := commandsByID
+	if len(args) > 2 {
+		list = nil
+		for _, a := range args[2:] {
+			if cmd := named(a); cmd != nil {
+				list = append(append(list, cmd), sortedSubs(cmd)...)
+			}
+		}
+	}
+	type row struct {
+		name    string
+		buckets [][2]int64 // µs, and calls that took no longer
+	}
+	var rows []row
+	for _, cmd := range list {
+		s := &c.g.m.commands[cmd.id]
+		r, n := row{name: cmd.name}, int64(0)
+		for i := range s.buckets {
+			if k := int64(s.buckets[i].Load()); k > 0 {
+				n += k
+				r.buckets = append(r.buckets, [2]int64{1 << i, n})
+			}
+		}
+		if n > 0 {
+			rows = append(rows, r)
+		}
+	}
+	w.Map(len(rows))
+	for _, r := range rows {
+		w.BulkString(r.name)
+		w.Map(2)
+		w.BulkString("calls")
+		w.Int(r.buckets[len(r.buckets)-1][1])
+		w.BulkString("histogram_usec")
+		w.Map(len(r.buckets))
+		for _, b := range r.buckets {
+			w.Int(b[0])
+			w.Int(b[1])
+		}
+	}
+}
