@@ -185,7 +185,7 @@ func adopt(f *os.File, size, page int64, seals int) (int, error) {
 	default:
 		err = unix.Fstat(fd, &st)
 	}
-	if err == nil && (st.Size != size || st.Blksize != page) {
+	if err == nil && (st.Size != size || int64(st.Blksize) != page) {
 		err = fmt.Errorf("%w: %d bytes in pages of %d, want %d in pages of %d", ErrOther, st.Size, st.Blksize, size, page)
 	}
 	if err != nil {
