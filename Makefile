@@ -10,6 +10,7 @@ FUZZTIME ?= 10s
 LDFLAGS = -s -w -X main.version=$(VERSION)
 # gRPC's tracing page brings a template engine, with which the linker leaves out no method of any type.
 TAGS = grpcnotrace
+STATIC = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
 .PHONY: help
 help: ## this list
@@ -17,7 +18,33 @@ help: ## this list
 
 .PHONY: build
 build: ## static kvd and kvctl in bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kvd ./cmd/kvctl
+	$(STATIC) -o bin/ ./cmd/kvd ./cmd/kvctl
+
+RELEASE ?= dist/release
+
+.PHONY: release
+release: ## archives, packages, SBOMs and checksums of VERSION (v0.1.0) for linux amd64 and arm64 in dist/release
+	@test '$(origin VERSION)' = 'command line' || { echo 'VERSION= the release, as v0.1.0'; exit 2; }
+	deploy/release/release.sh '$(VERSION)' '$(RELEASE)'
+
+# Of release.sh. Not what git says: an export of the tree has to give the same bytes.
+.PHONY: release-programs
+release-programs:
+	GOOS=linux GOARCH=amd64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_amd64/ ./cmd/kvd ./cmd/kvctl
+	GOOS=linux GOARCH=arm64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_arm64/ ./cmd/kvd ./cmd/kvctl
+
+.PHONY: test-release
+test-release: ## a release is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
+	@for tool in debootstrap rpm ip; do command -v $$tool >/dev/null || \
+		{ apt-get update && apt-get install --yes --no-install-recommends debootstrap rpm iproute2; break; }; done
+	deploy/release/test.sh dist/release-test
+
+ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
+
+.PHONY: test-arm64
+test-arm64: ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
+	@command -v qemu-aarch64-static >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends qemu-user-static; }
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m $(ARM64)
 
 .PHONY: test
 test: ## all tests
