@@ -286,8 +286,8 @@ func TestUnitsVerify(t *testing.T) {
 	}
 }
 
-// The units' commands serve with the sample settings, tell systemd so, and end
-// when it asks.
+// The units' commands serve with the sample settings, tell systemd so, also when a memory node's worker is
+// replaced, and end when it asks.
 func TestUnitsStart(t *testing.T) {
 	root := t.TempDir() // stands for /
 	at := host(1)
@@ -306,6 +306,16 @@ func TestUnitsStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	ready := func(file string) {
+		t.Helper()
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 64)
+		if n, err := conn.Read(b); err != nil || string(b[:n]) != "READY=1" {
+			t.Fatalf("%s: systemd is told %q, %v", file, b[:n], err)
+		}
+	}
 	var started []*process
 	kvctl := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	for _, file := range units {
@@ -327,13 +337,7 @@ func TestUnitsStart(t *testing.T) {
 		}
 		for _, line := range u["ExecStart"] {
 			started = append(started, start(t, env, strings.Fields(sub.Replace(line))...))
-			if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-				t.Fatal(err)
-			}
-			b := make([]byte, 64)
-			if n, err := conn.Read(b); err != nil || string(b[:n]) != "READY=1" {
-				t.Fatalf("%s: systemd is told %q, %v", file, b[:n], err)
-			}
+			ready(file)
 		}
 	}
 	if len(started) != len(units) {
@@ -349,6 +353,9 @@ func TestUnitsStart(t *testing.T) {
 		output(t, nil, commands(t)+"/kvd", "health", "http://"+at+":"+port)
 	}
 	throughGateway(t, at)
+	// The worker that ends does not say STOPPING=1: systemd would kill the next one.
+	output(t, kvctl, commands(t)+"/kvctl", "nodes", "restart", "m1")
+	ready(memnodeUnit)
 	for _, p := range slices.Backward(started) {
 		p.stop()
 	}
@@ -620,7 +627,11 @@ func TestEngine(t *testing.T) {
 		t.Helper()
 		return output(t, os.Environ(), append([]string{"docker"}, args...)...)
 	}
-	docker("build", "--tag", "kvd:latest", "--file", "Dockerfile", "../dist/image") // of make image-context
+	docker("build", "--tag", "kvd:latest", "--build-arg", "VERSION=v1.2.3", "--file", "Dockerfile", "../dist/image") // of make image-context
+	label := `{{index .Config.Labels "org.opencontainers.image.version"}}`
+	if got := strings.TrimSpace(docker("image", "inspect", "--format", label, "kvd:latest")); got != "v1.2.3" {
+		t.Errorf("the image's label of its version is %q", got)
+	}
 	t.Run("memory path", engineRestart)
 	put := []string{"put", "hello", "world"}
 	get := []string{"get", "hello"}

@@ -19,6 +19,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/config"
@@ -257,6 +258,14 @@ func (k *kept) leaves() bool {
 	}
 	n := k.node.Load()
 	return k.isReplaced() || k.regions || n != nil && n.Stats().RegisteredBytes > 0
+}
+
+// notifyStopping tells systemd that the memory node ends. A worker that another one follows does not: systemd would take
+// the unit to be stopping, and kill the next worker when TimeoutStopSec has passed.
+func (k *kept) notifyStopping() {
+	if k.ctx.Err() != nil {
+		notify(k.log, daemon.SdNotifyStopping)
+	}
 }
 
 // control is the keeper's socket for operators, empty if there is none.

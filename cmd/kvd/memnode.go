@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
-
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -239,7 +237,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 			log.Warn("stopping without a goodbye", "err", err)
 		}
 	}()
-	defer notify(log, daemon.SdNotifyStopping)
+	defer k.notifyStopping()
 
 	doors = m.doorsOf(doors)
 	doors["http"] = web.Door()
