@@ -40,11 +40,13 @@ test-release: ## a release is made twice, and its packages are installed, upgrad
 	deploy/release/test.sh dist/release-test
 
 ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
+# qemu-user does not execute an arm64 program that a test starts, and keeps descriptors open that do not fit in a message.
+ARM64_SKIP = ^Test(DialerKilledInsideVerb|StoppedInsideVerbIsUnconfirmed|ContinuedPeerIsFenced|ListenerCloseGivesUp|MemoryNodeKilled)$$|^TestHostileWelcome$$/^too_many_to_read$$
 
 .PHONY: test-arm64
 test-arm64: ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
 	@command -v qemu-aarch64-static >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends qemu-user-static; }
-	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m $(ARM64)
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m -skip '$(ARM64_SKIP)' $(ARM64)
 
 .PHONY: test
 test: ## all tests
@@ -245,7 +247,7 @@ image-context: build
 
 .PHONY: image
 image: image-context ## the container image kvd:latest (needs an engine)
-	$(DOCKER) build --tag kvd:latest --file deploy/Dockerfile dist/image
+	$(DOCKER) build --tag kvd:latest --build-arg VERSION='$(VERSION)' --build-arg REVISION="$$(git rev-parse HEAD)" --file deploy/Dockerfile dist/image
 
 .PHONY: test-helm
 test-helm: ## the chart, rendered with each file of values, as Kubernetes and kvd read it
