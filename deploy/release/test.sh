@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test.sh FOLDER: makes a release in FOLDER, makes it again from an export of the tree elsewhere, which has to give the same
 # bytes, and a second one; installs, starts, upgrades and removes their packages in a Debian under a systemd of its
-# own. FOLDER/base is that Debian, and serves again. For root.
+# own. FOLDER/.base is that Debian, and serves again. For root.
 set -euo pipefail
 mkdir -p "$1"
 out=$(realpath "$1")
@@ -71,15 +71,15 @@ dpkg-deb --contents "$out/first/kvd_0.1.0-1_amd64.deb" | awk '!/\/$/ {print subs
 rpm --query --package --list "$rpm" | sort | diff "$temp/deb" - || fail 'the packages differ'
 
 step 'a Debian of its own'
-if ! [ -e "$out/base/complete" ]; then
-	rm -rf "${out:?}/base"
-	debootstrap --variant=minbase --include=systemd,dbus,rpm,man-db,bash-completion bookworm "$out/base" >"$out/debootstrap.log" || {
+if ! [ -e "$out/.base/complete" ]; then
+	rm -rf "${out:?}/.base"
+	debootstrap --variant=minbase --include=systemd,dbus,rpm,man-db,bash-completion bookworm "$out/.base" >"$out/debootstrap.log" || {
 		tail -n 5 "$out/debootstrap.log"
 		exit 1
 	}
 	# Images of Debian without documents have this; man pages are documents.
-	rm -f "$out/base/etc/dpkg/dpkg.cfg.d/docker"
-	touch "$out/base/complete"
+	rm -f "$out/.base/etc/dpkg/dpkg.cfg.d/docker"
+	touch "$out/.base/complete"
 fi
 cgroups=$(awk '$3 == "cgroup2" {print $2; exit}' /proc/self/mounts)
 [ -n "$cgroups" ] || fail 'there is no cgroup2 here, which systemd wants'
@@ -87,7 +87,7 @@ group=$cgroups/kvd-release-$$
 mkdir "$group"
 (
 	echo "$BASHPID" >"$group/cgroup.procs"
-	exec unshare --pid --mount --net --cgroup --uts --ipc --fork --kill-child "$here/boot.sh" "$out/base" "$out"
+	exec unshare --pid --mount --net --cgroup --uts --ipc --fork --kill-child "$here/boot.sh" "$out/.base" "$out"
 ) >"$temp/systemd" 2>&1 &
 manager=$!
 # within COMMAND: runs it on that machine.
