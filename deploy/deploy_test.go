@@ -627,7 +627,11 @@ func TestEngine(t *testing.T) {
 		t.Helper()
 		return output(t, os.Environ(), append([]string{"docker"}, args...)...)
 	}
-	docker("build", "--tag", "kvd:latest", "--file", "Dockerfile", "../dist/image") // of make image-context
+	docker("build", "--tag", "kvd:latest", "--build-arg", "VERSION=v1.2.3", "--file", "Dockerfile", "../dist/image") // of make image-context
+	label := `{{index .Config.Labels "org.opencontainers.image.version"}}`
+	if got := strings.TrimSpace(docker("image", "inspect", "--format", label, "kvd:latest")); got != "v1.2.3" {
+		t.Errorf("the image's label of its version is %q", got)
+	}
 	t.Run("memory path", engineRestart)
 	put := []string{"put", "hello", "world"}
 	get := []string{"get", "hello"}
