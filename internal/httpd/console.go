@@ -62,7 +62,7 @@ type Bar struct {
 	Parts []Part `json:"parts"`
 }
 
-// Part is a part of a Bar. Its kind gives the colour and is shown in the legend; console.css knows some.
+// Part is a part of a Bar, if it has a size. Its kind gives the colour and is shown in the legend; console.css knows some.
 type Part struct {
 	Kind string  `json:"kind"`
 	Size float64 `json:"size"`
@@ -77,6 +77,7 @@ type state struct {
 	mu   sync.Mutex
 	at   time.Time // of last; zero: none
 	last Page
+	body []byte // of last, for polls; nil: not made yet
 }
 
 // shown is the Page now, or up to [fresh] ago. It holds no more than the bounds above, and no character that
@@ -107,7 +108,7 @@ func (st *state) shown(ctx context.Context) Page {
 	case p.Health.Text == "":
 		p.Health = Health{Well: true, Text: "ready"}
 	}
-	st.last, st.at = bound(p), time.Now()
+	st.last, st.at, st.body = bound(p), time.Now(), nil
 	return st.last
 }
 
@@ -140,7 +141,9 @@ func bound(p Page) Page {
 			}
 			copied := Bar{Label: clean(bar.Label), Note: clean(bar.Note), Bad: bar.Bad, Parts: []Part{}}
 			for _, x := range bar.Parts {
-				copied.Parts = append(copied.Parts, Part{Kind: clean(x.Kind), Size: max(x.Size, 0), Text: clean(x.Text)})
+				if x.Size > 0 {
+					copied.Parts = append(copied.Parts, Part{Kind: clean(x.Kind), Size: x.Size, Text: clean(x.Text)})
+				}
 			}
 			b.Bars = append(b.Bars, copied)
 		}
@@ -181,13 +184,25 @@ type poll struct {
 }
 
 func (s *Server) stateJSON(w http.ResponseWriter, r *http.Request) {
-	b, err := json.Marshal(poll{s.o.Role, s.o.Version, s.up(), s.state.Load().shown(r.Context()), s.history.Load().data()})
+	b, err := s.polled(r.Context())
 	if err != nil {
 		say(w, http.StatusInternalServerError, err.Error())
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(b) // the reader has gone
+}
+
+// polled makes one text for all who poll while an answer is fresh.
+func (s *Server) polled(ctx context.Context) (_ []byte, err error) {
+	st := s.state.Load()
+	st.shown(ctx)
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.body == nil {
+		st.body, err = json.Marshal(poll{s.o.Role, s.o.Version, s.up(), st.last, s.history.Load().data()})
+	}
+	return st.body, err
 }
 
 func (s *Server) up() string { return time.Since(s.began).Round(time.Second).String() }

@@ -51,7 +51,7 @@ function bar(b, width) {
 }
 
 function picture(p, i) {
-  const used = [...new Set(p.bars.flatMap((b) => b.parts.filter((x) => x.size > 0).map((x) => x.kind)))];
+  const used = [...new Set(p.bars.flatMap((b) => b.parts.map((x) => x.kind)))].filter((k) => k !== "next"); // next is another shard
   const legend = html("p", { class: "legend", "aria-hidden": "true" }, ...used.map((k) =>
     html("span", {}, svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { width: 10, height: 10, class: kindClass(k) })), k)));
   const items = p.bars.map((b) => html("li", {}, html("span", { class: "label" }, b.label), bar(b, 1000),

@@ -141,7 +141,7 @@ func TestBounds(t *testing.T) {
 		p.Tables[3].Rows[i] = []string{long, long}
 	}
 	p.Pictures = []Picture{{Bars: make([]Bar, maxBars+3)}, {Bars: []Bar{{Parts: make([]Part, maxParts)}, {Parts: make([]Part, 1)}}}}
-	p.Pictures[1].Bars[0].Parts[0].Size = -1
+	p.Pictures[1].Bars[0].Parts[0].Size, p.Pictures[1].Bars[0].Parts[1].Size = -1, 2
 	got := bound(p)
 	for i, want := range [][2]int{{maxRows, 0}, {maxRows, 7}, {2, 0}} {
 		if q := got.Tables[i]; len(q.Rows) != want[0] || q.More != want[1] {
@@ -155,8 +155,8 @@ func TestBounds(t *testing.T) {
 	if q := got.Tables[3]; q.More == 0 || q.More+len(q.Rows) != 400 || len(q.Rows)*2*maxCell > maxText {
 		t.Errorf("%d rows of long cells, %d more", len(q.Rows), q.More)
 	}
-	if q := got.Pictures; len(q[0].Bars) != maxBars || q[0].More != 3 || len(q[1].Bars) != 1 || q[1].More != 1 || q[1].Bars[0].Parts[0].Size != 0 {
-		t.Errorf("%d and %d bars, %d and %d more", len(q[0].Bars), len(q[1].Bars), q[0].More, q[1].More)
+	if q := got.Pictures; len(q[0].Bars) != maxBars || q[0].More != 3 || len(q[1].Bars) != 1 || q[1].More != 1 || len(q[1].Bars[0].Parts) != 1 || q[1].Bars[0].Parts[0].Size != 2 {
+		t.Errorf("%d and %d bars, %d and %d more, %v", len(q[0].Bars), len(q[1].Bars), q[0].More, q[1].More, q[1].Bars)
 	}
 	if b, err := json.Marshal(got); err != nil || len(b) > 4*maxText {
 		t.Errorf("%d bytes, %v", len(b), err)
@@ -266,6 +266,7 @@ func TestServerCharts(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.history.Load().add(fs)
+	s.Serving(func() error { return nil }, nil) // no answer is fresh
 	got := poll1(t, s).Charts
 	if len(got) != 1 || got[0].Title != "Tests" || got[0].EverySeconds != 10 || len(got[0].Lines[0].Values) != 1 || *got[0].Lines[0].Values[0] != 0 {
 		t.Errorf("%+v", got)

@@ -65,6 +65,14 @@ type sum struct {
 	buckets map[float64]uint64 // cumulative, by upper bound
 }
 
+// of gives a family's sums. One that is not there yet has counted nothing: families with labels come with what they count.
+func (s sample) of(name string) *sum {
+	if u := s[name]; u != nil {
+		return u
+	}
+	return &sum{}
+}
+
 // Chart begins to keep the metrics that charts are made of, until Close. It is called once at most.
 func (s *Server) Chart(charts ...Chart) {
 	if s == nil {
@@ -156,8 +164,8 @@ func (h *history) data() []chartData {
 func (l Line) between(a, b sample) *float64 {
 	grown := func(names []string) (n float64, known bool) {
 		for _, name := range names {
-			if a[name] != nil && b[name] != nil {
-				n, known = n+b[name].value-a[name].value, true
+			if b[name] != nil {
+				n, known = n+b[name].value-a.of(name).value, true
 			}
 		}
 		return n, known
@@ -186,12 +194,10 @@ func only(v float64, known bool) *float64 {
 func (l Line) quantile(a, b sample) *float64 {
 	total, grown := 0.0, make(map[float64]float64)
 	for _, name := range l.Of {
-		if a[name] == nil || b[name] == nil {
-			continue
-		}
-		total += b[name].count - a[name].count
-		for le, n := range b[name].buckets {
-			grown[le] += float64(n) - float64(a[name].buckets[le])
+		before, now := a.of(name), b.of(name)
+		total += now.count - before.count
+		for le, n := range now.buckets {
+			grown[le] += float64(n) - float64(before.buckets[le])
 		}
 	}
 	rank, low, below := l.Quantile*total, 0.0, 0.0
