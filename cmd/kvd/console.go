@@ -71,7 +71,7 @@ func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
 	return p
 }
 
-// groupsPicture has those first that lack something.
+// groupsPicture has those first that lack something. A group without a copy has no memory to show.
 func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 	p := httpd.Picture{Title: "Placement groups"}
 	of := make(map[uint32]*overview.Memory)
@@ -83,7 +83,9 @@ func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", g.GetId(), chain(st.GetMap(), g)), Note: lacks, Bad: lacks != ""}
 		if m := of[g.GetId()]; m != nil {
 			b.Label = m.Namespace + " " + b.Label
-			b.Parts = memoryParts(m)
+			if overview.Copies(g) > 0 {
+				b.Parts = memoryParts(m)
+			}
 		}
 		p.Bars = append(p.Bars, b)
 	}

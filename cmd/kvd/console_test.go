@@ -55,16 +55,19 @@ func simulated(nodes, groups int) *dirpb.StatusReply {
 
 // simulations are what the page is shown with.
 func simulations() map[string]*dirpb.StatusReply {
-	down := simulated(5, 12)
-	down.Map.Nodes[1].State = dirpb.NodeState_NODE_DOWN
-	for _, g := range down.Map.Pgs {
-		if i := slices.IndexFunc(g.Members, func(x *dirpb.Member) bool { return x.NodeId == 2 }); i >= 0 {
-			g.Members = slices.Delete(g.Members, i, i+1)
-			down.Jobs = append(down.Jobs, &dirpb.Job{Id: g.Id, Kind: dirpb.JobKind_JOB_JOIN, PgId: g.Id, Done: uint64(g.Id) * 100, Total: 1200, Owner: 3, Reason: "a copy is missing"})
+	lose := func(st *dirpb.StatusReply, node uint32) {
+		st.Map.Nodes[node-1].State = dirpb.NodeState_NODE_DOWN
+		for _, g := range st.Map.Pgs {
+			if i := slices.IndexFunc(g.Members, func(x *dirpb.Member) bool { return x.NodeId == node }); i >= 0 {
+				g.Members = slices.Delete(g.Members, i, i+1)
+				st.Jobs = append(st.Jobs, &dirpb.Job{Id: g.Id, Kind: dirpb.JobKind_JOB_JOIN, PgId: g.Id, Done: uint64(g.Id) * 100, Total: 1200, Owner: 3, Reason: "a copy is missing"})
+			}
 		}
 	}
-	lost := simulated(3, 6)
-	lost.Map.Nodes[2].State = dirpb.NodeState_NODE_DOWN
+	down := simulated(5, 12)
+	lose(down, 2)
+	lost := simulated(4, 8)
+	lose(lost, 3)
 	lost.Map.Pgs[2].State, lost.Map.Pgs[2].Members = dirpb.PGState_PG_LOST, nil
 	lost.Map.Namespaces[0].Losses = []*dirpb.Loss{{PgId: 3, Times: 1, Node: "m3", UnixMillis: 1_700_000_000_000}}
 	busy := simulated(8, 16)
@@ -145,7 +148,7 @@ func TestPictures(t *testing.T) {
 		{"healthy", text(groupsPicture(all["healthy"])), `{"label":"orders 1: m1 → m2","parts":[{"kind":"live"`},
 		{"degraded", text(groupsPicture(all["degraded"])), `"bars":[{"label":"orders 1: m1","note":"1 of 2 copies","bad":true,`},
 		{"degraded", text(nodesPicture(all["degraded"])), `{"label":"m2","note":"down, lends`},
-		{"lost", text(groupsPicture(all["lost"])), `"bars":[{"label":"orders 3: nowhere","note":"lost, 0 of 2 copies","bad":true,`},
+		{"lost", text(groupsPicture(all["lost"])), `{"label":"orders 3: nowhere","note":"lost, 0 of 2 copies","bad":true,"parts":null}`},
 		{"busy", text(shardsPicture(all["busy"])), `{"kind":"splitting","size":0.0625,"text":"shard 1, hashes 0000… in placement group 1, splitting to placement group 1"}`},
 		{"busy", text(shardsPicture(all["busy"])), `{"kind":"moving","size":0.0625,"text":"shard 4, hashes 0011… in placement group 4, moving to placement group 4"}`},
 	} {
@@ -217,7 +220,7 @@ func TestScreenshots(t *testing.T) {
 	}
 	all := simulations()
 	for name, st := range all {
-		shot(name, st, "--window-size=1000,900")
+		shot(name, st, "--window-size=1000,1300")
 	}
 	shot("phone", all["degraded"], "--window-size=500,1000", "--blink-settings=preferredColorScheme=0")
 }

@@ -65,7 +65,7 @@ type sum struct {
 	buckets map[float64]uint64 // cumulative, by upper bound
 }
 
-// of gives a family's sums. One that is not there yet has counted nothing: families with labels come with what they count.
+// of gives a family's sums. A family that is not there yet has counted nothing: one with labels comes with what it counts.
 func (s sample) of(name string) *sum {
 	if u := s[name]; u != nil {
 		return u
