@@ -1,15 +1,20 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -103,16 +108,16 @@ func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
 	return s
 }
 
-func read(t *testing.T, url string) string {
+func read(t *testing.T, at string) string {
 	t.Helper()
-	r, err := http.Get(url)
+	r, err := http.Get(at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Body.Close()
 	b, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %d %.200s, %v", url, r.StatusCode, b, err)
+		t.Fatalf("%s: %d %.200s, %v", at, r.StatusCode, b, err)
 	}
 	return string(b)
 }
@@ -166,14 +171,14 @@ func TestPictures(t *testing.T) {
 }
 
 // browser runs Chromium, which make test-console names, on a page; the test is skipped without.
-func browser(t *testing.T, url string, args ...string) string {
+func browser(t *testing.T, at string, args ...string) string {
 	t.Helper()
 	path := os.Getenv("KVD_CHROMIUM")
 	if path == "" {
 		t.Skip("no KVD_CHROMIUM: make test-console")
 	}
 	home := t.TempDir()
-	c := exec.CommandContext(t.Context(), path, append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", "--user-data-dir=" + home}, append(args, url)...)...)
+	c := exec.CommandContext(t.Context(), path, append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", "--user-data-dir=" + home}, append(args, at)...)...)
 	c.Env = append(os.Environ(), "HOME="+home)
 	out, err := c.Output()
 	if err != nil {
@@ -202,6 +207,54 @@ func TestPageInBrowser(t *testing.T) {
 	})
 	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) || !strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "the store is well") {
 		t.Errorf("the page is as it was:\n%s", dom)
+	}
+}
+
+// look is put behind the page's own script, and tells by the body's attributes what a browser made of it.
+const look = `<script>
+addEventListener("load", () => setTimeout(() => {
+  const all = (q) => [...document.querySelectorAll(q)];
+  const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
+  const named = (e) => e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby"))?.textContent;
+  say("wide", document.documentElement.scrollWidth > innerWidth ? [document.documentElement.scrollWidth] : []);
+  say("nameless", all("[role=img],[role=region],main section[aria-labelledby]").filter((e) => !named(e)).map((e) => e.outerHTML));
+  say("unreachable", all(".scroll").filter((e) => { e.focus(); return document.activeElement !== e; }).map((e) => e.outerHTML));
+  say("pictures", [all("svg[role=img]").length]);
+}, 1500));
+</script>`
+
+// On a phone as on a desk nothing is wider than the window, each picture and table has a name for screen readers, and the
+// keyboard reaches each table that scrolls.
+func TestPageLayoutInBrowser(t *testing.T) {
+	st := simulations()["degraded"]
+	st.Sessions[0].Client = strings.Repeat("long", 200)
+	st.Map.Nodes[0].Name = strings.Repeat("long", 50)
+	page, err := url.Parse("http://" + servePage(t, st).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(page)
+	proxy.ModifyResponse = func(r *http.Response) error {
+		r.Header.Del("Content-Security-Policy") // it would refuse the script of this test
+		if r.Request.URL.Path != "/" {
+			return nil
+		}
+		b, err := io.ReadAll(r.Body)
+		b = append(b, look...)
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		r.Header.Set("Content-Length", strconv.Itoa(len(b)))
+		return err
+	}
+	web := httptest.NewServer(proxy)
+	defer web.Close()
+	for _, size := range []string{"500,1000", "1600,1000"} {
+		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, `data-pictures="18"`} {
+			if !strings.Contains(dom, w) {
+				_, body, _ := strings.Cut(dom, "<body")
+				t.Errorf("%s: no %s: %.600s", size, w, body)
+			}
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"testing"
@@ -270,5 +271,48 @@ func TestServerCharts(t *testing.T) {
 	got := poll1(t, s).Charts
 	if len(got) != 1 || got[0].Title != "Tests" || got[0].EverySeconds != 10 || len(got[0].Lines[0].Values) != 1 || *got[0].Lines[0].Values[0] != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Text can be read on the page, in light and in dark: its contrast is at least 4.5 to 1, as WCAG wants.
+func TestContrast(t *testing.T) {
+	light, dark, ok := strings.Cut(string(consoleCSS), "prefers-color-scheme: dark")
+	if !ok {
+		t.Fatal("no dark mode")
+	}
+	dark, _, _ = strings.Cut(dark, "\n}\n")
+	luminance := func(css, name string) float64 {
+		t.Helper()
+		m := regexp.MustCompile("--" + name + ": #([0-9a-f]+);").FindStringSubmatch(css)
+		if m == nil {
+			t.Fatalf("no %s", name)
+		}
+		hex := m[1]
+		if len(hex) == 3 {
+			hex = string([]byte{hex[0], hex[0], hex[1], hex[1], hex[2], hex[2]})
+		}
+		var rgb [3]uint8
+		if _, err := fmt.Sscanf(hex, "%02x%02x%02x", &rgb[0], &rgb[1], &rgb[2]); err != nil {
+			t.Fatal(err)
+		}
+		sum := 0.0
+		for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
+			v := float64(rgb[i]) / 255
+			if v <= 0.04045 {
+				v /= 12.92
+			} else {
+				v = math.Pow((v+0.055)/1.055, 2.4)
+			}
+			sum += weight * v
+		}
+		return sum
+	}
+	for mode, css := range map[string]string{"light": light, "dark": dark} {
+		for _, name := range []string{"text", "faint", "well", "trouble"} {
+			a, b := luminance(css, name), luminance(css, "back")
+			if c := (max(a, b) + 0.05) / (min(a, b) + 0.05); c < 4.5 {
+				t.Errorf("%s: %s has a contrast of %.2f", mode, name, c)
+			}
+		}
 	}
 }
