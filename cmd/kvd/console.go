@@ -74,6 +74,7 @@ func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
 // groupsPicture has those first that lack something. A group without a copy has no memory to show.
 func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 	p := httpd.Picture{Title: "Placement groups"}
+	var well []httpd.Bar
 	of := make(map[uint32]*overview.Memory)
 	for _, m := range overview.Memories(st) {
 		of[m.PG] = m
@@ -87,9 +88,13 @@ func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 				b.Parts = memoryParts(m)
 			}
 		}
-		p.Bars = append(p.Bars, b)
+		if b.Bad {
+			p.Bars = append(p.Bars, b)
+		} else {
+			well = append(well, b)
+		}
 	}
-	slices.SortStableFunc(p.Bars, func(a, b httpd.Bar) int { return strings.Compare(yes(b.Bad), yes(a.Bad)) })
+	p.Bars = append(p.Bars, well...)
 	return p
 }
 

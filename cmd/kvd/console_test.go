@@ -210,9 +210,11 @@ func TestPageInBrowser(t *testing.T) {
 	}
 }
 
-// look is put behind the page's own script, and tells by the body's attributes what a browser made of it.
+// look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
 const look = `<script>
-addEventListener("load", () => setTimeout(() => {
+const seen = new MutationObserver(() => {
+  if (!document.getElementById("p2")) return; // the last picture
+  seen.disconnect();
   const all = (q) => [...document.querySelectorAll(q)];
   const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
   const named = (e) => e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby"))?.textContent;
@@ -220,7 +222,8 @@ addEventListener("load", () => setTimeout(() => {
   say("nameless", all("[role=img],[role=region],main section[aria-labelledby]").filter((e) => !named(e)).map((e) => e.outerHTML));
   say("unreachable", all(".scroll").filter((e) => { e.focus(); return document.activeElement !== e; }).map((e) => e.outerHTML));
   say("pictures", [all("svg[role=img]").length]);
-}, 1500));
+});
+seen.observe(document.getElementById("pictures"), { childList: true });
 </script>`
 
 // On a phone as on a desk nothing is wider than the window, each picture and table has a name for screen readers, and the

@@ -78,16 +78,16 @@ type Span struct {
 }
 
 // Spans tells which hashes each shard of a namespace has, ascending. A shard of a depth that hashes do not have is left out.
-func Spans(m *dirpb.Map, namespace uint32) []Span {
-	var all []Span
+func Spans(m *dirpb.Map, namespace uint32) []*Span {
+	var all []*Span
 	for _, s := range m.GetShards() {
 		if s.GetNamespaceId() != namespace || s.GetDepth() > 32 || uint64(s.GetPrefix()) >= 1<<s.GetDepth() {
 			continue
 		}
 		n := float64(uint64(1) << s.GetDepth())
-		all = append(all, Span{s, float64(s.GetPrefix()) / n, (float64(s.GetPrefix()) + 1) / n})
+		all = append(all, &Span{s, float64(s.GetPrefix()) / n, (float64(s.GetPrefix()) + 1) / n})
 	}
-	slices.SortFunc(all, func(a, b Span) int {
+	slices.SortFunc(all, func(a, b *Span) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Shard.GetId(), b.Shard.GetId()))
 	})
 	return all
