@@ -304,6 +304,19 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 test-tenants: build ## one tenant after another's memory, over tcp between real processes
 	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants|TestTokens' ./internal/verbstest
 
+.PHONY: chromium
+chromium: ## install Debian's Chromium, for the console's tests (root)
+	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; }
+
+.PHONY: test-console
+test-console: chromium ## see the page of a daemon in headless Chromium
+	KVD_CHROMIUM=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestPage|TestPictures' ./cmd/kvd
+
+.PHONY: screenshots
+screenshots: chromium ## make docs/console/*.png: the page of simulated stores
+	mkdir -p docs/console
+	KVD_SCREENSHOTS=$(CURDIR)/docs/console KVD_CHROMIUM=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -timeout 5m -run TestScreenshots ./cmd/kvd
+
 .PHONY: clean
 clean: ## remove what make made
 	rm -rf bin dist

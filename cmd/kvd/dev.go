@@ -113,7 +113,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	if err := web.Register(cs...); err != nil {
 		return err
 	}
-	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryTables(d))
+	web.Chart(gatewayCharts()...)
+	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryPage(d))
 	if len(a.command) > 0 {
 		return a.runCommand(ctx, s.Directory())
 	}

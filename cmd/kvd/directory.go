@@ -67,7 +67,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Listeners(doors)); err != nil {
 		return err
 	}
-	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryTables(n))
+	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryPage(n))
 	if err := n.Ready(ctx); err != nil {
 		return err
 	}

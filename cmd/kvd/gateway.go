@@ -121,6 +121,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	g.serve(l)
+	web.Chart(gatewayCharts()...)
 	web.Serving(stopping(ctx, g.ready), nil)
 	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
 		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "peers", g.peersAddr(), "http", web.Addr()); err != nil {

@@ -75,18 +75,6 @@ func memnodeReady(n *memnode.Node) error {
 	return memnode.ErrNotRegistered
 }
 
-// directoryTables is what the directory's leader knows, for people; if there is none, what
-// this node does.
-func directoryTables(d *server.Node) func(context.Context) ([]httpd.Table, error) {
-	return func(ctx context.Context) ([]httpd.Table, error) {
-		st, err := d.ClusterStatus(ctx, &dirpb.StatusRequest{})
-		if err != nil {
-			return nil, err
-		}
-		return []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), jobsTable(st)}, nil
-	}
-}
-
 func problemsTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Problems", Header: []string{"problem", "what mends it"}}
 	for _, p := range overview.Problems(st) {
@@ -111,17 +99,21 @@ func membersTable(st *dirpb.StatusReply) httpd.Table {
 func nodesTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain", "addresses"}}
 	for _, n := range st.GetMap().GetNodes() {
-		state := overview.NodeState(n)
-		if state == "up" && n.GetDraining() {
-			state = "draining"
-		}
 		at := ""
 		for _, e := range n.GetEndpoints() {
 			at += e.GetProvider() + " " + e.GetAddr() + " "
 		}
-		t.Rows = append(t.Rows, []string{n.GetName(), state, size(n.GetCapacityBytes()), size(n.GetUsedBytes()), n.GetDomain(), at})
+		t.Rows = append(t.Rows, []string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()), size(n.GetUsedBytes()), n.GetDomain(), at})
 	}
 	return t
+}
+
+func nodeState(n *dirpb.Node) string {
+	state := overview.NodeState(n)
+	if state == "up" && n.GetDraining() {
+		return "draining"
+	}
+	return state
 }
 
 func namespacesTable(st *dirpb.StatusReply) httpd.Table {
@@ -167,26 +159,21 @@ func memoryTable(st *dirpb.StatusReply) httpd.Table {
 }
 
 func jobsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "placement group", "done", "of", "trouble"}}
+	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "reason", "placement group", "owner", "done", "of", "%", "waits or trouble"}}
 	jobs := slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	for _, j := range jobs {
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), strconv.Itoa(int(j.GetPgId())),
-			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), j.GetTrouble()})
+		owner, part, trouble := "-", "-", j.GetTrouble()
+		if j.GetOwner() != 0 {
+			owner = "session " + strconv.Itoa(int(j.GetOwner()))
+		}
+		if j.GetTotal() > 0 {
+			part = fmt.Sprintf("%.0f", float64(min(j.GetDone(), j.GetTotal()))/float64(j.GetTotal())*100)
+		}
+		if trouble == "" && j.GetWaiting() {
+			trouble = "for all sessions to know of it"
+		}
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), j.GetReason(), strconv.Itoa(int(j.GetPgId())), owner,
+			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), part, trouble})
 	}
 	return t
-}
-
-func yes(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
-// size shows bytes, whole MiB if there are some.
-func size(n uint64) string {
-	if n > 1<<20 {
-		n &^= 1<<20 - 1
-	}
-	return config.Size(n).String()
 }

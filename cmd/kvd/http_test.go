@@ -101,7 +101,7 @@ func TestHTTPRights(t *testing.T) {
 		for as, cfg := range callers {
 			c := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg}}
 			defer c.CloseIdleConnections()
-			for path, private := range map[string]bool{"/healthz": false, "/readyz": false, "/": true, "/metrics": true, "/debug/pprof/heap": true} {
+			for path, private := range map[string]bool{"/healthz": false, "/readyz": false, "/": true, "/state.json": true, "/console.js": true, "/metrics": true, "/debug/pprof/heap": true} {
 				r, err := c.Get("https://127.0.0.1:" + port + path)
 				if err != nil {
 					t.Fatal(err)

@@ -1,10 +1,9 @@
 // Package httpd serves what operators and their tools ask a process over HTTP:
-// /metrics, /healthz, /readyz, /debug/pprof and a page to read.
+// /metrics, /healthz, /readyz, /debug/pprof, a page to read and its state as JSON.
 //
 // It leaves what is measured to internal/metrics and what there is to say to the
-// role: it is handed collectors, a question whether the role is ready, and tables for
-// the page. Start with [Start] and [Server]. A Server's methods may be called
-// concurrently. A Server owns its listener and connections from Start until Close.
+// role: it is handed collectors, a question whether the role is ready, and a [Page].
+// Start with [Start] and [Server]. A Server's methods may be called concurrently. A Server owns its listener and connections from Start until Close.
 //
 // At an address that others can reach, who asks for more than /healthz and /readyz has to be an operator.
 //
@@ -19,7 +18,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"html"
 	"log"
 	"log/slog"
 	"net"
@@ -67,13 +65,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Table is a part of the page.
-type Table struct {
-	Title  string
-	Header []string
-	Rows   [][]string
-}
-
 // Server serves one process's endpoints. A nil one serves nothing, and its methods
 // may be called too.
 type Server struct {
@@ -85,12 +76,8 @@ type Server struct {
 	began time.Time
 	done  chan struct{}
 	state atomic.Pointer[state]
-}
-
-// state is what Serving was given.
-type state struct {
-	ready  func() error
-	tables func(context.Context) ([]Table, error)
+	// history is nil until Chart.
+	history atomic.Pointer[history]
 }
 
 // Start listens and serves; the role counts as not ready. ctx bounds Start alone.
@@ -173,21 +160,25 @@ func (s *Server) Register(cs ...prometheus.Collector) error {
 }
 
 // Serving says how the role is from now on: ready tells why it does not serve, or nil.
-// tables, unless nil, gives the page's parts. Both may be called concurrently.
-func (s *Server) Serving(ready func() error, tables func(context.Context) ([]Table, error)) {
+// page, unless nil, is asked what to show people, at most once a second. ready may be called concurrently.
+func (s *Server) Serving(ready func() error, page func(context.Context) (Page, error)) {
 	if s != nil {
-		s.state.Store(&state{ready, tables})
+		s.state.Store(&state{ready: ready, page: page})
 	}
 }
 
-// Close ends every connection and waits for the listener's goroutine. It is
-// idempotent.
+// Close ends every connection and waits for the goroutines of the listener and the charts. It is
+// idempotent, and not to be called concurrently.
 func (s *Server) Close() error {
 	if s == nil {
 		return nil
 	}
 	err := s.http.Close()
 	<-s.done
+	if h := s.history.Swap(nil); h != nil {
+		close(h.stop)
+		<-h.done
+	}
 	return err
 }
 
@@ -210,6 +201,9 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /{$}", s.page)
+	mux.HandleFunc("GET /state.json", s.stateJSON)
+	mux.HandleFunc("GET /console.js", file("text/javascript", consoleJS))
+	mux.HandleFunc("GET /console.css", file("text/css", consoleCSS))
 	guarded := s.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -221,11 +215,14 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 			}
 		}
 		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+		h.Set("Content-Security-Policy", policy)
 		h.Set("Cache-Control", "no-store")
 		guarded.ServeHTTP(w, r)
 	})
 }
+
+// policy lets the page load its own script, style and state, and nothing of any other host.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // errNoProfiles is why profiles are not given: they take CPU time, and show what the process is doing.
 var errNoProfiles = errors.New("profiles are for operators, whom nobody knows without TLS: set tls.ca, tls.cert and tls.key, or let http-listen be loopback")
@@ -297,76 +294,3 @@ func say(w http.ResponseWriter, code int, text string) {
 	w.WriteHeader(code)
 	fmt.Fprintln(w, text)
 }
-
-// page shows the role to people. All that it shows goes through [html.EscapeString]: names are others'
-// choice. A template would do that by itself, but it looks methods up by name while the program runs, so
-// the linker could leave out no method of any type, which is 4 MB of kvd.
-func (s *Server) page(w http.ResponseWriter, r *http.Request) {
-	st := s.state.Load()
-	var tables []Table
-	var trouble error
-	if st.tables != nil {
-		ctx, cancel := context.WithTimeout(r.Context(), headerTimeout)
-		defer cancel()
-		tables, trouble = st.tables(ctx)
-	}
-	var b strings.Builder
-	text := func(s string) { b.WriteString(html.EscapeString(s)) }
-	cells := func(kind string, row []string) {
-		b.WriteString("<tr>")
-		for _, c := range row {
-			b.WriteString("<" + kind + ">")
-			text(c)
-			b.WriteString("</" + kind + ">")
-		}
-		b.WriteString("</tr>\n")
-	}
-	b.WriteString(pageHead)
-	text(s.o.Role)
-	b.WriteString(pageStyle)
-	text(s.o.Role)
-	b.WriteString("</h1>\n<p>Version ")
-	text(s.o.Version)
-	fmt.Fprintf(&b, ", up %v, ", time.Since(s.began).Round(time.Second))
-	if err := st.ready(); err != nil {
-		text("not ready: " + err.Error())
-	} else {
-		b.WriteString("ready")
-	}
-	b.WriteString(pageLinks)
-	for _, t := range tables {
-		b.WriteString("<h2>")
-		text(t.Title)
-		b.WriteString("</h2>\n<table>\n")
-		cells("th", t.Header)
-		if len(t.Rows) == 0 {
-			cells("td", []string{"none"})
-		}
-		for _, row := range t.Rows {
-			cells("td", row)
-		}
-		b.WriteString("</table>\n")
-	}
-	if trouble != nil {
-		b.WriteString("<p>")
-		text(trouble.Error())
-		b.WriteString("</p>\n")
-	}
-	b.WriteString("</html>\n")
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write([]byte(b.String())) // the reader has gone
-}
-
-// The page, around what changes.
-const (
-	pageHead = `<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>kvd `
-	pageStyle = `</title>
-<style>body{font-family:sans-serif;margin:2em}table{border-collapse:collapse}td,th{padding:.2em .8em .2em 0;text-align:left}</style>
-<h1>kvd `
-	pageLinks = `.</p>
-<p><a href="/metrics">metrics</a> <a href="/healthz">healthz</a> <a href="/readyz">readyz</a> <a href="/debug/pprof/">pprof</a></p>
-`
-)

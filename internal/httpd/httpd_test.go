@@ -3,7 +3,6 @@ package httpd
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -90,37 +89,11 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestPage(t *testing.T) {
-	s := start(t, Options{})
-	fail := false
-	s.Serving(func() error { return nil }, func(context.Context) ([]Table, error) {
-		if fail {
-			return nil, errors.New("no answer from <d1>")
-		}
-		return []Table{{"Nodes", []string{"name"}, [][]string{{"<script>m1"}}}, {"Jobs", []string{"kind"}, nil}}, nil
-	})
-	code, b, h := get(t, s, "/")
-	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(h.Get("Content-Security-Policy"), "default-src 'none'") {
-		t.Errorf("%d, %v", code, h)
-	}
-	for _, w := range []string{"<h1>kvd gateway</h1>", "Version v1 &lt;test&gt;, up 0s, ready.", "<td>&lt;script&gt;m1</td>", "<td>none</td>"} {
-		if !strings.Contains(b, w) {
-			t.Errorf("page lacks %q:\n%s", w, b)
-		}
-	}
-	if strings.Contains(b, "<script") {
-		t.Error("the page has a script")
-	}
-	fail = true
-	if _, b, _ := get(t, s, "/"); !strings.Contains(b, "no answer from &lt;d1&gt;") {
-		t.Errorf("page hides its trouble:\n%s", b)
-	}
-}
-
 func TestPaths(t *testing.T) {
 	s := start(t, Options{})
 	for path, want := range map[string]int{
 		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200, "/debug/pprof/profile?seconds=1": 200,
+		"/": 200, "/state.json": 200, "/console.js": 200, "/console.css": 200,
 		"/debug/pprof/cmdline": 404, "/none": 404, "/metrics/x": 404,
 	} {
 		if code, _, _ := get(t, s, path); code != want {

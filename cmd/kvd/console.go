@@ -1,0 +1,267 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/server"
+)
+
+// auditShown is how many of the latest changes the page shows.
+const auditShown = 20
+
+// directoryPage is what the directory's leader knows, for people; if there is none, what
+// this node does.
+func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
+	return func(ctx context.Context) (httpd.Page, error) {
+		st, err := d.ClusterStatus(ctx, &dirpb.StatusRequest{})
+		if err != nil {
+			return httpd.Page{}, err
+		}
+		p := clusterPage(st)
+		if a, err := d.Audit(ctx, &dirpb.AuditRequest{Limit: auditShown}); err == nil { // the leader's alone
+			p.Tables = append(p.Tables, auditTable(a))
+		}
+		return p, nil
+	}
+}
+
+func clusterPage(st *dirpb.StatusReply) httpd.Page {
+	verdict, well := overview.Verdict(st)
+	return httpd.Page{
+		Health:   httpd.Health{Well: well, Text: verdict.What, Mend: verdict.Mend},
+		Pictures: []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)},
+		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st),
+			tenantsTable(st), sessionsTable(st)},
+	}
+}
+
+// memoryParts are the parts of a heap. Where only the leader would know more, all that is granted is one of them.
+func memoryParts(m *overview.Memory) []httpd.Part {
+	var parts []httpd.Part
+	if m.Known {
+		parts = []httpd.Part{part("live", m.Live), part("free", m.Free+m.Foreign), part("limbo", m.Limbo), part("coming", m.Coming), part("lost", m.Lost)}
+	} else {
+		parts = []httpd.Part{part("granted", m.Granted)}
+	}
+	return append(parts, part("waiting", m.Waiting), part("room", m.Room))
+}
+
+func part(kind string, n uint64) httpd.Part {
+	return httpd.Part{Kind: kind, Size: float64(n), Text: kind + " " + size(n)}
+}
+
+func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
+	p := httpd.Picture{Title: "Memory of each node"}
+	for _, n := range overview.NodeMemories(st) {
+		state := nodeState(n.Node)
+		parts := append([]httpd.Part{part("index", n.Index)}, memoryParts(&n.Memory)...)
+		p.Bars = append(p.Bars, httpd.Bar{Label: n.Node.GetName(), Note: state + ", lends " + size(n.Node.GetCapacityBytes()), Bad: state == "down" || state == "silent",
+			Parts: append(parts, part("other", n.Other), part("spare", n.Spare))})
+	}
+	return p
+}
+
+// groupsPicture has those first that lack something. A group without a copy has no memory to show.
+func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
+	p := httpd.Picture{Title: "Placement groups"}
+	var well []httpd.Bar
+	of := make(map[uint32]*overview.Memory)
+	for _, m := range overview.Memories(st) {
+		of[m.PG] = m
+	}
+	for _, g := range sortedGroups(st) {
+		lacks := overview.Lacks(st.GetMap(), g)
+		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", g.GetId(), chain(st.GetMap(), g)), Note: lacks, Bad: lacks != ""}
+		if m := of[g.GetId()]; m != nil {
+			b.Label = m.Namespace + " " + b.Label
+			if overview.Copies(g) > 0 {
+				b.Parts = memoryParts(m)
+			}
+		}
+		if b.Bad {
+			p.Bars = append(p.Bars, b)
+		} else {
+			well = append(well, b)
+		}
+	}
+	p.Bars = append(p.Bars, well...)
+	return p
+}
+
+func sortedGroups(st *dirpb.StatusReply) []*dirpb.PlacementGroup {
+	return slices.SortedFunc(slices.Values(st.GetMap().GetPgs()), func(a, b *dirpb.PlacementGroup) int { return cmp.Compare(a.GetId(), b.GetId()) })
+}
+
+// chain shows the members of a placement group, from head to tail.
+func chain(m *dirpb.Map, g *dirpb.PlacementGroup) string {
+	var names []string
+	for i, x := range g.GetMembers() {
+		name := nodeName(m, x.GetNodeId())
+		if g.GetJoining() && i == len(g.GetMembers())-1 {
+			name += " (joining)"
+		}
+		names = append(names, name)
+	}
+	s := cmp.Or(strings.Join(names, " → "), "nowhere")
+	if x := g.GetPlanned(); x != nil {
+		s += ", next " + nodeName(m, x.GetNodeId())
+	}
+	return s
+}
+
+func nodeName(m *dirpb.Map, id uint32) string {
+	for _, n := range m.GetNodes() {
+		if n.GetId() == id {
+			return n.GetName()
+		}
+	}
+	return fmt.Sprintf("node %d", id)
+}
+
+func groupsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Placement groups", Header: []string{"id", "chain", "state", "copies", "region", "extents recalled"}}
+	for _, g := range sortedGroups(st) {
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(g.GetId())), chain(st.GetMap(), g), overview.StateText(st.GetMap(), g),
+			overview.CopiesOf(st.GetMap(), g), size(g.GetRegionBytes()), strconv.Itoa(len(g.GetRecalled()))})
+	}
+	return t
+}
+
+// shardsPicture has the hash space of each namespace, from hash 0 on.
+func shardsPicture(st *dirpb.StatusReply) httpd.Picture {
+	p := httpd.Picture{Title: "Shards over the hash space"}
+	for _, n := range st.GetMap().GetNamespaces() {
+		spans := overview.Spans(st.GetMap(), n.GetId())
+		b := httpd.Bar{Label: n.GetName()}
+		moving := 0
+		for i, s := range spans {
+			kind := "shard"
+			if i%2 == 1 {
+				kind = "next" // so that one sees where a shard ends
+			}
+			text := fmt.Sprintf("shard %d, %s in placement group %d", s.Shard.GetId(), hashes(s.Shard), s.Shard.GetPgId())
+			if v := s.Shard.GetMove(); v != nil {
+				moving++
+				kind = "moving"
+				if v.GetSplit() {
+					kind = "splitting"
+				}
+				text += fmt.Sprintf(", %s to placement group %d", kind, v.GetPgId())
+			}
+			b.Parts = append(b.Parts, httpd.Part{Kind: kind, Size: s.To - s.From, Text: text})
+		}
+		b.Note = fmt.Sprintf("%d shards, %d of them split or move", len(spans), moving)
+		p.Bars = append(p.Bars, b)
+	}
+	return p
+}
+
+// hashes says which ones a shard has: the bits that they begin with.
+func hashes(s *dirpb.Shard) string {
+	if s.GetDepth() == 0 {
+		return "all hashes"
+	}
+	return fmt.Sprintf("hashes %0*b…", s.GetDepth(), s.GetPrefix())
+}
+
+func shardsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Shards", Header: []string{"namespace", "id", "hashes", "placement group", "moves"}}
+	for _, n := range st.GetMap().GetNamespaces() {
+		for _, s := range overview.Spans(st.GetMap(), n.GetId()) {
+			moves := "-"
+			if v := s.Shard.GetMove(); v != nil {
+				moves = fmt.Sprintf("to placement group %d", v.GetPgId())
+				if v.GetSplit() {
+					moves = "half of it " + moves
+				}
+			}
+			t.Rows = append(t.Rows, []string{n.GetName(), strconv.Itoa(int(s.Shard.GetId())), hashes(s.Shard), strconv.Itoa(int(s.Shard.GetPgId())), moves})
+		}
+	}
+	return t
+}
+
+// tenantsTable says whose the namespaces are, and what they may take.
+func tenantsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Tenants", Header: []string{"namespace", "owner", "others", "memory at most", "sessions", "lanes", "verbs a second over tcp", "index"}}
+	most := func(n uint64, s string) string {
+		if n == 0 {
+			return "-"
+		}
+		return s
+	}
+	number := func(n uint64) string { return most(n, strconv.FormatUint(n, 10)) }
+	for _, n := range st.GetMap().GetNamespaces() {
+		var others []string
+		for _, x := range n.GetAccess() {
+			others = append(others, x.GetWho()+" ("+strings.ToLower(strings.TrimPrefix(x.GetRight().String(), "RIGHT_"))+")")
+		}
+		q := n.GetQuota()
+		t.Rows = append(t.Rows, []string{n.GetName(), cmp.Or(n.GetOwner(), "everybody"), cmp.Or(strings.Join(others, ", "), "-"), most(n.GetLimitBytes(), size(n.GetLimitBytes())),
+			number(uint64(q.GetSessions())), number(uint64(q.GetLanes())), number(q.GetTcpOpsPerSecond()), most(q.GetIndexBytes(), size(q.GetIndexBytes()))})
+	}
+	return t
+}
+
+// sessionsTable has those first that are being fenced.
+func sessionsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Sessions", Header: []string{"id", "client", "namespace", "state", "since", "identity"}}
+	all := slices.SortedFunc(slices.Values(st.GetSessions()), func(a, b *dirpb.SessionInfo) int {
+		return cmp.Or(cmp.Compare(b.GetLife(), a.GetLife()), cmp.Compare(a.GetId(), b.GetId()))
+	})
+	for _, s := range all {
+		age := time.Duration(min(s.GetAgeMillis(), 1<<40)) * time.Millisecond
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(s.GetId())), s.GetClient(), s.GetNamespace(), strings.ToLower(strings.TrimPrefix(s.GetLife().String(), "SESSION_")),
+			age.Truncate(time.Second).String(), cmp.Or(s.GetIdentity(), "-")})
+	}
+	return t
+}
+
+// auditTable has the latest change first.
+func auditTable(a *dirpb.AuditReply) httpd.Table {
+	t := httpd.Table{Title: "Latest changes", Header: []string{"time", "identity", "from", "action", "object", "detail"}}
+	for _, e := range slices.Backward(a.GetEntries()) {
+		t.Rows = append(t.Rows, []string{time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339), cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"),
+			e.GetAction(), e.GetObject(), e.GetDetail()})
+	}
+	return t
+}
+
+// gatewayCharts are what a gateway knows of the last minutes.
+func gatewayCharts() []httpd.Chart {
+	seconds := []string{"kvd_gateway_command_seconds", "kvd_memcached_command_seconds"}
+	hits, misses := []string{"kvd_gateway_hits_total", "kvd_memcached_hits_total"}, []string{"kvd_gateway_misses_total", "kvd_memcached_misses_total"}
+	return []httpd.Chart{
+		{Title: "Commands", Unit: "a second", Lines: []httpd.Line{{Name: "Redis", Of: []string{"kvd_gateway_commands_total"}}, {Name: "memcached", Of: []string{"kvd_memcached_commands_total"}}}},
+		{Title: "Latency", Unit: "ms", Lines: []httpd.Line{{Name: "half within", Of: seconds, Quantile: 0.5}, {Name: "99 % within", Of: seconds, Quantile: 0.99},
+			{Name: "99.9 % within", Of: seconds, Quantile: 0.999}}},
+		{Title: "Hits", Unit: "%", Lines: []httpd.Line{{Name: "of lookups", Of: hits, Beside: misses}}},
+		{Title: "Evictions", Unit: "records a second", Lines: []httpd.Line{{Name: "evicted", Of: []string{"kvd_client_evicted_records_total"}},
+			{Name: "expired", Of: []string{"kvd_client_expired_records_total"}}}},
+	}
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// size shows bytes, whole MiB if there are some.
+func size(n uint64) string {
+	if n > 1<<20 {
+		n &^= 1<<20 - 1
+	}
+	return config.Size(n).String()
+}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/httpd"
+)
+
+// simulated is the state of a store of so many memory nodes and placement groups, with two copies of each.
+func simulated(nodes, groups int) *dirpb.StatusReply {
+	const units = 1 << 20
+	m := &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "orders", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 2, Owner: "group:shop",
+		Quota: &dirpb.Quota{Sessions: 100}, Access: []*dirpb.Access{{Who: "group:reports", Right: dirpb.Right_RIGHT_READ}}}}}
+	st := &dirpb.StatusReply{
+		Map: m, AnsweredBy: "d1", Leads: true,
+		Directory: []*dirpb.DirectoryNode{{Id: "d1", GrpcAddr: "d1:7400", Leader: true, Voter: true}, {Id: "d2", GrpcAddr: "d2:7400", Voter: true}, {Id: "d3", GrpcAddr: "d3:7400", Voter: true}},
+		Sessions:  []*dirpb.SessionInfo{{Id: 7, Client: "shop-1", Namespace: "orders", Life: dirpb.SessionLife_SESSION_LIVE, AgeMillis: 3600_000, Identity: "spiffe://example/kvd/client/shop"}},
+	}
+	for i := range nodes {
+		m.Nodes = append(m.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprint("m", i+1), State: dirpb.NodeState_NODE_UP, CapacityBytes: uint64(groups) * 80 * units * 3 / uint64(nodes), Domain: fmt.Sprint("rack", i%3),
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: fmt.Sprintf("10.0.0.%d:7410", i+1)}}})
+	}
+	depth := 0
+	for 1<<depth < groups {
+		depth++
+	}
+	for i := range groups {
+		g := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 80 * units, IndexBytes: 16 * units}
+		for c := range 2 {
+			n := m.Nodes[(i+c)%nodes]
+			n.UsedBytes += g.RegionBytes
+			g.Members = append(g.Members, &dirpb.Member{NodeId: n.Id})
+		}
+		m.Pgs = append(m.Pgs, g)
+		live := uint64(units * (20 + i*7%60) / 100)
+		st.Usage = append(st.Usage, &dirpb.PGUsage{PgId: g.Id, HeapUnits: units, GrantedUnits: live + units/8, LiveUnits: live, FreeUnits: units / 16, LimboUnits: units / 64, ComingUnits: units / 32, LostUnits: units / 64,
+			WaitingUnits: units / 50, Estimated: true})
+	}
+	for i := range 1 << depth {
+		m.Shards = append(m.Shards, &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, Prefix: uint32(i), Depth: uint32(depth), PgId: uint32(i%groups + 1)})
+	}
+	return st
+}
+
+// simulations are what the page is shown with.
+func simulations() map[string]*dirpb.StatusReply {
+	lose := func(st *dirpb.StatusReply, node uint32) {
+		st.Map.Nodes[node-1].State = dirpb.NodeState_NODE_DOWN
+		for _, g := range st.Map.Pgs {
+			if i := slices.IndexFunc(g.Members, func(x *dirpb.Member) bool { return x.NodeId == node }); i >= 0 {
+				g.Members = slices.Delete(g.Members, i, i+1)
+				st.Jobs = append(st.Jobs, &dirpb.Job{Id: g.Id, Kind: dirpb.JobKind_JOB_JOIN, PgId: g.Id, Done: uint64(g.Id) * 100, Total: 1200, Owner: 3, Reason: "a copy is missing"})
+			}
+		}
+	}
+	down := simulated(5, 12)
+	lose(down, 2)
+	lost := simulated(4, 8)
+	lose(lost, 3)
+	lost.Map.Pgs[2].State, lost.Map.Pgs[2].Members = dirpb.PGState_PG_LOST, nil
+	lost.Map.Namespaces[0].Losses = []*dirpb.Loss{{PgId: 3, Times: 1, Node: "m3", UnixMillis: 1_700_000_000_000}}
+	busy := simulated(8, 16)
+	for i, s := range busy.Map.Shards {
+		if i%3 == 0 {
+			s.Move = &dirpb.Move{ChildId: uint32(100 + i), PgId: uint32(i%16 + 1), Split: i%2 == 0}
+			busy.Jobs = append(busy.Jobs, &dirpb.Job{Id: uint32(i + 1), Kind: dirpb.JobKind_JOB_MOVE, PgId: s.PgId, Done: uint64(i), Total: 16, Reason: "the shard is full"})
+		}
+	}
+	return map[string]*dirpb.StatusReply{"healthy": simulated(5, 12), "degraded": down, "lost": lost, "busy": busy}
+}
+
+const odd = `<script>document.title="owned"</script><img src=x onerror="document.title='owned'">`
+
+// oddState has HTML in each name that somebody else chooses, or might.
+func oddState() *dirpb.StatusReply {
+	st := simulations()["busy"]
+	st.Sessions[0].Client, st.Sessions[0].Identity = odd+"client", odd+"identity"
+	st.Map.Nodes[0].Name, st.Map.Nodes[0].Domain, st.Map.Nodes[0].Trouble = odd+"node", odd+"domain", odd+"trouble"
+	st.Map.Namespaces[0].Name, st.Map.Namespaces[0].Owner, st.Map.Namespaces[0].Access[0].Who = odd+"namespace", odd+"owner", odd+"who"
+	st.Jobs[0].Trouble, st.Jobs[0].Reason, st.Directory[1].Id = odd+"job", odd+"reason", odd+"member"
+	return st
+}
+
+func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
+	t.Helper()
+	s, err := httpd.Start(t.Context(), httpd.Options{Addr: "127.0.0.1:0", Role: "directory", Version: "v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st), nil })
+	return s
+}
+
+func read(t *testing.T, at string) string {
+	t.Helper()
+	r, err := http.Get(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %d %.200s, %v", at, r.StatusCode, b, err)
+	}
+	return string(b)
+}
+
+// Each name that the directory tells is shown as it is, and none becomes HTML.
+func TestPageOfOddNames(t *testing.T) {
+	s := servePage(t, oddState())
+	html := read(t, "http://"+s.Addr()+"/")
+	for _, name := range []string{"client", "identity", "node", "domain", "trouble", "namespace", "owner", "who", "job", "reason", "member"} {
+		if !strings.Contains(html, "&gt;"+name) {
+			t.Errorf("the page does not show the %s", name)
+		}
+	}
+	if strings.Contains(html, "<script>") || strings.Contains(html, "<img") {
+		t.Errorf("names are HTML:\n%s", html)
+	}
+	if js := read(t, "http://"+s.Addr()+"/state.json"); strings.ContainsAny(js, "<>") {
+		t.Errorf("names may be taken for HTML:\n%s", js)
+	}
+}
+
+// The pictures show what is the matter: chains, copies that are missing, shards that split, and first the groups that lack something.
+func TestPictures(t *testing.T) {
+	all := simulations()
+	text := func(p httpd.Picture) string {
+		b, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, tc := range []struct{ state, picture, want string }{
+		{"healthy", text(groupsPicture(all["healthy"])), `{"label":"orders 1: m1 → m2","parts":[{"kind":"live"`},
+		{"degraded", text(groupsPicture(all["degraded"])), `"bars":[{"label":"orders 1: m1","note":"1 of 2 copies","bad":true,`},
+		{"degraded", text(nodesPicture(all["degraded"])), `{"label":"m2","note":"down, lends`},
+		{"lost", text(groupsPicture(all["lost"])), `{"label":"orders 3: nowhere","note":"lost, 0 of 2 copies","bad":true,"parts":null}`},
+		{"busy", text(shardsPicture(all["busy"])), `{"kind":"splitting","size":0.0625,"text":"shard 1, hashes 0000… in placement group 1, splitting to placement group 1"}`},
+		{"busy", text(shardsPicture(all["busy"])), `{"kind":"moving","size":0.0625,"text":"shard 4, hashes 0011… in placement group 4, moving to placement group 4"}`},
+	} {
+		if !strings.Contains(tc.picture, tc.want) {
+			t.Errorf("%s lacks %s:\n%s", tc.state, tc.want, tc.picture)
+		}
+	}
+	follower := simulated(3, 3)
+	for _, u := range follower.Usage {
+		u.Estimated = false
+	}
+	if p := text(nodesPicture(follower)); !strings.Contains(p, `"granted"`) || strings.Contains(p, `"live"`) {
+		t.Errorf("a follower's: %s", p)
+	}
+}
+
+// browser runs Chromium, which make test-console names, on a page; the test is skipped without.
+func browser(t *testing.T, at string, args ...string) string {
+	t.Helper()
+	path := os.Getenv("KVD_CHROMIUM")
+	if path == "" {
+		t.Skip("no KVD_CHROMIUM: make test-console")
+	}
+	home := t.TempDir()
+	c := exec.CommandContext(t.Context(), path, append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", "--user-data-dir=" + home}, append(args, at)...)...)
+	c.Env = append(os.Environ(), "HOME="+home)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%s: %v", c, err)
+	}
+	return string(out)
+}
+
+// In a browser the page draws its pictures and goes on with what the process says, and odd names stay text.
+func TestPageInBrowser(t *testing.T) {
+	s := servePage(t, oddState())
+	dom := browser(t, "http://"+s.Addr(), "--dump-dom")
+	for _, w := range []string{`id="p0"`, `id="p2"`, `<rect `, `role="img" aria-label="&lt;script&gt;`, `<span class="label">&lt;script&gt;`, `<title>! kvd directory</title>`} {
+		if !strings.Contains(dom, w) {
+			t.Errorf("the page lacks %s", w)
+		}
+	}
+	if strings.Contains(dom, "<script>") || strings.Contains(dom, "<img") || strings.Contains(dom, "<title>owned") {
+		t.Errorf("names are HTML:\n%s", dom)
+	}
+	// The first answer is the page itself, and the polls get other ones.
+	ready := func() error { return nil }
+	s.Serving(ready, func(context.Context) (httpd.Page, error) {
+		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"]), nil })
+		return clusterPage(simulations()["healthy"]), nil
+	})
+	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) || !strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "the store is well") {
+		t.Errorf("the page is as it was:\n%s", dom)
+	}
+}
+
+// look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
+const look = `<script>
+const seen = new MutationObserver(() => {
+  if (!document.getElementById("p2")) return; // the last picture
+  seen.disconnect();
+  const all = (q) => [...document.querySelectorAll(q)];
+  const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
+  const named = (e) => e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby"))?.textContent;
+  say("wide", document.documentElement.scrollWidth > innerWidth ? [document.documentElement.scrollWidth] : []);
+  say("nameless", all("[role=img],[role=region],main section[aria-labelledby]").filter((e) => !named(e)).map((e) => e.outerHTML));
+  say("unreachable", all(".scroll").filter((e) => { e.focus(); return document.activeElement !== e; }).map((e) => e.outerHTML));
+  say("pictures", [all("svg[role=img]").length]);
+});
+seen.observe(document.getElementById("pictures"), { childList: true });
+</script>`
+
+// On a phone as on a desk nothing is wider than the window, each picture and table has a name for screen readers, and the
+// keyboard reaches each table that scrolls.
+func TestPageLayoutInBrowser(t *testing.T) {
+	st := simulations()["degraded"]
+	st.Sessions[0].Client = strings.Repeat("long", 200)
+	st.Map.Nodes[0].Name = strings.Repeat("long", 50)
+	page, err := url.Parse("http://" + servePage(t, st).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(page)
+	proxy.ModifyResponse = func(r *http.Response) error {
+		r.Header.Del("Content-Security-Policy") // it would refuse the script of this test
+		if r.Request.URL.Path != "/" {
+			return nil
+		}
+		b, err := io.ReadAll(r.Body)
+		b = append(b, look...)
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		r.Header.Set("Content-Length", strconv.Itoa(len(b)))
+		return err
+	}
+	web := httptest.NewServer(proxy)
+	defer web.Close()
+	for _, size := range []string{"500,1000", "1600,1000"} {
+		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, `data-pictures="18"`} {
+			if !strings.Contains(dom, w) {
+				_, body, _ := strings.Cut(dom, "<body")
+				t.Errorf("%s: no %s: %.600s", size, w, body)
+			}
+		}
+	}
+}
+
+// TestScreenshots makes pictures of the page in the folder KVD_SCREENSHOTS, to be looked at.
+func TestScreenshots(t *testing.T) {
+	dir := os.Getenv("KVD_SCREENSHOTS")
+	if dir == "" {
+		t.Skip("no KVD_SCREENSHOTS: make screenshots")
+	}
+	shot := func(name string, st *dirpb.StatusReply, args ...string) {
+		file := filepath.Join(dir, name+".png")
+		browser(t, "http://"+servePage(t, st).Addr(), append(args, "--screenshot="+file)...)
+		if b, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(b), "\x89PNG") {
+			t.Errorf("%s: %d bytes, %v", name, len(b), err)
+		}
+	}
+	all := simulations()
+	for name, st := range all {
+		shot(name, st, "--window-size=1000,1300")
+	}
+	shot("phone", all["degraded"], "--window-size=500,1000", "--blink-settings=preferredColorScheme=0")
+}
+
+// BenchmarkPage makes what a page of a large store is made of, which happens at most once a second.
+func BenchmarkPage(b *testing.B) {
+	st := simulated(64, 1024)
+	for b.Loop() {
+		if _, err := json.Marshal(clusterPage(st)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package overview
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// Verdict says in a line how the store is by st, and what mends it. It is well if nothing is wrong.
+func Verdict(st *dirpb.StatusReply) (verdict Problem, well bool) {
+	all := Problems(st)
+	switch len(all) {
+	case 0:
+		n, g, j := len(st.GetMap().GetNodes()), len(st.GetMap().GetPgs()), len(st.GetJobs())
+		return Problem{What: fmt.Sprintf("the store is well: %s up, %s with all copies, %s under way",
+			plural(n, "memory node"), plural(g, "placement group"), plural(j, "job"))}, true
+	case 1:
+		return all[0], false
+	}
+	return Problem{fmt.Sprintf("%d problems, first: %s", len(all), all[0].What), all[0].Mend}, false
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// NodeMemory is how the memory that a memory node lends is used: each copy counts where it lies.
+type NodeMemory struct {
+	Node *dirpb.Node
+	// Memory is of all its placement groups; known, if all of them are.
+	Memory
+	// Index is memory of their regions outside of heaps. Other is of regions of no chain: those that are being made or
+	// given up. Spare is given to no region.
+	Index, Other, Spare uint64
+}
+
+// NodeMemories tells how each memory node's memory is used, in st's order.
+func NodeMemories(st *dirpb.StatusReply) []*NodeMemory {
+	of := make(map[uint32]*Memory)
+	for _, m := range Memories(st) {
+		of[m.PG] = m
+	}
+	var all []*NodeMemory
+	byID := make(map[uint32]*NodeMemory)
+	for _, n := range st.GetMap().GetNodes() {
+		m := &NodeMemory{Node: n, Memory: Memory{Known: true}, Other: n.GetUsedBytes(), Spare: n.GetCapacityBytes() - min(n.GetUsedBytes(), n.GetCapacityBytes())}
+		all = append(all, m)
+		byID[n.GetId()] = m
+	}
+	for _, p := range st.GetMap().GetPgs() {
+		m := of[p.GetId()]
+		for _, x := range p.GetMembers() {
+			n := byID[x.GetNodeId()]
+			if m == nil || n == nil {
+				continue
+			}
+			n.Known, n.Short = n.Known && m.Known, n.Short || m.Short
+			add := m.numbers()
+			for i, v := range n.numbers() {
+				*v += *add[i]
+			}
+			n.Index += p.GetRegionBytes() - min(m.Heap, p.GetRegionBytes())
+			n.Other -= min(p.GetRegionBytes(), n.Other)
+		}
+	}
+	return all
+}
+
+// Span is a shard in the hash space of its namespace, which goes from 0 to 1.
+type Span struct {
+	Shard    *dirpb.Shard
+	From, To float64
+}
+
+// Spans tells which hashes each shard of a namespace has, ascending. A shard of a depth that hashes do not have is left out.
+func Spans(m *dirpb.Map, namespace uint32) []*Span {
+	var all []*Span
+	for _, s := range m.GetShards() {
+		if s.GetNamespaceId() != namespace || s.GetDepth() > 32 || uint64(s.GetPrefix()) >= 1<<s.GetDepth() {
+			continue
+		}
+		n := float64(uint64(1) << s.GetDepth())
+		all = append(all, &Span{s, float64(s.GetPrefix()) / n, (float64(s.GetPrefix()) + 1) / n})
+	}
+	slices.SortFunc(all, func(a, b *Span) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Shard.GetId(), b.Shard.GetId()))
+	})
+	return all
+}
