@@ -18,7 +18,7 @@ import (
 
 // contexts are the named clusters of a user: for each the global flags that are not as they come.
 type contexts struct {
-	Current string          `yaml:"current,omitempty"`
+	Current string                  `yaml:"current,omitempty"`
 	Named   map[string]clusterFlags `yaml:"contexts"`
 }
 

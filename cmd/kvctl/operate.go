@@ -193,7 +193,7 @@ func (a *app) nodesCommand() *cobra.Command {
 	})
 	add.Flags().BoolVar(&wait, "wait", false, "wait until everything is where it should be")
 	add.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to wait for the node to be up")
-	var force bool
+	var force, dry bool
 	remove := changes(&cobra.Command{
 		Use:   "remove NODE",
 		Short: "Forget a memory node that holds nothing",
@@ -205,6 +205,9 @@ func (a *app) nodesCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withBackend(func(b backend) error {
 				ctx := cmd.Context()
+				if dry {
+					return a.wouldForget(ctx, b, args[0], force)
+				}
 				if _, err := a.node(ctx, b, args[0]); err != nil {
 					return err
 				}
@@ -219,12 +222,14 @@ func (a *app) nodesCommand() *cobra.Command {
 		},
 	})
 	remove.Flags().BoolVar(&force, "force", false, "even if it holds something, which counts as lost then")
+	dryFlag(remove, &dry)
 	c.AddCommand(add, remove, a.giveUpCommand(), a.restartCommand())
 	return c
 }
 
 func (a *app) giveUpCommand() *cobra.Command {
-	return changes(&cobra.Command{
+	var dry bool
+	c := changes(&cobra.Command{
 		Use:   "give-up NODE",
 		Short: "Stop waiting for a silent memory node: what it holds counts as lost",
 		Long: "Declare a memory node lost that has not been heard for a lease. The store does that\n" +
@@ -237,6 +242,9 @@ func (a *app) giveUpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withBackend(func(b backend) error {
 				ctx := cmd.Context()
+				if dry {
+					return a.wouldGiveUp(ctx, b, args[0])
+				}
 				if _, err := a.node(ctx, b, args[0]); err != nil {
 					return err
 				}
@@ -250,6 +258,8 @@ func (a *app) giveUpCommand() *cobra.Command {
 			})
 		},
 	})
+	dryFlag(c, &dry)
+	return c
 }
 
 // addNode takes a memory node into use; known refuses a name that the directory has never
@@ -313,7 +323,7 @@ func isOn(p *dirpb.PlacementGroup, node uint32) bool {
 }
 
 func (a *app) drainCommand() *cobra.Command {
-	var cancel, wait bool
+	var cancel, wait, dry bool
 	c := changes(&cobra.Command{
 		Use:   "drain NODE",
 		Short: "Move everything away from a memory node",
@@ -328,11 +338,15 @@ func (a *app) drainCommand() *cobra.Command {
 			if cancel && wait {
 				return usagef("--cancel and --wait: want one of them")
 			}
+			if dry {
+				return a.withBackend(func(b backend) error { return a.wouldDrain(cmd.Context(), b, args[0], cancel) })
+			}
 			return a.withBackend(func(b backend) error { return a.drain(cmd.Context(), b, args[0], cancel, wait) })
 		},
 	})
 	c.Flags().BoolVar(&cancel, "cancel", false, "take a drain back; what has moved stays where it is")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until the node holds nothing, and show how far it is")
+	dryFlag(c, &dry)
 	return c
 }
 
