@@ -112,6 +112,7 @@ var examples = map[string]string{
 	"stat":                  "kvctl stat --interval 5s --count 12",
 	"stats":                 "kvctl stats",
 	"status":                "kvctl status\nkvctl status --check >/dev/null || echo not healthy",
+	"top":                   "kvctl top\nkvctl top --interval 10s --count 6 >nodes.txt",
 	"ttl":                   "kvctl ttl session:1 90s",
 	"txn":                   "kvctl txn require hits present put greeting hello del session:1",
 	"use":                   "use shop",
