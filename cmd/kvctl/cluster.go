@@ -31,7 +31,7 @@ func (a *app) addClusterCommands(root *cobra.Command) {
 		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
 			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+memoryHelp),
 		a.statCommand(), a.topCommand(),
-		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.tokenKeysCommand(), a.auditCommand(),
+		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.tokenKeysCommand(), a.auditCommand(), a.supportCommand(),
 	) {
 		c.GroupID = "cluster"
 		root.AddCommand(c)

@@ -112,6 +112,8 @@ var examples = map[string]string{
 	"stat":                  "kvctl stat --interval 5s --count 12",
 	"stats":                 "kvctl stats",
 	"status":                "kvctl status\nkvctl status --check >/dev/null || echo not healthy",
+	"support":               "kvctl support bundle kvd.tar.gz",
+	"support bundle":        "kvctl support bundle kvd.tar.gz --http http://127.0.0.1:7480 --profiles --log kvd.log",
 	"top":                   "kvctl top\nkvctl top --interval 10s --count 6 >nodes.txt",
 	"ttl":                   "kvctl ttl session:1 90s",
 	"txn":                   "kvctl txn require hits present put greeting hello del session:1",
