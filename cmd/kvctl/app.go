@@ -345,7 +345,7 @@ func (a *app) root() *cobra.Command {
 	a.addKeyCommands(root)
 	a.addTreeCommands(root)
 	a.addClusterCommands(root)
-	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.hotkeysCommand(),
+	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.duCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
 	root.AddCommand(a.versionCommand(), a.contextCommand())
 	if a.shell == nil {
@@ -358,7 +358,9 @@ func (a *app) root() *cobra.Command {
 	root.SetOut(a.stdout) // the completion command keeps it
 	root.SetErr(a.stderr)
 	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
 	a.checked(root)
+	explainUse(root)
 	return root
 }
 
@@ -393,7 +395,13 @@ func (a *app) helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usagef("no command %q (kvctl help lists them)", strings.Join(args, " "))
+				near := ""
+				if len(rest) > 0 {
+					near = didYouMean(c, rest[0])
+				} else if len(args) > 0 {
+					near = didYouMean(cmd.Root(), args[0])
+				}
+				return usagef("no command %q (kvctl help lists them)%s", strings.Join(args, " "), near)
 			}
 			c.InitDefaultHelpFlag()
 			return c.Help()

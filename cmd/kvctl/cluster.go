@@ -25,14 +25,13 @@ import (
 
 func (a *app) addClusterCommands(root *cobra.Command) {
 	for _, c := range append(a.operateCommands(),
-		explained(a.viewCommand("status", "Show the state of the store at a glance", a.printStatus),
-			"Show the state of the store: its parts, the memory of each namespace, placement groups, jobs.\n\n"+memoryHelp),
+		a.statusCommand(),
 		a.nodesCommand(),
 		a.shardsCommand(),
 		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
 			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+memoryHelp),
-		a.statCommand(),
-		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.tokenKeysCommand(), a.auditCommand(),
+		a.statCommand(), a.topCommand(),
+		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.tokenKeysCommand(), a.auditCommand(), a.supportCommand(),
 	) {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
@@ -157,15 +156,9 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 			live++
 		}
 	}
-	problems := overview.Problems(st)
-	health := fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))
-	if n := len(problems); n == 1 {
-		health += "; 1 problem, below"
-	} else if n > 1 {
-		health += fmt.Sprintf("; %d problems, below", n)
-	}
+	a.printVerdict(st)
 	a.printTable(row{"Store", st.GetClusterId()}, []row{
-		{"health", health},
+		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodes},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
@@ -179,9 +172,6 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"reclaim epoch", epochText(st)},
 		{"access", accessText(st)},
 	})
-	for _, p := range problems {
-		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", p.What, p.Mend)
-	}
 	if sums := overview.Sums(memories); len(sums) > 0 {
 		fmt.Fprintln(a.stdout)
 		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))

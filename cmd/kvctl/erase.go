@@ -17,7 +17,7 @@ import (
 const eraseKeys = 512
 
 func (a *app) flushCommand() *cobra.Command {
-	var yes bool
+	var yes, dry bool
 	c := changes(&cobra.Command{
 		Use:   "flush",
 		Short: "Delete every key of the namespace",
@@ -27,6 +27,9 @@ func (a *app) flushCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
+			if dry {
+				return a.wouldErase(ctx, nil)
+			}
 			if !yes {
 				if err := a.confirm(ctx); err != nil {
 					return err
@@ -36,6 +39,7 @@ func (a *app) flushCommand() *cobra.Command {
 		},
 	})
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	dryFlag(c, &dry)
 	return c
 }
 

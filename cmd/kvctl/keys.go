@@ -25,7 +25,7 @@ func changes(c *cobra.Command) *cobra.Command {
 
 func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()), changes(a.txnCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.flushCommand(),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.watchCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
@@ -145,6 +145,7 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 func (a *app) delCommand() *cobra.Command {
 	var version uint64
 	var prefix string
+	var dry bool
 	c := &cobra.Command{
 		Use:   "del [KEY...]",
 		Short: "Delete keys: those named, those on stdin, or all with a prefix",
@@ -163,6 +164,9 @@ func (a *app) delCommand() *cobra.Command {
 				case len(args) > 0, byVersion:
 					return usagef("--prefix: want no keys and no --version with it")
 				}
+				if dry {
+					return a.wouldErase(cmd.Context(), matcher(p, ""))
+				}
 				return a.with(cmd.Context(), sessionOptions{}, func(s store) error {
 					return a.erase(cmd.Context(), s, "del", matcher(p, ""))
 				})
@@ -173,6 +177,9 @@ func (a *app) delCommand() *cobra.Command {
 			}
 			if byVersion && len(ks) != 1 {
 				return usagef("--version: want one key, not %d", len(ks))
+			}
+			if dry {
+				return a.wouldDelete(cmd.Context(), ks, byVersion, version)
 			}
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
 				if byVersion {
@@ -213,6 +220,7 @@ func (a *app) delCommand() *cobra.Command {
 	}
 	c.Flags().Uint64Var(&version, "version", 0, "only if the key has this version")
 	c.Flags().StringVar(&prefix, "prefix", "", "delete every key that begins with this")
+	dryFlag(c, &dry)
 	return c
 }
 

@@ -27,7 +27,7 @@ func (a *app) completeNamespace() cobra.CompletionFunc {
 func (a *app) namespaceSetCommand() *cobra.Command {
 	var limit string
 	var replicas uint32
-	var wait bool
+	var wait, dry bool
 	var quota quotaFlags
 	c := changes(&cobra.Command{
 		Use:   "set NAME",
@@ -68,6 +68,9 @@ the access list lets it in.`,
 				if q.Quota, err = quota.of(cmd.Context(), b, args[0]); err != nil {
 					return fmt.Errorf("%q: %w", args[0], err)
 				}
+				if dry {
+					return a.wouldSet(cmd.Context(), b, q)
+				}
 				var rep *dirpb.SetNamespaceReply
 				// Asked again it changes nothing.
 				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
@@ -90,6 +93,7 @@ the access list lets it in.`,
 	c.Flags().StringVar(&limit, "limit", "", "as in namespace create")
 	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
+	dryFlag(c, &dry)
 	return c
 }
 
@@ -122,7 +126,7 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 
 func (a *app) namespaceDeleteCommand() *cobra.Command {
 	var yes string
-	var end bool
+	var end, dry bool
 	c := changes(&cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete a namespace with all its keys",
@@ -137,11 +141,15 @@ one that is down when it comes back.`,
 			if yes != "" && yes != args[0] {
 				return usagef("--yes %q: want %q, the namespace's name", yes, args[0])
 			}
+			if dry {
+				return a.withBackend(func(b backend) error { return a.wouldDeleteNamespace(cmd.Context(), b, args[0], end) })
+			}
 			return a.withBackend(func(b backend) error { return a.deleteNamespace(cmd.Context(), b, args[0], yes != "", end) })
 		},
 	})
 	c.Flags().StringVar(&yes, "yes", "", "the namespace's name, instead of typing it")
 	c.Flags().BoolVar(&end, "end-sessions", false, "end sessions that live in it")
+	dryFlag(c, &dry)
 	return c
 }
 
@@ -150,11 +158,10 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
-	if i < 0 {
-		return &exitError{exitNo, fmt.Errorf("unknown namespace %q (kvctl namespace list)", name)}
+	ns, err := namespaceToDelete(st, name)
+	if err != nil {
+		return err
 	}
-	ns := st.GetMap().GetNamespaces()[i]
 	if !sure {
 		if err := a.confirmDelete(ctx, st, ns); err != nil {
 			return err
@@ -188,21 +195,33 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 	return nil
 }
 
+func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, error) {
+	i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
+	if i < 0 {
+		return nil, &exitError{exitNo, fmt.Errorf("unknown namespace %q (kvctl namespace list)", name)}
+	}
+	return st.GetMap().GetNamespaces()[i], nil
+}
+
 // confirmDelete has the user type the name of a namespace.
 func (a *app) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
-	var live uint64
+	live, sessions := contentsOf(st, ns)
+	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d sessions.", ns.GetName(), bytesText(live), sessions))
+}
+
+// contentsOf tells the bytes of the records of ns, and its live sessions.
+func contentsOf(st *dirpb.StatusReply, ns *dirpb.Namespace) (live uint64, sessions int) {
 	for _, m := range overview.Memories(st) {
 		if m.Namespace == ns.GetName() {
 			live += m.Live
 		}
 	}
-	sessions := 0
 	for _, s := range st.GetSessions() {
 		if s.GetNamespace() == ns.GetName() && s.GetLife() == dirpb.SessionLife_SESSION_LIVE {
 			sessions++
 		}
 	}
-	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d sessions.", ns.GetName(), bytesText(live), sessions))
+	return live, sessions
 }
 
 // deletingText says what a namespace that is being deleted waits for, "" if it is gone.

@@ -193,7 +193,7 @@ func (a *app) nodesCommand() *cobra.Command {
 	})
 	add.Flags().BoolVar(&wait, "wait", false, "wait until everything is where it should be")
 	add.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to wait for the node to be up")
-	var force bool
+	var force, dry bool
 	remove := changes(&cobra.Command{
 		Use:   "remove NODE",
 		Short: "Forget a memory node that holds nothing",
@@ -203,12 +203,16 @@ func (a *app) nodesCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if dry {
+				return a.withBackend(func(b backend) error { return a.wouldForget(cmd.Context(), b, args[0], force) })
+			}
 			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RemoveNodeReply, error) {
 				return d.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: args[0], Force: force})
 			})
 		},
 	})
 	remove.Flags().BoolVar(&force, "force", false, "even if it holds something, which counts as lost then")
+	dryFlag(remove, &dry)
 	c.AddCommand(add, remove, a.giveUpCommand(), a.restartCommand())
 	return c
 }
@@ -227,7 +231,8 @@ func onNode[R any](a *app, cmd *cobra.Command, name string, f func(context.Conte
 }
 
 func (a *app) giveUpCommand() *cobra.Command {
-	return changes(&cobra.Command{
+	var dry bool
+	c := changes(&cobra.Command{
 		Use:   "give-up NODE",
 		Short: "Stop waiting for a silent memory node: what it holds counts as lost",
 		Long: "Declare a memory node lost that has not been heard for a lease. The store does that\n" +
@@ -238,11 +243,16 @@ func (a *app) giveUpCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if dry {
+				return a.withBackend(func(b backend) error { return a.wouldGiveUp(cmd.Context(), b, args[0]) })
+			}
 			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
 				return d.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: args[0]})
 			})
 		},
 	})
+	dryFlag(c, &dry)
+	return c
 }
 
 // addNode takes a memory node into use; known refuses a name that the directory has never
@@ -306,7 +316,7 @@ func isOn(p *dirpb.PlacementGroup, node uint32) bool {
 }
 
 func (a *app) drainCommand() *cobra.Command {
-	var cancel, wait bool
+	var cancel, wait, dry bool
 	c := changes(&cobra.Command{
 		Use:   "drain NODE",
 		Short: "Move everything away from a memory node",
@@ -321,11 +331,15 @@ func (a *app) drainCommand() *cobra.Command {
 			if cancel && wait {
 				return usagef("--cancel and --wait: want one of them")
 			}
+			if dry {
+				return a.withBackend(func(b backend) error { return a.wouldDrain(cmd.Context(), b, args[0], cancel) })
+			}
 			return a.withBackend(func(b backend) error { return a.drain(cmd.Context(), b, args[0], cancel, wait) })
 		},
 	})
 	c.Flags().BoolVar(&cancel, "cancel", false, "take a drain back; what has moved stays where it is")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until the node holds nothing, and show how far it is")
+	dryFlag(c, &dry)
 	return c
 }
 

@@ -201,31 +201,17 @@ func (a *app) bigkeys(ctx context.Context, n int) error {
 	var keys, total, changed uint64
 	err := a.walk(ctx, "bigkeys", func(w *walker) error {
 		return w.each(func(p *part) error {
-			slots := p.slots()
-			for len(slots) > 0 { // some at a time, for what they hold in memory
-				some := slots[:min(len(slots), 256)]
-				slots = slots[len(some):]
-				if err := check.Fetch(some, headBytes, p.read); err != nil {
-					return err
+			return p.measureAll(func(k bigKey) {
+				c := &classes[bits.Len64(k.bytes-1)]
+				c.Keys++
+				c.Bytes += k.bytes
+				keys++
+				total += k.bytes
+				if largest.wants(k) {
+					k.key = slices.Clone(k.key)
+					largest.add(k)
 				}
-				for _, s := range some {
-					k, ok := p.measure(s)
-					if !ok {
-						changed++
-						continue
-					}
-					c := &classes[bits.Len64(k.bytes-1)]
-					c.Keys++
-					c.Bytes += k.bytes
-					keys++
-					total += k.bytes
-					if largest.wants(k) {
-						k.key = slices.Clone(k.key)
-						largest.add(k)
-					}
-				}
-			}
-			return nil
+			}, func() { changed++ })
 		})
 	})
 	if err != nil {
@@ -268,6 +254,27 @@ func (a *app) showShort(k []byte) string {
 		return a.showKey(k)
 	}
 	return a.show(k)
+}
+
+// measureAll calls found with every record of the part, and changed with each slot that does not name one any more.
+// The key that found gets is the part's memory.
+func (p *part) measureAll(found func(bigKey), changed func()) error {
+	slots := p.slots()
+	for len(slots) > 0 { // some at a time, for what they hold in memory
+		some := slots[:min(len(slots), 256)]
+		slots = slots[len(some):]
+		if err := check.Fetch(some, headBytes, p.read); err != nil {
+			return err
+		}
+		for _, s := range some {
+			if k, ok := p.measure(s); ok {
+				found(k)
+			} else {
+				changed()
+			}
+		}
+	}
+	return nil
 }
 
 // measure reads the size of a record off its head; ok is false if s does not name it

@@ -36,9 +36,9 @@ func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
 }
 
 func clusterPage(st *dirpb.StatusReply) httpd.Page {
-	verdict, well := overview.Verdict(st)
+	line, mend := overview.Summary(st)
 	return httpd.Page{
-		Health:   httpd.Health{Well: well, Text: verdict.What, Mend: verdict.Mend},
+		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},
 		Pictures: []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)},
 		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st),
 			tenantsTable(st), sessionsTable(st)},

@@ -2,32 +2,10 @@ package overview
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
-
-// Verdict says in a line how the store is by st, and what mends it. It is well if nothing is wrong.
-func Verdict(st *dirpb.StatusReply) (verdict Problem, well bool) {
-	all := Problems(st)
-	switch len(all) {
-	case 0:
-		n, g, j := len(st.GetMap().GetNodes()), len(st.GetMap().GetPgs()), len(st.GetJobs())
-		return Problem{What: fmt.Sprintf("the store is well: %s up, %s with all copies, %s under way",
-			plural(n, "memory node"), plural(g, "placement group"), plural(j, "job"))}, true
-	case 1:
-		return all[0], false
-	}
-	return Problem{fmt.Sprintf("%d problems, first: %s", len(all), all[0].What), all[0].Mend}, false
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
 
 // NodeMemory is how the memory that a memory node lends is used: each copy counts where it lies.
 type NodeMemory struct {

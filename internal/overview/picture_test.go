@@ -2,7 +2,6 @@ package overview
 
 import (
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -65,22 +64,5 @@ func TestSpans(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("namespace %d: %v, want %v", namespace, got, want)
 		}
-	}
-}
-
-// The verdict is that all is well, the problem, or how many there are and the worst; with what mends it.
-func TestVerdict(t *testing.T) {
-	st := pictured()
-	st.Map.Pgs[0].Members = st.Map.Pgs[0].Members[:2]
-	if v, well := Verdict(st); !well || v.What != "the store is well: 3 memory nodes up, 2 placement groups with all copies, 0 jobs under way" || v.Mend != "" {
-		t.Errorf("%v %+v", well, v)
-	}
-	st.Map.Nodes[2].State = dirpb.NodeState_NODE_DOWN
-	if v, well := Verdict(st); well || v.What != "memory node m3 is down" || !strings.HasPrefix(v.Mend, "kvd memnode --name m3") {
-		t.Errorf("%v %+v", well, v)
-	}
-	st.Map.Pgs[1].State = dirpb.PGState_PG_LOST
-	if v, well := Verdict(st); well || !strings.HasPrefix(v.What, "2 problems, first: namespace b: placement group 2: no copy") || v.Mend != Problems(st)[0].Mend {
-		t.Errorf("%v %+v", well, v)
 	}
 }

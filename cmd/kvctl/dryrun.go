@@ -1,0 +1,250 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
+)
+
+// dryFlag has a command say what it would do, by what it reads before it does it. Between the two others may
+// change that.
+func dryFlag(c *cobra.Command, dry *bool) {
+	c.Flags().BoolVar(dry, "dry-run", false, "change nothing: say what would happen as the store is now")
+}
+
+// unchanged says that nothing happened, on stderr.
+func (a *app) unchanged() { a.say("kvctl %s: dry run, nothing was changed", a.verb) }
+
+// ---- keys ------------------------------------------------------------------
+
+// wouldErase counts the keys that erase would delete.
+func (a *app) wouldErase(ctx context.Context, match func([]byte) bool) error {
+	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
+		n := 0
+		err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
+			n++
+			return true, nil
+		})
+		if err != nil {
+			return err
+		}
+		return a.printWouldDelete(n, 0)
+	})
+}
+
+// wouldDelete looks at keys as del is given them.
+func (a *app) wouldDelete(ctx context.Context, ks [][]byte, byVersion bool, version uint64) error {
+	return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+		found, missing := 0, 0
+		var failed error
+		for i, r := range s.MultiGet(ctx, ks) {
+			err := r.Err
+			if err == nil && byVersion && r.Item.Version != version {
+				err = client.ErrConflict
+			}
+			switch {
+			case err == nil:
+				found++
+				continue
+			case errors.Is(err, client.ErrNotFound):
+				missing++
+			}
+			if failed == nil {
+				failed = a.about(ks[i], err)
+			}
+		}
+		if failed != nil && found == 0 {
+			return failed
+		}
+		return cmp.Or(a.printWouldDelete(found, missing), failed)
+	})
+}
+
+func (a *app) printWouldDelete(n, missing int) error {
+	if a.json() {
+		return a.printJSON(map[string]any{"dry_run": true, "would_delete": n, "not_found": missing})
+	}
+	a.unchanged()
+	a.printTable(row{"Would delete", "Missing"}, []row{{n, missing}})
+	return nil
+}
+
+// ---- memory nodes ----------------------------------------------------------
+
+// fate is what becomes of a placement group.
+type fate struct {
+	PG        uint32 `json:"pg"`
+	Namespace string `json:"namespace"`
+	Bytes     uint64 `json:"region_bytes"`
+	Then      string `json:"then"`
+}
+
+// fates says what becomes of each placement group that n has a region of.
+func fates(m *dirpb.Map, n *dirpb.Node, then func(*dirpb.PlacementGroup) string) []fate {
+	out := []fate{}
+	v := newView(m)
+	for _, p := range m.GetPgs() {
+		if isOn(p, n.GetId()) {
+			out = append(out, fate{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), p.GetRegionBytes(), then(p)})
+		}
+	}
+	return out
+}
+
+func (a *app) printFates(name string, all []fate) error {
+	if a.json() {
+		return a.printJSON(map[string]any{"dry_run": true, "node": name, "placement_groups": all})
+	}
+	a.unchanged()
+	if len(all) == 0 {
+		fmt.Fprintf(a.stdout, "%s holds nothing\n", visible(name))
+		return nil
+	}
+	a.printTable(row{"PG", "Namespace", "Region", "Then"}, mapTo(all, func(f fate) row {
+		return row{f.PG, f.Namespace, bytesText(f.Bytes), f.Then}
+	}))
+	return nil
+}
+
+func (a *app) wouldDrain(ctx context.Context, b backend, name string, cancel bool) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	if why := nowhere(st.GetMap(), n); why != "" && !cancel {
+		return &exitError{exitNo, fmt.Errorf("%q would not be drained: %s", name, why)}
+	}
+	return a.printFates(name, fates(st.GetMap(), n, func(*dirpb.PlacementGroup) string {
+		if cancel {
+			return "stays"
+		}
+		return "its copy moves to another memory node, or its keys to other groups"
+	}))
+}
+
+// without says what is left of p when n is gone at once.
+func without(p *dirpb.PlacementGroup, n *dirpb.Node) string {
+	left := 0
+	for _, mb := range p.GetMembers()[:min(overview.Copies(p), len(p.GetMembers()))] {
+		if mb.GetNodeId() != n.GetId() {
+			left++
+		}
+	}
+	switch {
+	case overview.Copies(p) == 0:
+		return "has no copy, and is made anew, empty"
+	case left == 0:
+		return "no copy is left: its keys are gone"
+	case left == overview.Copies(p):
+		return "no copy is lost: this one was not whole"
+	}
+	return fmt.Sprintf("%d of %d copies are left", left, overview.Copies(p))
+}
+
+func (a *app) wouldForget(ctx context.Context, b backend, name string, force bool) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	all := fates(st.GetMap(), n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
+	if len(all) > 0 && !force {
+		return &exitError{exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain it first, or --force it and lose them", name, len(all))}
+	}
+	return a.printFates(name, all)
+}
+
+func (a *app) wouldGiveUp(ctx context.Context, b backend, name string) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	if !n.GetWaiting() {
+		return &exitError{exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it", name, overview.NodeState(n))}
+	}
+	return a.printFates(name, fates(st.GetMap(), n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
+}
+
+// ---- namespaces ------------------------------------------------------------
+
+func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, end bool) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	ns, err := namespaceToDelete(st, name)
+	if err != nil {
+		return err
+	}
+	live, sessions := contentsOf(st, ns)
+	if sessions > 0 && !end {
+		return &exitError{exitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name, sessions)}
+	}
+	if a.json() {
+		return a.printJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live, "sessions": sessions})
+	}
+	a.unchanged()
+	a.printTable(row{"Would delete", "ID", "Records", "Sessions ended"}, []row{{name, ns.GetId(), bytesText(live), sessions}})
+	return nil
+}
+
+// setting is a property of a namespace that would change.
+type setting struct {
+	Name string `json:"setting"`
+	Now  string `json:"now"`
+	Then string `json:"then"`
+}
+
+// wouldSet compares q with the namespace as it is. Room for more copies is the directory's to judge.
+func (a *app) wouldSet(ctx context.Context, b backend, q *dirpb.SetNamespaceRequest) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	ns, err := namespaceOf(st.GetMap(), q.GetName())
+	if err != nil {
+		return err
+	}
+	changed := []setting{}
+	add := func(given bool, name string, now, then any) {
+		if x, y := fmt.Sprint(now), fmt.Sprint(then); given && x != y {
+			changed = append(changed, setting{name, x, y})
+		}
+	}
+	add(!q.GetKeepLimit(), "limit bytes", ns.GetLimitBytes(), q.GetLimitBytes())
+	add(q.GetReplicas() != 0, "replicas", ns.GetReplicas(), q.GetReplicas())
+	add(q.GetOwner() != "", "owner", ns.GetOwner(), q.GetOwner())
+	was, will := ns.GetQuota(), q.GetQuota()
+	add(will != nil, "quota sessions", was.GetSessions(), will.GetSessions())
+	add(will != nil, "quota lanes", was.GetLanes(), will.GetLanes())
+	add(will != nil, "quota tcp ops", was.GetTcpOpsPerSecond(), will.GetTcpOpsPerSecond())
+	add(will != nil, "quota index bytes", was.GetIndexBytes(), will.GetIndexBytes())
+	if a.json() {
+		return a.printJSON(map[string]any{"dry_run": true, "namespace": q.GetName(), "changes": changed})
+	}
+	a.unchanged()
+	if len(changed) == 0 {
+		fmt.Fprintf(a.stdout, "%s is so already\n", visible(q.GetName()))
+		return nil
+	}
+	a.printTable(row{"Setting", "Now", "Then"}, mapTo(changed, func(s setting) row { return row{s.Name, s.Now, s.Then} }))
+	return nil
+}
