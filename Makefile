@@ -149,7 +149,7 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 	internal/compat/install.sh
 	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat
 	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/memcached -datadriven-quiet
-	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -datadriven-quiet -run 'LikeRedis$$|^TestSortedSetsServed$$|^TestChannelRules$$' ./internal/gateway
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run 'LikeRedis$$|^TestSortedSetsServed$$|^TestChannelRules$$' ./internal/gateway -datadriven-quiet
 
 FUZZ ?=
 SEED ?= 1
