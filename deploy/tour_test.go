@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,7 +106,7 @@ func bare(command string) string {
 
 var (
 	prompt   = regexp.MustCompile(`^([a-z][a-z0-9]*)?\$ (.*)$`)
-	serves   = regexp.MustCompile(`^(go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)\b`)
+	serves   = regexp.MustCompile(`^((go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)|(go run |/usr/bin/python3 )(\./)?examples/\S+)( |$)`)
 	refusal  = regexp.MustCompile(`^kvctl [a-z ]+: `)
 	quantity = regexp.MustCompile(`^(\d[\d.]*)((?:[a-zA-Zµ%/]+)?)$`)
 	raftRole = regexp.MustCompile(`^(leader|voter)$`)
@@ -166,21 +167,24 @@ func needWorld(t *testing.T) {
 	}
 }
 
-// Every command of the README and of docs/operations.md does what it says: they are run one
+// toured are the documents whose commands are run.
+var toured = []string{"README.md", "examples/README.md", "docs/operations.md"}
+
+// Every command of the documents that are toured does what it says: they are run one
 // after the other, word for word and with the ports that they name, in a network, file
 // system and process space of their own; and those of a machine in one with nothing but what
 // the commands before have brought there. A command that serves is left running and waited for; any
 // other ends with status 0, or, where the document shows a refusal, without.
 func TestTour(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it runs every command of two documents, for half a minute; run it without -short")
+		t.Skip("it runs every command of the documents, for half a minute; run it without -short")
 	}
 	needWorld(t)
 	unused := make(map[string]bool)
 	for c := range notRun {
 		unused[c] = true
 	}
-	for _, file := range []string{"README.md", "docs/operations.md"} {
+	for _, file := range toured {
 		t.Run(file, func(t *testing.T) {
 			run := toRun(t, file, unused)
 			for _, problem := range goTour(t, 5*time.Minute, run, machinesOf(t, file, run)) {
@@ -364,8 +368,14 @@ func TestPrograms(t *testing.T) {
 // shell's, and those that machines.sh has.
 var provided = []string{"kvctl", "kvd", "export", "for", "until", "while", "do", "done", "ssh", "scp"}
 
+// redisPy is there if Debian's Python has redis-py.
+var redisPy = sync.OnceValue(func() bool { return exec.Command("/usr/bin/python3", "-c", "import redis").Run() == nil })
+
 // missingTool names the first command of a pipeline that is not installed.
 func missingTool(command string) string {
+	if strings.HasPrefix(command, "/usr/bin/python3 ") && !redisPy() {
+		return "python3-redis"
+	}
 	for _, part := range regexp.MustCompile(`[|&;]+`).Split(command, -1) {
 		f := strings.Fields(part)
 		if len(f) == 0 || slices.Contains(provided, f[0]) {
@@ -400,8 +410,8 @@ func script(run []said, machines []machine, dir string) string {
 			log := filepath.Join(dir, fmt.Sprint("served.", i))
 			// The process may take a while to build, or to find a leader.
 			text = fmt.Sprintf("{ %[1]s\n} >%[2]s 2>&1 &\n"+
-				"p=$!; for _ in $(seq 600); do grep -q '^ready role=' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
-				"grep -q '^ready role=' %[2]s || { cat %[2]s; false; }\n", s.command, log)
+				"p=$!; for _ in $(seq 600); do grep -q '^ready ' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
+				"grep -q '^ready ' %[2]s || { cat %[2]s; false; }\n", s.command, log)
 		}
 		if s.machine != "" {
 			text = fmt.Sprintf("on %s <<'%[2]s'\n%[3]s%[2]s\n", s.machine, separator, text)
