@@ -212,8 +212,9 @@ type PutOptions struct {
 type KV struct {
 	Key   []byte
 	Value []byte
-	// Version and Expires are filled in by Scan.
+	// Version, Expires and Len, the length of the value, are filled in by Scan, also without Value.
 	Version uint64
+	Len     int
 	Expires time.Time
 	Flags   uint32        // as in Item
 	Type    Type          // of Value; MultiPut puts plain values only

@@ -76,7 +76,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			if o.Match != nil && !o.Match(r.Key) {
 				continue
 			}
-			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf())}
+			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf()), Len: lenOf(r)}
 			switch {
 			case o.KeysOnly:
 			case r.Flags&layout.FlagManifest != 0:
@@ -126,9 +126,22 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		case err != nil:
 			return nil, cur, err
 		}
-		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags, Type: it.Type})
+		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags, Type: it.Type, Len: len(it.Value)})
 	}
 	return kvs, next, left
+}
+
+// lenOf is the length of a record's value, which may be in chunks: 0 if its manifest is damaged, of which a Get tells.
+func lenOf(r *layout.Record) int {
+	n := len(r.Value)
+	if r.Flags&layout.FlagManifest != 0 {
+		m, err := layout.ParseManifest(r.Value, 0, 1<<32-1)
+		if err != nil {
+			return 0
+		}
+		n = int(m.Len)
+	}
+	return max(n-r.Flags.TailLen(), 0)
 }
 
 // nextShard is the left-aligned prefix behind the shard that covers prefix; 0

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,17 +106,18 @@ func bare(command string) string {
 
 var (
 	prompt   = regexp.MustCompile(`^([a-z][a-z0-9]*)?\$ (.*)$`)
-	serves   = regexp.MustCompile(`^(go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)\b`)
+	serves   = regexp.MustCompile(`^((go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)|(go run |/usr/bin/python3 )(\./)?examples/\S+)( |$)`)
 	refusal  = regexp.MustCompile(`^kvctl [a-z ]+: `)
 	quantity = regexp.MustCompile(`^(\d[\d.]*)((?:[a-zA-Zµ%/]+)?)$`)
 	raftRole = regexp.MustCompile(`^(leader|voter)$`)
+	hexID    = regexp.MustCompile(`^[0-9a-f]{16}$`)
 	moment   = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z$`)
 )
 
 // sameText compares what is printed with what is said, field by field. The rule for what
 // differs between two runs: a number with a point, a unit, or more than two digits stands
-// for any number with that unit, a time for any time, a line of a table may be as long
-// as it likes, and any directory node may lead. Everything else is word for word.
+// for any number with that unit, a time for any time, sixteen hexadecimal digits for any such, a line of a
+// table may be as long as it likes, and any directory node may lead. Everything else is word for word.
 func sameText(want, got string) bool {
 	w, g := strings.Fields(want), strings.Fields(got)
 	if len(w) != len(g) {
@@ -128,6 +130,7 @@ func sameText(want, got string) bool {
 		case strings.Trim(w[i]+g[i], "─") == "":
 		case raftRole.MatchString(w[i]) && raftRole.MatchString(g[i]):
 		case moment.MatchString(w[i]) && moment.MatchString(g[i]):
+		case hexID.MatchString(w[i]) && hexID.MatchString(g[i]):
 		case a != nil && b != nil && a[2] == b[2] && (a[2] != "" || strings.Contains(a[1], ".") || len(a[1]) > 2):
 		default:
 			return false
@@ -145,6 +148,7 @@ func TestSameText(t *testing.T) {
 		{"29.97s", "30s", true}, {"29.97s", "30ms", false}, {" a  ─── 0.3", "a ───── 17.0", true}, {"a b", "a", false},
 		{"d1 leader", "d1 voter", true}, {"tcp 10.0.0.21:7402", "tcp 10.0.0.22:7402", false},
 		{"2025-11-26T09:20:53.971Z", "2026-01-01T00:00:00.000Z", true}, {"kvd_ready 1", "kvd_ready 0", false},
+		{"Store 370f569ca55a5c9a", "Store 4d22418999628f00", true}, {"Store 370f569ca55a5c9a", "Store 4d22", false},
 	} {
 		if got := sameText(c.want, c.got); got != c.same {
 			t.Errorf("%q, %q: %v", c.want, c.got, got)
@@ -166,30 +170,38 @@ func needWorld(t *testing.T) {
 	}
 }
 
-// Every command of the README and of docs/operations.md does what it says: they are run one
+// toured are the documents whose commands are run.
+var toured = []string{"README.md", "docs/first-hour.md", "examples/README.md", "docs/failures.md", "docs/operations.md"}
+
+// Every command of the documents that are toured does what it says: they are run one
 // after the other, word for word and with the ports that they name, in a network, file
 // system and process space of their own; and those of a machine in one with nothing but what
 // the commands before have brought there. A command that serves is left running and waited for; any
 // other ends with status 0, or, where the document shows a refusal, without.
 func TestTour(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it runs every command of two documents, for half a minute; run it without -short")
+		t.Skip("it runs every command of the documents, for half a minute; run it without -short")
 	}
 	needWorld(t)
 	unused := make(map[string]bool)
 	for c := range notRun {
 		unused[c] = true
 	}
-	for _, file := range []string{"README.md", "docs/operations.md"} {
+	run := make(map[string][]said)
+	for _, file := range toured {
+		run[file] = toRun(t, file, unused)
+	}
+	for c := range unused {
+		t.Errorf("no document has the command that is not run: %s", c)
+	}
+	for _, file := range toured {
 		t.Run(file, func(t *testing.T) {
-			run := toRun(t, file, unused)
+			t.Parallel() // each has a world of its own, and waits more than it works
+			run := run[file]
 			for _, problem := range goTour(t, 5*time.Minute, run, machinesOf(t, file, run)) {
 				t.Error(problem)
 			}
 		})
-	}
-	for c := range unused {
-		t.Errorf("no document has the command that is not run: %s", c)
 	}
 }
 
@@ -334,7 +346,7 @@ func writeProgram(t *testing.T, dir string, i int, text string) string {
 // it comes across.
 func TestPrograms(t *testing.T) {
 	found := 0
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/rfcs/*.md", "../rdma/*/README.md"} {
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../examples/*.md", "../docs/rfcs/*.md", "../rdma/*/README.md"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -362,11 +374,17 @@ func TestPrograms(t *testing.T) {
 
 // provided are the words that a command may begin with without being installed here: kvd's, the
 // shell's, and those that machines.sh has.
-var provided = []string{"kvctl", "kvd", "export", "for", "until", "while", "do", "done", "ssh", "scp"}
+var provided = []string{"kvctl", "kvd", "export", "for", "until", "while", "do", "done", "break", "ssh", "scp"}
+
+// redisPy is there if Debian's Python has redis-py.
+var redisPy = sync.OnceValue(func() bool { return exec.Command("/usr/bin/python3", "-c", "import redis").Run() == nil })
 
 // missingTool names the first command of a pipeline that is not installed.
 func missingTool(command string) string {
-	for _, part := range regexp.MustCompile(`[|&;]+`).Split(command, -1) {
+	if strings.HasPrefix(command, "/usr/bin/python3 ") && !redisPy() {
+		return "python3-redis"
+	}
+	for _, part := range regexp.MustCompile(`[|&;]+`).Split(strings.ReplaceAll(command, ">&", ">"), -1) {
 		f := strings.Fields(part)
 		if len(f) == 0 || slices.Contains(provided, f[0]) {
 			continue
@@ -400,8 +418,8 @@ func script(run []said, machines []machine, dir string) string {
 			log := filepath.Join(dir, fmt.Sprint("served.", i))
 			// The process may take a while to build, or to find a leader.
 			text = fmt.Sprintf("{ %[1]s\n} >%[2]s 2>&1 &\n"+
-				"p=$!; for _ in $(seq 600); do grep -q '^ready role=' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
-				"grep -q '^ready role=' %[2]s || { cat %[2]s; false; }\n", s.command, log)
+				"p=$!; for _ in $(seq 600); do grep -q '^ready ' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
+				"grep -q '^ready ' %[2]s || { cat %[2]s; false; }\n", s.command, log)
 		}
 		if s.machine != "" {
 			text = fmt.Sprintf("on %s <<'%[2]s'\n%[3]s%[2]s\n", s.machine, separator, text)
@@ -474,7 +492,7 @@ func understood(bin, program string, words []string) error {
 func TestNamedCommands(t *testing.T) {
 	bin := commands(t)
 	span := regexp.MustCompile("`([^`\n]+)`")
-	for _, file := range []string{"../README.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md"} {
+	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md"} {
 		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
 			c := named.FindStringSubmatch(m[1])
 			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {

@@ -651,7 +651,7 @@ func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {
 		if s.expiredLocked(e) {
 			continue
 		}
-		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires(), Type: e.typ}
+		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires(), Type: e.typ, Len: len(e.value)}
 		if !o.KeysOnly {
 			it := itemOf(e, nil)
 			kv.Value, kv.Flags = it.Value, it.Flags

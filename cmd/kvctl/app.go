@@ -319,23 +319,7 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
-	f := root.PersistentFlags()
-	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl context list (default: the current one, if any)")
-	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
-	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
-	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
-	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
-	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
-	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
-	f.BoolVar(&a.hex, "hex", a.hex, "keys are given and shown in hexadecimal")
-	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
-	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
-	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
-	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
-	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the address that is called)")
-	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
-	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
-	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
+	a.globalFlags(root.PersistentFlags())
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
 
@@ -344,6 +328,7 @@ func (a *app) root() *cobra.Command {
 		&cobra.Group{ID: "tools", Title: "Measuring and looking inside:"})
 	a.addKeyCommands(root)
 	a.addTreeCommands(root)
+	root.AddCommand(a.mirrorCommand())
 	a.addClusterCommands(root)
 	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.duCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
@@ -362,6 +347,26 @@ func (a *app) root() *cobra.Command {
 	a.checked(root)
 	explainUse(root)
 	return root
+}
+
+// globalFlags are those of every command; the current values are their defaults.
+func (a *app) globalFlags(f *pflag.FlagSet) {
+	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl context list (default: the current one, if any)")
+	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
+	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
+	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
+	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
+	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
+	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
+	f.BoolVar(&a.hex, "hex", a.hex, "keys are given and shown in hexadecimal")
+	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
+	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
+	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
+	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
+	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the address that is called)")
+	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
+	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
+	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
 }
 
 // checked has every command below c start only when cobra has nothing more to say about
@@ -455,9 +460,15 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 			}
 		}
 	})
-	switch {
-	case bad != nil:
+	if bad != nil {
 		return usageError(bad)
+	}
+	return a.checkFlags()
+}
+
+// checkFlags refuses global flags that say nothing, or not enough.
+func (a *app) checkFlags() error {
+	switch {
 	case a.output != "table" && a.output != "json":
 		return usagef("--output %q: want table or json", a.output)
 	case a.provider == "sim":

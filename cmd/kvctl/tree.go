@@ -97,8 +97,8 @@ type tree struct {
 	warn                           sync.Mutex
 }
 
-func (a *app) newTree(verb string, files func() int64) *tree {
-	return &tree{a: a, verb: verb, start: time.Now(), bar: a.bar(verb, "files", files)}
+func (a *app) newTree(verb, unit string, files func() int64) *tree {
+	return &tree{a: a, verb: verb, start: time.Now(), bar: a.bar(verb, unit, files)}
 }
 
 func (t *tree) done(n int) {
@@ -203,7 +203,7 @@ func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
 	}
 	defer root.Close()
 	return a.with(ctx, sessionOptions{}, func(s store) error {
-		t := a.newTree("import", func() int64 { return countFiles(real) })
+		t := a.newTree("import", "files", func() int64 { return countFiles(real) })
 		paths := make(chan string, 4*batchKeys)
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {
@@ -369,7 +369,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 		}
 	}
 	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
-		t := a.newTree("export", func() int64 { return -1 })
+		t := a.newTree("export", "files", func() int64 { return -1 })
 		keys := make(chan []byte, 4*exportKeys)
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {

@@ -21,9 +21,9 @@ func (t *Task) Stamp() uint32 {
 // wall clock is read at renewals only: a version may lag behind it.
 func (t *Task) Version(after uint64) uint64 {
 	l := t.lane
-	const step = 1 << 16
+	const step = layout.VersionStep
 	v := l.lastVersion + step
-	if w := l.core.millis.Load() * 1_000_000 >> 14 << 16; w > v {
+	if w := layout.VersionAt(l.core.millis.Load() * 1_000_000); w > v {
 		v = w
 	}
 	if after >= v {

@@ -433,6 +433,13 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 	return n
 }
 
+// VersionStep is the distance of two versions of one writer. Versions are a hybrid logical clock: a multiple of this that follows the
+// wall clock, above 16 bits that tell writers apart.
+const VersionStep = 1 << 16
+
+// VersionAt is the least version of what is written at a time of the wall clock, or the distance of versions that are so far apart.
+func VersionAt(unixNanos uint64) uint64 { return unixNanos >> 14 * VersionStep }
+
 // SetVersion changes an encoded record's version and CRC in place.
 func SetVersion(b []byte, version uint64) {
 	binary.LittleEndian.PutUint64(b, version)

@@ -107,6 +107,7 @@ var imports = []row{
 	{"internal/lint", "", "it only looks"},
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
+	{"examples/...", "client client/near client/prom", "it has what users have"},
 	{"cmd/...", "*", "commands put the parts together"},
 }
 
@@ -122,7 +123,7 @@ var only = []row{
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
-	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached cmd/...", "a service that links the client chooses what it exports by"},
+	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached cmd/... examples/...", "a service that links the client chooses what it exports by"},
 	{"github.com/hashicorp/go-metrics", "internal/metrics", "it has one sink for the whole process, and raft reports there"},
 	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
