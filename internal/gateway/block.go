@@ -422,6 +422,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 	if c.shows(cmd) { // once, however often it tries
 		c.showCommand(cmd, args, len(args), c.db)
+		c.out.uncork() // its reply may be far away
 	}
 	c.box.flush()
 	s := &c.g.waits

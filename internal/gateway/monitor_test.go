@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -270,6 +271,20 @@ func TestMonitorWithoutReading(t *testing.T) {
 			t.Fatalf("%d bytes are held, %d queued", budget.Used(), g.m.queued.Load())
 		}
 	}
+}
+
+// TestMonitorWhileBlocked: a client that MONITORs hears of others while it waits for a key.
+func TestMonitorWhileBlocked(t *testing.T) {
+	addr, _ := start(t, Options{Databases: fakes(1)})
+	m, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	m.want(t, "+OK\r\n", "MONITOR")
+	m.send(t, []string{"BLPOP", "l", "0"})
+	p.waits(t, 1)
+	p.do(t, "ECHO", "end")
+	if lines := shownUntil(t, m, "end"); !slices.Contains(lines, "[0 ADDR] \"BLPOP\" \"l\" \"0\"\r\n") {
+		t.Errorf("%q", lines)
+	}
+	p.want(t, ":1\r\n", "RPUSH", "l", "1")
 }
 
 // TestMonitorNeedsTheRight: without it there is no MONITOR, and who loses it is disconnected.

@@ -141,6 +141,32 @@ func TestPauseHoldsUp(t *testing.T) {
 	})
 }
 
+// TestPauseOfLookups: a lookup that a pause holds up, in a loop too, is made when the pause is over.
+func TestPauseOfLookups(t *testing.T) {
+	onBothWays(t, func(t *testing.T, p *peer, g *Gateway) {
+		m := dial(t, "tcp", p.RemoteAddr().String())
+		p.want(t, "+OK\r\n", "SET", "a", "before")
+		m.want(t, "+OK\r\n", "MONITOR")
+		p.want(t, bulk("before"), "GET", "a")
+		m.send(t, []string{"CLIENT", "PAUSE", "1000000"})
+		for r := ""; r != "+OK\r\n"; r = string(m.reply(t)) {
+		}
+		p.send(t, []string{"GET", "a"})
+		for until := time.Now().Add(patience); g.pausing.clients.Load() != 1; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatal("the command is not held up")
+			}
+		}
+		if _, err := g.o.Databases[0].Client.Put(t.Context(), []byte("a"), []byte("after"), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		m.send(t, []string{"CLIENT", "UNPAUSE"})
+		if got := string(p.reply(t)); got != bulk("after") {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
 // waits waits until so many clients of a gateway are blocked.
 func (p *peer) waits(t *testing.T, n int) {
 	t.Helper()
