@@ -36,13 +36,13 @@ type fakeDirectory struct {
 }
 
 // serve starts f and returns its address.
-func (f *fakeDirectory) serve(t *testing.T) string {
+func (f *fakeDirectory) serve(t *testing.T, with ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(with...)
 	dirpb.RegisterDirectoryServer(s, f)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(lis) })

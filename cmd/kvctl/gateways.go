@@ -435,6 +435,9 @@ func (a *app) printSlowLog(ctx context.Context, g peerspb.GatewaysClient, count 
 }
 
 func (a *app) killClient(ctx context.Context, g peerspb.GatewaysClient, name string, id int64) error {
+	if _, err := g.Describe(ctx, &peerspb.DescribeRequest{}); err != nil {
+		return err // nothing was asked for
+	}
 	r, err := g.KillClient(ctx, &peerspb.KillClientRequest{Id: id})
 	switch code := status.Code(err); {
 	case code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled:

@@ -1,13 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 )
 
@@ -21,13 +27,13 @@ type fakeGateway struct {
 }
 
 // serve starts g and returns its address.
-func (g *fakeGateway) serve(t *testing.T) string {
+func (g *fakeGateway) serve(t *testing.T, with ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(with...)
 	peerspb.RegisterGatewaysServer(s, g)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(lis) })
@@ -76,4 +82,35 @@ func (g *fakeGateway) KillClient(_ context.Context, q *peerspb.KillClientRequest
 	}
 	g.killed(q.Id)
 	return &peerspb.KillClientReply{Found: true, Addr: "10.0.0.9:41000"}, nil
+}
+
+// Over TLS kvctl shows a gateway its certificate, and believes nothing of a process that shows another role.
+func TestGatewaysOverTLS(t *testing.T) {
+	auth := identitytest.New(t)
+	ca, cert, key := auth.Files(auth.Role("operator", "ann"))
+	as := func(role string) grpc.ServerOption {
+		return grpc.Creds(credentials.NewTLS(auth.Config(auth.Role(role, "x"))))
+	}
+	killed := 0
+	g := &fakeGateway{killed: func(int64) { killed++ }}
+	f := &fakeDirectory{now: &dirpb.StatusReply{Gateways: []*dirpb.GatewayInfo{
+		{Addr: g.serve(t, as("gateway")), HostId: hostid.ID(), Namespaces: []string{"a"}, Identity: "spiffe://test.example/kvd/gateway/g1"},
+		{Addr: g.serve(t, as("memnode")), HostId: hostid.ID(), Namespaces: []string{"a"}, Identity: "spiffe://test.example/kvd/gateway/g2"},
+	}}}
+	directory := f.serve(t, as("directory"))
+	kvctl := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"--directory=" + directory, "--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key, "--timeout=10s"}, args...))
+		return code, out.String(), errs.String()
+	}
+	const impostor = "/kvd/memnode/x has the role memnode, and answering as a gateway is for gateway"
+	if code, out, errs := kvctl("gateways", "--interval", "0"); code != exitUnavailable || !strings.Contains(out, "40.0 MiB") || !strings.Contains(errs, impostor) || !strings.Contains(errs, "1 of 2 gateways did not answer") {
+		t.Errorf("exit status %d\n%s%s", code, out, errs)
+	}
+	if code, out, errs := kvctl("gateways", "kill", "g1", "7"); code != exitOK || killed != 1 {
+		t.Errorf("exit status %d, %d were killed\n%s%s", code, killed, out, errs)
+	}
+	if code, _, errs := kvctl("gateways", "kill", "g2", "7"); code != exitUnavailable || killed != 1 || !strings.Contains(errs, impostor) || !strings.Contains(errs, "(it did not happen)") {
+		t.Errorf("exit status %d, %d were killed\n%s", code, killed, errs)
+	}
 }

@@ -201,6 +201,10 @@ func TestRedisCLI(t *testing.T) {
 			contains(t, row, "Hits:")
 		})
 	})
+	t.Run("monitor", func(t *testing.T) {
+		l := open(t)
+		equal(t, firstLines(t, 1, "stdbuf", "-oL", "redis-cli", "-p", portOf(l.ours().redis), "monitor")[0], "OK")
+	})
 	t.Run("what is not there", func(t *testing.T) {
 		l := open(t)
 		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "--cluster check", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
