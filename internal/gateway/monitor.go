@@ -15,7 +15,7 @@ const (
 	// maxShown bounds the line that MONITOR has of a command: what is longer is cut, as in the slow log.
 	maxShown = 1 << 20
 	// maxShownTogether bounds the lines of a transaction or a script, which are kept until it has taken effect; the rest of them is left out.
-	maxShownTogether = 4 << 20
+	maxShownTogether = 8 << 20
 )
 
 // monitors are the connections that MONITOR. Their unread lines are bounded as messages of publish/subscribe are.
@@ -23,6 +23,7 @@ const (
 type monitors struct {
 	sync.Mutex
 	conns map[*conn]struct{}
+	line  []byte // of one command at a time, so that the lines of many long ones take no memory
 }
 
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
@@ -87,25 +88,26 @@ func (g *Gateway) dismissMonitors(self *conn) {
 	}
 }
 
-// show gives the monitors a line, which goes out with the connection's box.
-func (c *conn) show(line []byte) {
-	if len(line) == 0 {
-		return
-	}
+// show gives the monitors what lines appends to a buffer, which is theirs then. They go out with the connection's box.
+func (c *conn) show(lines func(b []byte) []byte) {
 	if c.monitors.Load() {
 		c.out.cork() // behind the reply to the command
 	}
 	m := &c.g.monitors
 	m.Lock()
 	defer m.Unlock()
+	all := lines(m.line[:0])
 	for x := range m.conns {
-		x.out.push(&c.box, line)
+		x.out.push(&c.box, all)
+	}
+	if cap(all) <= keepReply {
+		m.line = all
 	}
 }
 
 // showCommand shows a command that has been performed in a database, or is about to wait.
 func (c *conn) showCommand(cmd *command, args [][]byte, n, db int) {
-	c.show(appendShown(nil, c.monitoredAs(), cmd, args, n, db))
+	c.show(func(b []byte) []byte { return appendShown(b, c.monitoredAs(), cmd, args, n, db) })
 }
 
 // monitoredAs is where a connection comes from, in a line of MONITOR.
@@ -145,7 +147,7 @@ func appendShown(b []byte, from string, cmd *command, args [][]byte, n, db int) 
 		default:
 			b = appendRepr(b, a)
 		}
-		room -= len(a)
+		room -= len(a) + len(` ""`)
 	}
 	return append(b, "\r\n"...)
 }
@@ -204,14 +206,21 @@ func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 	if s.full || !c.shows(cmd) {
 		return
 	}
-	lines := appendShown(s.lines, from, cmd, args, len(args), t.db)
-	if n := int64(cap(lines)); n > smallOutput && n > s.held {
-		if s.full = n > maxShownTogether+4*maxShown || len(lines) > maxShownTogether || !c.share.Try(n-s.held); s.full {
-			return
-		}
-		s.held = n
+	most := 0
+	for _, a := range args {
+		most += len(`\xff`)*min(len(a), maxShown) + len(`"(redacted)" `)
 	}
-	s.lines = lines
+	if n := len(s.lines) + min(most, len(`\xff`)*maxShown) + 512; n > cap(s.lines) {
+		n = max(n, min(2*cap(s.lines), maxShownTogether))
+		if n > smallOutput {
+			if s.full = n > maxShownTogether || !c.share.Try(int64(n)-s.held); s.full {
+				return
+			}
+			s.held = int64(n)
+		}
+		s.lines = append(make([]byte, 0, n), s.lines...)
+	}
+	s.lines = appendShown(s.lines, from, cmd, args, len(args), t.db)
 }
 
 // again forgets the lines: what is staged begins anew.
@@ -219,8 +228,8 @@ func (s *shownLines) again() { s.lines, s.full = s.lines[:0], false }
 
 // tellMonitors shows what has been staged.
 func (t *staged) tellMonitors() {
-	if len(t.shown.lines) > 0 {
-		t.c.show(t.shown.lines)
+	if lines := t.shown.lines; len(lines) > 0 {
+		t.c.show(func([]byte) []byte { return lines })
 	}
 	t.c.share.Drop(t.shown.held)
 	t.shown = shownLines{}

@@ -216,8 +216,8 @@ func TestMonitorCuts(t *testing.T) {
 		want string
 	}{
 		{[]string{"SET", "a", "b"}, `"SET" "a" "b"`},
-		{[]string{"SET", long}, `"SET" "` + long[:maxShown-3] + `... (13 more bytes)"`},
-		{[]string{"SET", long[:maxShown-3], "a", "b"}, `"SET" "` + long[:maxShown-3] + `" "... (2 more arguments)"`},
+		{[]string{"SET", long}, `"SET" "` + long[:maxShown-6] + `... (16 more bytes)"`},
+		{[]string{"SET", long[:maxShown-9], "a", "b"}, `"SET" "` + long[:maxShown-9] + `" "... (2 more arguments)"`},
 	} {
 		var args [][]byte
 		for _, a := range c.args {
@@ -228,7 +228,8 @@ func TestMonitorCuts(t *testing.T) {
 			t.Errorf("%.60q…: got …%q, want …%q", c.args, got[max(0, len(got)-60):], c.want[max(0, len(c.want)-60):])
 		}
 	}
-	addr, _ := start(t, Options{Databases: fakes(1)})
+	budget := netsrv.NewBudget(256 << 20)
+	addr, _ := start(t, Options{Databases: fakes(1), Budget: budget})
 	m, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	m.want(t, "+OK\r\n", "MONITOR")
 	p.want(t, "+OK\r\n", "MSET", "a", long, "b", long)
@@ -243,6 +244,9 @@ func TestMonitorCuts(t *testing.T) {
 			t.Errorf("line %d has %d bytes", i, len(l))
 		}
 	}
+	m.Close()
+	p.Close()
+	eventually(t, "the memory of the lines comes back", func() bool { return budget.Used() == 0 })
 }
 
 // TestMonitorWithoutReading: a client that does not read what it MONITORs is disconnected, others are not held up, and nothing is
