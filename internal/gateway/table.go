@@ -204,7 +204,6 @@ func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
 
 // Commands that have nothing to do, and succeed.
 func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
-func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 
 // valueCommands work on one key, or on several each of which is atomic alone. A batch joins them by key:
