@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -33,8 +34,11 @@ type meeting struct {
 // metGateway is a gateway that has registered.
 type metGateway struct {
 	*dirpb.PeerGateway
-	group string    // those that serve the same databases meet
-	until time.Time // forgotten then
+	group string // those that serve the same databases meet
+	// namespaces are its databases, and identity is who opened its sessions.
+	namespaces []uint32
+	identity   string
+	until      time.Time // forgotten then
 }
 
 const (
@@ -56,6 +60,7 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 		return nil, err
 	}
 	var group strings.Builder
+	g := &metGateway{PeerGateway: &dirpb.PeerGateway{Id: q.Id, Addr: q.Addr, HostId: q.HostId}}
 	n.withState(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) {
 		for _, id := range q.SessionIds {
 			y := s.Session(id)
@@ -67,6 +72,7 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 				return
 			}
 			fmt.Fprintf(&group, "%d ", y.NamespaceId)
+			g.namespaces, g.identity = append(g.namespaces, y.NamespaceId), y.Identity
 		}
 	})
 	if err != nil {
@@ -76,12 +82,13 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 		l.meeting.remove(string(q.Id))
 		return &dirpb.MeetReply{}, nil
 	}
-	if !l.meeting.add(q, group.String()) {
+	g.group = group.String()
+	if !l.meeting.add(g) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d gateways are registered, want at most %d", maxGateways, maxGateways)
 	}
 	reply := &dirpb.MeetReply{}
 	n.await(ctx, l, q.WaitMillis, l.meeting.changed.next, func() bool {
-		reply.Gateways = l.meeting.others(string(q.Id), group.String())
+		reply.Gateways = l.meeting.others(string(q.Id), g.group)
 		reply.News = newsOfGateways(reply.Gateways)
 		return reply.News != q.News
 	})
@@ -106,12 +113,12 @@ func checkMeet(q *dirpb.MeetRequest) error {
 }
 
 // add registers a gateway, or reports that there are too many.
-func (m *meeting) add(q *dirpb.MeetRequest, group string) bool {
+func (m *meeting) add(g *metGateway) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	g := &metGateway{&dirpb.PeerGateway{Id: q.Id, Addr: q.Addr, HostId: q.HostId}, group, now.Add(meetTime)}
-	was := m.mu.gateways[string(q.Id)]
+	g.until = now.Add(meetTime)
+	was := m.mu.gateways[string(g.Id)]
 	if was == nil {
 		for id, x := range m.mu.gateways {
 			if now.After(x.until) {
@@ -125,8 +132,8 @@ func (m *meeting) add(q *dirpb.MeetRequest, group string) bool {
 	if m.mu.gateways == nil {
 		m.mu.gateways = make(map[string]*metGateway)
 	}
-	m.mu.gateways[string(q.Id)] = g
-	if was == nil || was.group != group || was.Addr != q.Addr {
+	m.mu.gateways[string(g.Id)] = g
+	if was == nil || was.group != g.group || was.Addr != g.Addr {
 		m.changed.happens()
 	}
 	return true
@@ -150,6 +157,27 @@ func (m *meeting) others(id, group string) (list []*dirpb.PeerGateway) {
 		}
 	}
 	slices.SortFunc(list, func(a, b *dirpb.PeerGateway) int { return bytes.Compare(a.Id, b.Id) })
+	return list
+}
+
+// show is all gateways for operators, by address.
+func (m *meeting) show(s *fsm.State) (list []*dirpb.GatewayInfo) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, g := range m.mu.gateways {
+		if !now.Before(g.until) {
+			continue
+		}
+		info := &dirpb.GatewayInfo{Addr: g.Addr, HostId: g.HostId, Identity: g.identity}
+		for _, id := range g.namespaces {
+			info.Namespaces = append(info.Namespaces, s.Namespace(id).GetName())
+		}
+		list = append(list, info)
+	}
+	slices.SortFunc(list, func(a, b *dirpb.GatewayInfo) int {
+		return cmp.Or(strings.Compare(a.Addr, b.Addr), strings.Compare(a.HostId, b.HostId))
+	})
 	return list
 }
 

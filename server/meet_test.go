@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +57,17 @@ func TestMeet(t *testing.T) {
 	if r := <-heard; len(r.Gateways) != 1 || r.Gateways[0].Addr != b.Addr || r.Gateways[0].HostId != "h2" {
 		t.Fatalf("a meets %v", r.Gateways)
 	}
+	st, err := c.Status(testCtx(t), &dirpb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []string
+	for _, g := range st.Gateways {
+		shown = append(shown, fmt.Sprint(g.Addr, g.HostId, g.Namespaces))
+	}
+	if want := []string{"10.0.0.1:1[n]", "10.0.0.2:1h2[n]", "10.0.0.3:1[m]", "10.0.0.4:1[n m]"}; !slices.Equal(shown, want) {
+		t.Errorf("operators see %q, want %q", shown, want)
+	}
 	b.Leaves = true
 	meet(b)
 	if r := meet(a); len(r.Gateways) != 0 {
@@ -69,6 +82,6 @@ func TestMeet(t *testing.T) {
 		_, err := c.Meet(testCtx(t), q)
 		wantCode(t, err, codes.InvalidArgument, what)
 	}
-	_, err := c.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{999}, Id: id("a"), Addr: "h:1"})
+	_, err = c.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{999}, Id: id("a"), Addr: "h:1"})
 	wantCode(t, err, codes.NotFound, "session 999")
 }

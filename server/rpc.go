@@ -830,6 +830,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.Epoch, reply.MinEpoch = x.Epochs()
 			showNodes(reply.Map.Nodes, x, s, uptime)
 			reply.NodeStats = x.Stats()
+			reply.Gateways = l.meeting.show(s)
 			reply.Jobs = x.Jobs(s, uptime)
 			for _, u := range reply.Usage {
 				a := x.Account(s, u.PgId, uptime)

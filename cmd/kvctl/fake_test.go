@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/peers/peerspb"
 )
 
 // fakeDirectory answers what a test tells it to, over gRPC.
@@ -34,13 +36,13 @@ type fakeDirectory struct {
 }
 
 // serve starts f and returns its address.
-func (f *fakeDirectory) serve(t *testing.T) string {
+func (f *fakeDirectory) serve(t *testing.T, with ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(with...)
 	dirpb.RegisterDirectoryServer(s, f)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(lis) })
@@ -189,14 +191,20 @@ func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamesp
 //	steps            what the next rebalance answers, one step a line
 //	who              what whoami answers, as the text of a WhoAmIReply
 //	refuse CODE      the next call that changes something is refused
+//	paused           what the gateway says that it holds up
 //	kvctl            a command line, and below it what is typed; the calls that changed
 //	                 something are printed
+//
+// $gateway is the address of a gateway, and $here the name of this machine.
 func TestOperate(t *testing.T) {
 	datadriven.Walk(t, "testdata/operate", func(t *testing.T, path string) {
 		f := &fakeDirectory{now: &dirpb.StatusReply{}}
+		g := &fakeGateway{killed: func(id int64) { _ = f.called("KillClient", &peerspb.KillClientRequest{Id: id}) }}
+		words := strings.NewReplacer("$gateway", g.serve(t), "$here", hostid.ID())
 		e := &env{t: t, flags: []string{"--directory", f.serve(t), "--timeout", "10s"},
 			now: func() time.Time { return time.UnixMilli(1_000_000) }}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			d.Input = words.Replace(d.Input)
 			parse := func() *dirpb.StatusReply {
 				st := &dirpb.StatusReply{}
 				if err := prototext.Unmarshal([]byte(d.Input), st); err != nil {
@@ -220,6 +228,10 @@ func TestOperate(t *testing.T) {
 				if err := prototext.Unmarshal([]byte(d.Input), &f.who); err != nil {
 					d.Fatalf(t, "%v", err)
 				}
+			case "paused":
+				g.mu.Lock()
+				g.paused = d.Input
+				g.mu.Unlock()
 			case "refuse":
 				f.err = status.Error(codes.FailedPrecondition, d.Input)
 			}

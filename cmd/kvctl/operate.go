@@ -17,7 +17,7 @@ import (
 )
 
 func (a *app) operateCommands() []*cobra.Command {
-	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(),
+	return []*cobra.Command{a.drainCommand(), a.rebalanceCommand(), a.gatewaysCommand(),
 		a.viewCommand("jobs", "List background jobs: new copies, moves of shards, recalls, scrubs", a.printJobs)}
 }
 

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/peers/peerspb"
 )
 
 // redis sends commands to a server of Redis's protocol and gives the replies' lines,
@@ -217,6 +219,43 @@ func TestGateway(t *testing.T) {
 	wantEmpty(t, filepath.Dir(socket))
 }
 
+// wantOperated sees that an operator finds a gateway by the directory, and is told of it there.
+func wantOperated(t *testing.T, directory string, ready map[string]string, cfg *tls.Config) {
+	t.Helper()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{directory}, TLS: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for found := false; !found; time.Sleep(10 * time.Millisecond) {
+		var st *dirpb.StatusReply
+		err := dir.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
+			st, err = c.Status(ctx, &dirpb.StatusRequest{})
+			return err
+		})
+		if err != nil {
+			t.Fatalf("it does not show gateway %s: %v", ready["peers"], err)
+		}
+		for _, g := range st.Gateways {
+			if found = g.Addr == ready["peers"]; found && (!slices.Equal(g.Namespaces, []string{"cache"}) || !strings.HasSuffix(g.Identity, "/kvd/gateway/it")) {
+				t.Errorf("the directory shows %v", g)
+			}
+		}
+	}
+	err = askGateway(ctx, ready["peers"], cfg, func(ctx context.Context, g peerspb.GatewaysClient) error {
+		d, err := g.Describe(ctx, &peerspb.DescribeRequest{})
+		if err == nil && (!slices.Equal(d.Listen, []string{ready["tls"]}) || d.Commands == 0) {
+			t.Errorf("the gateway shows %v", d)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // listen-tls asks for a certificate, unless anyone may come.
 func TestGatewayTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
@@ -234,6 +273,7 @@ func TestGatewayTLS(t *testing.T) {
 		if got := redis(t, "tcp", p.kv["tls"], full, "PING"); got != "+PONG" {
 			t.Errorf("%s: with a certificate: %q", clients, got)
 		}
+		wantOperated(t, d.kv["directory"], p.kv, cfg)
 		want := map[string]string{"certified": "certificate required", "any": "+PONG"}[clients]
 		if got := redis(t, "tcp", p.kv["tls"], bare, "PING"); !strings.Contains(got, want) {
 			t.Errorf("%s: without a certificate: %q, want %q", clients, got, want)

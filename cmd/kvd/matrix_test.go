@@ -360,7 +360,11 @@ func (s *secured) listeners() (all []listener) {
 		return s.invoke(c.name, healthpb.Health_Check_FullMethodName, false, &healthpb.HealthCheckRequest{})
 	})
 	health("memory node: `health-listen`", s.memnode["health"], func(c caller) error { return askHealth(s.ctx(), s.memnode["health"], c.conf) })
-	health("gateway: `listen-peers`", s.gateway["peers"], func(c caller) error { return askPeers(s.ctx(), s.gateway["peers"], c.conf) })
+	health("gateway: `listen-peers`, what gateways tell each other", s.gateway["peers"], func(c caller) error { return askPeers(s.ctx(), s.gateway["peers"], c.conf) })
+	for what, ask := range operating {
+		all = append(all, listener{row: "gateway: `listen-peers`, clients and slow log (`kvctl gateways`)", what: what, addr: s.gateway["peers"], protocol: "h2", greeting: preface,
+			ask: func(c caller) error { return askGateway(s.ctx(), s.gateway["peers"], c.conf, ask) }})
+	}
 	all = append(all, listener{row: "directory: `raft-listen`", addr: s.raft, greeting: "\xff\xff\xff\xff\xff\xff\xff\xff", words: "bad certificate",
 		ask: func(c caller) error { return askRaft(s.raft, c.conf) }})
 
@@ -445,6 +449,41 @@ func askPeers(ctx context.Context, addr string, conf *tls.Config) error {
 		return nil
 	}
 	return err
+}
+
+// operating is what operators ask of a gateway.
+var operating = map[string]func(context.Context, peerspb.GatewaysClient) error{
+	"describe": func(ctx context.Context, g peerspb.GatewaysClient) error {
+		_, err := g.Describe(ctx, &peerspb.DescribeRequest{})
+		return err
+	},
+	"clients": func(ctx context.Context, g peerspb.GatewaysClient) error {
+		s, err := g.ListClients(ctx, &peerspb.ListClientsRequest{})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if errors.Is(err, io.EOF) { // there are none
+			return nil
+		}
+		return err
+	},
+	"slow log": func(ctx context.Context, g peerspb.GatewaysClient) error {
+		_, err := g.SlowLog(ctx, &peerspb.SlowLogRequest{})
+		return err
+	},
+	"kill": func(ctx context.Context, g peerspb.GatewaysClient) error {
+		_, err := g.KillClient(ctx, &peerspb.KillClientRequest{Id: 1 << 60})
+		return err
+	},
+}
+
+func askGateway(ctx context.Context, addr string, conf *tls.Config, ask func(context.Context, peerspb.GatewaysClient) error) error {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return ask(ctx, peerspb.NewGatewaysClient(conn))
 }
 
 func askHealth(ctx context.Context, addr string, conf *tls.Config) error {

@@ -201,9 +201,13 @@ func TestRedisCLI(t *testing.T) {
 			contains(t, row, "Hits:")
 		})
 	})
+	t.Run("monitor", func(t *testing.T) {
+		l := open(t)
+		equal(t, firstLines(t, 1, "stdbuf", "-oL", "redis-cli", "-p", portOf(l.ours().redis), "monitor")[0], "OK")
+	})
 	t.Run("what is not there", func(t *testing.T) {
 		l := open(t)
-		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "monitor", "--cluster check", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
+		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "--cluster check", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
 			t.Run(args, func(t *testing.T) {
 				argv := append([]string{"redis-cli", "-e", "-p", portOf(l.ours().redis)}, strings.Fields(args)...)
 				if strings.HasPrefix(args, "--cluster") {

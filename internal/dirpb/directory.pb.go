@@ -6750,9 +6750,11 @@ type StatusReply struct {
 	Identifies bool    `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
 	KeyUse     *KeyUse `protobuf:"bytes,50,opt,name=key_use,json=keyUse,proto3" json:"key_use,omitempty"`
 	// Of the directory node that answers: the latest level that it knows, and what its program calls itself.
-	KnowsLevel    uint32 `protobuf:"varint,90,opt,name=knows_level,json=knowsLevel,proto3" json:"knows_level,omitempty"`
-	Version       string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"`
-	Level         uint32 `protobuf:"varint,92,opt,name=level,proto3" json:"level,omitempty"` // of the directory's state, as far as this directory node has it
+	KnowsLevel uint32 `protobuf:"varint,90,opt,name=knows_level,json=knowsLevel,proto3" json:"knows_level,omitempty"`
+	Version    string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"`
+	Level      uint32 `protobuf:"varint,92,opt,name=level,proto3" json:"level,omitempty"` // of the directory's state, as far as this directory node has it
+	// The leader's alone: gateways that have told it where others call them.
+	Gateways      []*GatewayInfo `protobuf:"bytes,93,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6913,6 +6915,82 @@ func (x *StatusReply) GetLevel() uint32 {
 	return 0
 }
 
+func (x *StatusReply) GetGateways() []*GatewayInfo {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+// GatewayInfo is a gateway as operators know it: what others show it to be one of them is left out.
+type GatewayInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addr          string                 `protobuf:"bytes,1,opt,name=addr,proto3" json:"addr,omitempty"` // host:port where other gateways and operators call it
+	HostId        string                 `protobuf:"bytes,2,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	Namespaces    []string               `protobuf:"bytes,3,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // its databases, in their order
+	Identity      string                 `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`     // empty: nobody's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GatewayInfo) Reset() {
+	*x = GatewayInfo{}
+	mi := &file_directory_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GatewayInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GatewayInfo) ProtoMessage() {}
+
+func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GatewayInfo.ProtoReflect.Descriptor instead.
+func (*GatewayInfo) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *GatewayInfo) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *GatewayInfo) GetHostId() string {
+	if x != nil {
+		return x.HostId
+	}
+	return ""
+}
+
+func (x *GatewayInfo) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *GatewayInfo) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
 // KeyUse says how far the store has taken over the present key for session tokens.
 type KeyUse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -6929,7 +7007,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6941,7 +7019,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6954,7 +7032,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -7007,7 +7085,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7019,7 +7097,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7032,7 +7110,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -7092,7 +7170,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7182,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7195,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -7203,7 +7281,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7215,7 +7293,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7228,7 +7306,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -7393,7 +7471,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7405,7 +7483,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7418,7 +7496,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -7471,7 +7549,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7483,7 +7561,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7496,7 +7574,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 type RemoveDirectoryRequest struct {
@@ -7508,7 +7586,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7520,7 +7598,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7533,7 +7611,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -7551,7 +7629,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7641,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7654,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -7591,7 +7669,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7603,7 +7681,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7616,7 +7694,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -7635,7 +7713,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7647,7 +7725,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7660,7 +7738,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -7678,7 +7756,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7690,7 +7768,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7703,7 +7781,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 type WhoAmIReply struct {
@@ -7718,7 +7796,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7730,7 +7808,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7743,7 +7821,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -7784,7 +7862,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7796,7 +7874,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7809,7 +7887,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -7835,7 +7913,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7847,7 +7925,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7860,7 +7938,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -7883,7 +7961,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7895,7 +7973,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7908,7 +7986,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -7950,7 +8028,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7962,7 +8040,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7975,7 +8053,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -8002,7 +8080,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8014,7 +8092,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8027,7 +8105,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -8054,7 +8132,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8066,7 +8144,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8079,7 +8157,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -8106,7 +8184,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8118,7 +8196,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8131,7 +8209,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -8158,7 +8236,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8170,7 +8248,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8183,7 +8261,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{107}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -8210,7 +8288,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8222,7 +8300,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8235,7 +8313,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{108}
+	return file_directory_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -8268,7 +8346,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8280,7 +8358,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8293,7 +8371,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{109}
+	return file_directory_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8890,7 +8968,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
 	"\x0fAcceptLossReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\xa3\x06\n" +
+	"\rStatusRequest\"\xde\x06\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -8917,10 +8995,18 @@ const file_directory_proto_rawDesc = "" +
 	"\vknows_level\x18Z \x01(\rR\n" +
 	"knowsLevel\x12\x18\n" +
 	"\aversion\x18[ \x01(\tR\aversion\x12\x14\n" +
-	"\x05level\x18\\ \x01(\rR\x05level\x1aY\n" +
+	"\x05level\x18\\ \x01(\rR\x05level\x129\n" +
+	"\bgateways\x18] \x03(\v2\x1d.kvd.directory.v1.GatewayInfoR\bgateways\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
-	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xb4\x01\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"v\n" +
+	"\vGatewayInfo\x12\x12\n" +
+	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x17\n" +
+	"\ahost_id\x18\x02 \x01(\tR\x06hostId\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x03 \x03(\tR\n" +
+	"namespaces\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\tR\bidentity\"\xb4\x01\n" +
 	"\x06KeyUse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
@@ -9139,7 +9225,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -9236,29 +9322,30 @@ var file_directory_proto_goTypes = []any{
 	(*AcceptLossReply)(nil),        // 92: kvd.directory.v1.AcceptLossReply
 	(*StatusRequest)(nil),          // 93: kvd.directory.v1.StatusRequest
 	(*StatusReply)(nil),            // 94: kvd.directory.v1.StatusReply
-	(*KeyUse)(nil),                 // 95: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 96: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 97: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 98: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 99: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 100: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 101: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 102: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 103: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 104: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 105: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 106: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 107: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 108: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 109: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 110: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 111: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 112: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 113: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 114: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 115: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 116: kvd.directory.v1.AuditEntry
-	nil,                            // 117: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*GatewayInfo)(nil),            // 95: kvd.directory.v1.GatewayInfo
+	(*KeyUse)(nil),                 // 96: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 97: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 98: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 99: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 100: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 101: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 102: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 103: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 104: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 105: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 106: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 107: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 108: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 109: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 110: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 111: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 112: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 113: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 114: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 115: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 116: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 117: kvd.directory.v1.AuditEntry
+	nil,                            // 118: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -9317,100 +9404,101 @@ var file_directory_proto_depIdxs = []int32{
 	14,  // 53: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
 	12,  // 54: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	12,  // 55: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	96,  // 56: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	97,  // 56: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
 	9,   // 57: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	97,  // 58: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	98,  // 59: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	117, // 60: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	98,  // 58: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	99,  // 59: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	118, // 60: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
 	25,  // 61: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	95,  // 62: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	6,   // 63: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	26,  // 64: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	107, // 65: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	3,   // 66: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	12,  // 67: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 68: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	12,  // 69: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 70: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	116, // 71: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	80,  // 72: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	48,  // 73: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	50,  // 74: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	55,  // 75: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	64,  // 76: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	58,  // 77: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	60,  // 78: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	62,  // 79: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	34,  // 80: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	65,  // 81: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	68,  // 82: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	74,  // 83: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	83,  // 84: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	75,  // 85: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	77,  // 86: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	28,  // 87: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	30,  // 88: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	32,  // 89: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	36,  // 90: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	38,  // 91: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	40,  // 92: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	42,  // 93: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	44,  // 94: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	46,  // 95: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	85,  // 96: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	87,  // 97: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	89,  // 98: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	91,  // 99: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	93,  // 100: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	99,  // 101: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	101, // 102: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	103, // 103: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	114, // 104: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	105, // 105: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	108, // 106: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	110, // 107: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	112, // 108: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	49,  // 109: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	51,  // 110: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	57,  // 111: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 112: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	59,  // 113: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	61,  // 114: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	63,  // 115: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	35,  // 116: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	66,  // 117: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	70,  // 118: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	81,  // 119: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	84,  // 120: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	76,  // 121: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	78,  // 122: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	29,  // 123: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	31,  // 124: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	33,  // 125: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	37,  // 126: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	39,  // 127: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	41,  // 128: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	43,  // 129: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	45,  // 130: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	47,  // 131: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	86,  // 132: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	88,  // 133: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	90,  // 134: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	92,  // 135: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	94,  // 136: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	100, // 137: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	102, // 138: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	104, // 139: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	115, // 140: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	106, // 141: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	109, // 142: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	111, // 143: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	113, // 144: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	109, // [109:145] is the sub-list for method output_type
-	73,  // [73:109] is the sub-list for method input_type
-	73,  // [73:73] is the sub-list for extension type_name
-	73,  // [73:73] is the sub-list for extension extendee
-	0,   // [0:73] is the sub-list for field type_name
+	96,  // 62: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	95,  // 63: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
+	6,   // 64: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	26,  // 65: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	108, // 66: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	3,   // 67: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	12,  // 68: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 69: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	12,  // 70: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 71: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	117, // 72: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	80,  // 73: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	48,  // 74: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	50,  // 75: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	55,  // 76: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	64,  // 77: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	58,  // 78: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	60,  // 79: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	62,  // 80: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	34,  // 81: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	65,  // 82: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	68,  // 83: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	74,  // 84: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	83,  // 85: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	75,  // 86: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	77,  // 87: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	28,  // 88: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	30,  // 89: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	32,  // 90: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	36,  // 91: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	38,  // 92: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	40,  // 93: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	42,  // 94: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	44,  // 95: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	46,  // 96: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	85,  // 97: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	87,  // 98: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	89,  // 99: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	91,  // 100: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	93,  // 101: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	100, // 102: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	102, // 103: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	104, // 104: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	115, // 105: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	106, // 106: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	109, // 107: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	111, // 108: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	113, // 109: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	49,  // 110: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	51,  // 111: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	57,  // 112: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 113: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	59,  // 114: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	61,  // 115: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	63,  // 116: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	35,  // 117: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	66,  // 118: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	70,  // 119: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	81,  // 120: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	84,  // 121: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	76,  // 122: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	78,  // 123: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	29,  // 124: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	31,  // 125: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	33,  // 126: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	37,  // 127: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	39,  // 128: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	41,  // 129: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	43,  // 130: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	45,  // 131: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	47,  // 132: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	86,  // 133: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	88,  // 134: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	90,  // 135: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	92,  // 136: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	94,  // 137: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	101, // 138: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	103, // 139: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	105, // 140: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	116, // 141: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	107, // 142: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	110, // 143: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	112, // 144: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	114, // 145: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	110, // [110:146] is the sub-list for method output_type
+	74,  // [74:110] is the sub-list for method input_type
+	74,  // [74:74] is the sub-list for extension type_name
+	74,  // [74:74] is the sub-list for extension extendee
+	0,   // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -9425,7 +9513,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   111,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

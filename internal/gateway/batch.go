@@ -36,6 +36,7 @@ type batch struct {
 	ops     []client.Op  // of the units, kept for their memory
 	seed    maphash.Seed // of hashOf
 	table   []int32      // unit + 1 by hash of the key; 0: none
+	heed    uint32       // of the gateway, when the batch was begun or what took long was over
 	hold    bool         // EXEC: nothing runs until all of it is here
 	found   bool         // the only unit has been performed, in a turn of a loop: c.found
 	writes  bool         // a unit does
@@ -213,6 +214,12 @@ func (b *batch) fail(cmd *command, text string) {
 	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, text: text})
 }
 
+// refuse is fail for a command that begins and finds its arguments wrong, which MONITOR shows, too.
+func (b *batch) refuse(cmd *command, args [][]byte, text string) {
+	b.fail(cmd, text)
+	b.entries[len(b.entries)-1].args = args
+}
+
 // unitOf finds or makes the unit of a key.
 // A single key, as most connections name at a time, and the same one again are found
 // without hashing. The table is open addressing with linear probing, at most half full.
@@ -342,20 +349,20 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	case single:
 		name := args[cmd.first]
 		if bad := badKey(name); bad != "" {
-			b.fail(cmd, bad)
+			b.refuse(cmd, args, bad)
 			return nil
 		}
 		return b.admitOne(cmd, args, name)
 	case setAll:
 		if len(args)%2 == 0 {
-			b.fail(cmd, wrongArgs(cmd))
+			b.refuse(cmd, args, wrongArgs(cmd))
 			return nil
 		}
 	}
 	step := cmd.step
 	for i := 1; i < len(args); i += step {
 		if bad := badKey(args[i]); bad != "" {
-			b.fail(cmd, bad)
+			b.refuse(cmd, args, bad)
 			return nil
 		}
 	}
@@ -410,7 +417,7 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 		at, bad = expireAt(cmd.name, args[2], cmd.special == setFor1000, false, b.now)
 	}
 	if bad != "" {
-		b.fail(cmd, bad)
+		b.refuse(cmd, args, bad)
 		return nil
 	}
 	if at != 0 && at <= b.now {
@@ -857,6 +864,9 @@ func (b *batch) replies() error {
 			continue
 		}
 		b.noteSlow(i, took)
+		if b.heed&heedMonitor != 0 {
+			b.shownEntry(i)
+		}
 		if b.w.Errors != b.cur.errors {
 			m.noteCommands(e.cmd, 1, true, took)
 		} else {

@@ -155,6 +155,7 @@ type waiter struct {
 	keys []*awaited
 	line string
 	all  bool          // it waits in no turn
+	held bool          // by CLIENT PAUSE, for no keys
 	wake chan struct{} // capacity 1: to try
 	end  chan ending   // capacity 1: not to wait any longer
 
@@ -408,6 +409,9 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 	}
 	if bad != "" {
+		if c.shows(cmd) {
+			c.showCommand(cmd, args, len(args), c.db)
+		}
 		w.Error(bad)
 		return 0, nil
 	}
@@ -416,6 +420,11 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		c.performSeveral(cmd, w, args, began)
 		return time.Since(began), nil
 	}
+	if c.shows(cmd) { // once, however often it tries
+		c.showCommand(cmd, args, len(args), c.db)
+		c.out.uncork() // its reply may be far away
+	}
+	c.box.flush()
 	s := &c.g.waits
 	x := s.enterQueues(c.db, &b)
 	c.blocked.Store(x)
@@ -438,6 +447,12 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		if again || !b.reads {
 			mine = s.turn(x, c.db, b.names)
 		}
+		var paused <-chan struct{}
+		if again { // it began before the pause, and would take what other gateways give
+			if paused = c.heldUntil(cmd, args); paused != nil {
+				mine = nil
+			}
+		}
 		if len(mine) > 0 {
 			began := time.Now()
 			pass = c.tryBlocked(cmd, args, &b, mine, again, w)
@@ -457,6 +472,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 			select {
 			case <-x.wake:
 				pass = true
+			case <-paused:
 			case x.taken = <-x.end:
 			case <-timeout:
 				why = endTimeout
@@ -545,7 +561,7 @@ func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) {
 		return
 	}
 	x := other.blocked.Load()
-	w.Int(bit(x != nil && x.unblock(why)))
+	w.Int(bit(x != nil && !x.held && x.unblock(why)))
 }
 
 // announce wakes those who wait for what has been written.

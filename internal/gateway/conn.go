@@ -74,6 +74,8 @@ type conn struct {
 	waited    time.Duration            // of the command that comes or is performed, for memory
 	user      atomic.Pointer[acl.User] // default before AUTH
 	listens   atomic.Int32             // channels and patterns that it is subscribed to
+	monitors  atomic.Bool              // MONITOR
+	settling  atomic.Bool              // it waits for others, in CLIENT PAUSE
 	tracker   atomic.Pointer[tracker]  // nil: the client caches nothing
 	seenDB    atomic.Int32
 	seenP3    atomic.Bool
@@ -123,7 +125,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 	case c.finishing.Load(): // Link.CloseRead ends it
 	case half != 0:
 		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered()) + c.waited))
-	case idle > 0 && c.listens.Load() == 0: // subscribers have nothing to say
+	case idle > 0 && !c.hears(): // those have nothing to say
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
 	case c.deadline:
 		c.nc.SetReadDeadline(time.Time{})
@@ -133,6 +135,9 @@ func (r counted) Read(p []byte) (n int, err error) {
 	c.g.m.read.Add(uint64(n))
 	return n, err
 }
+
+// hears reports whether the client is here to be told what it does not ask for.
+func (c *conn) hears() bool { return c.listens.Load() > 0 || c.monitors.Load() }
 
 // commandTime is how long a command of which so many bytes have arrived may take to arrive.
 // A fixed time alone would cut off honest clients on slow lines, and a time for each read would
@@ -231,6 +236,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		g.remove(c)
 		c.stopListening()
 		c.stopTracking()
+		c.stopMonitoring()
 		c.box.flush()
 		c.rd.Release()
 		c.tx.end(c)
@@ -333,6 +339,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	defer b.free()
 	defer c.box.flush()
 	c.active.Store(-b.now)
+	b.heed = c.g.heed.Load() // after active; see awaitCommands
 	c.said = 0
 	for ; err != resp.ErrIncomplete; args, err = c.rd.Next() {
 		c.said++
@@ -445,6 +452,12 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 			}
 		}()
 	}
+	if bad == "" && b.heed&heedPause != 0 {
+		if err := c.awaitUnpause(b, cmd, args); err != nil {
+			return err
+		}
+		cmd, bad = c.lookup(args)
+	}
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
@@ -499,6 +512,10 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	took := time.Since(b.start)
 	c.g.m.noteCommands(cmd, 1, w.Errors != errs, took)
 	c.noteSlow(cmd, args, took)
+	b.heed = c.g.heed.Load()                                        // it may have changed that, or taken long
+	if b.heed&heedMonitor != 0 && cmd.keys == nil && c.shows(cmd) { // what is staged shows itself
+		c.showCommand(cmd, args, len(args), c.db)
+	}
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}
@@ -727,6 +744,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
 	c.stopListening()
 	c.stopTracking()
+	c.stopMonitoring()
 	c.fresh()
 	c.setName(nil)
 	c.becomeNew()

@@ -201,7 +201,12 @@ type Gateway struct {
 	users   *acl.Users
 	denials acl.Log
 	slow    slowLog
-	aclFile sync.Mutex // held while Options.ACLFile is read or written
+	// heed is what there is to look at besides performing commands; see heedPause.
+	heed      atomic.Uint32
+	pausing   pausing
+	monitors  monitors
+	latencies latencies
+	aclFile   sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
 	loops     loop.Loops
@@ -216,7 +221,8 @@ type Gateway struct {
 
 	mu struct {
 		sync.Mutex
-		conns map[int64]*conn
+		conns     map[int64]*conn
+		listeners []net.Listener
 	}
 }
 
@@ -266,14 +272,17 @@ func New(o Options) (*Gateway, error) {
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
 	if err == nil && o.Peers != nil {
-		o.Peers.Start(g.heard, g.missed)
+		o.Peers.Start(g.heard, g.missed, operated{g})
 	}
 	return g, err
 }
 
 // Serve accepts connections from l, which it closes, until Close (nil) or until
 // accepting fails. It may run for several listeners at once.
-func (g *Gateway) Serve(l net.Listener) error { return g.srv.Serve(l) }
+func (g *Gateway) Serve(l net.Listener) error {
+	g.addListener(l)
+	return g.srv.Serve(l)
+}
 
 // Door counts the connections, for metrics.
 func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
@@ -284,6 +293,7 @@ func (g *Gateway) Close() error {
 	g.each(func(c *conn) { c.link.Kill() })
 	g.killScripts()
 	err := g.srv.Close()
+	g.pausing.end(&g.heed)
 	g.loops.Close()
 	g.waits.poller.Wait()
 	g.tracked.checks.Wait()
@@ -338,6 +348,7 @@ func (g *Gateway) remove(c *conn) {
 	g.mu.Lock()
 	delete(g.mu.conns, c.id)
 	g.mu.Unlock()
+	c.active.Store(abs(c.active.Load())) // nobody waits for what it was doing
 }
 
 // queryBytes bounds a command: a value, its key, and some more of both.

@@ -95,7 +95,7 @@ func (c *conn) Tick(now time.Time) {
 	if half := c.half.Load(); half != 0 && half < began {
 		c.lateCommand()
 		c.link.Kill()
-	} else if idle > 0 && c.listens.Load() == 0 && abs(c.active.Load()) < now.Add(-idle).UnixMilli() {
+	} else if idle > 0 && !c.hears() && abs(c.active.Load()) < now.Add(-idle).UnixMilli() {
 		c.link.Kill()
 	}
 }

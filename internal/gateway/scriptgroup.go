@@ -47,7 +47,7 @@ type groupUnit struct {
 // joins reports whether a command may wait for others to make a group.
 func (b *batch) joins(cmd *command, args [][]byte) bool {
 	c := b.c
-	if !cmd.bySHA || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
+	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
 		return false
 	}
 	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(args[3]) != "" {

@@ -290,6 +290,9 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	if bad != "" {
 		return nil, bad
 	}
+	if t.showing {
+		defer func() { t.shown.add(t, "lua", cmd, args) }()
+	}
 	h.w.Reset(keepReply)
 	h.w.Proto = proto
 	switch {

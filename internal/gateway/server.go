@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"runtime"
@@ -102,7 +101,7 @@ var infoSections = []struct {
 	{"Clients", false, func(g *Gateway, line func(string, any)) {
 		line("connected_clients", g.srv.Conns())
 		line("maxclients", g.o.MaxConns)
-		line("blocked_clients", g.waits.clients.Load())
+		line("blocked_clients", g.waits.clients.Load()+g.pausing.clients.Load())
 		line("tracking_clients", g.tracked.clients.Load())
 	}},
 	{"Memory", false, func(g *Gateway, line func(string, any)) {
@@ -143,12 +142,7 @@ var infoSections = []struct {
 		line("aof_enabled", 0)
 	}},
 	{"Stats", false, func(g *Gateway, line func(string, any)) {
-		var n, failed uint64
-		for i := range g.m.commands {
-			ok, bad := g.m.commands[i].ok.Load(), g.m.commands[i].failed.Load()
-			n += ok + bad
-			failed += bad
-		}
+		n, failed := g.totals()
 		line("total_connections_received", g.srv.Accepted()+g.srv.Refused())
 		line("total_commands_processed", n)
 		line("total_net_input_bytes", g.m.read.Load())
@@ -283,7 +277,14 @@ var settings = []setting{
 	{name: "databases", get: func(g *Gateway) string { return strconv.Itoa(len(g.o.Databases)) }},
 	fixed("dir", ""),
 	accepted("hz", "10"),
-	accepted("latency-monitor-threshold", "0"),
+	{name: "latency-monitor-threshold", get: func(g *Gateway) string { return strconv.FormatInt(g.slow.latencyFrom(), 10) },
+		set: func(g *Gateway, v []byte) bool {
+			n, ok := resp.ParseInt(v)
+			if ok = ok && n >= 0; ok {
+				g.slow.setLatency(n)
+			}
+			return ok
+		}},
 	{name: "maxclients", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxConns) }},
 	same("maxmemory", "0"),
 	same("maxmemory-policy", "noeviction"),
@@ -605,8 +606,7 @@ func (c *conn) setName(b []byte) {
 	c.mu.Unlock()
 }
 
-// clientCommands are apart from the table since they are many. Commands that would need a way to stop the clients of other gateways are
-// refused rather than ignored.
+// clientCommands are apart from the table since they are many.
 func clientCommands() *command {
 	return container("client", "connection", "Commands about connections.", nil,
 		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.id) }, "Returns the connection's number."),
@@ -632,8 +632,8 @@ func clientCommands() *command {
 		onConn("client|no-touch", 3, "", onOff, "Is accepted."),
 		onConn("client|reply", 3, "", cmdClientReply, "Turns replies off and on."),
 		onConn("client|kill", -3, "", cmdClientKill, "Closes connections."),
-		onConn("client|pause", -3, "", refuse("ERR kvd: CLIENT PAUSE is not supported: other gateways would go on"), "Is refused."),
-		onConn("client|unpause", 2, "", replyOK, "Does nothing."),
+		onConn("client|pause", -3, "", cmdClientPause, "Holds up commands of this gateway's clients."),
+		onConn("client|unpause", 2, "", cmdClientUnpause, "Ends that."),
 		onConn("client|unblock", -3, "", cmdClientUnblock, "Ends the waiting of a client of this gateway."),
 		onConn("client|getredir", 2, "", cmdClientGetRedir, "Returns the connection that hears of what this one caches."),
 		onConn("client|tracking", -3, "", cmdClientTracking, "Begins or ends telling the client which of the keys that it caches are written."),
@@ -641,7 +641,8 @@ func clientCommands() *command {
 		onConn("client|trackinginfo", 2, "", cmdClientTrackingInfo, "Tells how the client caches."),
 		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID", "    Return the ID of the current connection.",
 			"INFO", "    Return information about the current client connection.", "KILL <option> ...", "    Kill connection(s).",
-			"LIST [options ...]", "    Return information about client connections.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
+			"LIST [options ...]", "    Return information about client connections.", "UNPAUSE", "    Stop the current client pause, resuming traffic.",
+			"PAUSE <timeout> [WRITE|ALL]", "    Suspend all, or just write, clients for <timeout> milliseconds.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
 			"SETNAME <name>", "    Assign the name <name> to the current connection.",
 			"UNBLOCK <clientid> [TIMEOUT|ERROR]", "    Unblock the specified blocked client."))
 }
@@ -692,43 +693,6 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 	default:
 		w.Error(errSyntax)
 	}
-}
-
-// line is the connection as CLIENT LIST shows it; any goroutine may ask. tot-mem is what it has of Options.Budget.
-func (c *conn) line() string {
-	c.mu.Lock()
-	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
-	c.mu.Unlock()
-	cmd := "NULL"
-	if l := c.last.Load(); l != nil {
-		cmd = l.name
-	}
-	proto := 2
-	if c.seenP3.Load() {
-		proto = 3
-	}
-	channels, patterns, shards := c.g.hub.countsOf(c)
-	flags := ""
-	if channels+patterns+shards > 0 {
-		flags += "P"
-	}
-	if c.inTx.Load() >= 0 {
-		flags += "x"
-	}
-	if c.blocked.Load() != nil {
-		flags += "b"
-	}
-	redirect := int64(-1)
-	if t := c.tracker.Load(); t != nil {
-		flags += t.letters()
-		redirect = t.redirect
-	}
-	flags = cmp.Or(flags, "N")
-	parts, unread := c.out.pending()
-	now := time.Now()
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d oll=%d omem=%d tot-mem=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
-		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), parts, unread, c.share.Held(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
 }
 
 // each calls f for the connections in the order of their numbers.

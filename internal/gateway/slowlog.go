@@ -25,7 +25,9 @@ const (
 // which has been taken anyway, so a command that is none of them costs a comparison. Commands that were refused, or queued by
 // MULTI, are none, nor are those that scripts call. Its methods may be called concurrently.
 type slowLog struct {
-	from atomic.Int64 // ns that a command takes at least; math.MaxInt64: there is no such time
+	from atomic.Int64 // ns that a command takes at least, for the log or for LATENCY; math.MaxInt64: there is no such time
+	// logFrom is from for the log alone, and latency is latency-monitor-threshold in ms, 0: it is off.
+	logFrom, latency atomic.Int64
 
 	mu struct {
 		sync.Mutex
@@ -56,8 +58,28 @@ func (l *slowLog) setTime(micros int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.micros = micros
+	l.logFrom.Store(from)
+	l.setFromLocked()
+}
+
+// setLatency is CONFIG SET latency-monitor-threshold.
+func (l *slowLog) setLatency(ms int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.latency.Store(ms)
+	l.setFromLocked()
+}
+
+func (l *slowLog) setFromLocked() {
+	from := l.logFrom.Load()
+	if ms := l.latency.Load(); ms > 0 && ms <= math.MaxInt64/int64(time.Millisecond) {
+		from = min(from, ms*int64(time.Millisecond))
+	}
 	l.from.Store(from)
 }
+
+// latencyFrom is latency-monitor-threshold.
+func (l *slowLog) latencyFrom() int64 { return l.latency.Load() }
 
 // setLen is CONFIG SET slowlog-max-len; what is too much goes at once.
 func (l *slowLog) setLen(n int64) {
@@ -74,8 +96,11 @@ func (l *slowLog) settings() (micros, maxLen int64) {
 	return l.mu.micros, l.mu.maxLen
 }
 
-// logs reports whether a command that took so long belongs into the log.
-func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.from.Load() }
+// notes reports whether a command that took so long belongs into the log, or concerns LATENCY.
+func (l *slowLog) notes(took time.Duration) bool { return int64(took) >= l.from.Load() }
+
+// logs reports whether it belongs into the log.
+func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.logFrom.Load() }
 
 // add logs a command, and gives it its number.
 func (l *slowLog) add(e *slowEntry) {
@@ -122,6 +147,13 @@ func (l *slowLog) size() (n, bytes int) {
 	return len(l.mu.entries), l.mu.bytes
 }
 
+// logged is how many commands have been entries.
+func (l *slowLog) logged() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.nextID
+}
+
 // reset forgets the entries. Numbers go on.
 func (l *slowLog) reset() {
 	l.mu.Lock()
@@ -131,13 +163,17 @@ func (l *slowLog) reset() {
 
 // noteSlow logs a command of the connection if it took long. EXEC is left out, as in Redis: its commands are there.
 func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
-	if c.g.slow.logs(took) && cmd.name != "exec" {
+	if c.g.slow.notes(took) && cmd.name != "exec" {
 		c.logSlow(cmd, args, len(args), took)
 	}
 }
 
 // logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
 func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
+	c.g.noteLatency(cmd, took)
+	if !c.g.slow.logs(took) {
+		return
+	}
 	c.mu.Lock()
 	name := c.mu.name
 	c.mu.Unlock()
@@ -151,7 +187,7 @@ func (b *batch) noteSlow(last int, took time.Duration) {
 		took = time.Since(b.start)
 	}
 	e := &b.entries[last]
-	if !b.c.g.slow.logs(took) || e.text != "" {
+	if !b.c.g.slow.notes(took) || e.text != "" {
 		return
 	}
 	if e.unit < 0 || e.cmd.fold == single {
@@ -246,16 +282,19 @@ func slowLogCommands() []*command {
 			helpOf("slowlog", "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 mean all).",
 				"    Entries are made of:", "    id, timestamp, time in microseconds, arguments array, client IP and port,", "    client name",
 				"LEN", "    Return the length of the slowlog.", "RESET", "    Reset the slowlog.")),
-		container("latency", "server", "How long commands take; there is no latency monitor.", nil,
-			onConn("latency|latest", 2, "", replyEmpty, "Is empty."),
-			onConn("latency|history", 3, "", replyEmpty, "Is empty."),
-			onConn("latency|reset", -2, "", replyZero, "Does nothing."),
-			onConn("latency|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
-				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
-			}, "Refers to the metrics."),
+		container("latency", "server", "How long commands take.", nil,
+			onConn("latency|latest", 2, "", cmdLatencyLatest, "Returns the latest latency of each event, and its longest one."),
+			onConn("latency|history", 3, "", cmdLatencyHistory, "Returns the latencies of an event."),
+			onConn("latency|reset", -2, "", cmdLatencyReset, "Forgets events."),
+			onConn("latency|graph", 3, "", cmdLatencyGraph, "Draws the latencies of an event."),
+			onConn("latency|doctor", 2, "", cmdLatencyDoctor, "Sums up the events."),
 			onConn("latency|histogram", -2, "", cmdLatencyHistogram, "Returns how many calls of commands took up to which times."),
-			helpOf("latency", "LATEST", "    Return an empty list.", "HISTOGRAM [COMMAND ...]",
-				"    Return a cumulative distribution of latencies in the format of a histogram for the specified command names.",
+			helpOf("latency", "DOCTOR", "    Return a human readable latency analysis report.",
+				"GRAPH <event>", "    Return an ASCII latency graph for the <event> class.",
+				"HISTORY <event>", "    Return time-latency samples for the <event> class.",
+				"LATEST", "    Return the latest latency samples for all events.",
+				"RESET [<event> ...]", "    Reset latency data of one or more <event> classes.", "    (default: reset all data for all event classes)",
+				"HISTOGRAM [COMMAND ...]", "    Return a cumulative distribution of latencies in the format of a histogram for the specified command names.",
 				"    If no commands are specified then all histograms are replied.")),
 	}
 }

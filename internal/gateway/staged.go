@@ -37,6 +37,8 @@ type staged struct {
 	moves bool
 	// mayWait: the function is a command that waits if it finds nothing.
 	mayWait bool
+	// showing: somebody MONITORs.
+	showing bool
 	// scripted: it is a script that performs the command at hand.
 	scripted bool
 
@@ -45,6 +47,7 @@ type staged struct {
 	named      []namedChange  // and what the command at hand calls its own
 	missed     []*stagedKey   // and what it has not found
 	messages   []posted       // what scripts have published so far
+	shown      shownLines     // for MONITOR
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -305,6 +308,9 @@ func (t *staged) require(x watch) {
 
 // run performs a command on keys, as a part of all of it.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
+	if t.showing && !t.scripted {
+		t.shown.add(t, t.c.monitoredAs(), cmd, args)
+	}
 	defer t.noteChanges(cmd, args, w)()
 	if cmd.keys != nil {
 		cmd.keys(t, args, w)
@@ -360,6 +366,8 @@ const stagedTries = 256
 // sent. began is about now.
 func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
 	t = newStaged(c)
+	t.showing = c.g.heed.Load()&heedMonitor != 0
+	defer func() { t.tellMonitors() }()
 	for tries := range stagedTries {
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
 			return t, client.ErrClosed
@@ -367,6 +375,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		t.c.share.Drop(t.held)
 		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
+		t.shown.again()
 		if tries > 0 {
 			began = time.Now()
 		}
@@ -600,6 +609,9 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 				t.run(q.cmd, q.args, &t.out)
 			case q.cmd == selectCommand:
 				t.db = c.selected(t.db, q.args)
+			}
+			if t.showing && replies[i].bad == "" && q.cmd.key == nil && q.cmd.keys == nil {
+				t.shown.add(t, c.monitoredAs(), q.cmd, q.args)
 			}
 			replies[i].hi = t.out.Len()
 		}

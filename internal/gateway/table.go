@@ -204,7 +204,6 @@ func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
 
 // Commands that have nothing to do, and succeed.
 func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
-func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 
 // valueCommands work on one key, or on several each of which is atomic alone. A batch joins them by key:
@@ -346,6 +345,7 @@ func administrationCommands() []*command {
 		container("module", "server", "There are no modules.", nil,
 			onConn("module|list", 2, "", replyEmpty, "Is empty."),
 			helpOf("module", "LIST", "    Return a list of loaded modules.")),
+		onConn("monitor", 1, "server", cmdMonitor, "Shows the commands of this gateway's clients."),
 		onConn("time", 1, "server", cmdTime, "Returns the gateway's time."),
 		onConn("wait", 3, "generic", cmdWait, "Returns 0 at once: a write is on all replicas before its reply."),
 		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) {
@@ -411,4 +411,4 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 // notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const notServed = `
 migrate:-6
-save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`
+save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 waitaof:4`

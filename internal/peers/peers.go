@@ -1,5 +1,5 @@
 // Package peers has the gateways that serve the same databases tell each other what happens: messages that are published,
-// and keys that are written. They find each other through the directory (Meet), and each follows every other one by a stream
+// and keys that are written. Operators ask a gateway about its clients at the same place. They find each other through the directory (Meet), and each follows every other one by a stream
 // of its own (peerspb), which says what it wants to hear: a gateway without subscribers and without clients
 // that cache is told nothing.
 //
@@ -74,8 +74,9 @@ type Peers struct {
 	door *netsrv.Door
 	grpc *grpc.Server
 
-	deliver func(Heard)
-	lost    func()
+	deliver  func(Heard)
+	lost     func()
+	operated Operated
 
 	// How many followers want each; for a look without a lock.
 	wantMessages, wantKeys atomic.Int32
@@ -108,7 +109,13 @@ const (
 )
 
 // allowed is which roles may call what.
-var allowed = rights.Table{peerspb.Gateways_Follow_FullMethodName: identity.RolesOf(identity.Gateway)}
+var allowed = rights.Table{
+	peerspb.Gateways_Follow_FullMethodName:      identity.RolesOf(identity.Gateway),
+	peerspb.Gateways_Describe_FullMethodName:    identity.RolesOf(identity.Operator),
+	peerspb.Gateways_ListClients_FullMethodName: identity.RolesOf(identity.Operator),
+	peerspb.Gateways_SlowLog_FullMethodName:     identity.RolesOf(identity.Operator),
+	peerspb.Gateways_KillClient_FullMethodName:  identity.RolesOf(identity.Operator),
+}
 
 // New prepares Peers and takes over the Listener.
 func New(o Options) (*Peers, error) {
@@ -145,10 +152,10 @@ func New(o Options) (*Peers, error) {
 }
 
 // Start begins to meet and to follow. deliver takes what each peer tells, in its order; those of several peers are called at the
-// same time. lost says that a peer may have written keys of which nobody will tell: its stream began or ended.
-func (p *Peers) Start(deliver func(Heard), lost func()) {
+// same time. lost says that a peer may have written keys of which nobody will tell: its stream began or ended. o answers operators.
+func (p *Peers) Start(deliver func(Heard), lost func(), o Operated) {
 	p.mu.Lock()
-	p.deliver, p.lost, p.mu.started = deliver, lost, true
+	p.deliver, p.lost, p.operated, p.mu.started = deliver, lost, o, true
 	p.mu.Unlock()
 	p.wg.Go(func() { _ = p.grpc.Serve(p.door.Listen(p.o.Listener)) }) // nil after Stop; a lost listener shows in peers that cannot call
 	p.wg.Go(p.meet)

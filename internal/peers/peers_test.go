@@ -75,7 +75,7 @@ func (e *ear) is(f func(*ear) bool) func() bool {
 
 func begin(t *testing.T, r *peerstest.Room, o peers.Options) (*peers.Peers, *ear) {
 	p, e := r.New(t, o), &ear{}
-	p.Start(e.deliver, e.lose)
+	p.Start(e.deliver, e.lose, nil)
 	t.Cleanup(func() { p.Close() })
 	return p, e
 }

@@ -1,4 +1,4 @@
-// What gateways tell each other.
+// What gateways tell each other, and operators.
 //
 // Regenerate with `make generate`; the generated code is committed.
 
@@ -224,6 +224,745 @@ func (x *Message) GetShard() bool {
 	return false
 }
 
+type DescribeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeRequest) Reset() {
+	*x = DescribeRequest{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeRequest) ProtoMessage() {}
+
+func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
+func (*DescribeRequest) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{3}
+}
+
+// DescribeReply says how a gateway is. Counters are since its start.
+type DescribeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	UptimeMillis  uint64                 `protobuf:"varint,2,opt,name=uptime_millis,json=uptimeMillis,proto3" json:"uptime_millis,omitempty"`
+	Listen        []string               `protobuf:"bytes,3,rep,name=listen,proto3" json:"listen,omitempty"` // where clients connect
+	Clients       uint32                 `protobuf:"varint,4,opt,name=clients,proto3" json:"clients,omitempty"`
+	MaxClients    uint32                 `protobuf:"varint,5,opt,name=max_clients,json=maxClients,proto3" json:"max_clients,omitempty"`
+	Commands      uint64                 `protobuf:"varint,6,opt,name=commands,proto3" json:"commands,omitempty"`
+	Hits          uint64                 `protobuf:"varint,7,opt,name=hits,proto3" json:"hits,omitempty"`
+	Misses        uint64                 `protobuf:"varint,8,opt,name=misses,proto3" json:"misses,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`     // of the process, but for what it maps besides Go's heap
+	BufferBytes   uint64                 `protobuf:"varint,10,opt,name=buffer_bytes,json=bufferBytes,proto3" json:"buffer_bytes,omitempty"`    // of buffer-memory that is taken
+	SlowCommands  uint64                 `protobuf:"varint,11,opt,name=slow_commands,json=slowCommands,proto3" json:"slow_commands,omitempty"` // that have been in the slow log
+	Blocked       uint32                 `protobuf:"varint,12,opt,name=blocked,proto3" json:"blocked,omitempty"`                               // clients that wait for keys, or for the end of a pause
+	Monitors      uint32                 `protobuf:"varint,13,opt,name=monitors,proto3" json:"monitors,omitempty"`
+	Paused        string                 `protobuf:"bytes,14,opt,name=paused,proto3" json:"paused,omitempty"` // which commands CLIENT PAUSE holds up: all, write or, if none, nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeReply) Reset() {
+	*x = DescribeReply{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeReply) ProtoMessage() {}
+
+func (x *DescribeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeReply.ProtoReflect.Descriptor instead.
+func (*DescribeReply) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *DescribeReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *DescribeReply) GetUptimeMillis() uint64 {
+	if x != nil {
+		return x.UptimeMillis
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetListen() []string {
+	if x != nil {
+		return x.Listen
+	}
+	return nil
+}
+
+func (x *DescribeReply) GetClients() uint32 {
+	if x != nil {
+		return x.Clients
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetMaxClients() uint32 {
+	if x != nil {
+		return x.MaxClients
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetCommands() uint64 {
+	if x != nil {
+		return x.Commands
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetMisses() uint64 {
+	if x != nil {
+		return x.Misses
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetBufferBytes() uint64 {
+	if x != nil {
+		return x.BufferBytes
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetSlowCommands() uint64 {
+	if x != nil {
+		return x.SlowCommands
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetBlocked() uint32 {
+	if x != nil {
+		return x.Blocked
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetMonitors() uint32 {
+	if x != nil {
+		return x.Monitors
+	}
+	return 0
+}
+
+func (x *DescribeReply) GetPaused() string {
+	if x != nil {
+		return x.Paused
+	}
+	return ""
+}
+
+type ListClientsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListClientsRequest) Reset() {
+	*x = ListClientsRequest{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListClientsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListClientsRequest) ProtoMessage() {}
+
+func (x *ListClientsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListClientsRequest.ProtoReflect.Descriptor instead.
+func (*ListClientsRequest) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{5}
+}
+
+type ListClientsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Clients       []*Client              `protobuf:"bytes,1,rep,name=clients,proto3" json:"clients,omitempty"` // in the order of their ids, over all replies
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListClientsReply) Reset() {
+	*x = ListClientsReply{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListClientsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListClientsReply) ProtoMessage() {}
+
+func (x *ListClientsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListClientsReply.ProtoReflect.Descriptor instead.
+func (*ListClientsReply) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListClientsReply) GetClients() []*Client {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+// Client is a connection, as CLIENT LIST has it.
+type Client struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of this start of the gateway
+	Addr           string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	LocalAddr      string                 `protobuf:"bytes,3,opt,name=local_addr,json=localAddr,proto3" json:"local_addr,omitempty"`
+	Name           string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	AgeSeconds     int64                  `protobuf:"varint,5,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"`
+	IdleSeconds    int64                  `protobuf:"varint,6,opt,name=idle_seconds,json=idleSeconds,proto3" json:"idle_seconds,omitempty"`
+	Flags          string                 `protobuf:"bytes,7,opt,name=flags,proto3" json:"flags,omitempty"` // Redis's letters
+	Db             int32                  `protobuf:"varint,8,opt,name=db,proto3" json:"db,omitempty"`
+	Channels       int32                  `protobuf:"varint,9,opt,name=channels,proto3" json:"channels,omitempty"`
+	Patterns       int32                  `protobuf:"varint,10,opt,name=patterns,proto3" json:"patterns,omitempty"`
+	ShardChannels  int32                  `protobuf:"varint,11,opt,name=shard_channels,json=shardChannels,proto3" json:"shard_channels,omitempty"`
+	Queued         int32                  `protobuf:"varint,12,opt,name=queued,proto3" json:"queued,omitempty"` // commands of a transaction, -1: there is none
+	OutputParts    int32                  `protobuf:"varint,13,opt,name=output_parts,json=outputParts,proto3" json:"output_parts,omitempty"`
+	OutputBytes    int64                  `protobuf:"varint,14,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"` // that it has not read
+	MemoryBytes    int64                  `protobuf:"varint,15,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of buffer-memory
+	Command        string                 `protobuf:"bytes,16,opt,name=command,proto3" json:"command,omitempty"`                             // the last one, empty: none
+	User           string                 `protobuf:"bytes,17,opt,name=user,proto3" json:"user,omitempty"`
+	Redirect       int64                  `protobuf:"varint,18,opt,name=redirect,proto3" json:"redirect,omitempty"`
+	Protocol       int32                  `protobuf:"varint,19,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Library        string                 `protobuf:"bytes,20,opt,name=library,proto3" json:"library,omitempty"`
+	LibraryVersion string                 `protobuf:"bytes,21,opt,name=library_version,json=libraryVersion,proto3" json:"library_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Client) Reset() {
+	*x = Client{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Client) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Client) ProtoMessage() {}
+
+func (x *Client) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Client.ProtoReflect.Descriptor instead.
+func (*Client) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Client) GetId() int64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Client) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *Client) GetLocalAddr() string {
+	if x != nil {
+		return x.LocalAddr
+	}
+	return ""
+}
+
+func (x *Client) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Client) GetAgeSeconds() int64 {
+	if x != nil {
+		return x.AgeSeconds
+	}
+	return 0
+}
+
+func (x *Client) GetIdleSeconds() int64 {
+	if x != nil {
+		return x.IdleSeconds
+	}
+	return 0
+}
+
+func (x *Client) GetFlags() string {
+	if x != nil {
+		return x.Flags
+	}
+	return ""
+}
+
+func (x *Client) GetDb() int32 {
+	if x != nil {
+		return x.Db
+	}
+	return 0
+}
+
+func (x *Client) GetChannels() int32 {
+	if x != nil {
+		return x.Channels
+	}
+	return 0
+}
+
+func (x *Client) GetPatterns() int32 {
+	if x != nil {
+		return x.Patterns
+	}
+	return 0
+}
+
+func (x *Client) GetShardChannels() int32 {
+	if x != nil {
+		return x.ShardChannels
+	}
+	return 0
+}
+
+func (x *Client) GetQueued() int32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *Client) GetOutputParts() int32 {
+	if x != nil {
+		return x.OutputParts
+	}
+	return 0
+}
+
+func (x *Client) GetOutputBytes() int64 {
+	if x != nil {
+		return x.OutputBytes
+	}
+	return 0
+}
+
+func (x *Client) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Client) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Client) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Client) GetRedirect() int64 {
+	if x != nil {
+		return x.Redirect
+	}
+	return 0
+}
+
+func (x *Client) GetProtocol() int32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *Client) GetLibrary() string {
+	if x != nil {
+		return x.Library
+	}
+	return ""
+}
+
+func (x *Client) GetLibraryVersion() string {
+	if x != nil {
+		return x.LibraryVersion
+	}
+	return ""
+}
+
+type SlowLogRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // 0: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowLogRequest) Reset() {
+	*x = SlowLogRequest{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowLogRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowLogRequest) ProtoMessage() {}
+
+func (x *SlowLogRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowLogRequest.ProtoReflect.Descriptor instead.
+func (*SlowLogRequest) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SlowLogRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type SlowLogReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Commands      []*SlowCommand         `protobuf:"bytes,1,rep,name=commands,proto3" json:"commands,omitempty"` // the newest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowLogReply) Reset() {
+	*x = SlowLogReply{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowLogReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowLogReply) ProtoMessage() {}
+
+func (x *SlowLogReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowLogReply.ProtoReflect.Descriptor instead.
+func (*SlowLogReply) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SlowLogReply) GetCommands() []*SlowCommand {
+	if x != nil {
+		return x.Commands
+	}
+	return nil
+}
+
+// SlowCommand is an entry of the slow log: arguments are cut, and passwords left out.
+type SlowCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	UnixMicros    int64                  `protobuf:"varint,2,opt,name=unix_micros,json=unixMicros,proto3" json:"unix_micros,omitempty"`
+	TookMicros    int64                  `protobuf:"varint,3,opt,name=took_micros,json=tookMicros,proto3" json:"took_micros,omitempty"`
+	Args          [][]byte               `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`
+	Addr          string                 `protobuf:"bytes,5,opt,name=addr,proto3" json:"addr,omitempty"`
+	Name          string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"` // the client's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowCommand) Reset() {
+	*x = SlowCommand{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowCommand) ProtoMessage() {}
+
+func (x *SlowCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowCommand.ProtoReflect.Descriptor instead.
+func (*SlowCommand) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SlowCommand) GetId() int64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *SlowCommand) GetUnixMicros() int64 {
+	if x != nil {
+		return x.UnixMicros
+	}
+	return 0
+}
+
+func (x *SlowCommand) GetTookMicros() int64 {
+	if x != nil {
+		return x.TookMicros
+	}
+	return 0
+}
+
+func (x *SlowCommand) GetArgs() [][]byte {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *SlowCommand) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *SlowCommand) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type KillClientRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillClientRequest) Reset() {
+	*x = KillClientRequest{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillClientRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillClientRequest) ProtoMessage() {}
+
+func (x *KillClientRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillClientRequest.ProtoReflect.Descriptor instead.
+func (*KillClientRequest) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *KillClientRequest) GetId() int64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+type KillClientReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Found         bool                   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"` // the client's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillClientReply) Reset() {
+	*x = KillClientReply{}
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillClientReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillClientReply) ProtoMessage() {}
+
+func (x *KillClientReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_peers_peerspb_peers_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillClientReply.ProtoReflect.Descriptor instead.
+func (*KillClientReply) Descriptor() ([]byte, []int) {
+	return file_internal_peers_peerspb_peers_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *KillClientReply) GetFound() bool {
+	if x != nil {
+		return x.Found
+	}
+	return false
+}
+
+func (x *KillClientReply) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
 var File_internal_peers_peerspb_peers_proto protoreflect.FileDescriptor
 
 const file_internal_peers_peerspb_peers_proto_rawDesc = "" +
@@ -242,9 +981,78 @@ const file_internal_peers_peerspb_peers_proto_rawDesc = "" +
 	"\aMessage\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\fR\achannel\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\bR\x05shard2P\n" +
+	"\x05shard\x18\x03 \x01(\bR\x05shard\"\x11\n" +
+	"\x0fDescribeRequest\"\xa2\x03\n" +
+	"\rDescribeReply\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12#\n" +
+	"\ruptime_millis\x18\x02 \x01(\x04R\fuptimeMillis\x12\x16\n" +
+	"\x06listen\x18\x03 \x03(\tR\x06listen\x12\x18\n" +
+	"\aclients\x18\x04 \x01(\rR\aclients\x12\x1f\n" +
+	"\vmax_clients\x18\x05 \x01(\rR\n" +
+	"maxClients\x12\x1a\n" +
+	"\bcommands\x18\x06 \x01(\x04R\bcommands\x12\x12\n" +
+	"\x04hits\x18\a \x01(\x04R\x04hits\x12\x16\n" +
+	"\x06misses\x18\b \x01(\x04R\x06misses\x12!\n" +
+	"\fmemory_bytes\x18\t \x01(\x04R\vmemoryBytes\x12!\n" +
+	"\fbuffer_bytes\x18\n" +
+	" \x01(\x04R\vbufferBytes\x12#\n" +
+	"\rslow_commands\x18\v \x01(\x04R\fslowCommands\x12\x18\n" +
+	"\ablocked\x18\f \x01(\rR\ablocked\x12\x1a\n" +
+	"\bmonitors\x18\r \x01(\rR\bmonitors\x12\x16\n" +
+	"\x06paused\x18\x0e \x01(\tR\x06paused\"\x14\n" +
+	"\x12ListClientsRequest\"B\n" +
+	"\x10ListClientsReply\x12.\n" +
+	"\aclients\x18\x01 \x03(\v2\x14.kvd.peers.v1.ClientR\aclients\"\xd2\x04\n" +
+	"\x06Client\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x1d\n" +
+	"\n" +
+	"local_addr\x18\x03 \x01(\tR\tlocalAddr\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x1f\n" +
+	"\vage_seconds\x18\x05 \x01(\x03R\n" +
+	"ageSeconds\x12!\n" +
+	"\fidle_seconds\x18\x06 \x01(\x03R\vidleSeconds\x12\x14\n" +
+	"\x05flags\x18\a \x01(\tR\x05flags\x12\x0e\n" +
+	"\x02db\x18\b \x01(\x05R\x02db\x12\x1a\n" +
+	"\bchannels\x18\t \x01(\x05R\bchannels\x12\x1a\n" +
+	"\bpatterns\x18\n" +
+	" \x01(\x05R\bpatterns\x12%\n" +
+	"\x0eshard_channels\x18\v \x01(\x05R\rshardChannels\x12\x16\n" +
+	"\x06queued\x18\f \x01(\x05R\x06queued\x12!\n" +
+	"\foutput_parts\x18\r \x01(\x05R\voutputParts\x12!\n" +
+	"\foutput_bytes\x18\x0e \x01(\x03R\voutputBytes\x12!\n" +
+	"\fmemory_bytes\x18\x0f \x01(\x03R\vmemoryBytes\x12\x18\n" +
+	"\acommand\x18\x10 \x01(\tR\acommand\x12\x12\n" +
+	"\x04user\x18\x11 \x01(\tR\x04user\x12\x1a\n" +
+	"\bredirect\x18\x12 \x01(\x03R\bredirect\x12\x1a\n" +
+	"\bprotocol\x18\x13 \x01(\x05R\bprotocol\x12\x18\n" +
+	"\alibrary\x18\x14 \x01(\tR\alibrary\x12'\n" +
+	"\x0flibrary_version\x18\x15 \x01(\tR\x0elibraryVersion\"&\n" +
+	"\x0eSlowLogRequest\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\"E\n" +
+	"\fSlowLogReply\x125\n" +
+	"\bcommands\x18\x01 \x03(\v2\x19.kvd.peers.v1.SlowCommandR\bcommands\"\x9b\x01\n" +
+	"\vSlowCommand\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x1f\n" +
+	"\vunix_micros\x18\x02 \x01(\x03R\n" +
+	"unixMicros\x12\x1f\n" +
+	"\vtook_micros\x18\x03 \x01(\x03R\n" +
+	"tookMicros\x12\x12\n" +
+	"\x04args\x18\x04 \x03(\fR\x04args\x12\x12\n" +
+	"\x04addr\x18\x05 \x01(\tR\x04addr\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"#\n" +
+	"\x11KillClientRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x03R\x02id\";\n" +
+	"\x0fKillClientReply\x12\x14\n" +
+	"\x05found\x18\x01 \x01(\bR\x05found\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr2\xfe\x02\n" +
 	"\bGateways\x12D\n" +
-	"\x06Follow\x12\x1b.kvd.peers.v1.FollowRequest\x1a\x19.kvd.peers.v1.FollowReply(\x010\x01B3Z1github.com/kvd-project/kvd/internal/peers/peerspbb\x06proto3"
+	"\x06Follow\x12\x1b.kvd.peers.v1.FollowRequest\x1a\x19.kvd.peers.v1.FollowReply(\x010\x01\x12F\n" +
+	"\bDescribe\x12\x1d.kvd.peers.v1.DescribeRequest\x1a\x1b.kvd.peers.v1.DescribeReply\x12Q\n" +
+	"\vListClients\x12 .kvd.peers.v1.ListClientsRequest\x1a\x1e.kvd.peers.v1.ListClientsReply0\x01\x12C\n" +
+	"\aSlowLog\x12\x1c.kvd.peers.v1.SlowLogRequest\x1a\x1a.kvd.peers.v1.SlowLogReply\x12L\n" +
+	"\n" +
+	"KillClient\x12\x1f.kvd.peers.v1.KillClientRequest\x1a\x1d.kvd.peers.v1.KillClientReplyB3Z1github.com/kvd-project/kvd/internal/peers/peerspbb\x06proto3"
 
 var (
 	file_internal_peers_peerspb_peers_proto_rawDescOnce sync.Once
@@ -258,21 +1066,41 @@ func file_internal_peers_peerspb_peers_proto_rawDescGZIP() []byte {
 	return file_internal_peers_peerspb_peers_proto_rawDescData
 }
 
-var file_internal_peers_peerspb_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_internal_peers_peerspb_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_internal_peers_peerspb_peers_proto_goTypes = []any{
-	(*FollowRequest)(nil), // 0: kvd.peers.v1.FollowRequest
-	(*FollowReply)(nil),   // 1: kvd.peers.v1.FollowReply
-	(*Message)(nil),       // 2: kvd.peers.v1.Message
+	(*FollowRequest)(nil),      // 0: kvd.peers.v1.FollowRequest
+	(*FollowReply)(nil),        // 1: kvd.peers.v1.FollowReply
+	(*Message)(nil),            // 2: kvd.peers.v1.Message
+	(*DescribeRequest)(nil),    // 3: kvd.peers.v1.DescribeRequest
+	(*DescribeReply)(nil),      // 4: kvd.peers.v1.DescribeReply
+	(*ListClientsRequest)(nil), // 5: kvd.peers.v1.ListClientsRequest
+	(*ListClientsReply)(nil),   // 6: kvd.peers.v1.ListClientsReply
+	(*Client)(nil),             // 7: kvd.peers.v1.Client
+	(*SlowLogRequest)(nil),     // 8: kvd.peers.v1.SlowLogRequest
+	(*SlowLogReply)(nil),       // 9: kvd.peers.v1.SlowLogReply
+	(*SlowCommand)(nil),        // 10: kvd.peers.v1.SlowCommand
+	(*KillClientRequest)(nil),  // 11: kvd.peers.v1.KillClientRequest
+	(*KillClientReply)(nil),    // 12: kvd.peers.v1.KillClientReply
 }
 var file_internal_peers_peerspb_peers_proto_depIdxs = []int32{
-	2, // 0: kvd.peers.v1.FollowReply.messages:type_name -> kvd.peers.v1.Message
-	0, // 1: kvd.peers.v1.Gateways.Follow:input_type -> kvd.peers.v1.FollowRequest
-	1, // 2: kvd.peers.v1.Gateways.Follow:output_type -> kvd.peers.v1.FollowReply
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	2,  // 0: kvd.peers.v1.FollowReply.messages:type_name -> kvd.peers.v1.Message
+	7,  // 1: kvd.peers.v1.ListClientsReply.clients:type_name -> kvd.peers.v1.Client
+	10, // 2: kvd.peers.v1.SlowLogReply.commands:type_name -> kvd.peers.v1.SlowCommand
+	0,  // 3: kvd.peers.v1.Gateways.Follow:input_type -> kvd.peers.v1.FollowRequest
+	3,  // 4: kvd.peers.v1.Gateways.Describe:input_type -> kvd.peers.v1.DescribeRequest
+	5,  // 5: kvd.peers.v1.Gateways.ListClients:input_type -> kvd.peers.v1.ListClientsRequest
+	8,  // 6: kvd.peers.v1.Gateways.SlowLog:input_type -> kvd.peers.v1.SlowLogRequest
+	11, // 7: kvd.peers.v1.Gateways.KillClient:input_type -> kvd.peers.v1.KillClientRequest
+	1,  // 8: kvd.peers.v1.Gateways.Follow:output_type -> kvd.peers.v1.FollowReply
+	4,  // 9: kvd.peers.v1.Gateways.Describe:output_type -> kvd.peers.v1.DescribeReply
+	6,  // 10: kvd.peers.v1.Gateways.ListClients:output_type -> kvd.peers.v1.ListClientsReply
+	9,  // 11: kvd.peers.v1.Gateways.SlowLog:output_type -> kvd.peers.v1.SlowLogReply
+	12, // 12: kvd.peers.v1.Gateways.KillClient:output_type -> kvd.peers.v1.KillClientReply
+	8,  // [8:13] is the sub-list for method output_type
+	3,  // [3:8] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_internal_peers_peerspb_peers_proto_init() }
@@ -286,7 +1114,7 @@ func file_internal_peers_peerspb_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_peers_peerspb_peers_proto_rawDesc), len(file_internal_peers_peerspb_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

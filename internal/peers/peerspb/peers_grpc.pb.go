@@ -1,4 +1,4 @@
-// What gateways tell each other.
+// What gateways tell each other, and operators.
 //
 // Regenerate with `make generate`; the generated code is committed.
 
@@ -23,18 +23,27 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Gateways_Follow_FullMethodName = "/kvd.peers.v1.Gateways/Follow"
+	Gateways_Follow_FullMethodName      = "/kvd.peers.v1.Gateways/Follow"
+	Gateways_Describe_FullMethodName    = "/kvd.peers.v1.Gateways/Describe"
+	Gateways_ListClients_FullMethodName = "/kvd.peers.v1.Gateways/ListClients"
+	Gateways_SlowLog_FullMethodName     = "/kvd.peers.v1.Gateways/SlowLog"
+	Gateways_KillClient_FullMethodName  = "/kvd.peers.v1.Gateways/KillClient"
 )
 
 // GatewaysClient is the client API for Gateways service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Gateways is served by every gateway to the others that serve the same databases.
+// Gateways is served by every gateway to the others that serve the same databases, and to operators.
 type GatewaysClient interface {
 	// Follow streams what happens at the gateway that is called to the one that calls, as far as the latest request wants
 	// it. Nothing is sent twice, and what a stream that ends has not brought is lost.
 	Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FollowRequest, FollowReply], error)
+	// Operators. Clients are those of Redis's protocol.
+	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeReply, error)
+	ListClients(ctx context.Context, in *ListClientsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListClientsReply], error)
+	SlowLog(ctx context.Context, in *SlowLogRequest, opts ...grpc.CallOption) (*SlowLogReply, error)
+	KillClient(ctx context.Context, in *KillClientRequest, opts ...grpc.CallOption) (*KillClientReply, error)
 }
 
 type gatewaysClient struct {
@@ -58,15 +67,69 @@ func (c *gatewaysClient) Follow(ctx context.Context, opts ...grpc.CallOption) (g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Gateways_FollowClient = grpc.BidiStreamingClient[FollowRequest, FollowReply]
 
+func (c *gatewaysClient) Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeReply)
+	err := c.cc.Invoke(ctx, Gateways_Describe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *gatewaysClient) ListClients(ctx context.Context, in *ListClientsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListClientsReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Gateways_ServiceDesc.Streams[1], Gateways_ListClients_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListClientsRequest, ListClientsReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Gateways_ListClientsClient = grpc.ServerStreamingClient[ListClientsReply]
+
+func (c *gatewaysClient) SlowLog(ctx context.Context, in *SlowLogRequest, opts ...grpc.CallOption) (*SlowLogReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SlowLogReply)
+	err := c.cc.Invoke(ctx, Gateways_SlowLog_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *gatewaysClient) KillClient(ctx context.Context, in *KillClientRequest, opts ...grpc.CallOption) (*KillClientReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KillClientReply)
+	err := c.cc.Invoke(ctx, Gateways_KillClient_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GatewaysServer is the server API for Gateways service.
 // All implementations must embed UnimplementedGatewaysServer
 // for forward compatibility.
 //
-// Gateways is served by every gateway to the others that serve the same databases.
+// Gateways is served by every gateway to the others that serve the same databases, and to operators.
 type GatewaysServer interface {
 	// Follow streams what happens at the gateway that is called to the one that calls, as far as the latest request wants
 	// it. Nothing is sent twice, and what a stream that ends has not brought is lost.
 	Follow(grpc.BidiStreamingServer[FollowRequest, FollowReply]) error
+	// Operators. Clients are those of Redis's protocol.
+	Describe(context.Context, *DescribeRequest) (*DescribeReply, error)
+	ListClients(*ListClientsRequest, grpc.ServerStreamingServer[ListClientsReply]) error
+	SlowLog(context.Context, *SlowLogRequest) (*SlowLogReply, error)
+	KillClient(context.Context, *KillClientRequest) (*KillClientReply, error)
 	mustEmbedUnimplementedGatewaysServer()
 }
 
@@ -79,6 +142,18 @@ type UnimplementedGatewaysServer struct{}
 
 func (UnimplementedGatewaysServer) Follow(grpc.BidiStreamingServer[FollowRequest, FollowReply]) error {
 	return status.Error(codes.Unimplemented, "method Follow not implemented")
+}
+func (UnimplementedGatewaysServer) Describe(context.Context, *DescribeRequest) (*DescribeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
+}
+func (UnimplementedGatewaysServer) ListClients(*ListClientsRequest, grpc.ServerStreamingServer[ListClientsReply]) error {
+	return status.Error(codes.Unimplemented, "method ListClients not implemented")
+}
+func (UnimplementedGatewaysServer) SlowLog(context.Context, *SlowLogRequest) (*SlowLogReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SlowLog not implemented")
+}
+func (UnimplementedGatewaysServer) KillClient(context.Context, *KillClientRequest) (*KillClientReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method KillClient not implemented")
 }
 func (UnimplementedGatewaysServer) mustEmbedUnimplementedGatewaysServer() {}
 func (UnimplementedGatewaysServer) testEmbeddedByValue()                  {}
@@ -108,19 +183,102 @@ func _Gateways_Follow_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Gateways_FollowServer = grpc.BidiStreamingServer[FollowRequest, FollowReply]
 
+func _Gateways_Describe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GatewaysServer).Describe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Gateways_Describe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GatewaysServer).Describe(ctx, req.(*DescribeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Gateways_ListClients_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListClientsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(GatewaysServer).ListClients(m, &grpc.GenericServerStream[ListClientsRequest, ListClientsReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Gateways_ListClientsServer = grpc.ServerStreamingServer[ListClientsReply]
+
+func _Gateways_SlowLog_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SlowLogRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GatewaysServer).SlowLog(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Gateways_SlowLog_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GatewaysServer).SlowLog(ctx, req.(*SlowLogRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Gateways_KillClient_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KillClientRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GatewaysServer).KillClient(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Gateways_KillClient_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GatewaysServer).KillClient(ctx, req.(*KillClientRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Gateways_ServiceDesc is the grpc.ServiceDesc for Gateways service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Gateways_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "kvd.peers.v1.Gateways",
 	HandlerType: (*GatewaysServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Describe",
+			Handler:    _Gateways_Describe_Handler,
+		},
+		{
+			MethodName: "SlowLog",
+			Handler:    _Gateways_SlowLog_Handler,
+		},
+		{
+			MethodName: "KillClient",
+			Handler:    _Gateways_KillClient_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Follow",
 			Handler:       _Gateways_Follow_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "ListClients",
+			Handler:       _Gateways_ListClients_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "internal/peers/peerspb/peers.proto",
