@@ -153,7 +153,7 @@ func TestDirectoryScale(t *testing.T) {
 	// The sessions stand for thousands of processes, which are not all held up when this one collects its garbage.
 	defer debug.SetGCPercent(debug.SetGCPercent(500))
 	s := &store{}
-	s.process, s.directory = startRole(t, "store", envNodes+"=1", envCapacity+"="+strconv.Itoa(1<<30), envLease+"="+term.String(), "GOMAXPROCS=2")
+	s.process, s.directory = startRole(t, "store", envNodes+"=1", envCapacity+"="+strconv.Itoa(1<<30), envLease+"="+term.String(), "GOMAXPROCS=2", "GOGC=400") // as kvd directory has it
 	s.namespace(t, &dirpb.CreateNamespaceRequest{Name: "scale", Replicas: 1, BytesPerNode: 64 << 20})
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -35,6 +35,7 @@ the first of them starts the cluster once the others have said that they are in 
 
 func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	log := a.logger(c.Log)
+	collectSeldom(log)
 	scrub := c.ScrubInterval
 	if scrub == 0 {
 		scrub = -1 // never; 0 is the library's default

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
+	"runtime/debug"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/mem"
@@ -73,4 +76,16 @@ func hasIPCLock() bool {
 		return false
 	}
 	return data[0].Effective&(1<<unix.CAP_IPC_LOCK) != 0
+}
+
+// collectSeldom has garbage collected when the heap is five times of what lived after the last time, and not twice, or when
+// the process has nine tenths of the memory that its control group allows: a collection looks at the stacks of
+// thousands of connections, and renewals that come meanwhile wait for it. GOGC and GOMEMLIMIT count if they are set.
+func collectSeldom(log *slog.Logger) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
+	if _, err := memlimit.Set(memlimit.WithProvider(memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem))); err != nil {
+		log.Warn("the memory that the process may use is not known: set GOMEMLIMIT if it is less than the machine's", "err", err)
+	}
 }
