@@ -254,6 +254,11 @@ image: image-context ## the container image kvd:latest (needs an engine)
 test-helm: ## the chart, rendered with each file of values, as Kubernetes and kvd read it
 	$(GO) -C deploy/helm/render test -count 1 -timeout 10m ./...
 
+.PHONY: test-otel
+test-otel: ## spans and metrics of OpenTelemetry: of the client library
+	$(GO) -C client/otelkvd vet ./...
+	CGO_ENABLED=0 $(GO) -C client/otelkvd test -count 1 -timeout 5m ./...
+
 .PHONY: test-deploy
 test-deploy: image-context ## the image under a real engine (as root it installs and starts one), and a unit under a real systemd
 	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \
