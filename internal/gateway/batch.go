@@ -857,6 +857,7 @@ func (b *batch) replies() error {
 			continue
 		}
 		b.noteSlow(i, took)
+		b.c.told(e.cmd, &b.w, b.cur.start, b.w.Errors != b.cur.errors, b.tookFrom(took))
 		if b.w.Errors != b.cur.errors {
 			m.noteCommands(e.cmd, 1, true, took)
 		} else {

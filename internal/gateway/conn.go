@@ -499,6 +499,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	took := time.Since(b.start)
 	c.g.m.noteCommands(cmd, 1, w.Errors != errs, took)
 	c.noteSlow(cmd, args, took)
+	c.told(cmd, w, start, w.Errors != errs, took)
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}
