@@ -279,6 +279,27 @@ func TestOTLPCollectorGone(t *testing.T) {
 	}
 }
 
+// A gateway that is to export nothing, or metrics alone, serves as ever.
+func TestOTLPLess(t *testing.T) {
+	startGateway := gatewayFor(t)
+	c, endpoint := startCollector(t, false)
+	for _, variable := range []string{"OTEL_SDK_DISABLED=true", "OTEL_TRACES_SAMPLER=always_off", "OTEL_TRACES_EXPORTER=none"} {
+		p := startGateway(t, endpoint, variable)
+		if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH hunter2", "SET k v"); got != "+OK +OK" {
+			t.Fatal(got)
+		}
+		wantPage(t, p.kv["http"], "/metrics", 200, `kvd_otlp_spans_total{state="made"} 0`)
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("%s: exit status %d, want 0", variable, code)
+		}
+		c.mu.Lock()
+		if spans, metrics := len(c.mu.spans), len(c.mu.metrics); spans > 0 || (metrics == 0) != (variable == "OTEL_SDK_DISABLED=true") {
+			t.Errorf("%s: %d spans and %d metrics were exported", variable, spans, metrics)
+		}
+		c.mu.Unlock()
+	}
+}
+
 // Variables and settings that cannot be followed are refused by a line that names them.
 func TestOTLPRefusals(t *testing.T) {
 	env, _ := runtimeDir(t)
@@ -288,6 +309,9 @@ func TestOTLPRefusals(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json":       `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "http/json", want grpc`,
 		"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4317":         `OTEL_EXPORTER_OTLP_ENDPOINT: "collector:4317", want http://HOST:PORT, or https:// for TLS`,
 		"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=ftp://a":        `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: "ftp://a", want http://HOST:PORT, or https:// for TLS`,
+		"OTEL_BSP_MAX_QUEUE_SIZE=many":                       `OTEL_BSP_MAX_QUEUE_SIZE: "many", want a number > 0`,
+		"OTEL_EXPORTER_OTLP_COMPRESSION=br":                  `OTEL_EXPORTER_OTLP_COMPRESSION: "br", want gzip or none`,
+		"OTEL_SDK_DISABLED=perhaps":                          `OTEL_SDK_DISABLED: "perhaps", want true or false`,
 		"OTEL_TRACES_EXPORTER=zipkin":                        `OTEL_TRACES_EXPORTER: "zipkin", want otlp or none`,
 		"OTEL_RESOURCE_ATTRIBUTES=no pairs":                  "OTEL_RESOURCE_ATTRIBUTES: ",
 		"OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent/ca.pem": `OTEL_EXPORTER_OTLP_CERTIFICATE: "/nonexistent/ca.pem", want a PEM file that can be read`,

@@ -120,7 +120,18 @@ func checkVariables() (spans, metrics bool, err error) {
 			errs = append(errs, fmt.Errorf("%s: %q, want %s", name, v, want))
 		}
 	}
+	number := func(v string) bool {
+		n, err := strconv.Atoi(v)
+		return err == nil && n > 0
+	}
+	for _, name := range []string{"OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_EXPORT_TIMEOUT",
+		"OTEL_METRIC_EXPORT_INTERVAL", "OTEL_METRIC_EXPORT_TIMEOUT"} {
+		check(name, "a number > 0", number)
+	}
+	check("OTEL_SDK_DISABLED", "true or false", func(v string) bool { return strings.EqualFold(v, "true") || strings.EqualFold(v, "false") })
 	for _, signal := range []string{"", "TRACES_", "METRICS_"} {
+		check("OTEL_EXPORTER_OTLP_"+signal+"TIMEOUT", "a number of milliseconds > 0", number)
+		check("OTEL_EXPORTER_OTLP_"+signal+"COMPRESSION", "gzip or none", func(v string) bool { return v == "gzip" || v == "none" })
 		check("OTEL_EXPORTER_OTLP_"+signal+"PROTOCOL", "grpc", func(v string) bool { return v == "grpc" })
 		check("OTEL_EXPORTER_OTLP_"+signal+"ENDPOINT", "http://HOST:PORT, or https:// for TLS", func(v string) bool {
 			u, err := url.Parse(v)
