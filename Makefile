@@ -33,10 +33,13 @@ release-programs:
 	GOOS=linux GOARCH=amd64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_amd64/ ./cmd/kvd ./cmd/kvctl
 	GOOS=linux GOARCH=arm64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_arm64/ ./cmd/kvd ./cmd/kvctl
 
-.PHONY: test-release
-test-release: ## a release is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
+.PHONY: release-tools
+release-tools:
 	@for tool in debootstrap rpm ip; do command -v $$tool >/dev/null || \
 		{ apt-get update && apt-get install --yes --no-install-recommends debootstrap rpm iproute2; break; }; done
+
+.PHONY: test-release
+test-release: release-tools ## a release is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
 	deploy/release/test.sh dist/release-test
 
 ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
@@ -44,9 +47,12 @@ ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
 # what takes minutes there: it has neither unsafe nor atomics.
 ARM64_SKIP = ^Test(DialerKilledInsideVerb|StoppedInsideVerbIsUnconfirmed|ContinuedPeerIsFenced|ListenerCloseGivesUp|MemoryNodeKilled)$$|^TestHostileWelcome$$/^too_many_to_read$$|^Test(Move|SettleAll)|Crash
 
-.PHONY: test-arm64
-test-arm64: ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
+.PHONY: qemu-user
+qemu-user:
 	@command -v qemu-aarch64-static >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends qemu-user-static; }
+
+.PHONY: test-arm64
+test-arm64: qemu-user ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m -skip '$(ARM64_SKIP)' $(ARM64)
 
 .PHONY: test
@@ -133,11 +139,17 @@ bench-smoke: ## every benchmark once, in small, to see that it works (as root it
 		$$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs -n 1 dirname | sort -u | grep -vx ./bench); \
 	echo "bench-smoke: all of it in $$(($$(date +%s) - began)) s"
 
+.PHONY: tools
+tools: engine chromium release-tools qemu-user ## install, as root on Debian, what the other targets need and would install one after the other
+	internal/compat/install.sh
+	$(VERBS_VM)/fetch.sh $(or $(KVD_VM_KERNEL),6.12) $(VERBS_ADVERSARY)
+
 .PHONY: test-compat
 test-compat: ## real clients and other people's suites against the gateway (Debian; as root it installs them)
 	internal/compat/install.sh
-	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat ./internal/memcached
-	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run 'LikeRedis$$|^TestSortedSetsServed$$|^TestChannelRules$$' ./internal/gateway
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/memcached -datadriven-quiet
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -datadriven-quiet -run 'LikeRedis$$|^TestSortedSetsServed$$|^TestChannelRules$$' ./internal/gateway
 
 FUZZ ?=
 SEED ?= 1
@@ -265,10 +277,13 @@ test-otel: ## spans and metrics of OpenTelemetry: of the client library, and the
 	$(GO) -C client/otelkvd vet ./...
 	CGO_ENABLED=0 $(GO) -C client/otelkvd test -count 1 -timeout 5m ./...
 
-.PHONY: test-deploy
-test-deploy: image-context ## the image under a real engine (as root it installs and starts one), and a unit under a real systemd
+.PHONY: engine
+engine:
 	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \
 		{ apt-get update && apt-get install --yes --no-install-recommends docker.io; }
+
+.PHONY: test-deploy
+test-deploy: image-context engine ## the image under a real engine (as root it installs and starts one), and a unit under a real systemd
 	KVD_TEST_ENGINE=1 $(GO) test -count 1 -v -run 'TestEngine|TestSystemd' ./deploy
 
 # The provider verbs needs cgo and the headers of libibverbs, but not the library.

@@ -61,7 +61,7 @@ func TestQuietSessions(t *testing.T) {
 		})
 	}
 	put()
-	for range 8 {
+	for range 3 {
 		quiet()
 		before := make([]uint64, idlers)
 		for i, c := range idle {

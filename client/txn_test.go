@@ -122,6 +122,10 @@ func TestMultiCAS(t *testing.T) {
 // TestTxnBank: transfers by several clients, each with several goroutines, keep the sum, in every sweep; and writers of single keys lose nothing.
 func TestTxnBank(t *testing.T) {
 	const accounts, each = 16, 100
+	transfers, counts := 60, 200 // of each goroutine
+	if testing.Short() {
+		transfers, counts = 20, 60
+	}
 	for _, p := range []string{"shm", "tcp"} {
 		for replicas := range 2 {
 			t.Run(fmt.Sprintf("%s r=%d", p, replicas+1), func(t *testing.T) {
@@ -157,7 +161,7 @@ func TestTxnBank(t *testing.T) {
 					c := r.client(o)
 					for range 2 {
 						wg.Go(func() {
-							for range 60 {
+							for range transfers {
 								if err := transfer(ctx, c, key(rand.IntN(accounts)), key(rand.IntN(accounts)), rand.IntN(5)); err != nil {
 									t.Error(err)
 								}
@@ -165,7 +169,7 @@ func TestTxnBank(t *testing.T) {
 						})
 					}
 					wg.Go(func() {
-						for i := range 200 {
+						for i := range counts {
 							if _, err := c.Incr(ctx, []byte("count"), 1); err != nil {
 								t.Error(err)
 							}
@@ -188,7 +192,7 @@ func TestTxnBank(t *testing.T) {
 				if n, err := sum(first); err != nil || n != accounts*each {
 					t.Errorf("the sum is %d, %v, at last", n, err)
 				}
-				if n, err := first.Incr(ctx, []byte("count"), 0); err != nil || n != 600 {
+				if n, err := first.Incr(ctx, []byte("count"), 0); err != nil || n != int64(3*counts) {
 					t.Errorf("count is %d, %v", n, err)
 				}
 			})

@@ -35,7 +35,7 @@ func TestFuzzRedis(t *testing.T) {
 	must(t, original.ConfigSet(t.Context(), setting, strconv.Itoa(64<<20)).Err())
 	defer original.ConfigSet(context.WithoutCancel(t.Context()), setting, before[setting])
 	f := &fuzzer{dialect: d, ours: l.ours().redis, theirs: l.reference().redis, list: list}
-	f.differs(t, "Redis", 120)
+	f.differs(t, "Redis", 60)
 }
 
 // docCommand is a command as COMMAND and COMMAND DOCS describe it.

@@ -433,4 +433,5 @@ func TestRulesAllocateNothing(t *testing.T) {
 			t.Errorf("%s: %v allocations", cmd, n)
 		}
 	}
+	p.do(t, "GET", "b") // what was done here is done before what the connection does at its end
 }

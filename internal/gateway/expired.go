@@ -13,7 +13,8 @@ import (
 
 // expiries are the keys to which this gateway has given an expiry while somebody asked for events of class x. Nothing in the store
 // tells when a record expires, so the gateway looks for itself: shortly before the time, whether it still holds, and behind it, whether
-// the key is gone. It is best effort: a key that is deleted in between counts as expired, and one beyond maxExpiries is not looked at.
+// the key is gone. It is best effort: a key that is deleted in between counts as expired, as does one that was deleted
+// before and is looked at too late for the first time, and one beyond maxExpiries is not looked at.
 type expiries struct {
 	sync.Mutex
 	due     dueHeap
@@ -119,6 +120,7 @@ func (g *Gateway) watchExpiries() {
 }
 
 func (g *Gateway) lookAtExpiry(d dueKey) {
+	late := time.Now().UnixMilli() >= d.at // for the first look: nobody can say any more whether it held
 	notify := eventClass(g.notify.Load())
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, eachLimit), time.Second)
 	defer cancel()
@@ -134,7 +136,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		heaps.Push(&e.due, d)
 		e.Unlock()
 		return
-	case d.check && errors.Is(ops[0].Err, client.ErrNotFound):
+	case (d.check || late) && errors.Is(ops[0].Err, client.ErrNotFound):
 		var box outbox
 		g.event(&box, notify, d.db, keyEvent{onExpired, "expired"}, []byte(d.key))
 		box.flush()
