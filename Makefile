@@ -266,6 +266,17 @@ image: image-context ## the container image kvd:latest (needs an engine)
 test-helm: ## the chart, rendered with each file of values, as Kubernetes and kvd read it
 	$(GO) -C deploy/helm/render test -count 1 -timeout 10m ./...
 
+.PHONY: build-otel
+build-otel: ## kvd with OpenTelemetry's SDK, for the setting otlp of a gateway, in bin/otel/
+	CGO_ENABLED=0 $(GO) build -trimpath -tags otel,$(TAGS) -ldflags '$(LDFLAGS)' -o bin/otel/ ./cmd/kvd
+
+# That of kvd is in ./cmd/kvd, but for the tag.
+.PHONY: test-otel
+test-otel: ## spans and metrics of OpenTelemetry: of the client library, and the build of kvd with them
+	CGO_ENABLED=0 $(GO) vet -tags otel ./cmd/kvd
+	$(GO) -C client/otelkvd vet ./...
+	CGO_ENABLED=0 $(GO) -C client/otelkvd test -count 1 -timeout 5m ./...
+
 .PHONY: engine
 engine:
 	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \

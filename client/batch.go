@@ -103,9 +103,25 @@ func (c *Client) Update(ctx context.Context, key []byte, f UpdateFunc) (uint64, 
 // doorbell a lane and memory node for each. Every Op has its own outcome. If two name the same
 // key, either may come first.
 func (c *Client) Do(ctx context.Context, ops []Op) {
-	for lo := 0; lo < len(ops); lo += batchLimit {
-		c.doSome(ctx, ops[lo:min(lo+batchLimit, len(ops))])
+	if c.o.Events == nil || len(ops) == 0 {
+		c.doAll(ctx, ops)
+		return
 	}
+	ctx, end := c.beginEvent(ctx, eventOf(ops))
+	rounds := c.doAll(ctx, ops)
+	var err error
+	if len(ops) == 1 {
+		err = ops[0].Err
+	}
+	end(rounds, 0, err)
+}
+
+// doAll is Do without Events; rounds are counted for them alone.
+func (c *Client) doAll(ctx context.Context, ops []Op) (rounds int) {
+	for lo := 0; lo < len(ops); lo += batchLimit {
+		rounds += c.doSome(ctx, ops[lo:min(lo+batchLimit, len(ops))])
+	}
+	return rounds
 }
 
 // batchLimit bounds the operations of one round of Do, and so its buffers.
@@ -116,7 +132,6 @@ type batch struct {
 	calls []call
 	ops   []*engine.Op // those of them that are performed
 	of    []int        // their positions among the caller's
-	ends  []func()     // Events
 	sum   byte         // of what touch has loaded: so that it is not optimized away
 }
 
@@ -133,7 +148,7 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 
 // doSome performs at most batchLimit of a Do's operations together: the memory that they need while they run is bounded, however many
 // the caller has.
-func (c *Client) doSome(ctx context.Context, ops []Op) {
+func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 	b := batches.Get().(*batch)
 	b.calls = slices.Grow(b.calls, len(ops))[:len(ops)] // they do not move
 	b.touch(ops)
@@ -146,16 +161,14 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 		}
 		q.Asker, q.item = q, &o.Item
 		b.ops, b.of = append(b.ops, &q.Op), append(b.of, i)
-		if c.o.Events != nil {
-			_, end := c.begin(ctx, q) // one context is for all of them
-			b.ends = append(b.ends, end)
-		}
 	}
 	if len(b.ops) > 0 {
 		c.perform(ctx, b.ops)
 	}
-	for _, end := range b.ends {
-		end()
+	if c.o.Events != nil {
+		for _, op := range b.ops {
+			rounds = max(rounds, int(op.Rounds))
+		}
 	}
 	for k, i := range b.of {
 		o, q := &ops[i], &b.calls[k]
@@ -166,9 +179,9 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 		b.calls[i].reset()
 	}
 	clear(b.ops)
-	clear(b.ends)
-	b.calls, b.ops, b.of, b.ends = b.calls[:0], b.ops[:0], b.of[:0], b.ends[:0]
+	b.calls, b.ops, b.of = b.calls[:0], b.ops[:0], b.of[:0]
 	batches.Put(b)
+	return rounds
 }
 
 // answer fills in what a call of an Op has brought.

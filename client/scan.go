@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -19,47 +20,74 @@ import (
 // follows.
 func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
-		if o.Count < 0 {
-			yield(KV{}, fmt.Errorf("%w: Count %d, want >= 0", ErrInvalid, o.Count))
+		if c.o.Events == nil {
+			c.scan(ctx, o, yield)
 			return
 		}
-		cur := o.Cursor
-		if cur == nil {
-			cur = new(Cursor)
+		c.scanEvent(ctx, o, yield)
+	}
+}
+
+// scanEvent is scan with Events.
+func (c *Client) scanEvent(ctx context.Context, o ScanOptions, yield func(KV, error) bool) {
+	ctx, end := c.beginEvent(ctx, OpEvent{Kind: index.Scan.String()})
+	var failed error
+	outside := time.Duration(0) // in the caller's loop
+	rounds := c.scan(ctx, o, func(kv KV, err error) bool {
+		if err != nil {
+			failed = err
 		}
-		given, until := 0, int64(0)
-		for !cur.Done && (o.Count == 0 || given < o.Count) {
-			page, next, err := c.scanPage(ctx, *cur, o)
-			if err != nil && retryable(err) && c.patient(&until) {
-				if err = c.pause(ctx); err == nil {
-					continue
-				}
+		at := time.Now()
+		defer func() { outside += time.Since(at) }()
+		return yield(kv, err)
+	})
+	end(rounds, outside, failed)
+}
+
+// scan is Scan's loop. rounds are without those of long values, which come by operations of their own.
+func (c *Client) scan(ctx context.Context, o ScanOptions, yield func(KV, error) bool) (rounds int) {
+	if o.Count < 0 {
+		yield(KV{}, fmt.Errorf("%w: Count %d, want >= 0", ErrInvalid, o.Count))
+		return 0
+	}
+	cur := o.Cursor
+	if cur == nil {
+		cur = new(Cursor)
+	}
+	given, until := 0, int64(0)
+	for !cur.Done && (o.Count == 0 || given < o.Count) {
+		page, next, n, err := c.scanPage(ctx, *cur, o)
+		rounds += n
+		if err != nil && retryable(err) && c.patient(&until) {
+			if err = c.pause(ctx); err == nil {
+				continue
 			}
-			if err != nil && (!errors.Is(err, ErrCorrupt) || next == *cur) {
-				yield(KV{}, err)
-				return
+		}
+		if err != nil && (!errors.Is(err, ErrCorrupt) || next == *cur) {
+			yield(KV{}, err)
+			return rounds
+		}
+		for _, kv := range page {
+			if !yield(kv, nil) {
+				return rounds
 			}
-			for _, kv := range page {
-				if !yield(kv, nil) {
-					return
-				}
-			}
-			given += len(page)
-			*cur, until = next, 0
-			if err != nil && !yield(KV{}, err) {
-				return
-			}
+		}
+		given += len(page)
+		*cur, until = next, 0
+		if err != nil && !yield(KV{}, err) {
+			return rounds
 		}
 	}
+	return rounds
 }
 
 const scanPageBytes = 1 << 20
 
 // scanPage gives what stands at cur, and what is behind it.
-func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs []KV, _ Cursor, _ error) {
+func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs []KV, _ Cursor, rounds int, _ error) {
 	s, err := c.live(ctx)
 	if err != nil {
-		return nil, cur, err
+		return nil, cur, rounds, err
 	}
 	var long [][]byte
 	next := cur
@@ -99,19 +127,12 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, cur, context.Cause(ctx)
-	}
-	end := func() {}
-	if c.o.Events != nil {
-		ctx, end = c.begin(ctx, q)
+		return nil, cur, 0, context.Cause(ctx)
 	}
 	q.ops[0] = &q.Op
 	s.core.Do(ctx, q.ops[:])
-	if q.Err != nil {
-		q.Err = c.public(s, q)
-	}
-	if end(); q.Err != nil {
-		return nil, cur, q.Err
+	if rounds = int(q.Rounds); q.Err != nil {
+		return nil, cur, rounds, c.public(s, q)
 	}
 	for _, k := range long { // values in chunks come by Get
 		ops := [1]Op{{Kind: OpGet, Key: k, Typed: true}}
@@ -124,11 +145,11 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			left = errors.Join(left, err)
 			continue
 		case err != nil:
-			return nil, cur, err
+			return nil, cur, rounds, err
 		}
 		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags, Type: it.Type, Len: len(it.Value)})
 	}
-	return kvs, next, left
+	return kvs, next, rounds, left
 }
 
 // lenOf is the length of a record's value, which may be in chunks: 0 if its manifest is damaged, of which a Get tells.

@@ -41,9 +41,9 @@ func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 		_, err := c.multiCAS(ctx, ops)
 		return err
 	}
-	ctx, end := c.beginEvent(ctx, OpEvent{Kind: "transaction"})
+	ctx, end := c.beginEvent(ctx, OpEvent{Kind: "transaction", Ops: ops})
 	rounds, err := c.multiCAS(ctx, ops)
-	end(rounds, err)
+	end(rounds, 0, err)
 	return err
 }
 

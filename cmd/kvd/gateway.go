@@ -81,6 +81,11 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		c.ListenMemcached = config.Off
 		log.Info("memcached's protocol is off: Redis's has passwords, and it has none without memcached-auth-file")
 	}
+	otlp, err := telemetryOf(ctx, c.OTLP, "gateway", log)
+	if err != nil {
+		return err
+	}
+	defer closing(otlp.close)
 	// An address that is taken is refused before anything is asked of the store.
 	l, err := a.listenGateway(ctx, c)
 	if err != nil {
@@ -97,7 +102,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
 		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck, cluster: c.RedisCluster,
 		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen,
-		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
+		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, otlp: otlp, log: log,
 	})
 	if err != nil {
 		return err
@@ -117,7 +122,11 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		})
 	}
 	defer notify(log, daemon.SdNotifyStopping)
-	if err := web.Register(append(g.collectors(), metrics.Listeners(g.doors(web)))...); err != nil {
+	collectors, err := otlp.export(append(g.collectors(), metrics.Listeners(g.doors(web))))
+	if err != nil {
+		return err
+	}
+	if err := web.Register(collectors...); err != nil {
 		return err
 	}
 	g.serve(l)
@@ -252,6 +261,7 @@ type gatewayOptions struct {
 	provider                      string // empty: any
 	tls                           *tls.Config
 	identity                      config.Identity
+	otlp                          *telemetry
 	log                           *slog.Logger
 
 	scriptTime   time.Duration // gateway.Options.ScriptTimeout
@@ -298,15 +308,16 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			return g, err
 		}
 	}
+	mcName := cmp.Or(o.memcached, g.names[0])
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
 	if err := g.openPeers(ctx, len(dbs)); err != nil {
 		return g, err
 	}
-	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Answered: o.otlp.answered("memcached", mcName), Logger: o.log})
 	return g, err
 }
 

@@ -150,6 +150,7 @@ type Gateway struct {
 	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	HTTPListen        string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	OTLP              bool          `mapstructure:"otlp" usage:"export the metrics, and spans of commands, by OTLP, as the variables OTEL_* say; for a kvd of make build-otel"`
 	TLS               TLS           `mapstructure:"tls"`
 	Identity          Identity      `mapstructure:"identity"`
 	Insecure          bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`

@@ -867,6 +867,7 @@ func (b *batch) replies() error {
 		if b.heed&heedMonitor != 0 {
 			b.shownEntry(i)
 		}
+		b.c.told(e.cmd, &b.w, b.cur.start, b.w.Errors != b.cur.errors, b.tookFrom(took))
 		if b.w.Errors != b.cur.errors {
 			m.noteCommands(e.cmd, 1, true, took)
 		} else {

@@ -516,6 +516,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	if b.heed&heedMonitor != 0 && cmd.keys == nil && c.shows(cmd) { // what is staged shows itself
 		c.showCommand(cmd, args, len(args), c.db)
 	}
+	c.told(cmd, w, start, w.Errors != errs, took)
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}

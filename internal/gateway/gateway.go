@@ -102,6 +102,8 @@ type Options struct {
 	SlowLogLen int
 	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
 	Cluster bool
+	// Answered, if not nil, is told of every command, for tracing; those of a transaction are commands, too. It must not block.
+	Answered func(netsrv.Answered)
 	// Version is shown by INFO. Default "devel".
 	Version string
 	// Logger receives background errors and warnings. Default: discard.
@@ -307,11 +309,14 @@ func (g *Gateway) Collectors() []prometheus.Collector { return []prometheus.Coll
 // errNoMemory says that nothing was done, so that clients may try again.
 const errNoMemory = "ERR kvd: the gateway is out of buffer memory; nothing was done"
 
+// unknownOutcome begins the error of a command that may have happened.
+const unknownOutcome = "ERR unknown outcome: "
+
 // storeError words an error of the store as Redis clients understand it best.
 func (g *Gateway) storeError(err error) string {
 	switch {
 	case errors.Is(err, client.ErrUnknownOutcome):
-		return "ERR unknown outcome: " + brief(err)
+		return unknownOutcome + brief(err)
 	case errors.Is(err, netsrv.ErrBudget):
 		g.o.Logger.Warn("command refused: out of buffer memory", "used", g.o.Budget.Used(), "of", g.o.Budget.Total())
 		return errNoMemory

@@ -121,6 +121,7 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 		}
 		c.g.m.noteCommands(s.cmd, 1, w.Errors != errs, took)
 		c.noteSlow(s.cmd, s.args, took)
+		c.told(s.cmd, w, start, w.Errors != errs, took)
 		if err := c.replied(w, start, false); err != nil {
 			return 0, err
 		}

@@ -180,12 +180,18 @@ func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
 	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args, n), peer: c.remote.String(), name: name})
 }
 
+// tookFrom is the time of the command whose replies are being written: that of the others, unless a part of it was read meanwhile.
+func (b *batch) tookFrom(took time.Duration) time.Duration {
+	if b.cur.late {
+		return time.Since(b.start)
+	}
+	return took
+}
+
 // noteSlow logs the command whose last entry is given.
 // That of a command on several keys has the arguments of one, and the command may have come in several batches.
 func (b *batch) noteSlow(last int, took time.Duration) {
-	if b.cur.late {
-		took = time.Since(b.start)
-	}
+	took = b.tookFrom(took)
 	e := &b.entries[last]
 	if !b.c.g.slow.notes(took) || e.text != "" {
 		return

@@ -30,13 +30,19 @@ func slowArgsOf(id int, name string, args ...string) string {
 
 // onBothWays runs a test with connections that are in loops, and with such as have goroutines of their own.
 func onBothWays(t *testing.T, f func(t *testing.T, p *peer, g *Gateway)) {
+	onBothWaysWith(t, func() Options {
+		return Options{SlowLogTime: -1, Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}
+	}, f)
+}
+
+func onBothWaysWith(t *testing.T, options func() Options, f func(t *testing.T, p *peer, g *Gateway)) {
 	twoProcessors(t)
 	for name, calm := range map[string]int{"loop": 1, "goroutine": math.MaxInt} {
 		t.Run(name, func(t *testing.T) {
 			was := testCalm
 			testCalm = calm
 			t.Cleanup(func() { testCalm = was })
-			addr, g := start(t, Options{SlowLogTime: -1, Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}})
+			addr, g := start(t, options())
 			if calm == 1 {
 				f(t, looped(t, g, "tcp", addr, 2)[0], g)
 			} else {

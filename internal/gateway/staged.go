@@ -644,6 +644,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		if r := replies[i]; r.bad == "" {
 			c.noteSlow(q.cmd, q.args, took)
 		}
+		c.told(q.cmd, w, start, w.Errors != errs, took)
 		if c.mute() {
 			w.Truncate(start)
 		} else if w.Len() > sendFrom {

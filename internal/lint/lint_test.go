@@ -77,6 +77,7 @@ var imports = []row{
 	{"internal/config", "internal/certs internal/identity", "settings are plain values; roles fill Options from them"},
 
 	{"internal/poll", "", "it asks the kernel which descriptors are ready, whatever they carry"},
+	{"internal/otlp", "internal/netsrv", "it exports what servers and collectors tell"},
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
@@ -121,9 +122,10 @@ var only = []row{
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
 	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
+	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of its own"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
-	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached cmd/... examples/...", "a service that links the client chooses what it exports by"},
+	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached internal/otlp cmd/... examples/...", "a service that links the client chooses what it exports by"},
 	{"github.com/hashicorp/go-metrics", "internal/metrics", "it has one sink for the whole process, and raft reports there"},
 	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
@@ -138,7 +140,8 @@ var only = []row{
 // never are dependencies, however indirect, that the library must not bring
 // along.
 var never = []row{
-	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus " + module + "/server " + module + "/memnode", "every service that links the client would carry it"},
+	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus go.opentelemetry.io " + module + "/server " + module + "/memnode", "every service that links the client would carry it"},
+	{"cmd/kvd", "go.opentelemetry.io", "it would not fit into the size that kvd may have; the tag otel brings it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
 	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module + "/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics", "each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
 	{"index index/repair", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},

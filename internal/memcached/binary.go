@@ -147,7 +147,7 @@ func (c *conn) readPacket() error {
 	c.performLookups()
 	res, err := c.perform(&q)
 	if err == nil || err == errQuit {
-		c.s.stats.done(q.command(), res, q.began)
+		c.done(q.command(), res, q.began)
 	}
 	return err
 }
@@ -244,7 +244,7 @@ func (c *conn) troubles(q *request, r reply) result {
 // lastAnswer answers a request behind which nothing can be understood.
 func (c *conn) lastAnswer(q *request, s status) error {
 	c.performLookups()
-	c.s.stats.done(q.command(), c.fails(q, s), time.Now())
+	c.done(q.command(), c.fails(q, s), time.Now())
 	return errQuit
 }
 

@@ -51,6 +51,8 @@ type conn struct {
 	began  time.Time
 	came   int
 	waited time.Duration // for memory; its client is not late meanwhile
+	// unknown: the command at hand may have happened, and its error says so. For Options.Answered, which done tells.
+	unknown bool
 	// Both limit what an operation may read without taking memory of the share first: ctx one,
 	// smallCtx each of many.
 	ctx, smallCtx context.Context
@@ -288,7 +290,7 @@ func (c *conn) readLine() ([]byte, error) {
 		if len(b) > maxLineLen || len(b) > maxLoginLine && !c.admitted() {
 			c.performLookups()
 			c.out().WriteString("CLIENT_ERROR line too long\r\n")
-			c.s.stats.done(cmdUnknown, resBad, time.Now())
+			c.done(cmdUnknown, resBad, time.Now())
 			return nil, bufio.ErrTooLong
 		}
 		switch err {
@@ -435,6 +437,7 @@ func (c *conn) trouble(err error) reply {
 		return outOfMemory
 	case errors.Is(err, client.ErrUnknownOutcome):
 		c.s.o.Logger.Warn("outcome unknown", "err", err)
+		c.unknown = true
 		return unknown
 	case errors.Is(err, client.ErrNoNamespace):
 		return noNamespace // the client has logged it, once
@@ -468,14 +471,14 @@ func (c *conn) command(line []byte) error {
 		if err == nil {
 			c.say(r)
 		}
-		c.s.stats.done(cmd, r.res, began)
+		c.done(cmd, r.res, began)
 		return err
 	}
 	if cmd == cmdGet || cmd == cmdGets {
 		if r, bad := c.get(cmd, toks, began); bad {
 			c.performLookups()
 			c.say(r)
-			c.s.stats.done(cmd, r.res, began)
+			c.done(cmd, r.res, began)
 		}
 		return nil
 	}
@@ -495,7 +498,7 @@ func (c *conn) command(line []byte) error {
 	if r.text != "" && !quiet {
 		c.say(r)
 	}
-	c.s.stats.done(cmd, r.res, began)
+	c.done(cmd, r.res, began)
 	return nil
 }
 
@@ -569,7 +572,7 @@ func (c *conn) text(cmd command, toks [][]byte, quiet bool) (reply, error) {
 	case cmdStats:
 		return c.showStats(toks), nil
 	case cmdQuit:
-		c.s.stats.done(cmd, resOK, time.Now())
+		c.done(cmd, resOK, time.Now())
 		return said, errQuit
 	}
 	return refusal(toks), nil

@@ -147,11 +147,11 @@ func (c *conn) found(err error) {
 func (c *conn) answer(op *client.Op, l *lookup) {
 	c.found(op.Err)
 	if l.binary {
-		c.s.stats.done(l.cmd, c.binaryGot(l.op, l.opaque, op.Key, &op.Item, op.Err), l.began)
+		c.done(l.cmd, c.binaryGot(l.op, l.opaque, op.Key, &op.Item, op.Err), l.began)
 		return
 	}
 	if l.meta != nil {
-		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
+		c.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
 		return
 	}
 	// An error of one key is the whole command's, and comes instead of END.
@@ -163,7 +163,7 @@ func (c *conn) answer(op *client.Op, l *lookup) {
 	}
 	if l.last {
 		r := c.end()
-		c.s.stats.done(l.cmd, r.res, l.began)
+		c.done(l.cmd, r.res, l.began)
 	}
 }
 

@@ -97,6 +97,8 @@ type Options struct {
 	Budget *netsrv.Budget
 	// Now is the clock that expiry times are counted from. Default time.Now.
 	Now func() time.Time
+	// Answered, if not nil, is told of every command, for tracing. It must not block.
+	Answered func(netsrv.Answered)
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
@@ -328,9 +330,20 @@ type counters struct {
 	observe               [numCommands]prometheus.Observer
 }
 
-func (c *counters) done(cmd command, r result, began time.Time) {
-	c.commands[cmd][r].Add(1)
-	c.observe[cmd].Observe(time.Since(began).Seconds())
+// done counts a command that has been answered.
+func (c *conn) done(cmd command, r result, began time.Time) {
+	took := time.Since(began)
+	c.s.stats.commands[cmd][r].Add(1)
+	c.s.stats.observe[cmd].Observe(took.Seconds())
+	if c.s.o.Answered == nil {
+		return
+	}
+	a := netsrv.Answered{Command: commandNames[cmd], Took: took, Client: c.peer}
+	if r >= resBad {
+		a.Error, a.Unknown = resultNames[r], c.unknown
+	}
+	c.unknown = false
+	c.s.o.Answered(a)
 }
 
 func (c *counters) load() (t tally) {

@@ -689,3 +689,36 @@ func TestOneWrite(t *testing.T) {
 		}
 	}
 }
+
+// Options.Answered is told of every command once, in text and in the binary protocol, with the class of its error.
+func TestAnswered(t *testing.T) {
+	var mu sync.Mutex
+	var told []string
+	store := clienttest.New(clienttest.Options{})
+	addr, _ := serve(t, memcached.Options{Client: store, Answered: func(a netsrv.Answered) {
+		line := a.Command
+		if a.Error != "" {
+			line += fmt.Sprintf(" %s %v", a.Error, a.Unknown)
+		}
+		if _, ok := a.Client.(*net.TCPAddr); !ok || a.Took < 0 {
+			line += fmt.Sprintf(": took %v, from %v", a.Took, a.Client)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, line)
+	}})
+	talk(t, addr, "set a 0 0 1\r\n1\r\nget a b\r\nmg a v\r\nadd a 0 0 1\r\n1\r\nincr a x\r\nnosuch\r\nquit\r\n")
+	store.Fail(func(context.Context, *client.Op) clienttest.Fault {
+		return clienttest.Fault{Err: client.ErrUnknownOutcome}
+	})
+	talk(t, addr, "set a 0 0 1\r\n1\r\nnosuch\r\nquit\r\n")
+	store.Fail(nil)
+	talk(t, addr, "\x80\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00a")
+	want := []string{"set", "get", "mg", "add", "incr client_error false", "unknown client_error false", "quit",
+		"set server_error true", "unknown client_error false", "quit", "get"}
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(told, want) {
+		t.Errorf("told of %q, want %q", told, want)
+	}
+}

@@ -185,7 +185,7 @@ func (c *conn) metaCommand(cmd command, toks [][]byte, began time.Time) error {
 	if r.text != "" {
 		c.say(r)
 	}
-	c.s.stats.done(cmd, r.res, began)
+	c.done(cmd, r.res, began)
 	return nil
 }
 

@@ -1,0 +1,38 @@
+package gateway
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// told tells Options.Answered of a command whose reply, or the part of it that has not been sent, starts at byte start of w.
+func (c *conn) told(cmd *command, w *resp.Writer, start int, failed bool, took time.Duration) {
+	if c.g.o.Answered != nil {
+		c.tellAnswered(cmd, w, start, failed, took)
+	}
+}
+
+func (c *conn) tellAnswered(cmd *command, w *resp.Writer, start int, failed bool, took time.Duration) {
+	a := netsrv.Answered{Command: cmd.name, Database: c.g.o.Databases[c.db].Name, Took: took, Client: c.remote}
+	if failed {
+		all := w.Bytes()
+		a.Error, a.Unknown = errorClass(all[min(start, len(all)):])
+	}
+	c.g.o.Answered(a)
+}
+
+// errorClass is the first word of an error, which Redis means for programs; that of a reply with an error among others is ERR.
+func errorClass(reply []byte) (class string, unknown bool) {
+	text, ok := bytes.CutPrefix(reply, []byte("-"))
+	n := 0
+	for n < len(text) && n < 32 && text[n] >= 'A' && text[n] <= 'Z' {
+		n++
+	}
+	if !ok || n == 0 {
+		return "ERR", false
+	}
+	return string(text[:n]), bytes.HasPrefix(text, []byte(unknownOutcome))
+}
