@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
@@ -210,6 +211,49 @@ func TestPageInBrowser(t *testing.T) {
 	}
 }
 
+// A page that was told what changed, again and again, is the one that is told all at once.
+func TestPageOfNewsInBrowser(t *testing.T) {
+	main := func(steps []string, least int) string {
+		t.Helper()
+		s, all, asked := servePage(t, nil), simulations(), 0
+		s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) {
+			st := all[steps[min(asked, len(steps)-1)]]
+			asked++
+			return clusterPage(st), nil
+		})
+		page, err := url.Parse("http://" + s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		news := 0
+		proxy := httputil.NewSingleHostReverseProxy(page)
+		proxy.ModifyResponse = func(r *http.Response) error {
+			b, err := io.ReadAll(r.Body)
+			if strings.Contains(string(b), `"since":`) {
+				news++
+			}
+			r.Body = io.NopCloser(bytes.NewReader(b))
+			return err
+		}
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/state.json" {
+				time.Sleep(1100 * time.Millisecond) // an answer is given again for a second, and the browser's time is not ours
+			}
+			proxy.ServeHTTP(w, r)
+		}))
+		defer web.Close()
+		dom := browser(t, web.URL, "--dump-dom")
+		if asked < len(steps) || news < least {
+			t.Fatalf("%d answers, %d of them news", asked, news)
+		}
+		_, dom, _ = strings.Cut(dom, `<div id="health"`)
+		return strings.Join(strings.Fields(strings.ReplaceAll(dom, "<", "\n<")), " ") // the process breaks lines, and the script does not
+	}
+	if got, want := main([]string{"healthy", "busy", "degraded", "lost"}, 2), main([]string{"lost"}, 0); got != want || !strings.Contains(got, "nowhere") {
+		t.Errorf("told by and by:\n%s\nat once:\n%s", got, want)
+	}
+}
+
 // look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
 const look = `<script>
 const seen = new MutationObserver(() => {
@@ -279,14 +323,4 @@ func TestScreenshots(t *testing.T) {
 		shot(name, st, "--window-size=1000,1300")
 	}
 	shot("phone", all["degraded"], "--window-size=500,1000", "--blink-settings=preferredColorScheme=0")
-}
-
-// BenchmarkPage makes what a page of a large store is made of, which happens at most once a second.
-func BenchmarkPage(b *testing.B) {
-	st := simulated(64, 1024)
-	for b.Loop() {
-		if _, err := json.Marshal(clusterPage(st)); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -54,6 +54,7 @@ type history struct {
 
 	mu      sync.Mutex
 	samples []sample
+	count   uint64 // of samples, ever
 }
 
 // sample is the sums of metrics, by family.
@@ -133,9 +134,20 @@ func (h *history) add(fs []*dto.MetricFamily) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.samples = append(h.samples, now)
+	h.count++
 	if n := len(h.samples) - maxSamples; n > 0 {
 		h.samples = slices.Delete(h.samples, 0, n)
 	}
+}
+
+// taken is how many samples there have been.
+func (h *history) taken() uint64 {
+	if h == nil {
+		return 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.count
 }
 
 // data is what the charts show.
