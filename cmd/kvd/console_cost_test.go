@@ -21,9 +21,10 @@ import (
 
 // changing is a simulated store that changes with each update: the memory of a placement group, and how far a job is.
 type changing struct {
-	mu sync.Mutex
-	st *dirpb.StatusReply
-	n  int
+	mu   sync.Mutex
+	st   *dirpb.StatusReply
+	n    int
+	jobs paces
 }
 
 func newChanging() *changing {
@@ -49,7 +50,7 @@ func (c *changing) page(context.Context) (httpd.Page, error) {
 	c.mu.Lock()
 	st := proto.CloneOf(c.st)
 	c.mu.Unlock()
-	return clusterPage(st), nil
+	return clusterPage(st, c.jobs.left(st, time.Now())), nil
 }
 
 func serveChanging(tb testing.TB) (*changing, *httpd.Server) {

@@ -105,7 +105,7 @@ func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st), nil })
+	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil), nil })
 	return s
 }
 
@@ -171,6 +171,39 @@ func TestPictures(t *testing.T) {
 	}
 }
 
+// Jobs tell how long they will take once two looks have found them at different places.
+func TestJobsLeft(t *testing.T) {
+	st := &dirpb.StatusReply{Jobs: []*dirpb.Job{{Id: 1, Total: 1000}, {Id: 2, Total: 10}, {Id: 3}}}
+	var p paces
+	now := time.Unix(1, 0)
+	look := func(after time.Duration, done uint64, want string) {
+		t.Helper()
+		now = now.Add(after)
+		st.Jobs[0].Done, st.Jobs[2].Done = done, done
+		left := p.left(st, now)
+		if got := leftText(left, 1); got != want || leftText(left, 2) != "-" || leftText(left, 3) != "-" || leftText(left, 4) != "-" {
+			t.Errorf("after %v: %s, want %s", after, got, want)
+		}
+	}
+	look(0, 100, "-")
+	look(time.Second, 110, "-") // too early to say
+	look(9*time.Second, 200, "1m20s")
+	look(25*time.Second, 200, "4m40s") // it was slower since
+	look(31*time.Second, 200, "-")     // and has not got on for long
+	look(10*time.Second, 500, "1m8s")
+	look(10*time.Second, 50, "-") // another janitor begins anew
+	look(2*time.Second, 51, "31m38s")
+	look(29*time.Second, 51, "8h10m0s")
+	look(10*time.Second, 1000, "0s")
+	st.Jobs = st.Jobs[1:2]
+	if p.left(st, now); len(p) != 1 {
+		t.Errorf("%d jobs are remembered", len(p))
+	}
+	if s := leftText(map[uint32]time.Duration{1: mostLeft}, 1); s != "days" {
+		t.Error(s)
+	}
+}
+
 // browser runs Chromium, which make test-console names, on a page; the test is skipped without.
 func browser(t *testing.T, at string, args ...string) string {
 	t.Helper()
@@ -203,8 +236,8 @@ func TestPageInBrowser(t *testing.T) {
 	// The first answer is the page itself, and the polls get other ones.
 	ready := func() error { return nil }
 	s.Serving(ready, func(context.Context) (httpd.Page, error) {
-		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"]), nil })
-		return clusterPage(simulations()["healthy"]), nil
+		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"], nil), nil })
+		return clusterPage(simulations()["healthy"], nil), nil
 	})
 	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) || !strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "healthy") {
 		t.Errorf("the page is as it was:\n%s", dom)
@@ -219,7 +252,7 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 		s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) {
 			st := all[steps[min(asked, len(steps)-1)]]
 			asked++
-			return clusterPage(st), nil
+			return clusterPage(st, nil), nil
 		})
 		page, err := url.Parse("http://" + s.Addr())
 		if err != nil {
@@ -257,7 +290,7 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 // look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
 const look = `<script>
 const seen = new MutationObserver(() => {
-  if (!document.getElementById("p2")) return; // the last picture
+  if (!document.getElementById("p3")) return; // the last picture
   seen.disconnect();
   const all = (q) => [...document.querySelectorAll(q)];
   const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
@@ -296,7 +329,7 @@ func TestPageLayoutInBrowser(t *testing.T) {
 	defer web.Close()
 	for _, size := range []string{"500,1000", "1600,1000"} {
 		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
-		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, `data-pictures="18"`} {
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs))} {
 			if !strings.Contains(dom, w) {
 				_, body, _ := strings.Cut(dom, "<body")
 				t.Errorf("%s: no %s: %.600s", size, w, body)

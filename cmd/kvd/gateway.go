@@ -123,6 +123,11 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	g.serve(l)
 	web.Chart(gatewayCharts()...)
 	web.Serving(stopping(ctx, g.ready), nil)
+	stop, err := meetPages(web, pageOptions{role: "gateway", name: processName(), advertise: c.AdvertisePeers, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
 		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "peers", g.peersAddr(), "http", web.Addr()); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -341,6 +342,24 @@ func TestHTTP(t *testing.T) {
 		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
 	}
 	wantPage(t, d.kv["http"], "/", http.StatusOK, "<td>m9</td><td>up</td><td>64MiB</td>", "<td>d7</td>")
+	// Each page leads to the others. A process tells of its page every few seconds.
+	href := func(name string, x *process) string {
+		return `<a rel="noreferrer" href="http://` + x.kv["http"] + `/">` + name
+	}
+	for _, x := range []struct {
+		p    *process
+		want []string
+	}{{d, []string{href("memnode m9", m), href("janitor ", j)}}, {m, []string{href("directory d7", d), href("janitor ", j)}}, {j, []string{href("directory d7", d), href("memnode m9", m)}}} {
+		for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			page := read(t, "http://"+x.p.kv["http"]+"/")
+			if !slices.ContainsFunc(x.want, func(w string) bool { return !strings.Contains(page, w) }) {
+				break
+			}
+			if time.Now().After(until) {
+				t.Fatalf("the page at %s does not lead to all of %q:\n%s", x.p.kv["http"], x.want, page)
+			}
+		}
+	}
 }
 
 // TestGatewayWaits: a gateway without a directory says what it waits for.

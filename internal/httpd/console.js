@@ -4,7 +4,7 @@
 
 const pause = 1000; // ms between two questions; a process looks at itself no more often
 const svgNS = "http://www.w3.org/2000/svg";
-const kinds = new Set(["live", "free", "limbo", "coming", "waiting", "lost", "room", "index", "granted", "spare", "shard", "next", "moving", "splitting"]);
+const kinds = new Set(["live", "free", "limbo", "coming", "waiting", "lost", "room", "index", "granted", "spare", "shard", "next", "moving", "splitting", "done"]);
 
 function html(tag, attrs, ...children) {
   return fill(document.createElement(tag), attrs, children);
@@ -20,7 +20,7 @@ function fill(el, attrs, children) {
   return el;
 }
 
-const kindClass = (kind) => "kind-" + (kinds.has(kind) ? kind : "other");
+const kindClass = (kind) => "kind-" + (kinds.has(kind) ? kind : kind === "to do" ? "room" : "other");
 
 const setAttr = (el, name, value) => {
   if (el.getAttribute(name) !== String(value)) el.setAttribute(name, value);

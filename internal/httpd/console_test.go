@@ -202,7 +202,11 @@ func TestCharts(t *testing.T) {
 	h := newHistory([]Chart{{"All", "", []Line{
 		{Name: "rate", Of: []string{"hits", "misses"}}, {Name: "share", Of: []string{"hits"}, Beside: []string{"misses"}},
 		{Name: "half", Of: []string{"seconds"}, Quantile: 0.5}, {Name: "most", Of: []string{"seconds"}, Quantile: 0.99}, {Name: "none", Of: []string{"other"}},
+		{Name: "level", Of: []string{"gauge"}, Level: true, Times: 0.5}, {Name: "twice", Of: []string{"hits"}, Times: 2},
 	}}})
+	level := prometheus.NewGauge(prometheus.GaugeOpts{Name: "gauge", Help: "Test."})
+	reg.MustRegister(level)
+	level.Set(6)
 	look := func() {
 		fs, err := reg.Gather()
 		if err != nil {
@@ -230,10 +234,11 @@ func TestCharts(t *testing.T) {
 	hits.Add(5)
 	seconds.WithLabelValues("get").Observe(9)
 	look()
-	want("rate share half most none")
+	want("rate share half most none level twice")
 	look()
-	want("rate 0 share - half - most - none -")
+	want("rate 0 share - half - most - none - level 3 twice 0")
 	hits.Add(30)
+	level.Set(4)
 	misses.Add(10)
 	for range 4 { // half of all within the middle of the second bucket
 		seconds.WithLabelValues("get").Observe(0.0005)
@@ -243,10 +248,10 @@ func TestCharts(t *testing.T) {
 		seconds.WithLabelValues("put").Observe(0.0015)
 	}
 	look()
-	want("rate 0 4 share - 75 half - 1.5 most - 3.92 none - -")
+	want("rate 0 4 share - 75 half - 1.5 most - 3.92 none - - level 3 2 twice 0 6")
 	seconds.WithLabelValues("put").Observe(1)
 	look()
-	want("rate 0 4 0 share - 75 - half - 1.5 4 most - 3.92 4 none - - -")
+	want("rate 0 4 0 share - 75 - half - 1.5 4 most - 3.92 4 none - - - level 3 2 2 twice 0 6 0")
 	for range 2 * maxSamples {
 		look()
 	}
