@@ -114,7 +114,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
-	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryPage(d))
+	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), withTables(directoryPage(d), g.tables))
 	if len(a.command) > 0 {
 		return a.runCommand(ctx, s.Directory())
 	}

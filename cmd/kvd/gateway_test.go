@@ -171,7 +171,7 @@ func TestGateway(t *testing.T) {
 	if locked.kv["memcached"] != "" || !strings.Contains(locked.stderr.String(), "memcached's protocol is off") {
 		t.Errorf("a password, and memcached at %q: %s", locked.kv["memcached"], locked.stderr)
 	}
-	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure")...)
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure", "--hot-keys")...)
 	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
 		t.Errorf("ready line holds %v", p.kv)
 	}
@@ -198,6 +198,8 @@ func TestGateway(t *testing.T) {
 	wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
 	wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
 		`kvd_client_operations_total{namespace="sessions",op="put"} 1`, `kvd_gateway_commands_total{command="set",result="ok"} 2`, `role="gateway"`)
+	redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH secret"}, slices.Repeat([]string{"GET k"}, 3000)...)...)
+	wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>get</td><td>30", "Evictions", "<td>cache</td><td>k</td><td>")
 	wantPage(t, p.kv["http"], "/debug/pprof/cmdline", http.StatusNotFound)
 
 	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)

@@ -100,6 +100,8 @@ type Options struct {
 	SlowLogTime time.Duration
 	// SlowLogLen is how many commands SLOWLOG shows at most, as slowlog-max-len. Default 128.
 	SlowLogLen int
+	// HotKeys has the Gateway estimate which keys are used most; see [Gateway.HotKeys].
+	HotKeys bool
 	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
 	Cluster bool
 	// Version is shown by INFO. Default "devel".
@@ -201,6 +203,7 @@ type Gateway struct {
 	users   *acl.Users
 	denials acl.Log
 	slow    slowLog
+	hot     *hotKeys   // nil: nobody wants to know
 	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
@@ -262,6 +265,9 @@ func New(o Options) (*Gateway, error) {
 		g.slow.setTime(o.SlowLogTime.Microseconds())
 	}
 	g.slow.setLen(int64(o.SlowLogLen))
+	if o.HotKeys {
+		g.hot = newHotKeys()
+	}
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
