@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
 func pageRequest(id, name, addr, host string) *dirpb.PagesRequest {
@@ -116,4 +117,18 @@ func TestPageAddress(t *testing.T) {
 	}
 	_, err := checkPage(context.Background(), pageRequest("a", "m", "0.0.0.0:80", ""))
 	wantCode(t, err, codes.InvalidArgument, "host")
+}
+
+// A process that shows a certificate tells of pages of its own role alone.
+func TestPagesOfRoles(t *testing.T) {
+	a := identitytest.New(t)
+	n := directoryNode(t, a, Options{})
+	c := dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Role("gateway", "it"))))
+	q := pageRequest("a", "m", "h:1", "")
+	_, err := c.Pages(testCtx(t), q)
+	wantCode(t, err, codes.PermissionDenied, "gateway/it is no memnode")
+	q.Role = "gateway"
+	if _, err := c.Pages(testCtx(t), q); err != nil {
+		t.Error(err)
+	}
 }

@@ -41,7 +41,7 @@ func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pag
 	line, mend := overview.Summary(st)
 	pictures := []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)}
 	if len(st.GetJobs()) > 0 {
-		pictures = append(pictures, jobsPicture(st, left))
+		pictures = append([]httpd.Picture{jobsPicture(st, left)}, pictures...)
 	}
 	return httpd.Page{
 		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},

@@ -107,7 +107,7 @@ func jobsPicture(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pic
 	p := httpd.Picture{Title: "Jobs"}
 	for _, j := range sortedJobs(st) {
 		done, total := float64(min(j.GetDone(), j.GetTotal())), float64(j.GetTotal())
-		b := httpd.Bar{Label: fmt.Sprintf("%d: %s, placement group %d", j.GetId(), overview.JobKind(j.GetKind()), j.GetPgId()), Note: "not begun",
+		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", j.GetId(), overview.JobKind(j.GetKind())), Note: "not begun",
 			Parts: []httpd.Part{{Kind: "done", Size: done, Text: fmt.Sprintf("done %d", j.GetDone())}, {Kind: "to do", Size: max(total-done, 0), Text: fmt.Sprintf("to do %.0f", total-done)}}}
 		if s := jobPercent(j); s != "" {
 			b.Note = s + " %"
@@ -115,6 +115,7 @@ func jobsPicture(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pic
 				b.Note += ", " + s + " left"
 			}
 		}
+		b.Note = fmt.Sprintf("placement group %d: %s", j.GetPgId(), b.Note)
 		if s := jobTrouble(j); s != "" {
 			b.Note, b.Bad = b.Note+", waits: "+s, j.GetTrouble() != ""
 		}

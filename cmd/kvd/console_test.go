@@ -346,14 +346,22 @@ func TestScreenshots(t *testing.T) {
 	}
 	shot := func(name string, st *dirpb.StatusReply, args ...string) {
 		file := filepath.Join(dir, name+".png")
-		browser(t, "http://"+servePage(t, st).Addr(), append(args, "--screenshot="+file)...)
+		s := servePage(t, st)
+		s.Linked(func() []httpd.Link {
+			all := []httpd.Link{{Role: "directory", Name: "d2", Addr: "d2:7480"}, {Role: "directory", Name: "d3", Addr: "d3:7480"}, {Role: "gateway", Name: "web1 pid 812", Addr: "web1:7483"}}
+			for _, n := range st.Map.Nodes {
+				all = append(all, httpd.Link{Role: "memnode", Name: n.Name, Addr: n.Name + ":7481"})
+			}
+			return all
+		})
+		browser(t, "http://"+s.Addr(), append(args, "--screenshot="+file)...)
 		if b, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(b), "\x89PNG") {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}
 	}
 	all := simulations()
 	for name, st := range all {
-		shot(name, st, "--window-size=1000,1300")
+		shot(name, st, "--window-size=1000,1500")
 	}
 	shot("phone", all["degraded"], "--window-size=500,1000", "--blink-settings=preferredColorScheme=0")
 }

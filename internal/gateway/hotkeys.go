@@ -27,7 +27,7 @@ const (
 type hotKeys struct {
 	mu struct {
 		sync.Mutex
-		total  float64 // uses, as far as they still count
+		total  float64        // uses, as far as they still count
 		counts map[string]int // where a key is counted
 		uses   []float64      // dense, since the least one is looked for often
 		keys   []hotKey       // of uses
