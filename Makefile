@@ -338,6 +338,10 @@ chromium: ## install Debian's Chromium, for the console's tests (root)
 test-console: chromium ## see the page of a daemon in headless Chromium
 	KVD_CHROMIUM=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestPage|TestPictures' ./cmd/kvd
 
+.PHONY: console-cost
+console-cost: chromium ## what the page of a large store that changes 20 times a second takes of a processor, in the browser and in the process
+	KVD_CONSOLE_COST=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run TestConsoleCost -bench BenchmarkPage ./cmd/kvd
+
 .PHONY: screenshots
 screenshots: chromium ## make docs/console/*.png: the page of simulated stores
 	mkdir -p docs/console

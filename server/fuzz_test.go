@@ -71,6 +71,7 @@ var rpcs = []rpc{
 	unary("SessionState", (*Node).SessionState, &dirpb.SessionStateRequest{SessionId: 1}),
 	unary("RequestSplit", (*Node).RequestSplit, &dirpb.RequestSplitRequest{SessionId: 1, ShardId: 1}),
 	unary("Meet", (*Node).Meet, &dirpb.MeetRequest{SessionIds: []uint32{1}, Id: []byte("0123456789abcdef"), Addr: "h:1", HostId: "h", News: 1}),
+	unary("Pages", (*Node).Pages, &dirpb.PagesRequest{Id: []byte("0123456789abcdef"), Role: "memnode", Name: "m", Addr: "h:1", HostId: "h", News: 1}),
 	unary("RegisterNode", (*Node).RegisterNode, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, HostId: "h", CapacityBytes: 1 << 28, Domain: "rack",
 		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1", Atomics: dirpb.AtomicsBy_ATOMICS_BY_NIC}}}),
 	unary("Heartbeat", (*Node).Heartbeat, &dirpb.HeartbeatRequest{NodeId: 1, Incarnation: 1, FencedSessions: []uint32{1, 2}, Stats: &dirpb.NodeStats{Connections: 1 << 63}}),

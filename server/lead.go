@@ -49,6 +49,7 @@ type leadership struct {
 	work event
 	// meeting is of gateways.
 	meeting meeting
+	pages   pages
 
 	mu struct {
 		sync.Mutex

@@ -284,6 +284,7 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	if err != nil {
 		return nil, refusal(err)
 	}
+	n.renewals.Add(1)
 	reply.QuietMillis = uint64(a.Quiet.Milliseconds())
 	reply.Epoch, reply.MinEpoch, reply.Deliveries, reply.Supply = a.Epoch, a.Least, a.Deliveries, a.Supply
 	if a.Moved {
@@ -293,6 +294,9 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	}
 	return reply, nil
 }
+
+// Renewals is how many renewals of sessions this process has answered, as the leader.
+func (n *Node) Renewals() uint64 { return n.renewals.Load() }
 
 // takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its answer
 // says that they are not the session's any more.

@@ -67,6 +67,7 @@ type Node struct {
 	log       *slog.Logger
 	grpcAddr  string // advertised
 	streams   *streams
+	renewals  atomic.Uint64 // answered
 	transport *raft.NetworkTransport
 	store     *raftstore.Store
 	machine   *machine

@@ -886,6 +886,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		"RestartNode":     func() error { _, err := fc.RestartNode(ctx, &dirpb.RestartNodeRequest{}); return err },
 		"RequestSplit":    func() error { _, err := fc.RequestSplit(ctx, &dirpb.RequestSplitRequest{}); return err },
 		"Meet":            func() error { _, err := fc.Meet(ctx, &dirpb.MeetRequest{}); return err },
+		"Pages":           func() error { _, err := fc.Pages(ctx, &dirpb.PagesRequest{}); return err },
 		"FindWork":        func() error { _, err := fc.FindWork(ctx, &dirpb.FindWorkRequest{}); return err },
 		"ClaimJob":        func() error { _, err := fc.ClaimJob(ctx, &dirpb.ClaimJobRequest{}); return err },
 		"ReportJob":       func() error { _, err := fc.ReportJob(ctx, &dirpb.ReportJobRequest{}); return err },

@@ -22,12 +22,13 @@ const auditShown = 20
 // directoryPage is what the directory's leader knows, for people; if there is none, what
 // this node does.
 func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
+	var jobs paces
 	return func(ctx context.Context) (httpd.Page, error) {
 		st, err := d.ClusterStatus(ctx, &dirpb.StatusRequest{})
 		if err != nil {
 			return httpd.Page{}, err
 		}
-		p := clusterPage(st)
+		p := clusterPage(st, jobs.left(st, time.Now()))
 		if a, err := d.Audit(ctx, &dirpb.AuditRequest{Limit: auditShown}); err == nil { // the leader's alone
 			p.Tables = append(p.Tables, auditTable(a))
 		}
@@ -35,12 +36,17 @@ func directoryPage(d *server.Node) func(context.Context) (httpd.Page, error) {
 	}
 }
 
-func clusterPage(st *dirpb.StatusReply) httpd.Page {
+// clusterPage shows st, and how long each job will take, as far as that is known.
+func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Page {
 	line, mend := overview.Summary(st)
+	pictures := []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)}
+	if len(st.GetJobs()) > 0 {
+		pictures = append([]httpd.Picture{jobsPicture(st, left)}, pictures...)
+	}
 	return httpd.Page{
 		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},
-		Pictures: []httpd.Picture{nodesPicture(st), groupsPicture(st), shardsPicture(st)},
-		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st),
+		Pictures: pictures,
+		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st, left),
 			tenantsTable(st), sessionsTable(st)},
 	}
 }
@@ -249,6 +255,36 @@ func gatewayCharts() []httpd.Chart {
 		{Title: "Evictions", Unit: "records a second", Lines: []httpd.Line{{Name: "evicted", Of: []string{"kvd_client_evicted_records_total"}},
 			{Name: "expired", Of: []string{"kvd_client_expired_records_total"}}}},
 	}
+}
+
+// directoryCharts are what a directory node knows of the last minutes. Renewals are the leader's; a map version is a change of the map.
+func directoryCharts() []httpd.Chart {
+	raft := func(name, of string) httpd.Line {
+		return httpd.Line{Name: name, Of: []string{"kvd_raft_" + of + "_seconds"}, Quantile: 0.99}
+	}
+	return []httpd.Chart{
+		{Title: "Control", Unit: "a second", Lines: []httpd.Line{{Name: "renewals", Of: []string{"kvd_directory_renewals_total"}},
+			{Name: "changes of the map", Of: []string{"kvd_directory_map_version"}}, {Name: "raft entries", Of: []string{"kvd_raft_commit_index"}}}},
+		{Title: "Raft, 99 % within", Unit: "ms", Lines: []httpd.Line{raft("commit", "commit"), raft("leader's disk", "leader_store"), raft("follower's disk", "follower_store")}},
+		{Title: "Sessions and jobs", Unit: "open", Lines: []httpd.Line{{Name: "sessions", Of: []string{"kvd_directory_sessions"}, Level: true}, {Name: "jobs", Of: []string{"kvd_directory_jobs"}, Level: true}}},
+		processChart(),
+	}
+}
+
+// memnodeCharts are what a memory node knows of the last minutes: not what its clients, or an adapter, do with its memory by themselves.
+func memnodeCharts() []httpd.Chart {
+	cpu := []string{"kvd_memnode_data_path_cpu_seconds_total"}
+	return []httpd.Chart{
+		{Title: "Verbs executed for others", Unit: "% of a processor", Lines: []httpd.Line{{Name: "all", Of: cpu, Times: 100}}},
+		{Title: "Callers", Unit: "open", Lines: []httpd.Line{{Name: "connections", Of: []string{"kvd_memnode_connections"}, Level: true}, {Name: "sessions", Of: []string{"kvd_memnode_sessions"}, Level: true}}},
+		{Title: "Memory", Unit: "MiB", Lines: []httpd.Line{{Name: "in regions", Of: []string{"kvd_memnode_registered_bytes"}, Level: true, Times: 1.0 / (1 << 20)},
+			{Name: "lent at most", Of: []string{"kvd_memnode_capacity_bytes"}, Level: true, Times: 1.0 / (1 << 20)}}},
+		processChart(),
+	}
+}
+
+func processChart() httpd.Chart {
+	return httpd.Chart{Title: "Process", Unit: "% of a processor", Lines: []httpd.Line{{Name: "all of it", Of: []string{"process_cpu_seconds_total"}, Times: 100}}}
 }
 
 func yes(b bool) string {

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
@@ -104,7 +105,7 @@ func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st), nil })
+	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil), nil })
 	return s
 }
 
@@ -170,6 +171,39 @@ func TestPictures(t *testing.T) {
 	}
 }
 
+// Jobs tell how long they will take once two looks have found them at different places.
+func TestJobsLeft(t *testing.T) {
+	st := &dirpb.StatusReply{Jobs: []*dirpb.Job{{Id: 1, Total: 1000}, {Id: 2, Total: 10}, {Id: 3}}}
+	var p paces
+	now := time.Unix(1, 0)
+	look := func(after time.Duration, done uint64, want string) {
+		t.Helper()
+		now = now.Add(after)
+		st.Jobs[0].Done, st.Jobs[2].Done = done, done
+		left := p.left(st, now)
+		if got := leftText(left, 1); got != want || leftText(left, 2) != "-" || leftText(left, 3) != "-" || leftText(left, 4) != "-" {
+			t.Errorf("after %v: %s, want %s", after, got, want)
+		}
+	}
+	look(0, 100, "-")
+	look(time.Second, 110, "-") // too early to say
+	look(9*time.Second, 200, "1m20s")
+	look(25*time.Second, 200, "4m40s") // it was slower since
+	look(31*time.Second, 200, "-")     // and has not got on for long
+	look(10*time.Second, 500, "1m8s")
+	look(10*time.Second, 50, "-") // another janitor begins anew
+	look(2*time.Second, 51, "31m38s")
+	look(29*time.Second, 51, "8h10m0s")
+	look(10*time.Second, 1000, "0s")
+	st.Jobs = st.Jobs[1:2]
+	if p.left(st, now); len(p) != 1 {
+		t.Errorf("%d jobs are remembered", len(p))
+	}
+	if s := leftText(map[uint32]time.Duration{1: mostLeft}, 1); s != "days" {
+		t.Error(s)
+	}
+}
+
 // browser runs Chromium, which make test-console names, on a page; the test is skipped without.
 func browser(t *testing.T, at string, args ...string) string {
 	t.Helper()
@@ -202,18 +236,61 @@ func TestPageInBrowser(t *testing.T) {
 	// The first answer is the page itself, and the polls get other ones.
 	ready := func() error { return nil }
 	s.Serving(ready, func(context.Context) (httpd.Page, error) {
-		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"]), nil })
-		return clusterPage(simulations()["healthy"]), nil
+		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"], nil), nil })
+		return clusterPage(simulations()["healthy"], nil), nil
 	})
 	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) || !strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "healthy") {
 		t.Errorf("the page is as it was:\n%s", dom)
 	}
 }
 
+// A page that was told what changed, again and again, is the one that is told all at once.
+func TestPageOfNewsInBrowser(t *testing.T) {
+	main := func(steps []string, least int) string {
+		t.Helper()
+		s, all, asked := servePage(t, nil), simulations(), 0
+		s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) {
+			st := all[steps[min(asked, len(steps)-1)]]
+			asked++
+			return clusterPage(st, nil), nil
+		})
+		page, err := url.Parse("http://" + s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		news := 0
+		proxy := httputil.NewSingleHostReverseProxy(page)
+		proxy.ModifyResponse = func(r *http.Response) error {
+			b, err := io.ReadAll(r.Body)
+			if strings.Contains(string(b), `"since":`) {
+				news++
+			}
+			r.Body = io.NopCloser(bytes.NewReader(b))
+			return err
+		}
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/state.json" {
+				time.Sleep(1100 * time.Millisecond) // an answer is given again for a second, and the browser's time is not ours
+			}
+			proxy.ServeHTTP(w, r)
+		}))
+		defer web.Close()
+		dom := browser(t, web.URL, "--dump-dom")
+		if asked < len(steps) || news < least {
+			t.Fatalf("%d answers, %d of them news", asked, news)
+		}
+		_, dom, _ = strings.Cut(dom, `<div id="health"`)
+		return strings.Join(strings.Fields(strings.ReplaceAll(dom, "<", "\n<")), " ") // the process breaks lines, and the script does not
+	}
+	if got, want := main([]string{"healthy", "busy", "degraded", "lost"}, 2), main([]string{"lost"}, 0); got != want || !strings.Contains(got, "nowhere") {
+		t.Errorf("told by and by:\n%s\nat once:\n%s", got, want)
+	}
+}
+
 // look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
 const look = `<script>
 const seen = new MutationObserver(() => {
-  if (!document.getElementById("p2")) return; // the last picture
+  if (!document.getElementById("p3")) return; // the last picture
   seen.disconnect();
   const all = (q) => [...document.querySelectorAll(q)];
   const say = (name, list) => document.body.setAttribute("data-" + name, list.join("|"));
@@ -252,7 +329,7 @@ func TestPageLayoutInBrowser(t *testing.T) {
 	defer web.Close()
 	for _, size := range []string{"500,1000", "1600,1000"} {
 		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
-		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, `data-pictures="18"`} {
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs))} {
 			if !strings.Contains(dom, w) {
 				_, body, _ := strings.Cut(dom, "<body")
 				t.Errorf("%s: no %s: %.600s", size, w, body)
@@ -269,24 +346,22 @@ func TestScreenshots(t *testing.T) {
 	}
 	shot := func(name string, st *dirpb.StatusReply, args ...string) {
 		file := filepath.Join(dir, name+".png")
-		browser(t, "http://"+servePage(t, st).Addr(), append(args, "--screenshot="+file)...)
+		s := servePage(t, st)
+		s.Linked(func() []httpd.Link {
+			all := []httpd.Link{{Role: "directory", Name: "d2", Addr: "d2:7480"}, {Role: "directory", Name: "d3", Addr: "d3:7480"}, {Role: "gateway", Name: "web1 pid 812", Addr: "web1:7483"}}
+			for _, n := range st.Map.Nodes {
+				all = append(all, httpd.Link{Role: "memnode", Name: n.Name, Addr: n.Name + ":7481"})
+			}
+			return all
+		})
+		browser(t, "http://"+s.Addr(), append(args, "--screenshot="+file)...)
 		if b, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(b), "\x89PNG") {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}
 	}
 	all := simulations()
 	for name, st := range all {
-		shot(name, st, "--window-size=1000,1300")
+		shot(name, st, "--window-size=1000,1500")
 	}
 	shot("phone", all["degraded"], "--window-size=500,1000", "--blink-settings=preferredColorScheme=0")
-}
-
-// BenchmarkPage makes what a page of a large store is made of, which happens at most once a second.
-func BenchmarkPage(b *testing.B) {
-	st := simulated(64, 1024)
-	for b.Loop() {
-		if _, err := json.Marshal(clusterPage(st)); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -106,15 +106,15 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Listeners(doors))
+	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d), metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}
 	if err := web.Register(cs...); err != nil {
 		return err
 	}
-	web.Chart(gatewayCharts()...)
-	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryPage(d))
+	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
+	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), withTables(directoryPage(d), g.tables))
 	if len(a.command) > 0 {
 		return a.runCommand(ctx, s.Directory())
 	}

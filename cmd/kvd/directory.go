@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -65,10 +66,16 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	defer notify(log, daemon.SdNotifyStopping)
 	doors := map[string]*netsrv.Door{"http": web.Door()}
 	doors["grpc"], doors["raft"] = n.Doors()
-	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Listeners(doors)); err != nil {
+	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Renewals(n), metrics.Listeners(doors)); err != nil {
 		return err
 	}
+	web.Chart(directoryCharts()...)
 	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryPage(n))
+	stop, err := meetPages(web, pageOptions{role: "directory", name: c.ID, advertise: c.Advertise, tls: creds, directory: []string{cmp.Or(c.Advertise, n.Addr())}, identities: c.Identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := n.Ready(ctx); err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
 		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck, cluster: c.RedisCluster,
-		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen,
+		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen, hotKeys: c.HotKeys,
 		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, otlp: otlp, log: log,
 	})
 	if err != nil {
@@ -131,7 +131,12 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	g.serve(l)
 	web.Chart(gatewayCharts()...)
-	web.Serving(stopping(ctx, g.ready), nil)
+	web.Serving(stopping(ctx, g.ready), func(context.Context) (httpd.Page, error) { return httpd.Page{Tables: g.tables()}, nil })
+	stop, err := meetPages(web, pageOptions{role: "gateway", name: processName(), advertise: c.AdvertisePeers, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
 		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "peers", g.peersAddr(), "http", web.Addr()); err != nil {
 		return err
@@ -256,6 +261,7 @@ type gatewayOptions struct {
 	trackingCheck                 time.Duration // and TrackingCheck
 	slowTime                      time.Duration // gateway.Options.SlowLogTime
 	slowLen                       int           // and SlowLogLen
+	hotKeys                       bool          // gateway.Options.HotKeys
 	cluster                       bool          // gateway.Options.Cluster
 	devices                       []*rdma.Device
 	provider                      string // empty: any
@@ -314,7 +320,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	if err := g.openPeers(ctx, len(dbs)); err != nil {
 		return g, err
 	}
-	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, HotKeys: o.hotKeys, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Answered: o.otlp.answered("memcached", mcName), Logger: o.log})

@@ -172,7 +172,7 @@ func TestGateway(t *testing.T) {
 	if locked.kv["memcached"] != "" || !strings.Contains(locked.stderr.String(), "memcached's protocol is off") {
 		t.Errorf("a password, and memcached at %q: %s", locked.kv["memcached"], locked.stderr)
 	}
-	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure")...)
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure", "--hot-keys")...)
 	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
 		t.Errorf("ready line holds %v", p.kv)
 	}
@@ -199,6 +199,8 @@ func TestGateway(t *testing.T) {
 	wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
 	wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
 		`kvd_client_operations_total{namespace="sessions",op="put"} 1`, `kvd_gateway_commands_total{command="set",result="ok"} 2`, `role="gateway"`)
+	redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH secret"}, slices.Repeat([]string{"GET k"}, 3000)...)...)
+	wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>get</td><td>30", "Evictions", "<td>cache</td><td>k</td><td>")
 	wantPage(t, p.kv["http"], "/debug/pprof/cmdline", http.StatusNotFound)
 
 	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
@@ -381,6 +383,24 @@ func TestHTTP(t *testing.T) {
 		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
 	}
 	wantPage(t, d.kv["http"], "/", http.StatusOK, "<td>m9</td><td>up</td><td>64MiB</td>", "<td>d7</td>")
+	// Each page leads to the others. A process tells of its page every few seconds.
+	href := func(name string, x *process) string {
+		return `<a rel="noreferrer" href="http://` + x.kv["http"] + `/">` + name
+	}
+	for _, x := range []struct {
+		p    *process
+		want []string
+	}{{d, []string{href("memnode m9", m), href("janitor ", j)}}, {m, []string{href("directory d7", d), href("janitor ", j)}}, {j, []string{href("directory d7", d), href("memnode m9", m)}}} {
+		for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			page := read(t, "http://"+x.p.kv["http"]+"/")
+			if !slices.ContainsFunc(x.want, func(w string) bool { return !strings.Contains(page, w) }) {
+				break
+			}
+			if time.Now().After(until) {
+				t.Fatalf("the page at %s does not lead to all of %q:\n%s", x.p.kv["http"], x.want, page)
+			}
+		}
+	}
 }
 
 // TestGatewayWaits: a gateway without a directory says what it waits for.

@@ -157,23 +157,3 @@ func memoryTable(st *dirpb.StatusReply) httpd.Table {
 	}
 	return t
 }
-
-func jobsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "reason", "placement group", "owner", "done", "of", "%", "waits or trouble"}}
-	jobs := slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int { return cmp.Compare(a.GetId(), b.GetId()) })
-	for _, j := range jobs {
-		owner, part, trouble := "-", "-", j.GetTrouble()
-		if j.GetOwner() != 0 {
-			owner = "session " + strconv.Itoa(int(j.GetOwner()))
-		}
-		if j.GetTotal() > 0 {
-			part = fmt.Sprintf("%.0f", float64(min(j.GetDone(), j.GetTotal()))/float64(j.GetTotal())*100)
-		}
-		if trouble == "" && j.GetWaiting() {
-			trouble = "for all sessions to know of it"
-		}
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), j.GetReason(), strconv.Itoa(int(j.GetPgId())), owner,
-			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), part, trouble})
-	}
-	return t
-}

@@ -79,6 +79,11 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 			return nil
 		}
 	}), nil)
+	stop, err := meetPages(web, pageOptions{role: "janitor", name: processName(), tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := a.announce(log, "janitor", "directory", strings.Join(c.Directory, ","), "http", web.Addr()); err != nil {
 		return err
 	}

@@ -240,6 +240,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_SessionState_FullMethodName: &dirpb.SessionStateRequest{SessionId: s.victim.id},
 		dirpb.Directory_RequestSplit_FullMethodName: &dirpb.RequestSplitRequest{SessionId: s.victim.id, ShardId: 1},
 		dirpb.Directory_Meet_FullMethodName:         &dirpb.MeetRequest{SessionIds: []uint32{s.victim.id}, Id: []byte("0123456789abcdef"), Addr: "127.0.0.1:9"},
+		dirpb.Directory_Pages_FullMethodName:        &dirpb.PagesRequest{Id: []byte("0123456789abcdef"), Role: "memnode", Name: "m", Addr: "127.0.0.1:9"},
 
 		dirpb.Directory_RegisterNode_FullMethodName: &dirpb.RegisterNodeRequest{Name: "m", Incarnation: 1, CapacityBytes: 64 << 20,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}},

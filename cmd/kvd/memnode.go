@@ -251,6 +251,12 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	if err := errors.Join(web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)), k.dropUnused()); err != nil {
 		return err
 	}
+	web.Chart(memnodeCharts()...)
+	stopPages, err := meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer stopPages()
 	if err := n.Ready(k.serving); err != nil {
 		return err
 	}

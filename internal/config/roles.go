@@ -147,6 +147,7 @@ type Gateway struct {
 	TrackingCheck     time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
 	SlowlogTime       time.Duration `mapstructure:"slowlog-log-slower-than" usage:"how long a command takes at least that SLOWLOG shows; 0s: every one is shown, negative: none"`
 	SlowlogMaxLen     int           `mapstructure:"slowlog-max-len" usage:"how many commands SLOWLOG shows at most; they have 4MiB of memory"`
+	HotKeys           bool          `mapstructure:"hot-keys" usage:"show the keys that are used most, by Redis's protocol, on the page of http-listen: its readers need no password of Redis"`
 	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	HTTPListen        string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`

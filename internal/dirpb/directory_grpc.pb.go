@@ -56,6 +56,7 @@ const (
 	Directory_RemoveDirectory_FullMethodName = "/kvd.directory.v1.Directory/RemoveDirectory"
 	Directory_RotateKey_FullMethodName       = "/kvd.directory.v1.Directory/RotateKey"
 	Directory_Audit_FullMethodName           = "/kvd.directory.v1.Directory/Audit"
+	Directory_Pages_FullMethodName           = "/kvd.directory.v1.Directory/Pages"
 	Directory_WhoAmI_FullMethodName          = "/kvd.directory.v1.Directory/WhoAmI"
 	Directory_ShowNamespace_FullMethodName   = "/kvd.directory.v1.Directory/ShowNamespace"
 	Directory_GrantAccess_FullMethodName     = "/kvd.directory.v1.Directory/GrantAccess"
@@ -107,6 +108,8 @@ type DirectoryClient interface {
 	RemoveDirectory(ctx context.Context, in *RemoveDirectoryRequest, opts ...grpc.CallOption) (*RemoveDirectoryReply, error)
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyReply, error)
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditReply, error)
+	// Processes with a page for people.
+	Pages(ctx context.Context, in *PagesRequest, opts ...grpc.CallOption) (*PagesReply, error)
 	// Everybody, and who administers a namespace.
 	WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIReply, error)
 	ShowNamespace(ctx context.Context, in *ShowNamespaceRequest, opts ...grpc.CallOption) (*ShowNamespaceReply, error)
@@ -451,6 +454,16 @@ func (c *directoryClient) Audit(ctx context.Context, in *AuditRequest, opts ...g
 	return out, nil
 }
 
+func (c *directoryClient) Pages(ctx context.Context, in *PagesRequest, opts ...grpc.CallOption) (*PagesReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PagesReply)
+	err := c.cc.Invoke(ctx, Directory_Pages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WhoAmIReply)
@@ -536,6 +549,8 @@ type DirectoryServer interface {
 	RemoveDirectory(context.Context, *RemoveDirectoryRequest) (*RemoveDirectoryReply, error)
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyReply, error)
 	Audit(context.Context, *AuditRequest) (*AuditReply, error)
+	// Processes with a page for people.
+	Pages(context.Context, *PagesRequest) (*PagesReply, error)
 	// Everybody, and who administers a namespace.
 	WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIReply, error)
 	ShowNamespace(context.Context, *ShowNamespaceRequest) (*ShowNamespaceReply, error)
@@ -646,6 +661,9 @@ func (UnimplementedDirectoryServer) RotateKey(context.Context, *RotateKeyRequest
 }
 func (UnimplementedDirectoryServer) Audit(context.Context, *AuditRequest) (*AuditReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
+}
+func (UnimplementedDirectoryServer) Pages(context.Context, *PagesRequest) (*PagesReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pages not implemented")
 }
 func (UnimplementedDirectoryServer) WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method WhoAmI not implemented")
@@ -1249,6 +1267,24 @@ func _Directory_Audit_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_Pages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).Pages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_Pages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).Pages(ctx, req.(*PagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_WhoAmI_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WhoAmIRequest)
 	if err := dec(in); err != nil {
@@ -1451,6 +1487,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Audit",
 			Handler:    _Directory_Audit_Handler,
+		},
+		{
+			MethodName: "Pages",
+			Handler:    _Directory_Pages_Handler,
 		},
 		{
 			MethodName: "WhoAmI",

@@ -52,6 +52,8 @@ func Rights() map[string]identity.Roles {
 		Directory_RotateKey_FullMethodName:       operators,
 		Directory_Audit_FullMethodName:           operators,
 
+		Directory_Pages_FullMethodName: identity.RolesOf(identity.Directory, identity.MemNode, identity.Gateway, identity.Janitor),
+
 		Directory_WhoAmI_FullMethodName: identity.Every,
 		// Of these, everybody but operators must administer the namespace.
 		Directory_ShowNamespace_FullMethodName: owners,

@@ -36,6 +36,7 @@ type conn struct {
 	out           output
 	since         time.Time // connected
 	proto         int       // RESP's version, 2 or 3
+	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
 	authed        bool      // or user default needs no password
 	// api is db's.
 	db  int
@@ -460,6 +461,9 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	}
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
+	}
+	if bad == "" && !c.tx.queueing {
+		c.g.hot.see(c, cmd, args)
 	}
 	if bad == "" && !c.tx.queueing && b.joins(cmd, args) {
 		return b.addScript(cmd, args)

@@ -100,6 +100,8 @@ type Options struct {
 	SlowLogTime time.Duration
 	// SlowLogLen is how many commands SLOWLOG shows at most, as slowlog-max-len. Default 128.
 	SlowLogLen int
+	// HotKeys has the Gateway estimate which keys are used most; see [Gateway.HotKeys].
+	HotKeys bool
 	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
 	Cluster bool
 	// Answered, if not nil, is told of every command, for tracing; those of a transaction are commands, too. It must not block.
@@ -208,6 +210,7 @@ type Gateway struct {
 	pausing   pausing
 	monitors  monitors
 	latencies latencies
+	hot       *hotKeys   // nil: nobody wants to know
 	aclFile   sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
@@ -270,6 +273,9 @@ func New(o Options) (*Gateway, error) {
 		g.slow.setTime(o.SlowLogTime.Microseconds())
 	}
 	g.slow.setLen(int64(o.SlowLogLen))
+	if o.HotKeys {
+		g.hot = newHotKeys()
+	}
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})

@@ -30,6 +30,8 @@ type Page struct {
 	Health   Health    `json:"health"`
 	Pictures []Picture `json:"pictures"`
 	Tables   []Table   `json:"tables"`
+	// Links lead to the pages of other processes. The Server fills them in; see [Server.Linked].
+	Links []Link `json:"-"`
 }
 
 // Health is a Page's first line.
@@ -77,12 +79,18 @@ type state struct {
 	mu   sync.Mutex
 	at   time.Time // of last; zero: none
 	last Page
+	ages ages   // of last
 	body []byte // of last, for polls; nil: not made yet
+	// delta is what has changed from the state named deltaOf to last.
+	delta   []byte
+	deltaOf string
+	charts  []chartData // as of the sample charted
+	charted uint64
 }
 
 // shown is the Page now, or up to [fresh] ago. It holds no more than the bounds above, and no character that
 // changes how others look.
-func (st *state) shown(ctx context.Context) Page {
+func (s *Server) shown(ctx context.Context, st *state) Page {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if !st.at.IsZero() && time.Since(st.at) < fresh {
@@ -108,13 +116,24 @@ func (st *state) shown(ctx context.Context) Page {
 	case p.Health.Text == "":
 		p.Health = Health{Well: true, Text: "ready"}
 	}
-	st.last, st.at, st.body = bound(p), time.Now(), nil
+	if f := s.links.Load(); f != nil {
+		p.Links = (*f)()
+	}
+	p = bound(p)
+	h := s.history.Load()
+	n := h.taken()
+	recharted := st.ages.now == 0 || n != st.charted
+	if recharted {
+		st.charts, st.charted = h.data(), n
+	}
+	st.ages.next(&st.last, &p, recharted)
+	st.last, st.at, st.body, st.delta = p, time.Now(), nil, nil
 	return st.last
 }
 
 // bound copies p within the bounds.
 func bound(p Page) Page {
-	out := Page{Health: Health{p.Health.Well, clean(p.Health.Text), clean(p.Health.Mend)}, Pictures: []Picture{}, Tables: []Table{}}
+	out := Page{Health: Health{p.Health.Well, clean(p.Health.Text), clean(p.Health.Mend)}, Pictures: []Picture{}, Tables: []Table{}, Links: p.Links[:min(len(p.Links), maxLinks)]}
 	room := maxText
 	for _, t := range p.Tables {
 		b := Table{Title: clean(t.Title), Header: cleanAll(t.Header), Rows: [][]string{}}
@@ -179,12 +198,14 @@ type poll struct {
 	Role    string `json:"role"`
 	Version string `json:"version"`
 	Up      string `json:"up"`
+	Seen    string `json:"seen"` // names this state
 	Page
+	Links  []linkData  `json:"links"`
 	Charts []chartData `json:"charts"`
 }
 
 func (s *Server) stateJSON(w http.ResponseWriter, r *http.Request) {
-	b, err := s.polled(r.Context())
+	b, err := s.polled(r.Context(), r.URL.Query().Get("seen"))
 	if err != nil {
 		say(w, http.StatusInternalServerError, err.Error())
 		return
@@ -193,14 +214,26 @@ func (s *Server) stateJSON(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b) // the reader has gone
 }
 
-// polled makes one text for all who poll while an answer is fresh.
-func (s *Server) polled(ctx context.Context) (_ []byte, err error) {
+// polled makes one text for all who poll while an answer is fresh: of all there is, or, for those who have seen a state
+// before, of what has changed since.
+func (s *Server) polled(ctx context.Context, seen string) (_ []byte, err error) {
 	st := s.state.Load()
-	st.shown(ctx)
+	s.shown(ctx, st)
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	if st.delta != nil && st.deltaOf == seen {
+		return st.delta, nil
+	}
+	b, ok, err := st.since(seen, s.up())
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		st.delta, st.deltaOf = b, seen
+		return b, nil
+	}
 	if st.body == nil {
-		st.body, err = json.Marshal(poll{s.o.Role, s.o.Version, s.up(), st.last, s.history.Load().data()})
+		st.body, err = json.Marshal(poll{s.o.Role, s.o.Version, s.up(), st.ages.seen(), st.last, linksOf(st.last.Links), st.charts})
 	}
 	return st.body, err
 }
@@ -228,7 +261,7 @@ func file(kind string, b []byte) http.HandlerFunc {
 //
 // Without scripts it is tables. console.js fills in pictures and charts, and keeps all of it up to date.
 func (s *Server) page(w http.ResponseWriter, r *http.Request) {
-	p := s.state.Load().shown(r.Context())
+	p := s.shown(r.Context(), s.state.Load())
 	var b bytes.Buffer
 	text := func(s string) { b.WriteString(html.EscapeString(s)) }
 	cells := func(open, end string, row []string) {
@@ -256,6 +289,14 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 	b.WriteString("</p>\n<p id=\"health-mend\">")
 	text(p.Health.Mend)
 	b.WriteString(pageLinks)
+	for _, l := range linksOf(p.Links) {
+		b.WriteString(`<li><a rel="noreferrer" href="`)
+		text(l.Href)
+		b.WriteString(`">`)
+		text(l.Role + " " + l.Name)
+		b.WriteString("</a></li>\n")
+	}
+	b.WriteString(pageMain)
 	for i, t := range p.Tables {
 		fmt.Fprintf(&b, `<section><h2 id="t%d">`, i)
 		text(t.Title)
@@ -293,6 +334,9 @@ const (
 <header><h1>kvd `
 	pageLinks = `</p></div>
 <nav aria-label="endpoints"><a href="/metrics">metrics</a> <a href="/state.json">state.json</a> <a href="/healthz">healthz</a> <a href="/readyz">readyz</a> <a href="/debug/pprof/">pprof</a></nav>
+<nav aria-label="other processes"><ul id="links">
+`
+	pageMain = `</ul></nav>
 </header>
 <main><div id="charts"></div><div id="pictures"></div><div id="tables">
 `

@@ -2,9 +2,9 @@
 // numbers, never as HTML: names are others' choice.
 "use strict";
 
-const pause = 2000; // ms between two questions
+const pause = 1000; // ms between two questions; a process looks at itself no more often
 const svgNS = "http://www.w3.org/2000/svg";
-const kinds = new Set(["live", "free", "limbo", "coming", "waiting", "lost", "room", "index", "granted", "spare", "shard", "next", "moving", "splitting"]);
+const kinds = new Set(["live", "free", "limbo", "coming", "waiting", "lost", "room", "index", "granted", "spare", "shard", "next", "moving", "splitting", "done"]);
 
 function html(tag, attrs, ...children) {
   return fill(document.createElement(tag), attrs, children);
@@ -20,45 +20,81 @@ function fill(el, attrs, children) {
   return el;
 }
 
-// put has el show what make makes of data, unless it shows that already: what somebody reads or has marked stays.
-function put(el, data, make) {
-  const key = JSON.stringify(data);
-  if (el.shows === key) return;
-  el.shows = key;
-  el.replaceChildren(...make(data));
-}
+const kindClass = (kind) => "kind-" + (kinds.has(kind) ? kind : kind === "to do" ? "room" : "other");
 
-function setText(id, text) {
-  const el = document.getElementById(id);
+const setAttr = (el, name, value) => {
+  if (el.getAttribute(name) !== String(value)) el.setAttribute(name, value);
+};
+
+function setText(el, text) {
   if (el.textContent !== text) el.textContent = text;
 }
 
-const kindClass = (kind) => "kind-" + (kinds.has(kind) ? kind : "other");
+// part keeps a list's element at a place if it is there, and makes it otherwise.
+function part(list, i, make) {
+  if (!list.children[i]) list.append(make());
+  return list.children[i];
+}
 
-function bar(b, width) {
+function cut(list, count) {
+  while (list.children.length > count) list.lastElementChild.remove();
+}
+
+const width = 1000; // of a bar, whatever it is on the screen
+
+// drawBar has svg show a bar. It changes what is different alone: a browser pays for each change.
+function drawBar(el, b) {
   let x = 0;
   let total = 0;
   for (const p of b.parts) total += p.size;
-  const rects = [];
+  let i = 0;
   for (const p of b.parts) {
     const w = total > 0 ? p.size / total * width : 0;
-    if (w > 0) rects.push(svg("rect", { x, y: 0, width: w, height: 10, class: kindClass(p.kind) }, svg("title", {}, p.text)));
+    if (w > 0) {
+      const rect = part(el, i++, () => svg("rect", { y: 0, height: 10 }, svg("title")));
+      setAttr(rect, "x", x);
+      setAttr(rect, "width", w);
+      setAttr(rect, "class", kindClass(p.kind));
+      setText(rect.firstChild, p.text);
+    }
     x += w;
   }
+  cut(el, i);
   // A screen reader has it all as text; of a long one, how many parts there are.
   const words = b.parts.length > 16 ? b.parts.length + " parts" : b.parts.map((p) => p.text).join(", ");
-  return svg("svg", { role: "img", "aria-label": b.label + ": " + words, viewBox: `0 0 ${width} 10`, preserveAspectRatio: "none" }, ...rects);
+  setAttr(el, "aria-label", b.label + ": " + words);
 }
 
-function picture(p, i) {
-  const used = [...new Set(p.bars.flatMap((b) => b.parts.map((x) => x.kind)))].filter((k) => k !== "next"); // next is another shard
-  const legend = html("p", { class: "legend", "aria-hidden": "true" }, ...used.map((k) =>
-    html("span", {}, svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { width: 10, height: 10, class: kindClass(k) })), k)));
-  const items = p.bars.map((b) => html("li", {}, html("span", { class: "label" }, b.label), bar(b, 1000),
-    ...(b.note ? [html("span", { class: b.bad ? "note bad" : "note" }, b.note)] : [])));
-  const out = html("section", { "aria-labelledby": "p" + i }, html("h2", { id: "p" + i }, p.title), legend, html("ul", { class: "bars" }, ...items));
-  if (p.more) out.append(html("p", { class: "more" }, `and ${p.more} more`));
-  return out;
+// setBar has the element at a place of the list show a bar.
+function setBar(list, i, b) {
+  const li = part(list, i, () => html("li", {}, html("span", { class: "label" }),
+    svg("svg", { role: "img", "aria-label": "", viewBox: `0 0 ${width} 10`, preserveAspectRatio: "none" }), html("span", {})));
+  const [label, drawn, note] = li.children;
+  setText(label, b.label);
+  drawBar(drawn, b);
+  setText(note, b.note || "");
+  setAttr(note, "class", b.bad ? "note bad" : "note");
+}
+
+function legend(bars) {
+  const used = [...new Set(bars.flatMap((b) => b.parts.map((x) => x.kind)))].filter((k) => k !== "next"); // next is another shard
+  return used.map((k) => html("span", {}, svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { width: 10, height: 10, class: kindClass(k) })), k));
+}
+
+// setPicture shows a picture of which the bars in changed, by their places, are others than before.
+function setPicture(i, p, changed) {
+  const at = part(document.getElementById("pictures"), i, () => html("section", { "aria-labelledby": "p" + i }, html("h2", { id: "p" + i }),
+    html("p", { class: "legend", "aria-hidden": "true" }), html("ul", { class: "bars" }), html("p", { class: "more" })));
+  const [title, kindsUsed, list, more] = at.children;
+  setText(title, p.title);
+  const used = [...new Set(p.bars.flatMap((b) => b.parts.map((x) => x.kind)))].join();
+  if (kindsUsed.dataset.used !== used) {
+    kindsUsed.dataset.used = used;
+    kindsUsed.replaceChildren(...legend(p.bars));
+  }
+  cut(list, p.bars.length);
+  for (const j of changed) setBar(list, j, p.bars[j]);
+  setText(more, p.more ? `and ${p.more} more` : "");
 }
 
 const short = (v) => v >= 100 ? String(Math.round(v)) : String(Number(v.toPrecision(3)));
@@ -93,60 +129,112 @@ function chart(c, i) {
   });
   const count = Math.max(0, ...c.lines.map((l) => l.values.length));
   const over = count ? `of the last ${Math.round(count * c.every_seconds / 6) / 10} minutes` : "none yet";
-  const legend = html("p", { class: "legend" }, ...now.map((text, n) =>
+  const legendOf = html("p", { class: "legend" }, ...now.map((text, n) =>
     html("span", {}, svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("path", { d: "M0 5H10", "stroke-width": 3, class: "stroke" + n % 3 })), text)));
   return html("section", { class: "chart", "aria-labelledby": "c" + i }, html("h2", { id: "c" + i }, c.title),
     svg("svg", { role: "img", "aria-label": `${c.title}, ${over}: now ${now.join(", ")}; at most ${short(most)} ${c.unit}`, viewBox: "0 0 600 120", preserveAspectRatio: "none" }, ...drawn),
-    legend, html("p", { class: "more" }, `${over}; at most ${short(most)} ${c.unit}`));
+    legendOf, html("p", { class: "more" }, `${over}; at most ${short(most)} ${c.unit}`));
 }
 
-function row(tag, attrs, cells) {
-  return html("tr", {}, ...cells.map((c) => html(tag, attrs, c)));
+const none = ["none"]; // the row of a table without any
+
+// setRow has the row at a place of the list show cells, and leaves alone those that are as they were: what somebody reads or has
+// marked stays.
+function setRow(list, i, cells, tag, attrs) {
+  const tr = part(list, i, () => html("tr"));
+  cut(tr, cells.length);
+  cells.forEach((c, j) => setText(part(tr, j, () => html(tag, attrs)), c));
 }
 
-// table leaves the region that has the keyboard's focus in place.
-function tables(all) {
-  const root = document.getElementById("tables");
-  while (root.children.length > all.length) root.lastElementChild.remove();
-  all.forEach((t, i) => {
-    if (!root.children[i]) {
-      root.append(html("section", {}, html("h2", { id: "t" + i }),
-        html("div", { class: "scroll", role: "region", "aria-labelledby": "t" + i, tabindex: 0 }, html("table", {}, html("thead"), html("tbody")))));
-    }
-    const at = root.children[i];
-    const title = at.querySelector("h2");
-    if (title.textContent !== t.title) title.textContent = t.title;
-    put(at.querySelector("thead"), t.header, (h) => [row("th", { scope: "col" }, h)]);
-    put(at.querySelector("tbody"), t.rows, (rows) => rows.length ? rows.map((r) => row("td", {}, r)) : [row("td", {}, ["none"])]);
-    let more = at.querySelector(".more");
-    if (!more) at.append(more = html("p", { class: "more" }));
-    more.textContent = t.more ? `and ${t.more} more` : "";
-  });
+// setTable shows a table of which the rows in changed, by their places, are others than before. The region that has the
+// keyboard's focus stays in place.
+function setTable(i, t, changed) {
+  const at = part(document.getElementById("tables"), i, () => html("section", {}, html("h2", { id: "t" + i }),
+    html("div", { class: "scroll", role: "region", "aria-labelledby": "t" + i, tabindex: 0 }, html("table", {}, html("thead"), html("tbody")))));
+  setText(at.querySelector("h2"), t.title);
+  setRow(at.querySelector("thead"), 0, t.header, "th", { scope: "col" });
+  const body = at.querySelector("tbody");
+  if (t.rows.length) {
+    cut(body, t.rows.length);
+    for (const j of changed) setRow(body, j, t.rows[j], "td");
+  } else {
+    cut(body, 1);
+    setRow(body, 0, none, "td");
+  }
+  let more = at.querySelector(".more");
+  if (!more) at.append(more = html("p", { class: "more" }));
+  setText(more, t.more ? `and ${t.more} more` : "");
 }
+
+// A link leads to an address that the process has put together; nothing but a web page's is taken for one.
+function links(all) {
+  return all.filter((l) => /^https?:$/.test(URL.parse(l.href)?.protocol)).map((l) =>
+    html("li", {}, html("a", { href: l.href, rel: "noreferrer" }, l.role + " " + l.name)));
+}
+
+let known = null; // what the page shows: the state that the process told of, with all news since
 
 function show(s) {
-  document.title = (s.health.well ? "" : "! ") + "kvd " + s.role;
-  setText("version", `Version ${s.version}, up ${s.up}.`);
-  document.getElementById("health").className = s.health.well ? "well" : "trouble";
-  setText("health-text", s.health.text);
-  setText("health-mend", s.health.mend || "");
-  put(document.getElementById("charts"), s.charts, (all) => all.map(chart));
-  put(document.getElementById("pictures"), s.pictures, (all) => all.map(picture));
-  tables(s.tables);
+  known = s;
+  document.title = "kvd " + s.role;
+  setText(document.getElementById("version"), `Version ${s.version}, up ${s.up}.`);
+  showHead(s);
+  cut(document.getElementById("pictures"), s.pictures.length);
+  s.pictures.forEach((p, i) => setPicture(i, p, p.bars.keys()));
+  cut(document.getElementById("tables"), s.tables.length);
+  s.tables.forEach((t, i) => setTable(i, t, t.rows.keys()));
+}
+
+// showHead shows what comes before pictures and tables, as far as s has it.
+function showHead(s) {
+  if (s.health) {
+    document.getElementById("health").className = s.health.well ? "well" : "trouble";
+    document.title = (s.health.well ? "" : "! ") + "kvd " + known.role;
+    setText(document.getElementById("health-text"), s.health.text);
+    setText(document.getElementById("health-mend"), s.health.mend || "");
+  }
+  if (s.links) document.getElementById("links").replaceChildren(...links(s.links));
+  if (s.charts) document.getElementById("charts").replaceChildren(...s.charts.map(chart));
+}
+
+// update takes news in: what of a list has changed, and how long it is now.
+function update(n) {
+  known.seen = n.seen;
+  setText(document.getElementById("version"), `Version ${known.version}, up ${n.up}.`);
+  showHead(n);
+  const take = (root, list, news, rows, set) => {
+    list.length = Math.min(list.length, news.count);
+    cut(document.getElementById(root), news.count);
+    for (const x of news.changed) {
+      const at = list[x.at] ??= { [rows]: [] };
+      at.title = x.title;
+      at.more = x.more;
+      if (x.header) at.header = x.header;
+      at[rows].length = Math.min(at[rows].length, x.rows.count);
+      for (const r of x.rows.changed) at[rows][r.at] = r.is;
+      set(x.at, at, x.rows.changed.map((r) => r.at));
+    }
+  };
+  take("pictures", known.pictures, n.pictures, "bars", setPicture);
+  take("tables", known.tables, n.tables, "rows", setTable);
 }
 
 let heard = null; // when the process answered last
 
 async function ask() {
   try {
-    const r = await fetch("/state.json", { signal: AbortSignal.timeout(10000) });
+    const seen = known ? known.seen : "";
+    const r = await fetch("/state.json?seen=" + encodeURIComponent(seen), { signal: AbortSignal.timeout(10000) });
     if (!r.ok) throw new Error((await r.text()).trim());
-    show(await r.json());
+    const s = await r.json();
+    if (known && s.since === seen) update(s);
+    else show(s);
     heard = new Date();
   } catch (err) {
+    known = null; // the next answer is to tell all
     document.getElementById("health").className = "trouble";
-    setText("health-text", `This process does not answer (${err.message}). ` + (heard ? `The page shows its state at ${heard.toLocaleTimeString()}.` : ""));
-    setText("health-mend", "");
+    setText(document.getElementById("health-text"), `This process does not answer (${err.message}). ` + (heard ? `The page shows its state at ${heard.toLocaleTimeString()}.` : ""));
+    setText(document.getElementById("health-mend"), "");
   }
   setTimeout(tick, pause);
 }

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -167,19 +170,20 @@ func TestBounds(t *testing.T) {
 // Many who poll are one question to the role, and one who goes away spoils nobody's answer.
 func TestPollsShareAnAnswer(t *testing.T) {
 	asked := 0
+	s := &Server{}
 	st := &state{ready: func() error { return nil }, page: func(ctx context.Context) (Page, error) {
 		asked++
 		return Page{Health: Health{true, fmt.Sprint("answer ", asked), ""}}, ctx.Err()
-	}}
+	}, ages: newAges()}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 100 {
-		if h := st.shown(gone).Health; h.Text != "answer 1" {
+		if h := s.shown(gone, st).Health; h.Text != "answer 1" {
 			t.Fatalf("%+v", h)
 		}
 	}
 	st.at = st.at.Add(-fresh)
-	if h := st.shown(t.Context()).Health; h.Text != "answer 2" {
+	if h := s.shown(t.Context(), st).Health; h.Text != "answer 2" {
 		t.Errorf("later: %+v", h)
 	}
 }
@@ -198,7 +202,11 @@ func TestCharts(t *testing.T) {
 	h := newHistory([]Chart{{"All", "", []Line{
 		{Name: "rate", Of: []string{"hits", "misses"}}, {Name: "share", Of: []string{"hits"}, Beside: []string{"misses"}},
 		{Name: "half", Of: []string{"seconds"}, Quantile: 0.5}, {Name: "most", Of: []string{"seconds"}, Quantile: 0.99}, {Name: "none", Of: []string{"other"}},
+		{Name: "level", Of: []string{"gauge"}, Level: true, Times: 0.5}, {Name: "twice", Of: []string{"hits"}, Times: 2},
 	}}})
+	level := prometheus.NewGauge(prometheus.GaugeOpts{Name: "gauge", Help: "Test."})
+	reg.MustRegister(level)
+	level.Set(6)
 	look := func() {
 		fs, err := reg.Gather()
 		if err != nil {
@@ -226,10 +234,11 @@ func TestCharts(t *testing.T) {
 	hits.Add(5)
 	seconds.WithLabelValues("get").Observe(9)
 	look()
-	want("rate share half most none")
+	want("rate share half most none level twice")
 	look()
-	want("rate 0 share - half - most - none -")
+	want("rate 0 share - half - most - none - level 3 twice 0")
 	hits.Add(30)
+	level.Set(4)
 	misses.Add(10)
 	for range 4 { // half of all within the middle of the second bucket
 		seconds.WithLabelValues("get").Observe(0.0005)
@@ -239,10 +248,10 @@ func TestCharts(t *testing.T) {
 		seconds.WithLabelValues("put").Observe(0.0015)
 	}
 	look()
-	want("rate 0 4 share - 75 half - 1.5 most - 3.92 none - -")
+	want("rate 0 4 share - 75 half - 1.5 most - 3.92 none - - level 3 2 twice 0 6")
 	seconds.WithLabelValues("put").Observe(1)
 	look()
-	want("rate 0 4 0 share - 75 - half - 1.5 4 most - 3.92 4 none - - -")
+	want("rate 0 4 0 share - 75 - half - 1.5 4 most - 3.92 4 none - - - level 3 2 2 twice 0 6 0")
 	for range 2 * maxSamples {
 		look()
 	}
@@ -314,5 +323,201 @@ func TestContrast(t *testing.T) {
 				t.Errorf("%s: %s has a contrast of %.2f", mode, name, c)
 			}
 		}
+	}
+}
+
+// pageOf is a large one, with n somewhere in it.
+func pageOf(n int) Page {
+	var p Page
+	for i := range 10 {
+		t := Table{Title: fmt.Sprint("table ", i), Header: []string{"a", "b"}}
+		for j := range maxRows {
+			t.Rows = append(t.Rows, []string{fmt.Sprint(j), "b", "c", "d", "e", "f"})
+		}
+		t.Rows[n%maxRows][1] = fmt.Sprint(n)
+		q := Picture{Title: fmt.Sprint("picture ", i)}
+		for j := range maxBars {
+			q.Bars = append(q.Bars, Bar{Label: fmt.Sprint(j), Parts: []Part{{"live", float64(j), "live"}, {"free", 1, "free"}}})
+		}
+		q.Bars[n%maxBars].Parts[0].Size = float64(n)
+		p.Tables, p.Pictures = append(p.Tables, t), append(p.Pictures, q)
+	}
+	return p
+}
+
+// BenchmarkPoll is what a Server does for polls of a large page, which happens at most once a second: it compares the page with the one
+// before, and tells what has changed.
+func BenchmarkPoll(b *testing.B) {
+	var p Page
+	s := &Server{}
+	st := &state{ready: func() error { return nil }, page: func(context.Context) (Page, error) { return p, nil }, ages: newAges()}
+	s.state.Store(st)
+	size := 0
+	for n := 0; b.Loop(); n++ {
+		b.StopTimer()
+		p = pageOf(n)
+		b.StartTimer()
+		st.at = time.Time{}
+		text, err := s.polled(b.Context(), fmt.Sprint(st.ages.name, ".", n))
+		if err != nil {
+			b.Fatal(err)
+		}
+		size = len(text)
+	}
+	b.ReportMetric(float64(size), "bytes")
+}
+
+// follow applies news to what was told before, as console.js does.
+func follow(t *testing.T, was poll, n news) poll {
+	t.Helper()
+	again := func(from, to any) {
+		b, err := json.Marshal(from)
+		if err == nil {
+			err = json.Unmarshal(b, to)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	was.Seen = n.Seen
+	if n.Health != nil {
+		was.Health = *n.Health
+	}
+	if n.Links != nil {
+		was.Links = *n.Links
+	}
+	was.Tables = append(append([]Table{}, was.Tables...), make([]Table, max(0, n.Tables.Count-len(was.Tables)))...)[:n.Tables.Count]
+	for _, x := range n.Tables.Changed {
+		at := &was.Tables[x.At]
+		at.Title, at.Header, at.More = x.Title, x.Header, x.More
+		at.Rows = append(append([][]string{}, at.Rows...), make([][]string, max(0, x.Rows.Count-len(at.Rows)))...)[:x.Rows.Count]
+		for _, r := range x.Rows.Changed {
+			at.Rows[r.At] = nil
+			again(r.Is, &at.Rows[r.At])
+		}
+	}
+	was.Pictures = append(append([]Picture{}, was.Pictures...), make([]Picture, max(0, n.Pictures.Count-len(was.Pictures)))...)[:n.Pictures.Count]
+	for _, x := range n.Pictures.Changed {
+		at := &was.Pictures[x.At]
+		at.Title, at.More = x.Title, x.More
+		at.Bars = append(append([]Bar{}, at.Bars...), make([]Bar, max(0, x.Rows.Count-len(at.Bars)))...)[:x.Rows.Count]
+		for _, r := range x.Rows.Changed {
+			at.Bars[r.At] = Bar{}
+			again(r.Is, &at.Bars[r.At])
+		}
+	}
+	return was
+}
+
+// A page that names the state that it has seen is told what has changed since and nothing else; put together it is all that there is, whatever
+// comes, goes and changes, and however many states were missed.
+func TestNews(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	word := func() string { return fmt.Sprint("w", random.IntN(3)) }
+	page := func() (p Page) {
+		p.Health = Health{Well: random.IntN(2) == 0, Text: word()}
+		for range random.IntN(4) {
+			t := Table{Title: word(), Header: []string{word()}}
+			for range random.IntN(5) {
+				t.Rows = append(t.Rows, []string{word(), word()})
+			}
+			p.Tables = append(p.Tables, t)
+		}
+		for range random.IntN(3) {
+			q := Picture{Title: word()}
+			for range random.IntN(4) {
+				b := Bar{Label: word(), Bad: random.IntN(2) == 0}
+				for range random.IntN(3) {
+					b.Parts = append(b.Parts, Part{word(), 1 + float64(random.IntN(2)), word()})
+				}
+				q.Bars = append(q.Bars, b)
+			}
+			p.Pictures = append(p.Pictures, q)
+		}
+		return p
+	}
+	var now Page
+	var linked []Link
+	s := &Server{}
+	s.Linked(func() []Link { return linked })
+	st := &state{ready: func() error { return nil }, page: func(context.Context) (Page, error) { return now, nil }, ages: newAges()}
+	s.state.Store(st)
+	ask := func(seen string, to any) {
+		t.Helper()
+		b, err := s.polled(t.Context(), seen)
+		if err == nil {
+			err = json.Unmarshal(b, to)
+		}
+		if err != nil {
+			t.Fatalf("%v: %.200s", err, b)
+		}
+	}
+	var told []poll
+	for i := range 300 {
+		now, linked = page(), nil
+		if random.IntN(2) == 0 {
+			linked = []Link{{"gateway", word(), "10.0.0.1:1", false}}
+		}
+		st.at = time.Time{}
+		for _, seen := range []string{"", "?", "1", st.ages.name, st.ages.name + ".0", fmt.Sprint(st.ages.name, ".", i+2), "other.1"} {
+			var all poll
+			if ask(seen, &all); all.Role != s.o.Role || all.Seen != fmt.Sprint(st.ages.name, ".", i+1) || all.Tables == nil {
+				t.Fatalf("%q: %+v", seen, all)
+			}
+			told = append(told[:i], all)
+		}
+		want, err := json.Marshal(told[i].Page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, from := range []int{i, max(0, i-1), random.IntN(i + 1)} {
+			var was poll
+			b, err := json.Marshal(told[from])
+			if err == nil {
+				err = json.Unmarshal(b, &was) // a copy
+			}
+			var n news
+			ask(told[from].Seen, &n)
+			got := follow(t, was, n)
+			text, err2 := json.Marshal(got.Page)
+			if err != nil || err2 != nil || string(text) != string(want) || !slices.Equal(got.Links, told[i].Links) || n.Since != told[from].Seen {
+				t.Fatalf("from state %d to %d:\n%s, want\n%s", from, i, text, want)
+			}
+			if from == i && (n.Health != nil || n.Links != nil || n.Charts != nil || len(n.Tables.Changed)+len(n.Pictures.Changed) > 0) {
+				t.Fatalf("nothing has changed, but %+v", n)
+			}
+		}
+	}
+}
+
+// A page leads to others by nothing but a host and a port, and what their processes call themselves is text.
+func TestLinks(t *testing.T) {
+	for addr, want := range map[string]bool{
+		"10.0.0.1:7481": true, "m1.example:80": true, "my_host:1": true, "[2001:db8::1]:7481": true, "localhost:65535": true,
+		"": false, "m1": false, ":80": false, "0.0.0.0:80": false, "[::]:80": false, "m1:0": false, "m1:65536": false, "m1:+80": false, "m1:080": false, "m1:http": false,
+		"javascript:alert(1)": false, "javascript:1": true, // a host of that name: the scheme is ours
+		"a/b:80": false, "a@b:80": false, "a b:80": false, "a#b:80": false, "a?b:80": false, "a%2e:80": false, `a"b:80`: false, "a<b:80": false, "é:80": false, "-a:80": false,
+		"[fe80::1%eth0]:80": false, "[::ffff:1.2.3.4]:80": false, "010.0.0.1:80": true, strings.Repeat("a", 300) + ":80": false, "a:80\n": false, "a\x00:80": false,
+	} {
+		if IsAddr(addr) != want {
+			t.Errorf("%q: %v", addr, !want)
+		}
+	}
+	s := start(t, Options{})
+	s.Linked(func() []Link {
+		return []Link{{"memnode", odd, "10.0.0.1:7481", false}, {"gateway", "g", "[2001:db8::1]:7483", true}, {"memnode", "bad", `"><script>:80`, false}}
+	})
+	want := []linkData{{"memnode", odd, "http://10.0.0.1:7481/"}, {"gateway", "g", "https://[2001:db8::1]:7483/"}}
+	if got := poll1(t, s).Links; !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	_, b, _ := get(t, s, "/")
+	for _, w := range []string{`<a rel="noreferrer" href="http://10.0.0.1:7481/">memnode &lt;script&gt;`, `<a rel="noreferrer" href="https://[2001:db8::1]:7483/">gateway g</a>`} {
+		if !strings.Contains(b, w) {
+			t.Errorf("the page lacks %s:\n%s", w, b)
+		}
+	}
+	if strings.Count(b, "<script") != 1 || strings.Contains(b, "bad") {
+		t.Errorf("it shows:\n%s", b)
 	}
 }

@@ -1,6 +1,7 @@
 package httpd
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -25,11 +26,14 @@ type Chart struct {
 
 // Line says how the values of a Chart come from metrics of the process, between two samples: how fast the sum of
 // Of grew in a second; with Beside, its share of the growth of both, in percent; with Quantile, that quantile of
-// the histograms Of, in milliseconds.
+// the histograms Of, in milliseconds; with Level, the sum itself, at the later sample.
 type Line struct {
 	Name       string
 	Of, Beside []string
 	Quantile   float64
+	Level      bool
+	// Times is what rates and levels are multiplied with for people; 0: they are not.
+	Times float64
 }
 
 type chartData struct {
@@ -54,13 +58,14 @@ type history struct {
 
 	mu      sync.Mutex
 	samples []sample
+	count   uint64 // of samples, ever
 }
 
 // sample is the sums of metrics, by family.
 type sample map[string]*sum
 
 type sum struct {
-	value   float64            // of counters
+	value   float64            // of counters and gauges
 	count   float64            // of histograms
 	buckets map[float64]uint64 // cumulative, by upper bound
 }
@@ -122,7 +127,7 @@ func (h *history) add(fs []*dto.MetricFamily) {
 		}
 		u := &sum{buckets: make(map[float64]uint64)}
 		for _, m := range f.GetMetric() {
-			u.value += m.GetCounter().GetValue()
+			u.value += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			u.count += float64(m.GetHistogram().GetSampleCount())
 			for _, b := range m.GetHistogram().GetBucket() {
 				u.buckets[b.GetUpperBound()] += b.GetCumulativeCount()
@@ -133,9 +138,20 @@ func (h *history) add(fs []*dto.MetricFamily) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.samples = append(h.samples, now)
+	h.count++
 	if n := len(h.samples) - maxSamples; n > 0 {
 		h.samples = slices.Delete(h.samples, 0, n)
 	}
+}
+
+// taken is how many samples there have been.
+func (h *history) taken() uint64 {
+	if h == nil {
+		return 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.count
 }
 
 // data is what the charts show.
@@ -174,9 +190,15 @@ func (l Line) between(a, b sample) *float64 {
 		return l.quantile(a, b)
 	}
 	n, known := grown(l.Of)
-	if l.Beside == nil {
-		n /= sampleEvery.Seconds()
-		return only(n, known)
+	switch times := cmp.Or(l.Times, 1); {
+	case l.Level:
+		n = 0
+		for _, name := range l.Of {
+			n += b.of(name).value
+		}
+		return only(n*times, known)
+	case l.Beside == nil:
+		return only(n/sampleEvery.Seconds()*times, known)
 	}
 	all, _ := grown(l.Beside)
 	all += n

@@ -78,6 +78,8 @@ type Server struct {
 	state atomic.Pointer[state]
 	// history is nil until Chart.
 	history atomic.Pointer[history]
+	// links is nil until Linked.
+	links atomic.Pointer[func() []Link]
 }
 
 // Start listens and serves; the role counts as not ready. ctx bounds Start alone.
@@ -163,7 +165,7 @@ func (s *Server) Register(cs ...prometheus.Collector) error {
 // page, unless nil, is asked what to show people, at most once a second. ready may be called concurrently.
 func (s *Server) Serving(ready func() error, page func(context.Context) (Page, error)) {
 	if s != nil {
-		s.state.Store(&state{ready: ready, page: page})
+		s.state.Store(&state{ready: ready, page: page, ages: newAges()})
 	}
 }
 

@@ -62,6 +62,13 @@ type Status interface {
 // Directory shows the directory as the directory node named id knows it.
 func Directory(id string, d Status) prometheus.Collector { return directory{dirFamily, id, d} }
 
+// Renewals shows how often sessions have renewed their leases.
+func Renewals(n interface{ Renewals() uint64 }) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "kvd_directory_renewals_total", Help: "Renewals of sessions' leases that this directory node has answered, as the leader.",
+	}, func() float64 { return float64(n.Renewals()) })
+}
+
 type directory struct {
 	*family
 	id string
