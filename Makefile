@@ -21,6 +21,7 @@ build: ## static kvd and kvctl in bin/
 	$(STATIC) -o bin/ ./cmd/kvd ./cmd/kvctl
 
 RELEASE ?= dist/release
+export ARCHES ?= amd64 arm64
 
 .PHONY: release
 release: ## archives, packages, SBOMs and checksums of VERSION (v0.1.0) for linux amd64 and arm64 in dist/release
@@ -30,8 +31,7 @@ release: ## archives, packages, SBOMs and checksums of VERSION (v0.1.0) for linu
 # Of release.sh. Not what git says: an export of the tree has to give the same bytes.
 .PHONY: release-programs
 release-programs:
-	GOOS=linux GOARCH=amd64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_amd64/ ./cmd/kvd ./cmd/kvctl
-	GOOS=linux GOARCH=arm64 $(STATIC) -buildvcs=false -o $(RELEASE)/linux_arm64/ ./cmd/kvd ./cmd/kvctl
+	set -e; for arch in $(ARCHES); do GOOS=linux GOARCH=$$arch $(STATIC) -buildvcs=false -o $(RELEASE)/linux_$$arch/ ./cmd/kvd ./cmd/kvctl; done
 
 .PHONY: release-tools
 release-tools:
@@ -39,7 +39,7 @@ release-tools:
 		{ apt-get update && apt-get install --yes --no-install-recommends debootstrap rpm iproute2; break; }; done
 
 .PHONY: test-release
-test-release: release-tools ## a release is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
+test-release: release-tools ## a release (of ARCHES, "amd64 arm64") is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
 	deploy/release/test.sh dist/release-test
 
 ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index

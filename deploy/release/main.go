@@ -37,6 +37,7 @@ type release struct {
 	// tree is the store's; work has linux_ARCH/{kvd,kvctl} and pages/, and takes what packages need of files
 	// that the tree does not have; out takes the release.
 	tree, work, out string
+	arches          string // those of Go, separated by spaces
 	when            time.Time
 }
 
@@ -45,6 +46,7 @@ func main() {
 	var seconds int64
 	flag.StringVar(&r.version, "version", "", "as v0.1.0")
 	flag.StringVar(&r.tree, "tree", "../..", "the store's source")
+	flag.StringVar(&r.arches, "arches", "amd64 arm64", "architectures")
 	flag.StringVar(&r.work, "work", "", "folder of linux_ARCH/kvd, linux_ARCH/kvctl and pages/")
 	flag.StringVar(&r.out, "out", "", "folder for the release")
 	flag.Int64Var(&seconds, "time", 0, "the time of everything, in seconds since 1970")
@@ -63,7 +65,7 @@ func (r *release) run() error {
 	if r.work == "" || r.out == "" || r.when.Unix() <= 0 {
 		return errors.New("-work, -out and -time are all needed")
 	}
-	for _, arch := range []string{"amd64", "arm64"} {
+	for _, arch := range strings.Fields(r.arches) {
 		list, err := r.files(arch)
 		if err != nil {
 			return err

@@ -16,10 +16,14 @@ for module in github.com/cpuguy83/go-md2man/v2 github.com/russross/blackfriday/v
 	go mod edit -require "$module@$(go list -m -f '{{.Version}}' "$module")" "$work/go.mod"
 done
 for program in kvd kvctl; do
+	if [ -e "$tree/cmd/$program/manual.go" ] || [ -e "$tree/cmd/$program/manual_of.go" ]; then
+		echo "cmd/$program has files of these names" >&2
+		exit 1
+	fi
 	cat >"$work/overlay.json" <<EOF
 {"Replace": {
-	"$tree/cmd/$program/pages.go": "$PWD/pages/pages.go",
-	"$tree/cmd/$program/pages_of.go": "$PWD/pages/$program.go"
+	"$tree/cmd/$program/manual.go": "$PWD/pages/pages.go",
+	"$tree/cmd/$program/manual_of.go": "$PWD/pages/$program.go"
 }}
 EOF
 	CGO_ENABLED=0 go -C "$tree" build -modfile "$work/go.mod" -mod=mod -buildvcs=false -tags grpcnotrace,pages -overlay "$work/overlay.json" -o "$work/$program" "./cmd/$program"

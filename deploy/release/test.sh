@@ -8,6 +8,9 @@ out=$(realpath "$1")
 cd "$(dirname "$0")/../.."
 here=$PWD/deploy/release
 arch=$(dpkg --print-architecture)
+export ARCHES=${ARCHES:-amd64 arm64} # of which arch has to be one
+last=${ARCHES##* }
+case $last in amd64) machine=x86_64 ;; *) machine=aarch64 ;; esac
 step() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 fail() {
 	printf 'FAIL: %s\n' "$*" >&2
@@ -50,8 +53,8 @@ has 'VERSION=0.3' "$temp/log"
 
 step 'checksums, SBOMs, archives'
 (cd "$out/first" && sha256sum --check --quiet --strict SHA256SUMS)
-[ "$(wc -l <"$out/first/SHA256SUMS")" = 10 ] || fail 'not ten files'
-has '"name": "github.com/hashicorp/raft"' "$out/first/kvd-0.1.0-linux-arm64.cdx.json"
+[ "$(wc -l <"$out/first/SHA256SUMS")" = $((5 * $(wc -w <<<"$ARCHES"))) ] || fail 'not five files for each architecture'
+has '"name": "github.com/hashicorp/raft"' "$out/first/kvd-0.1.0-linux-$last.cdx.json"
 has '"bomFormat": "CycloneDX"' "$out/first/kvctl-0.1.0-linux-amd64.cdx.json"
 has '"version": "v0.1.0"' "$out/first/kvctl-0.1.0-linux-amd64.cdx.json"
 mkdir "$temp/archive"
@@ -63,8 +66,8 @@ step 'what RPM packages say'
 rpm=$out/first/kvd-0.1.0-1.x86_64.rpm
 rpm --query --package --queryformat '%{NAME} %{VERSION} %{RELEASE} %{ARCH} %{LICENSE} %{BUILDTIME}\n' "$rpm" >"$temp/rpm"
 has "kvd 0.1.0 1 x86_64 Apache-2.0 $SOURCE_DATE_EPOCH" "$temp/rpm"
-rpm --query --package --queryformat '%{VERSION} %{ARCH}\n' "$out/second"/*.aarch64.rpm >"$temp/rpm"
-has '0.2.0~rc1 aarch64' "$temp/rpm"
+rpm --query --package --queryformat '%{VERSION} %{ARCH}\n' "$out/second"/*."$machine".rpm >"$temp/rpm"
+has "0.2.0~rc1 $machine" "$temp/rpm"
 rpm --query --package --configfiles "$rpm" >"$temp/rpm"
 diff "$temp/rpm" <(printf '/etc/kvd/%s.yaml\n' directory gateway memnode) || fail 'other settings'
 dpkg-deb --contents "$out/first/kvd_0.1.0-1_amd64.deb" | awk '!/\/$/ {print substr($6, 2)}' | sed s,vendor-completions,site-functions, | sort >"$temp/deb"
