@@ -202,6 +202,7 @@ func newClearStore(t *testing.T) *clearStore {
 	t.Helper()
 	env, _ := runtimeDir(t)
 	s := &clearStore{raftAddr: freeAddr(t)}
+	env = append(env, "GOGC=100") // bounds are of what is in use, of which a directory node lets more be garbage
 	web, most := "--http-listen=127.0.0.1:0", "--max-connections=12000"
 	const patient = "--election-timeout=3s" // on a busy machine leaders are deposed without a crowd
 	s.dir = start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5m", patient, web, most)

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	crand "crypto/rand"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 const (
@@ -414,12 +416,15 @@ func (h *harness) until(what string, limit time.Duration, missing func() string)
 	}
 }
 
-// whole waits until the store could lose a memory node again.
-func (h *harness) whole(limit time.Duration) error {
+// whole waits until the store could lose a memory node again, and has nothing lost meanwhile.
+func (h *harness) whole(limit time.Duration) error { return h.wholeAgain(limit, lost) }
+
+// wholeAgain is whole that bears what bad does not tell of.
+func (h *harness) wholeAgain(limit time.Duration, bad func(*dirpb.StatusReply) error) error {
 	since := now()
 	return h.until("every copy is there again", limit, func() string {
 		st, at := h.status.get()
-		if err := lost(st); err != nil {
+		if err := bad(st); err != nil {
 			h.fail(err.Error())
 		}
 		if err := whole(st, len(h.scope.memnodes), h.gone); err != nil {

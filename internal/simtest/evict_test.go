@@ -139,6 +139,16 @@ func (w *World) emptied(ev sim.Event, r *region, off uint64, old layout.Word) {
 	if w.chain(r.pg)[0] != r {
 		return // others may have skipped what the head held last
 	}
+	for _, x := range w.took(ev, off, old) {
+		rec, err := w.recordAt(r, old)
+		if x.evict.expire && err == nil && (rec.Expiry == 0 || rec.Expiry > w.millis) {
+			w.fail(fmt.Errorf("client %d removes %q, which expires at %d, at %d", w.owners[ev.QP].c.i, rec.Key, rec.Expiry, w.millis))
+		}
+	}
+}
+
+// took notes with the evictions whose CAS an atomic is what they have taken.
+func (w *World) took(ev sim.Event, off uint64, old layout.Word) (evictions []*running) {
 	c := w.owners[ev.QP].c
 	for _, list := range [][]*running{c.run, c.orphans} {
 		for _, x := range list {
@@ -148,12 +158,10 @@ func (w *World) emptied(ev sim.Event, r *region, off uint64, old layout.Word) {
 			if !slices.Contains(x.evict.took, old) {
 				x.evict.took = append(x.evict.took, old)
 			}
-			rec, err := w.recordAt(r, old)
-			if x.evict.expire && err == nil && (rec.Expiry == 0 || rec.Expiry > w.millis) {
-				w.fail(fmt.Errorf("client %d removes %q, which expires at %d, at %d", c.i, rec.Key, rec.Expiry, w.millis))
-			}
+			evictions = append(evictions, x)
 		}
 	}
+	return evictions
 }
 
 // posted reports whether a CAS of old at off is among an operation's accesses.

@@ -180,6 +180,10 @@ func (w *World) after(ev sim.Event) {
 		s.past = append(s.past, now)
 	}
 	if !r.used {
+		// Somebody who has not heard of the loss may have read it, and brings it to those that are left.
+		if old.Readable() && now.State() == layout.Empty {
+			w.took(ev, off, old)
+		}
 		return
 	}
 	if retained {

@@ -354,7 +354,7 @@ func inMode(cfg Config, sync bool) Config {
 func TestExhaustive(t *testing.T) {
 	limit := *flagStates
 	if limit == 0 {
-		limit = 2_500
+		limit = 1_500
 		if testing.Short() {
 			limit = 1_000
 		}
@@ -379,7 +379,7 @@ func TestExhaustive(t *testing.T) {
 func TestRandom(t *testing.T) {
 	runs := *flagRuns
 	if runs == 0 {
-		runs = 300
+		runs = 200
 		if testing.Short() {
 			runs = 100
 		}
