@@ -114,18 +114,14 @@ func (a *app) printFates(name string, all []fate) error {
 }
 
 func (a *app) wouldDrain(ctx context.Context, b backend, name string, cancel bool) error {
-	st, err := clusterStatus(ctx, b)
+	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
-	n, err := nodeIn(st.GetMap(), name)
-	if err != nil {
-		return err
-	}
-	if why := nowhere(st.GetMap(), n); why != "" && !cancel {
+	if why := nowhere(m, n); why != "" && !cancel {
 		return &exitError{exitNo, fmt.Errorf("%q would not be drained: %s", name, why)}
 	}
-	return a.printFates(name, fates(st.GetMap(), n, func(*dirpb.PlacementGroup) string {
+	return a.printFates(name, fates(m, n, func(*dirpb.PlacementGroup) string {
 		if cancel {
 			return "stays"
 		}
@@ -153,15 +149,11 @@ func without(p *dirpb.PlacementGroup, n *dirpb.Node) string {
 }
 
 func (a *app) wouldForget(ctx context.Context, b backend, name string, force bool) error {
-	st, err := clusterStatus(ctx, b)
+	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
-	n, err := nodeIn(st.GetMap(), name)
-	if err != nil {
-		return err
-	}
-	all := fates(st.GetMap(), n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
+	all := fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
 	if len(all) > 0 && !force {
 		return &exitError{exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain it first, or --force it and lose them", name, len(all))}
 	}
@@ -169,18 +161,14 @@ func (a *app) wouldForget(ctx context.Context, b backend, name string, force boo
 }
 
 func (a *app) wouldGiveUp(ctx context.Context, b backend, name string) error {
-	st, err := clusterStatus(ctx, b)
-	if err != nil {
-		return err
-	}
-	n, err := nodeIn(st.GetMap(), name)
+	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
 	if !n.GetWaiting() {
 		return &exitError{exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it", name, overview.NodeState(n))}
 	}
-	return a.printFates(name, fates(st.GetMap(), n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
+	return a.printFates(name, fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
 }
 
 // ---- namespaces ------------------------------------------------------------

@@ -38,12 +38,18 @@ type fakeDirectory struct {
 // serve starts f and returns its address.
 func (f *fakeDirectory) serve(t *testing.T, with ...grpc.ServerOption) string {
 	t.Helper()
+	return serveGRPC(t, func(s *grpc.Server) { dirpb.RegisterDirectoryServer(s, f) }, with...)
+}
+
+// serveGRPC serves what register registers, and returns its address.
+func serveGRPC(t *testing.T, register func(*grpc.Server), with ...grpc.ServerOption) string {
+	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer(with...)
-	dirpb.RegisterDirectoryServer(s, f)
+	register(s)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(lis) })
 	t.Cleanup(func() {

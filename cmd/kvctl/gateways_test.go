@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -29,19 +28,7 @@ type fakeGateway struct {
 // serve starts g and returns its address.
 func (g *fakeGateway) serve(t *testing.T, with ...grpc.ServerOption) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer(with...)
-	peerspb.RegisterGatewaysServer(s, g)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.Serve(lis) })
-	t.Cleanup(func() {
-		s.Stop()
-		wg.Wait()
-	})
-	return lis.Addr().String()
+	return serveGRPC(t, func(s *grpc.Server) { peerspb.RegisterGatewaysServer(s, g) }, with...)
 }
 
 func (g *fakeGateway) Describe(context.Context, *peerspb.DescribeRequest) (*peerspb.DescribeReply, error) {

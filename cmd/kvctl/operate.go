@@ -124,13 +124,14 @@ func nodeNamed(m *dirpb.Map, name string) *dirpb.Node {
 	return m.GetNodes()[i]
 }
 
-// node finds a memory node that the user named.
-func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Node, error) {
+// node finds a memory node that the user named, and the map that it is in.
+func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Map, *dirpb.Node, error) {
 	st, err := clusterStatus(ctx, b)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return nodeIn(st.GetMap(), name)
+	n, err := nodeIn(st.GetMap(), name)
+	return st.GetMap(), n, err
 }
 
 func nodeIn(m *dirpb.Map, name string) (*dirpb.Node, error) {
@@ -220,7 +221,7 @@ func (a *app) nodesCommand() *cobra.Command {
 // onNode has the directory do something with a memory node that there is.
 func onNode[R any](a *app, cmd *cobra.Command, name string, f func(context.Context, dirpb.DirectoryClient) (R, error)) error {
 	return a.withBackend(func(b backend) error {
-		if _, err := a.node(cmd.Context(), b, name); err != nil {
+		if _, _, err := a.node(cmd.Context(), b, name); err != nil {
 			return err
 		}
 		if _, err := call(cmd.Context(), b, f); err != nil {
@@ -379,15 +380,11 @@ func nowhere(m *dirpb.Map, n *dirpb.Node) string {
 }
 
 func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bool) error {
-	st, err := clusterStatus(ctx, b)
+	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
-	n, err := nodeIn(st.GetMap(), name)
-	if err != nil {
-		return err
-	}
-	if why := nowhere(st.GetMap(), n); why != "" && !cancel {
+	if why := nowhere(m, n); why != "" && !cancel {
 		return &exitError{exitNo, fmt.Errorf("%q is not drained: %s", name, why)}
 	}
 	regions, err := a.setDrain(ctx, b, name, cancel)

@@ -51,15 +51,11 @@ func (a *app) restartCommand() *cobra.Command {
 }
 
 func (a *app) restart(ctx context.Context, b backend, name, program string, leave bool, patient time.Duration) error {
-	st, err := clusterStatus(ctx, b)
+	m, n, err := a.node(ctx, b, name)
 	if err != nil {
 		return err
 	}
-	n, err := nodeIn(st.GetMap(), name)
-	if err != nil {
-		return err
-	}
-	lacked := lacking(st.GetMap())
+	lacked := lacking(m)
 	soon, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
 	var next *keeper.Choice
