@@ -112,6 +112,17 @@ func (o *Op) readMoving() index.Action {
 	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
 }
 
+// rereadMoving reads the groups again, at every replica: a key that was deleted meanwhile is at P still, and is no item any more.
+// Its owner finds the key gone from the child and leaves the word, if A is lost.
+func (o *Op) rereadMoving() index.Action {
+	o.NewRound()
+	o.addImages()
+	return o.await(index.StepReadGroups, func() index.Action {
+		o.work.behind = o.slotsBehind()
+		return o.readMoving()
+	})
+}
+
 // gotMoving judges whether a record belongs to the moved set. A record that cannot be read might, and would be lost.
 func (o *Op) gotMoving(it *item, b []byte) error {
 	r, err := o.parseOf(it, b)
@@ -160,11 +171,7 @@ func (w *workState) mine() (list []*item) {
 func (o *Op) placeMoving() index.Action {
 	// No intent moves, since its owner, and whoever meets it, knows it by its slot.
 	if list := intents(o.work.items); len(list) > 0 {
-		return o.settleIntents(list, func() index.Action {
-			o.NewRound()
-			o.addImages()
-			return o.await(index.StepReadGroups, o.readMoving)
-		})
+		return o.settleIntents(list, o.rereadMoving)
 	}
 	if child := o.Route.Child.PG; child.ID != o.Route.PG.ID {
 		for _, it := range o.work.mine() {
@@ -194,9 +201,7 @@ func (o *Op) freeze(again bool) index.Action {
 	}
 	if len(w.swings) == 0 {
 		if again {
-			o.NewRound()
-			o.addImages()
-			return o.await(index.StepReadGroups, o.readMoving)
+			return o.rereadMoving()
 		}
 		return o.frozen()
 	}

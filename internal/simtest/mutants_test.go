@@ -105,6 +105,8 @@ var mutants = []mutant{
 		"		// Nobody follows it before the tail shows it.\n		return o.sync(HeaderSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
 	{"insert-half-moved", "no insert into a group whose move is not over", []edit{{op, "if o.moveUnfinished(g) {\n", "if false {\nreturn 0\n"}}},
 	{"insert-in-child", "a child takes a key when the key's group has moved", []edit{{op, "if o.child != 0 && !o.sureChild {\n		// Only", "if false {\n		// Only"}}},
+	{"mover-forgets-deleted", "a key of the moved set that was deleted at A before it was frozen is gone from P before SPLIT", []edit{{work,
+		"		o.work.behind = o.slotsBehind()\n		return o.readMoving()\n", "return o.readMoving()\n"}}},
 	{"copy-before-frozen", "the child gets a word when P shows it FROZEN", []edit{{work,
 		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// A took exactly",
 		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// A took exactly"}}},

@@ -188,6 +188,9 @@ var scenarios = map[string]scenario{
 		[]string{"begin split", "c0 learns", "c1 learns", "c2 learns", "c2 claims", "c2|m0 CAS p1 a1|1", "c1 begins", "c1*"}},
 	"r26-child-at-its-A-only": {splitting(Config{Scripts: [][]Step{{k(Put, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}, Warm: true}),
 		[]string{"begin split", "c0 learns", "c1 learns", "c2 learns", "c2 claims", "c2|m0 CAS p1 a0 g3 header|1", "c1 begins", "c1*"}},
+	// The deleter dies between A and P, of a key that the mover has read and not frozen yet; then A is lost.
+	"r26-deleted-before-FROZEN": {splitting(Config{Replicas: 2, Crashes: 1, NodeCrashes: 1, Scripts: [][]Step{{k(Del, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}, Warm: true}),
+		[]string{"begin split", "c2 learns", "c2 claims", "c2>cas-words", "c0 begins", "c0 crashes", "c0 m0", "c2*", "m0 crashes", "time passes", "all*", "c1 begins", "c1*"}},
 	// c1 has the map from before: it finds the way by MOVED and SPLIT alone.
 	"r26-cleaned-too-soon": {splitting(Config{Scripts: [][]Step{{k(Put, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}}),
 		[]string{"begin split", "all* -c1", "c1 begins", "c1*"}},
