@@ -398,6 +398,9 @@ func (n *Node) Close() error {
 		n.mu.reg = nil
 		n.mu.Unlock()
 		n.wg.Wait()
+		n.mu.Lock()
+		clear(n.mu.failures) // nobody tries again
+		n.mu.Unlock()
 		var errs []error
 		for _, d := range slices.Backward(n.devices) {
 			if d == n.hca { // no other listener is left

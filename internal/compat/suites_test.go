@@ -236,10 +236,10 @@ func TestGoRedisSuite(t *testing.T) {
 	// command is refused, another test, whichever runs then, would be the one that panics.
 	edit(t, filepath.Join(dir, "main_test.go"),
 		"defer GinkgoRecover()\n\t\t\t\tdefer wg.Done()\n", "defer wg.Done()\n\t\t\t\tdefer GinkgoRecover()\n")
-	program := buildTest(t, dir)
 	// A message may overtake a subscription of another connection that nobody has waited for.
 	edit(t, filepath.Join(dir, "pubsub_test.go"), "\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n",
 		"\t\tif _, err := pubsub.Receive(ctx); err != nil {\n\t\t\tFail(err.Error())\n\t\t}\n\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n")
+	program := buildTest(t, dir)
 	// Not Credentials Provider: its wrong passwords slow AUTH down, for the other tests too.
 	focus := `^go-redis (Commands (server|keys|scanning|strings|hashes|hyperloglog|lists|sets|sorted sets|streams|Geo add and radius search|` +
 		`marshaling/unmarshaling|json marshaling/unmarshaling|debugging|Eval|EvalRO|Functions|SlowLog|Latency) |` +
