@@ -337,6 +337,8 @@ chromium: ## install Debian's Chromium, for the console's tests (root)
 .PHONY: test-console
 test-console: chromium ## see the page of a daemon in headless Chromium
 	KVD_CHROMIUM=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestPage|TestPictures' ./cmd/kvd
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; KVD_SCREENSHOTS="$$dir" KVD_CONSOLE_SMOKE=1 KVD_CONSOLE_COST=$${KVD_CHROMIUM:-$$(command -v chromium)} \
+		KVD_CHROMIUM=$${KVD_CHROMIUM:-$$(command -v chromium)} CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestScreenshots|TestConsoleCost' ./cmd/kvd
 
 .PHONY: console-cost
 console-cost: chromium ## what the page of a large store that changes 20 times a second takes of a processor, in the browser and in the process

@@ -90,7 +90,11 @@ func TestConsoleCost(t *testing.T) {
 	if path == "" {
 		t.Skip("no KVD_CONSOLE_COST: make console-cost")
 	}
-	const settle, measured = 8 * time.Second, 30 * time.Second
+	settle, measured := 8*time.Second, 30*time.Second
+	smoke := os.Getenv("KVD_CONSOLE_SMOKE") != "" // whether it works; no verdict on speed
+	if smoke {
+		settle, measured = time.Second, time.Second
+	}
 	c, s := serveChanging(t)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -130,7 +134,7 @@ func TestConsoleCost(t *testing.T) {
 	browser, process := of("http://" + s.Addr())
 	asked := s.Door().Stats().Accepted
 	fmt.Printf("of one processor: the browser %.1f %% (%.1f %% with an empty page), the process %.1f %% (%.1f %% without a page)\n", browser, blank, process, idle)
-	if asked == 0 || browser > 5 || process > 5 {
+	if asked == 0 || !smoke && (browser > 5 || process > 5) {
 		t.Errorf("the browser takes %.1f %%, the process %.1f %%, want 5 %% at most; %d connections", browser, process, asked)
 	}
 }
