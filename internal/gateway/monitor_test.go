@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -270,11 +269,7 @@ func TestMonitorWithoutReading(t *testing.T) {
 		t.Errorf("%d connections were flooded", n)
 	}
 	p.Close()
-	for until := time.Now().Add(patience); budget.Used() > 0 || g.m.queued.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("%d bytes are held, %d queued", budget.Used(), g.m.queued.Load())
-		}
-	}
+	eventually(t, "nothing is held or queued", func() bool { return budget.Used() == 0 && g.m.queued.Load() == 0 })
 }
 
 // TestMonitorWhileBlocked: a client that MONITORs hears of others while it waits for a key.
@@ -301,11 +296,7 @@ func TestMonitorNeedsTheRight(t *testing.T) {
 	own.want(t, "+OK\r\n", "MONITOR")
 	p.want(t, "+OK\r\n", "ACL", "SETUSER", "anna", "-monitor")
 	m.closed(t)
-	for until := time.Now().Add(patience); g.monitors.count() != 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("%d monitors", g.monitors.count())
-		}
-	}
+	eventually(t, "one monitor", func() bool { return g.monitors.count() == 1 })
 	again := dial(t, "tcp", addr)
 	again.want(t, "+OK\r\n", "AUTH", "anna", "pw")
 	again.want(t, "-NOPERM this user has no permissions to run the 'monitor' command\r\n", "MONITOR")

@@ -152,11 +152,7 @@ func TestPauseOfLookups(t *testing.T) {
 		for r := ""; r != "+OK\r\n"; r = string(m.reply(t)) {
 		}
 		p.send(t, []string{"GET", "a"})
-		for until := time.Now().Add(patience); g.pausing.clients.Load() != 1; time.Sleep(time.Millisecond) {
-			if time.Now().After(until) {
-				t.Fatal("the command is not held up")
-			}
-		}
+		eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
 		if _, err := g.o.Databases[0].Client.Put(t.Context(), []byte("a"), []byte("after"), client.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -170,14 +166,9 @@ func TestPauseOfLookups(t *testing.T) {
 // waits waits until so many clients of a gateway are blocked.
 func (p *peer) waits(t *testing.T, n int) {
 	t.Helper()
-	for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if strings.Contains(p.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", n)) {
-			return
-		}
-		if time.Now().After(until) {
-			t.Fatalf("there are not %d blocked clients: %s", n, p.do(t, "INFO", "clients"))
-		}
-	}
+	eventually(t, fmt.Sprintf("%d blocked clients", n), func() bool {
+		return strings.Contains(p.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", n))
+	})
 }
 
 // TestPauseOfWaiters: a client that waited for a key before the pause takes nothing during it, although another gateway's client pushes.
@@ -236,11 +227,7 @@ func TestPauseLeaksNothing(t *testing.T) {
 		}
 	}
 	q.waits(t, 5)
-	for until := time.Now().Add(patience); g.srv.Conns() != 6; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("%d connections, want 6", g.srv.Conns())
-		}
-	}
+	eventually(t, "6 connections", func() bool { return g.srv.Conns() == 6 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	q.Close()
@@ -272,11 +259,7 @@ func TestCloseWhilePaused(t *testing.T) {
 	p, q := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	q.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000000")
 	p.send(t, []string{"GET", "a"})
-	for until := time.Now().Add(patience); g.pausing.clients.Load() != 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("the command is not held up")
-		}
-	}
+	eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
 	done := make(chan error, 1)
 	go func() { done <- g.Close() }()
 	select {
@@ -311,11 +294,7 @@ func TestPauseSettles(t *testing.T) {
 	p.send(t, []string{"SET", "a", "1"})
 	<-slow.begun
 	q.send(t, []string{"CLIENT", "PAUSE", "1000000", "WRITE"})
-	for until := time.Now().Add(patience); g.pausing.word() == ""; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("there is no pause")
-		}
-	}
+	eventually(t, "a pause", func() bool { return g.pausing.word() != "" })
 	q.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if b, err := q.r.Peek(1); err == nil {
 		t.Errorf("it replied %q before the write was over", b)
