@@ -246,8 +246,9 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 }
 
 func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (*dirpb.LeaveNodeReply, error) {
-	d.change(func() { d.left = r })
-	d.beats(1) // it hears that it is unknown before it hears that nobody uses its memory
+	var goal int
+	d.change(func() { d.left, goal = r, d.heartbeats+1 }) // at once: a node that has heard that it is unknown sends none after it
+	d.until("the heartbeat that tells the node that it is unknown", func() bool { return d.heartbeats >= goal })
 	return &dirpb.LeaveNodeReply{}, nil
 }
 
