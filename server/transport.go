@@ -38,7 +38,7 @@ const (
 // connection that it is handed, for as long as it lives. So it is handed only those that
 // have shown the certificate of a directory node, if there is TLS, and sent a byte, and there are at most
 // maxInbound: one more costs the host that has most of them one, as a netsrv.Door says that replaces
-// connections.
+// connections. Raft is handed the other one when it has let go of that.
 type streams struct {
 	net.Listener
 	advertise net.Addr
@@ -47,6 +47,7 @@ type streams struct {
 	door      *netsrv.Door
 	log       *slog.Logger
 	ready     chan *streamConn // for Accept
+	handed    chan struct{}    // capacity maxInbound: an element for each that raft has
 	stop      chan struct{}    // closed by Close
 	wg        sync.WaitGroup   // what accepts, and waits for first bytes
 
@@ -69,7 +70,7 @@ func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity
 	if err != nil {
 		return nil, errors.Join(err, lis.Close())
 	}
-	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), stop: make(chan struct{})}
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), handed: make(chan struct{}, maxInbound), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
 		directories := identity.RolesOf(identity.Directory)
@@ -135,6 +136,13 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
 			}
 			_ = sc.Close() // it has said nothing that an answer could be to
+			return
+		}
+		select {
+		case s.handed <- struct{}{}:
+			sc.handed = true
+		case <-s.stop:
+			_ = sc.Close()
 			return
 		}
 		select {
@@ -209,6 +217,7 @@ type streamConn struct {
 	s         *streams
 	guest     *netsrv.Guest // nil: dialed
 	first     []byte        // heard before raft reads
+	handed    bool          // to raft, or about to be
 	closing   sync.Once
 	handshake sync.Once
 	err       error
@@ -283,7 +292,12 @@ func (c *streamConn) Close() error {
 	c.s.mu.Unlock()
 	err := c.Conn.Close()
 	if c.guest != nil {
-		c.closing.Do(c.guest.Release)
+		c.closing.Do(func() {
+			c.guest.Release()
+			if c.handed {
+				<-c.s.handed
+			}
+		})
 	}
 	return err
 }

@@ -272,6 +272,8 @@ func TestGatewayStops(t *testing.T) {
 	idle, text := newHonest(t, p.kv["redis"]), newHonest(t, p.kv["memcached"])
 	idle.want("+PONG\r\n", redisCommand("PING"))
 	text.want("MN\r\n", []byte("mn\r\n"))
+	half := newHonest(t, p.kv["redis"]) // is waited for
+	half.want("+PONG\r\n", append(redisCommand("PING"), "*1\r\n"...))
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -281,8 +283,22 @@ func TestGatewayStops(t *testing.T) {
 			t.Errorf("a silent client: %q, %v", b, err)
 		}
 	}
-	newHonest(t, p.kv["redis"]).want("+PONG\r\n", redisCommand("PING"))
+	newcomer := func() string {
+		h := newHonest(t, p.kv["redis"])
+		_ = h.c.SetDeadline(time.Now().Add(patience))
+		_, _ = h.c.Write(redisCommand("PING"))
+		reply, _ := h.r.ReadString('\n')
+		return reply
+	}
+	reply := newcomer()
+	for strings.HasPrefix(reply, "-LOADING ") { // it stood still, too
+		reply = newcomer()
+	}
+	if reply != "+PONG\r\n" {
+		t.Errorf("a client that comes meanwhile: %q", reply)
+	}
 	wantPage(t, p.kv["http"], "/readyz", 503, "stopping")
+	half.want("+PONG\r\n", []byte("$4\r\nPING\r\n"))
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit status %d", code)
 	}

@@ -69,20 +69,20 @@ type conn struct {
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
 	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
-	// finishing is set when the connection ends because its client was silent; see Drain.
-	finishing atomic.Bool
-	half      atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
-	waited    time.Duration            // of the command that comes or is performed, for memory
-	user      atomic.Pointer[acl.User] // default before AUTH
-	listens   atomic.Int32             // channels and patterns that it is subscribed to
-	monitors  atomic.Bool              // MONITOR
-	settling  atomic.Bool              // it waits for others, in CLIENT PAUSE
-	tracker   atomic.Pointer[tracker]  // nil: the client caches nothing
-	seenDB    atomic.Int32
-	seenP3    atomic.Bool
-	inTx      atomic.Int32 // commands queued, -1: none
-	blocked   atomic.Pointer[waiter]
-	mu        struct {
+	// finishing is set when the connection ends because its client was silent, see Drain, and finished when it has been told.
+	finishing, finished atomic.Bool
+	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
+	waited              time.Duration            // of the command that comes or is performed, for memory
+	user                atomic.Pointer[acl.User] // default before AUTH
+	listens             atomic.Int32             // channels and patterns that it is subscribed to
+	monitors            atomic.Bool              // MONITOR
+	settling            atomic.Bool              // it waits for others, in CLIENT PAUSE
+	tracker             atomic.Pointer[tracker]  // nil: the client caches nothing
+	seenDB              atomic.Int32
+	seenP3              atomic.Bool
+	inTx                atomic.Int32 // commands queued, -1: none
+	blocked             atomic.Pointer[waiter]
+	mu                  struct {
 		sync.Mutex
 		name, libName, libVer string
 		script                runningScript
@@ -339,7 +339,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	b := newBatch(c, came)
 	defer b.free()
 	defer c.box.flush()
-	c.active.Store(-b.now)
+	c.begin(b.now)
 	b.heed = c.g.heed.Load() // after active; see awaitCommands
 	c.said = 0
 	for ; err != resp.ErrIncomplete; args, err = c.rd.Next() {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
@@ -54,7 +55,8 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 	before := time.Now().Add(-quiet).UnixMilli()
 	g.each(func(c *conn) {
 		active := c.active.Load()
-		if quiet < 0 || c.blocked.Load() != nil || active > 0 && active <= before && c.half.Load() == 0 {
+		silent := active > 0 && active <= before && c.half.Load() == 0
+		if quiet < 0 || c.blocked.Load() != nil || silent && c.active.CompareAndSwap(active, finished) {
 			c.finish()
 		}
 	})
@@ -64,11 +66,23 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 // or waited to be read on a busy machine so that its client only looked silent, is refused: if it were performed, the client would
 // send another one, and that would meet a closed connection. Any goroutine may call it.
 func (c *conn) finish() {
-	if c.finishing.CompareAndSwap(false, true) {
+	c.finishing.Store(true)
+	if c.finished.CompareAndSwap(false, true) {
 		c.link.CloseRead()
 		if x := c.blocked.Load(); x != nil {
 			x.stop(endStop)
 		}
+	}
+}
+
+// finished is conn.active of a connection that ends because its client was silent.
+const finished = math.MaxInt64
+
+// begin says that a command is performed, which came at that time. If the client had just been found silent the command is refused: the client
+// does not send another one, as it would if this were performed while Drain is about to close the connection.
+func (c *conn) begin(came int64) {
+	if c.active.Swap(-came) == finished {
+		c.finishing.Store(true)
 	}
 }
 

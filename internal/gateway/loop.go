@@ -40,7 +40,7 @@ func (c *conn) Read(alone bool) error {
 	args, err := c.rd.Next()
 	if !alone && err == nil && c.rd.Buffered() == 0 && c.looksUp(args) {
 		c.lone, c.came = args, time.Now()
-		c.active.Store(-c.came.UnixMilli())
+		c.begin(c.came.UnixMilli())
 		return nil
 	}
 	return c.serveFrom(args, err, time.Now())

@@ -101,7 +101,7 @@ func (c *conn) describe() *peers.Client {
 	parts, unread := c.out.pending()
 	d := &peers.Client{
 		Id: c.id, Addr: c.remote.String(), LocalAddr: c.local.String(), Name: name, AgeSeconds: int64(now.Sub(c.since).Seconds()),
-		IdleSeconds: (now.UnixMilli() - abs(c.active.Load())) / 1000, Db: c.seenDB.Load(), Channels: int32(channels), Patterns: int32(patterns), ShardChannels: int32(shards),
+		IdleSeconds: max(0, now.UnixMilli()-abs(c.active.Load())) / 1000, Db: c.seenDB.Load(), Channels: int32(channels), Patterns: int32(patterns), ShardChannels: int32(shards),
 		Queued: c.inTx.Load(), OutputParts: int32(parts), OutputBytes: int64(unread), MemoryBytes: c.share.Held(), User: c.user.Load().Name, Redirect: -1, Protocol: 2,
 		Library: lib, LibraryVersion: ver,
 	}

@@ -324,7 +324,7 @@ func TestHostile(t *testing.T) {
 
 // TestOthersMemory: a command that waits for memory that others have is not late.
 func TestOthersMemory(t *testing.T) {
-	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 200 * time.Millisecond, Budget: netsrv.NewBudget(1 << 20)}
+	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: time.Second, Budget: netsrv.NewBudget(1 << 20)}
 	addr, _ := serve(t, o)
 	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
 		s := o.Budget.Share(func(int64) {})
