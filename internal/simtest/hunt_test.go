@@ -3,13 +3,14 @@ package simtest
 import (
 	"errors"
 	"flag"
+	"math"
 	"strings"
 	"testing"
 	"time"
 )
 
 var (
-	flagHunt     = flag.Duration("hunt", 0, "search for so long, or until something fails")
+	flagHunt     = flag.Duration("hunt", 0, "search for so long, or until something fails; -states bounds the exhaustive part of it")
 	flagHuntIn   = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like this; those with transactions if asked for")
 	flagHuntSeed = flag.Uint64("hunt-seed", 0, "the first seed of random schedules, so that a hunt goes on where another ended")
 )
@@ -31,6 +32,10 @@ func TestHunt(t *testing.T) {
 			t.Fatalf("random %s\n%v", replayHint(name, cfg.Synchronous, seed), err)
 		}
 	}
+	states := *flagStates
+	if states == 0 {
+		states = math.MaxInt
+	}
 	seed, random := *flagHuntSeed, 0
 	for limit := 250; time.Now().Before(end); limit *= 4 {
 		for _, name := range sorted(scopes) {
@@ -40,7 +45,7 @@ func TestHunt(t *testing.T) {
 			for _, sync := range []bool{false, true} {
 				cfg := scopes[name]
 				cfg.Synchronous = sync
-				if _, err := Exhaust(cfg, limit); err != nil {
+				if _, err := Exhaust(cfg, min(limit, states)); err != nil {
 					t.Fatalf("exhaustive %s, synchronous: %t\n%v", name, sync, err)
 				}
 			}
