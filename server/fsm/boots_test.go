@@ -132,6 +132,20 @@ func TestBootConfirmsFences(t *testing.T) {
 	}
 }
 
+// The fences of a process that takes over may be the last that the deletion of a namespace waits for: its memory is free then.
+func TestBootEndsDeletion(t *testing.T) {
+	h := keeper(t)
+	h.do(openIn(1, 0))
+	h.do(deleteNS("w", 0, true))
+	if h.s.Namespace(1) == nil || h.s.Node(1).UsedBytes == 0 {
+		t.Fatal("gone before its sessions were fenced")
+	}
+	h.do(kept(7, 4, "h:1"))
+	if n := h.s.Node(1); h.s.Namespace(1) != nil || n.UsedBytes != 0 || n.Boot != 4 {
+		t.Errorf("namespace %v is left, memory node %v", h.s.Namespace(1), n)
+	}
+}
+
 // A process of a version without boots owes its fences still when it is told to be of one with them.
 func TestBootOfFormerVersion(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "w", Shards: 1, BytesPerNode: 8 << 20})

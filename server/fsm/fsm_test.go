@@ -985,8 +985,11 @@ func TestProperties(t *testing.T) {
 					rt.Fatalf("memory node %v had boot %d", n, was)
 				}
 			}
-			if kind == "boot" && !slices.Equal(chains, h.s.PGs(0)) {
-				rt.Fatalf("%v changes a placement group", c)
+			if kind == "boot" { // its fences may be the last that the deletion of a namespace waited for
+				chains = slices.DeleteFunc(chains, func(pg *dirpb.PlacementGroup) bool { return h.s.Namespace(pg.NamespaceId) == nil })
+				if !slices.Equal(chains, h.s.PGs(0)) {
+					rt.Fatalf("%v changes a placement group", c)
+				}
 			}
 
 			// A placement group that lost all its memory starts over.

@@ -118,8 +118,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 			how = ArrivalBack
 		}
 		s.loseMemory(old, c.Incarnation, r.UnixMillis, r.ReclaimEpoch)
-		n.UsedBytes = s.nodes[n.Id].UsedBytes
 	}
+	n.UsedBytes = s.nodes[n.Id].UsedBytes // less if memory was lost, or a deletion was waiting for a fence
 	if !proto.Equal(s.nodes[n.Id], n) {
 		s.putNode(n)
 	}
