@@ -60,7 +60,7 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 		Short: "Write keys as files below a folder",
 		Long: "Write every key that begins with the prefix to the file below DIR that the rest\n" +
 			"of the key names. DIR is made if it is missing and must be empty otherwise. Keys\n" +
-			"that are no safe relative path (absolute, with .., with NUL) are refused, reported\nand counted; then the exit status is 1.",
+			"that are no safe relative path (absolute, with .., with NUL), and collections, are\nrefused, reported and counted; then the exit status is 1.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := a.prefix(prefix)
@@ -94,6 +94,7 @@ type tree struct {
 	start                          time.Time
 	bar                            *bar
 	files, bytes, skipped, refused atomic.Int64
+	damaged                        atomic.Bool
 	warn                           sync.Mutex
 }
 
@@ -120,6 +121,12 @@ func (t *tree) refuse(format string, args ...any) {
 	}
 }
 
+// damage reports memory that cannot be read; the rest is to be had.
+func (t *tree) damage(err error) {
+	t.damaged.Store(true)
+	t.refuse("%v", err)
+}
+
 func (t *tree) finish(err error) error {
 	t.bar.end()
 	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
@@ -134,7 +141,10 @@ func (t *tree) finish(err error) error {
 			[]row{{r.Files, r.Bytes, r.Skipped, r.Refused, fmt.Sprintf("%.3f", r.Seconds),
 				fmt.Sprintf("%.0f", float64(r.Files)/r.Seconds), fmt.Sprintf("%.1f", float64(r.Bytes)/r.Seconds/(1<<20))}})
 	}
-	if err == nil && r.Refused > 0 {
+	switch {
+	case err == nil && t.damaged.Load():
+		return fail(exitOther)
+	case err == nil && r.Refused > 0:
 		return fail(exitNo)
 	}
 	return err
@@ -393,7 +403,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 				}
 			})
 			if errors.Is(err, client.ErrCorrupt) {
-				t.refuse("%v", err) // the rest is to be had
+				t.damage(err)
 				return nil
 			}
 			return err
@@ -460,6 +470,10 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 					}
 				case errors.Is(r.Err, client.ErrNotFound):
 					t.skipped.Add(1)
+				case errors.Is(r.Err, client.ErrWrongType):
+					t.refuse("key %s: refused: a collection, which no file can be; kvctl mirror copies it to another store", t.a.showKey(keys[i]))
+				case errors.Is(r.Err, client.ErrCorrupt):
+					t.damage(t.a.about(keys[i], r.Err))
 				default:
 					again = append(again, keys[i])
 					if first == nil {

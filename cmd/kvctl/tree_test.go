@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -164,6 +165,25 @@ func TestExportRefusesUnsafeKeys(t *testing.T) {
 	}
 	if got := readTree(t, outside); len(got) != 2 || got["dst/fine"] != "v" || got["dst/deep/er"] != "v" {
 		t.Errorf("files %q", got)
+	}
+}
+
+// A collection is no file, and the keys around it are all written.
+func TestExportRefusesCollections(t *testing.T) {
+	e := newEnds(t)
+	ops := []client.Op{{Key: []byte("hash"), Value: []byte("as the gateway has it"), Type: client.Hash}, {Key: []byte("list"), Value: []byte("too"), Type: client.List}}
+	for i := range 100 {
+		ops = append(ops, client.Op{Key: fmt.Append(nil, "plain", i), Value: []byte("v")})
+	}
+	put(t, e.src, ops...)
+	dst := t.TempDir()
+	r := e.run("", "--context", "src", "-o", "json", "export", dst)
+	var rep treeReport
+	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	if r.code != exitNo || rep.Files != 100 || rep.Refused != 2 || strings.Count(r.stderr, "a collection, which no file can be") != 2 {
+		t.Errorf("%+v %+v", r, rep)
 	}
 }
 
