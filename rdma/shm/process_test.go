@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,7 +195,7 @@ func (c *child) kill() {
 // stopInside stops the child at a moment when it is inside a verb.
 func (c *child) stopInside(p *peer) {
 	c.t.Helper()
-	for range 1000 {
+	for end := time.Now().Add(rdmatest.Patience); time.Now().Before(end); {
 		c.signal(unix.SIGSTOP)
 		var ws unix.WaitStatus
 		if _, err := unix.Wait4(c.cmd.Process.Pid, &ws, unix.WUNTRACED, nil); err != nil || !ws.Stopped() {
@@ -204,6 +205,7 @@ func (c *child) stopInside(p *peer) {
 			return
 		}
 		c.signal(unix.SIGCONT)
+		time.Sleep(rand.N(time.Millisecond)) // it may not have been given a processor yet
 	}
 	c.t.Fatal("the child is never inside a verb")
 }
