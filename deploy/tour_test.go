@@ -107,6 +107,7 @@ func bare(command string) string {
 var (
 	prompt   = regexp.MustCompile(`^([a-z][a-z0-9]*)?\$ (.*)$`)
 	serves   = regexp.MustCompile(`^((go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)|(go run |/usr/bin/python3 )(\./)?examples/\S+)( |$)`)
+	errorsTo = regexp.MustCompile(`2>\S+$`)
 	refusal  = regexp.MustCompile(`^kvctl [a-z ]+: `)
 	quantity = regexp.MustCompile(`^(\d[\d.]*)((?:[a-zA-Zµ%/]+)?)$`)
 	raftRole = regexp.MustCompile(`^(leader|voter)$`)
@@ -419,7 +420,7 @@ func script(run []said, machines []machine, dir string) string {
 			// The process may take a while to build, or to find a leader.
 			text = fmt.Sprintf("{ %[1]s\n} >%[2]s 2>&1 &\n"+
 				"p=$!; for _ in $(seq 600); do grep -q '^ready ' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
-				"grep -q '^ready ' %[2]s || { cat %[2]s; false; }\n", s.command, log)
+				"grep -q '^ready ' %[2]s || { cat %[2]s %[3]s; false; }\n", s.command, log, strings.TrimPrefix(errorsTo.FindString(s.command), "2>"))
 		}
 		if s.machine != "" {
 			text = fmt.Sprintf("on %s <<'%[2]s'\n%[3]s%[2]s\n", s.machine, separator, text)
