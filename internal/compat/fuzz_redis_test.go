@@ -426,7 +426,7 @@ func (m *maker) integer(name string, edge []string) string {
 		if m.command.group == "list" {
 			break
 		}
-		return m.usual([]string{"14"}, "15", "99", "-1", "abc", "9223372036854775807")
+		return m.usual([]string{"14", "15"}, "99", "-1", "abc", "9223372036854775807")
 	case "count":
 		if m.command.name == popAll {
 			return "1000"
