@@ -198,7 +198,7 @@ next:
 		s := &g.list[i]
 		name := s.args[3]
 		for j := range g.units {
-			if bytes.Equal(g.units[j].keys[0].bytes, name) {
+			if g.units[j].keys[0].name == string(name) {
 				s.unit = j
 				continue next
 			}
