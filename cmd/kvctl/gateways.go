@@ -336,8 +336,23 @@ func (a *app) printGateways(all []*asked) error {
 	return nil
 }
 
+// databasesText is a gateway's list as its setting databases may have it: cache*16.
+func databasesText(namespaces []string) string {
+	var all []string
+	for i, n := 0, 0; i < len(namespaces); i += n {
+		for n = 1; i+n < len(namespaces) && namespaces[i+n] == namespaces[i]; n++ {
+		}
+		if name := namespaces[i]; n > 1 {
+			all = append(all, fmt.Sprintf("%s*%d", name, n))
+		} else {
+			all = append(all, name)
+		}
+	}
+	return strings.Join(all, ",")
+}
+
 func (l gatewayLine) row() row {
-	name, databases := cmp.Or(l.Name, "-"), strings.Join(l.Namespaces, ",")
+	name, databases := cmp.Or(l.Name, "-"), databasesText(l.Namespaces)
 	n := l.gatewayNumbers
 	if n == nil {
 		return row{l.Addr, name, databases, "-", "-", "-", "-", "-", "-", "no answer"}

@@ -46,12 +46,16 @@ them may run on the same namespaces, best one on every machine with such program
 
 It makes no namespace: kvctl namespace create cache --mode cache does.
 
+A namespace that databases names several times, or with a number (cache,cache or cache*2),
+is as many databases, whose keys change together in MULTI, scripts and MOVE.
+
 listen and listen-memcached are in clear, so they are for this machine unless insecure
 says otherwise, password or not; listen-tls is for others.
 
 password-file has the password of all of Redis's protocol; acl-file and memcached-auth-file
 name users and what they may do. SIGHUP reads the three again.`,
 		example: `  kvd gateway
+  kvd gateway --databases 'cache*16' # sixteen databases in one namespace, as Redis has
   kvd gateway --databases cache,sessions --listen-unix /run/kvd/redis.sock --listen-memcached off
   kvd gateway --listen off --listen-tls 0.0.0.0:6380 --config /etc/kvd/gateway.yaml`,
 		defaults: func() (config.Settings, func(context.Context) error) {
@@ -98,7 +102,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
+		directory: c.Directory, databases: c.DatabaseNames(), memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
 		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck, cluster: c.RedisCluster,
 		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen, hotKeys: c.HotKeys,
@@ -274,7 +278,7 @@ type gatewayOptions struct {
 	scriptMemory int           // gateway.Options.ScriptMemory
 }
 
-// runningGateway serves the protocols of others, each with a client for every database.
+// runningGateway serves the protocols of others, each with a client for every namespace.
 type runningGateway struct {
 	o         gatewayOptions
 	names     []string // of the clients' namespaces
@@ -299,36 +303,37 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			g = nil
 		}
 	}()
-	for _, name := range o.databases {
-		if _, err := g.open(ctx, name); err != nil {
-			return g, err
-		}
-	}
 	var dbs []gateway.Database
-	for i, name := range g.names {
-		dbs = append(dbs, gateway.Database{Name: name, Client: g.clients[i]})
-	}
-	mc := g.clients[0]
-	if o.memcached != "" {
-		if mc, err = g.open(ctx, o.memcached); err != nil {
+	for _, name := range o.databases {
+		c, err := g.open(ctx, name)
+		if err != nil {
 			return g, err
 		}
+		dbs = append(dbs, gateway.Database{Name: name, Client: c})
 	}
-	mcName := cmp.Or(o.memcached, g.names[0])
+	mcName := cmp.Or(o.memcached, o.databases[0])
+	mc, err := g.open(ctx, mcName)
+	if err != nil {
+		return g, err
+	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
-	if err := g.openPeers(ctx, len(dbs)); err != nil {
+	if err := g.openPeers(ctx, dbs); err != nil {
 		return g, err
 	}
 	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, HotKeys: o.hotKeys, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Answered: o.otlp.answered("memcached", mcName), Logger: o.log})
+	var count func(context.Context) (uint64, error)
+	if db := slices.Index(o.databases, mcName); db >= 0 { // whose keys memcached's clients see
+		count = func(context.Context) (uint64, error) { return g.redis.KeyCount(db) }
+	}
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, Count: count, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Answered: o.otlp.answered("memcached", mcName), Logger: o.log})
 	return g, err
 }
 
-// openPeers listens for other gateways that serve the same databases, the first n of the clients, and says where to the directory.
-func (g *runningGateway) openPeers(ctx context.Context, n int) error {
+// openPeers listens for other gateways that serve the same databases, and says where to the directory.
+func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database) error {
 	o := g.o
 	if o.listenPeers == config.Off {
 		return nil
@@ -340,11 +345,10 @@ func (g *runningGateway) openPeers(ctx context.Context, n int) error {
 	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: o.directory, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log}); err != nil {
 		return errors.Join(err, lis.Close())
 	}
-	clients := g.clients[:n]
 	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log,
 		Meet: func(ctx context.Context, q *dirpb.MeetRequest) (r *dirpb.MeetReply, err error) {
-			for _, c := range clients {
-				id, err := inside.Of(c).Session(ctx)
+			for _, d := range dbs { // one that shares its namespace, too: the numbers are to be the same
+				id, err := inside.Of(d.Client).Session(ctx)
 				if err != nil {
 					return nil, err
 				}

@@ -210,11 +210,24 @@ func TestGateway(t *testing.T) {
 	if code := p.stop(syscall.SIGKILL); code == 0 {
 		t.Error("SIGKILL did not end it")
 	}
-	// The socket file that it left is in nobody's way.
-	p = start(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
+	// The socket file that it left is in nobody's way. Three databases of this one share a namespace, and a session.
+	p = start(t, env, "gateway", "--directory="+addr, "--databases=cache*2,sessions,cache", "--listen=off", "--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0", "--listen-unix="+socket)
 	if got := redis(t, "unix", socket, nil, "GET k"); got != "$1 v" {
 		t.Errorf("another gateway: %q", got)
 	}
+	if got := redis(t, "unix", socket, nil, "MULTI", "MOVE k 3", "SELECT 1", "SET k w", "EXEC", "GET k", "SELECT 2", "GET s", "SELECT 3", "GET k", "DBSIZE", "SELECT 4", "PING", "PING", "PING"); got != "+OK +QUEUED +QUEUED +QUEUED *3 :1 +OK +OK $1 w +OK $1 t +OK $1 v :1 -ERR DB index is out of range" {
+		t.Errorf("databases of one namespace: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "get k\r\n", 1); got != "END" {
+		t.Errorf("memcached's protocol sees another database's key: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "set m 0 0 1\r\nm\r\n", 1); got != "STORED" {
+		t.Error(got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "stats\r\n", 32); !strings.Contains(got, "curr_items 1 ") {
+		t.Errorf("memcached counts others' keys: %q", got)
+	}
+	wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} `)
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d, want 0", code)
 	}

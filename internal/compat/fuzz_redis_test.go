@@ -199,8 +199,8 @@ func (d *redisDialect) sequence(rng *rand.Rand) []step {
 			c = d.all[rng.IntN(len(d.all))]
 		}
 		s := d.command(rng, c)
-		if c.name == popAll && len(s) == 2 {
-			s = append(s, "1000")
+		if c.name == popAll && (len(s) == 2 || len(s) == 3) {
+			s = append(s[:2], "1000")
 		}
 		steps = append(steps, s)
 	}
@@ -426,7 +426,7 @@ func (m *maker) integer(name string, edge []string) string {
 		if m.command.group == "list" {
 			break
 		}
-		return m.usual([]string{"14"}, "15", "99", "-1", "abc", "9223372036854775807")
+		return m.usual([]string{"14", "15"}, "99", "-1", "abc", "9223372036854775807")
 	case "count":
 		if m.command.name == popAll {
 			return "1000"

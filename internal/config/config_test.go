@@ -219,7 +219,7 @@ func TestRefusals(t *testing.T) {
 			},
 		},
 		{
-			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a, '']\npassword: secret\n",
+			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a*65, '', a*, a*-1, '*2', a*2*2]\npassword: secret\n",
 			args: []string{
 				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
 				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
@@ -234,8 +234,12 @@ func TestRefusals(t *testing.T) {
 				"slowlog-max-len is 0 (from --slowlog-max-len): want > 0",
 				`listen-peers is "192.0.2.1:7410" (from --listen-peers): others can reach it`,
 				`advertise-peers is "g1" (from --advertise-peers): want`,
-				"databases is [a b a ] (from FILE): a is there twice",
-				"databases is [a b a ] (from FILE): number 3 has no name",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*65: want name*count, with a count of 1 to 64",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): number 3 has no name",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*: want name*count, with a count of 1 to 64",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*-1: want name*count, with a count of 1 to 64",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): number 6 has no name",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*2*2: want name*count, with a count of 1 to 64",
 				`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear, a password too: use listen-tls, or set insecure`,
 				`listen-memcached is "192.0.2.1:11211" (from --listen-memcached): others can reach it`,
 				`listen-unix is "" (from --listen-unix): want a path or off`,
@@ -269,7 +273,11 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			name: "gateway without a way in", s: DefaultGateway(), args: []string{"--listen=off", "--listen-memcached=off", "--databases="},
-			want: []string{`listen is "off" (from --listen): listen-unix, listen-tls and listen-memcached are off too`, "databases is [] (from --databases): want 1 to 64 namespaces"},
+			want: []string{`listen is "off" (from --listen): listen-unix, listen-tls and listen-memcached are off too`, "databases is [] (from --databases): want 1 to 64 databases"},
+		},
+		{
+			name: "many databases", s: DefaultGateway(), args: []string{"--databases=a*63,b,a"},
+			want: []string{"databases is [a*63 b a] (from --databases): want 1 to 64 databases"},
 		},
 		{name: "http-listen", s: DefaultMemNode(), args: []string{"--name=a", "--http-listen=0.0.0.0:7481"}, want: []string{`http-listen is "0.0.0.0:7481" (from --http-listen): others can reach it`}},
 		{name: "janitor without TLS", s: DefaultJanitor(), args: []string{"--directory=192.0.2.1:7400"}, want: []string{`directory is "192.0.2.1:7400" (from --directory): it is on another machine`}},

@@ -123,7 +123,7 @@ type Janitor struct {
 // Gateway are the settings of `kvd gateway`.
 type Gateway struct {
 	Directory         []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0"`
+	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0; one that is named several times, or as name*count, is as many databases, whose keys change together"`
 	Listen            string        `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
 	ListenUnix        string        `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
 	ListenTLS         string        `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
@@ -503,28 +503,56 @@ func (j *Janitor) Validate() error {
 }
 
 const (
-	maxDatabases   = 64 // each is a session
+	maxDatabases   = 64 // each may be a session
 	maxConnections = 1 << 20
 	// Each takes about half a KiB.
 	maxTrackingKeys = 1 << 20
 )
+
+// databases checks a gateway's.
+func (c *checker) databases(list []string) {
+	n := 0
+	for i, d := range list {
+		name, count, err := parseDatabase(d)
+		switch n += max(count, 1); {
+		case err != nil:
+			c.bad("databases", list, "%s: %v", d, err)
+		case name == "":
+			c.bad("databases", list, "number %d has no name", i)
+		}
+	}
+	if n < 1 || n > maxDatabases {
+		c.bad("databases", list, "want 1 to %d databases", maxDatabases)
+	}
+}
+
+// parseDatabase reads name or name*count.
+func parseDatabase(s string) (name string, count int, err error) {
+	name, times, many := strings.Cut(s, "*")
+	if !many {
+		return name, 1, nil
+	}
+	if count, err = strconv.Atoi(times); err != nil || count < 1 || count > maxDatabases {
+		return name, 0, fmt.Errorf("want name*count, with a count of 1 to %d", maxDatabases)
+	}
+	return name, count, nil
+}
+
+// DatabaseNames are the namespaces of the databases, by their numbers, after Validate.
+func (g *Gateway) DatabaseNames() (names []string) {
+	for _, d := range g.Databases {
+		name, count, _ := parseDatabase(d) // Validate did
+		names = append(names, slices.Repeat([]string{name}, count)...)
+	}
+	return names
+}
 
 // Validate implements [Settings].
 func (g *Gateway) Validate() error {
 	var c checker
 	clear := g.Insecure || g.TLS != (TLS{})
 	c.directory(g.Directory, clear)
-	if n := len(g.Databases); n < 1 || n > maxDatabases {
-		c.bad("databases", g.Databases, "want 1 to %d namespaces", maxDatabases)
-	}
-	for i, d := range g.Databases {
-		switch {
-		case d == "":
-			c.bad("databases", g.Databases, "number %d has no name", i)
-		case slices.Contains(g.Databases[:i], d):
-			c.bad("databases", g.Databases, "%s is there twice", d)
-		}
-	}
+	c.databases(g.Databases)
 	// TLS towards the directory is no protection for what clients say in clear.
 	for _, l := range []struct{ key, addr string }{{"listen", g.Listen}, {"listen-memcached", g.ListenMemcached}} {
 		if l.addr == Off {

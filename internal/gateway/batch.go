@@ -347,7 +347,7 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	switch cmd.fold {
 	case single:
 		name := args[cmd.first]
-		if bad := badKey(name); bad != "" {
+		if bad := badKey(b.c.in, name); bad != "" {
 			b.refuse(cmd, args, bad)
 			return nil
 		}
@@ -360,7 +360,7 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	}
 	step := cmd.step
 	for i := 1; i < len(args); i += step {
-		if bad := badKey(args[i]); bad != "" {
+		if bad := badKey(b.c.in, args[i]); bad != "" {
 			b.refuse(cmd, args, bad)
 			return nil
 		}
@@ -468,8 +468,9 @@ func (b *batch) perform() {
 	}
 	b.giveBack() // if it is performed again
 	ctx, limit := b.c.ctx, oneLimit
-	if n > freeUnits || b.heavy > 0 {
-		need := writeCost * b.heavy
+	long := b.longNames()
+	if n > freeUnits || b.heavy > 0 || long > 0 {
+		need := writeCost*b.heavy + long
 		for _, u := range b.units {
 			if (u.kind == put || u.kind == putIf) && len(u.value) > eachLimit {
 				need -= (writeCost - putCost) * int64(len(u.value)) // it is not copied
@@ -594,8 +595,8 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 			break
 		}
 		held = max(held, n)
-		op := [1]client.Op{{Kind: client.OpGet, Key: storedName(u.name), Typed: u.kind == read}}
-		c.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
+		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
+		c.in.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
 		u.takeAnswer(op[0].Item, op[0].Err)
 		var large *inside.TooLargeError
 		if !errors.As(u.err, &large) {
@@ -635,7 +636,7 @@ func (c *conn) adapt(b *batch) {
 // performOne is performAll for one unit, by the methods that cost least.
 // The store has methods for the common operations that make no Op and no slice of them.
 func (b *batch) performOne(ctx context.Context, u *unit) {
-	api, name := b.c.api, storedName(u.name)
+	api, name := b.c.in.api, b.c.in.stored(u.name)
 	switch {
 	case u.kind == readValue:
 		n, err := getInto(ctx, api, name, &u.into)
@@ -686,7 +687,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 			b.ops = append(b.ops, client.Op{})
 		}
 		o := &b.ops[i]
-		o.Key = storedName(u.name)
+		o.Key = b.c.in.stored(u.name)
 		switch u.kind {
 		case readValue, read:
 			if u.into == nil {
@@ -704,7 +705,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 			o.Kind, o.Update, o.Typed = client.OpUpdate, u.apply, true
 		}
 	}
-	b.c.api.Do(ctx, b.ops[:len(units)])
+	b.c.in.api.Do(ctx, b.ops[:len(units)])
 	for i, u := range units {
 		o := &b.ops[i]
 		if o.Kind == client.OpGet && cap(o.Item.Value) > cap(u.into) {

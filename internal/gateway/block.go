@@ -330,14 +330,14 @@ func (s *waits) lookUp(keys []*awaited) {
 	ctx := inside.LimitMemory(s.g.ctx, pollLimit)
 	for len(keys) > 0 {
 		n := 1
-		for n < len(keys) && n < pollBatch && keys[n].db == keys[0].db {
+		for n < len(keys) && n < pollBatch && s.g.dbs[keys[n].db].shared == s.g.dbs[keys[0].db].shared {
 			n++
 		}
 		ops := make([]client.Op, n)
 		for i, k := range keys[:n] {
-			ops[i] = client.Op{Kind: client.OpGet, Key: storedName([]byte(k.name)), Typed: true}
+			ops[i] = client.Op{Kind: client.OpGet, Key: s.g.dbs[k.db].stored([]byte(k.name)), Typed: true}
 		}
-		s.g.o.Databases[keys[0].db].Client.Do(ctx, ops)
+		s.g.dbs[keys[0].db].api.Do(ctx, ops)
 		s.found(keys[:n], ops)
 		keys = keys[n:]
 	}
@@ -405,7 +405,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	b, bad := cmd.block(args)
 	for _, name := range b.names {
 		if bad == "" {
-			bad = badKey(name)
+			bad = badKey(c.in, name)
 		}
 	}
 	if bad != "" {

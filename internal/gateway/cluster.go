@@ -158,7 +158,7 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 	}
 	defer c.share.Drop(most)
 	seen := make(map[string]struct{}) // Scan may return a key twice
-	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 		for _, kv := range kvs {
 			if int64(slotOf(kv.Key)) != slot {
 				continue
@@ -175,7 +175,7 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 		}
 		return true, nil
 	})
-	return c.rest(err)
+	return c.g.rest(err)
 }
 
 func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) {

@@ -26,14 +26,20 @@ func TestLikeRedis(t *testing.T) {
 		"store": func(t *testing.T) client.API { return newStore(t) },
 	} {
 		t.Run(name, func(t *testing.T) { likeRedis(t, randomCommands, 12, api(t)) })
+		t.Run(name+" shared", func(t *testing.T) { likeRedis(t, randomInDatabases, 12, api(t), 3) })
 	}
 }
 
-// likeRedis sends commands of so many seeds to a redis-server and to a gateway over api, in both protocols, and compares the replies.
-func likeRedis(t *testing.T, commands func(*rand.Rand) [][]string, seeds uint64, api client.API) {
+// likeRedis sends commands of so many seeds to a redis-server and to a gateway over api, in both protocols, and compares the replies. The
+// gateway has one database, or several that share the namespace.
+func likeRedis(t *testing.T, commands func(*rand.Rand) [][]string, seeds uint64, api client.API, databases ...int) {
 	t.Helper()
 	redis := startRedis(t)
-	addr := serve(t, Options{Databases: []Database{{"default", api}}})
+	dbs := []Database{{"default", api}}
+	for _, n := range databases {
+		dbs = slices.Repeat(dbs, n)
+	}
+	addr := serve(t, Options{Databases: dbs})
 	for seed := range seeds {
 		for _, proto := range []string{"2", "3"} {
 			compareWith(t, commands, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
@@ -338,6 +344,41 @@ func randomCommands(rng *rand.Rand) [][]string {
 		return append(tx, []string{"EXEC"})
 	}
 	return [][]string{one(key())}
+}
+
+// randomInDatabases are such commands, which change the database now and then, and use keys of others.
+func randomInDatabases(rng *rand.Rand) [][]string {
+	key := func() string { return []string{"key:0", "key:1", "key:2", "key:3", ""}[rng.IntN(5)] }
+	db := func() string { return strconv.Itoa(rng.IntN(3)) }
+	one := func() []string {
+		switch rng.IntN(8) {
+		case 0, 1:
+			return []string{"SELECT", db()}
+		case 2, 3:
+			return []string{"MOVE", key(), db()}
+		case 4, 5:
+			return append([]string{"COPY", key(), key(), "DB", db()}, pick2(rng, "REPLACE")...)
+		case 6:
+			return []string{"EVAL", "local a=redis.call('get',KEYS[1]) redis.call('select',ARGV[1]) if a then redis.call('set',KEYS[1],a..'+') end return{a,redis.call('exists',KEYS[1])}", "1", key(), db()}
+		}
+		return []string{"SET", key(), db()}
+	}
+	switch n := rng.IntN(48); {
+	case n < 16:
+		return [][]string{one()}
+	case n < 24:
+		tx := [][]string{{"WATCH", key()}, {"SELECT", db()}, {"WATCH", key()}, {"MULTI"}}
+		if rng.IntN(3) > 0 {
+			tx = tx[3:]
+		}
+		for range 1 + rng.IntN(6) {
+			tx = append(tx, one())
+		}
+		return append(tx, []string{"EXEC"})
+	case n < 25:
+		return [][]string{{[]string{"FLUSHDB", "PING"}[rng.IntN(2)]}, {"KEYS", "*"}}
+	}
+	return randomCommands(rng)
 }
 
 // pick2 is none, one or two of s.

@@ -38,9 +38,9 @@ type conn struct {
 	proto         int       // RESP's version, 2 or 3
 	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
 	authed        bool      // or user default needs no password
-	// api is db's.
-	db  int
-	api client.API
+	// in is db's.
+	db int
+	in *database
 	// window is how many keys a batch may have.
 	window int
 
@@ -320,7 +320,7 @@ func (c *conn) fresh() {
 
 // use makes db the one that commands work on.
 func (c *conn) use(db int) {
-	c.db, c.api = db, c.g.o.Databases[db].Client
+	c.db, c.in = db, &c.g.dbs[db]
 	c.seenDB.Store(int32(db))
 }
 

@@ -334,7 +334,7 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 		}
 		for i, k := range t.keys {
 			was := before[i]
-			if k.changed && (was.present || k.present) && !isReserved(k.name) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
+			if k.changed && (was.present || k.present) && !isLibraries(k.name) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
 				note(k, cmd.event, !was.present && k.present)
 			}
 			k.changed = k.changed || was.changed
@@ -380,7 +380,7 @@ func (t *staged) tellOfWrites() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.changed && !isReserved(k.name) {
+		if k.changed && !isLibraries(k.name) {
 			g.wrote(t.c, []byte(k.name))
 		}
 	}
@@ -390,7 +390,7 @@ func (t *staged) tellOfWrites() {
 // their versions.
 func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 	c := t.c
-	if !c.tracksReads() || isReserved(keys[0].name) { // which is read alone
+	if !c.tracksReads() || isLibraries(keys[0].name) { // which is read alone
 		return func() {}
 	}
 	c.out.cork()

@@ -124,8 +124,9 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 	notify := eventClass(g.notify.Load())
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, eachLimit), time.Second)
 	defer cancel()
-	ops := []client.Op{{Kind: client.OpGet, Key: storedName([]byte(d.key)), Typed: true}}
-	g.o.Databases[d.db].Client.Do(ctx, ops)
+	db := &g.dbs[d.db]
+	ops := []client.Op{{Kind: client.OpGet, Key: db.stored([]byte(d.key)), Typed: true}}
+	db.api.Do(ctx, ops)
 	// A long value's expiry is not known without reading it: then it counts as the one that was set.
 	large := errors.As(ops[0].Err, new(*inside.TooLargeError))
 	e := &g.expiries

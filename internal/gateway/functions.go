@@ -204,7 +204,7 @@ func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 	if known != nil {
 		version = known.version
 	}
-	api := c.g.o.Databases[0].Client
+	api := c.g.dbs[0].api
 	var it client.Item
 	changed := false
 	give, err := c.do(func(ctx context.Context) (err error) {

@@ -7,7 +7,7 @@
 // effect in order and at once, those on different keys in any order. MGET, MSET, DEL and their like
 // are atomic for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions
 // (functions.go) take effect in one step, with client.API.MultiCAS: they run on what the store had, and again if that
-// has changed until then. Keys of several databases cannot change together, and the flushes go step by step.
+// has changed until then. Keys of several databases change together if these share a namespace (databases.go); the flushes go step by step.
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
 // [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
@@ -40,9 +40,9 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Database is what SELECT chooses.
+// Database is what SELECT chooses. Databases with the same Client share its namespace; see database.
 type Database struct {
-	Name string // of the namespace, for INFO
+	Name string // of the namespace, for operators
 	// Client calls inside.WillWait before an operation waits, as a client.Client does:
 	// until then it may hold up other connections.
 	Client client.API
@@ -199,7 +199,7 @@ type Gateway struct {
 	runID   string
 	lastID  atomic.Int64
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
-	counts  []count      // by database
+	dbs     []database   // Options.Databases
 	calm    int          // loop.Calm, but for tests
 	guesses netsrv.Guesses
 	users   *acl.Users
@@ -231,20 +231,13 @@ type Gateway struct {
 	}
 }
 
-// count remembers how many keys a database has, for INFO: counting reads the index.
-type count struct {
-	sync.Mutex
-	n  uint64
-	at time.Time
-}
-
 // New makes a Gateway that listens nowhere yet.
 func New(o Options) (*Gateway, error) {
 	o.ensureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: loop.Calm}
+	g := &Gateway{o: o, started: time.Now(), dbs: placeDatabases(o.Databases), calm: loop.Calm}
 	g.users = acl.NewUsers(catalog, o.Password)
 	if err := g.ReloadPassword(); err != nil {
 		return nil, err

@@ -145,7 +145,7 @@ func (g *Gateway) HotKeys() []HotKey {
 	for i, uses := range h.mu.uses {
 		k := &h.mu.keys[i]
 		if sure := uses - k.error; sure >= 2 && sure/h.mu.total >= hotLeast {
-			all = append(all, HotKey{g.o.Databases[k.db].Name, k.key(), uses / h.mu.total, sure / h.mu.total})
+			all = append(all, HotKey{g.label(k.db), k.key(), uses / h.mu.total, sure / h.mu.total})
 		}
 	}
 	slices.SortFunc(all, func(a, b HotKey) int {

@@ -7,10 +7,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvd-project/kvd/client/clienttest"
 )
 
 func hotGateway() (*Gateway, *conn) {
-	g := &Gateway{o: Options{Databases: []Database{{Name: "a"}, {Name: "b"}}}, hot: newHotKeys()}
+	dbs := []Database{{"a", clienttest.New(clienttest.Options{})}, {"b", clienttest.New(clienttest.Options{})}}
+	g := &Gateway{o: Options{Databases: dbs}, dbs: placeDatabases(dbs), hot: newHotKeys()}
 	return g, &conn{g: g}
 }
 

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
@@ -43,23 +43,35 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 	return n, cur.Slot == 0 && n != 0 && decodeCursor(n).Prefix == cur.Prefix
 }
 
-// pages calls f with pages of keys from cur on, until it says stop. The
-// keys are f's; those that gateways keep for themselves are left out. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
-func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+// pages calls f with pages of a database's keys from cur on, until it says stop. The
+// keys are f's; all others of the namespace are left out. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
+func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+	return c.storedPages(d.shared, cur, o, func(kvs []client.KV, next client.Cursor) (bool, error) {
+		own := kvs[:0]
+		for _, kv := range kvs {
+			var i int
+			if i, kv.Key = d.shared.find(kv.Key); i == d.number {
+				own = append(own, kv)
+			}
+		}
+		return f(own, next)
+	})
+}
+
+// storedPages is pages for all keys of a namespace, by their names in the store.
+func (c *conn) storedPages(n *namespace, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
 		var kvs []client.KV
 		from := cur
 		o.Cursor = &cur
-		for kv, err := range api.Scan(c.ctx, o) {
+		for kv, err := range n.api.Scan(c.ctx, o) {
 			switch {
 			case errors.Is(err, client.ErrCorrupt) && cur != from:
 				damaged = cmp.Or(damaged, err)
 			case err != nil:
 				return err
-			case isReserved(kv.Key):
 			default:
-				kv.Key = shownName(kv.Key)
 				kvs = append(kvs, kv)
 			}
 		}
@@ -76,9 +88,9 @@ func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f 
 
 // rest takes the error of pages for a reply that has no room for half an answer: what is
 // corrupt is logged.
-func (c *conn) rest(err error) error {
+func (g *Gateway) rest(err error) error {
 	if errors.Is(err, client.ErrCorrupt) {
-		c.g.o.Logger.Error("keys left out of a scan", "err", err)
+		g.o.Logger.Error("keys left out of a scan", "err", err)
 		return nil
 	}
 	return err
@@ -148,7 +160,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		w.Array(0)
 		return
 	}
-	err := c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
+	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
 		for _, kv := range kvs {
 			if (ofType == nil || fold(ofType, kv.Type.String())) && (pattern == nil || glob.Match(pattern, kv.Key)) {
 				found = append(found, kv.Key)
@@ -158,7 +170,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		next, ok = encodeCursor(cur)
 		return !ok, nil // within a segment: it has some more
 	})
-	if err := c.rest(err); err != nil {
+	if err := c.g.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
 	}
@@ -187,7 +199,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	defer c.share.Drop(most)
 	var errTooMany = fmt.Errorf("%w: KEYS: more than %d bytes of keys; use SCAN", client.ErrInvalid, c.g.o.OutputBytes)
-	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 		for _, kv := range kvs {
 			if !glob.Match(args[1], kv.Key) {
 				continue
@@ -203,7 +215,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 		}
 		return true, nil
 	})
-	if err := c.rest(err); err != nil {
+	if err := c.g.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
 	}
@@ -219,13 +231,13 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
 	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {
-		err := c.pages(c.api, cur, client.ScanOptions{Count: 64, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+		err := c.pages(c.in, cur, client.ScanOptions{Count: 64, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 			if len(kvs) > 0 {
 				found = kvs[rand.IntN(len(kvs))].Key
 			}
 			return found == nil, nil
 		})
-		if err := c.rest(err); err != nil {
+		if err := c.g.rest(err); err != nil {
 			w.Error(c.g.storeError(err))
 			return
 		}
@@ -237,14 +249,15 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Null()
 }
 
-// cmdDBSize counts by reading the index; unlike INFO it never answers with an older number.
+// cmdDBSize counts by reading the index, or all of the namespace if others share it; unlike INFO it never answers with an older number.
 func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
-	n, err := c.api.Count(c.ctx)
+	keys, err := c.g.countKeys(c.ctx, c.in.shared)
 	if err != nil {
 		w.Error(c.g.storeError(err))
 		return
 	}
-	if c.db == 0 && n > 0 {
+	n := keys[c.in.number]
+	if c.db == 0 && n > 0 && len(keys) == 1 {
 		if set, err := c.libraries(false); err != nil || set.version != 0 {
 			n-- // the key of libraries, if only one that cannot be read
 		}
@@ -257,7 +270,7 @@ func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
 	c.flush(w, args, 0, len(c.g.o.Databases)-1)
 }
 
-// cmdSwapDB does nothing if both databases are one, and else is refused. A database is a namespace that each gateway was given at its start:
+// cmdSwapDB does nothing if both databases are one, and else is refused. Databases are a list that each gateway was given at its start:
 // one that has stopped for a moment, with writes under way, would go on in the old order after all others had changed, and nobody could
 // hinder it, since the memory nodes do not know of databases.
 func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
@@ -293,34 +306,42 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 		return
 	}
 	defer c.g.wroteAll(c) // whatever came of it
-	for db := from; db <= to; db++ {
-		api := c.g.o.Databases[db].Client
-		var names [][]byte
-		// Expired keys count until they are gone.
-		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
-			names = names[:0]
-			for _, kv := range kvs {
-				names = append(names, storedName(kv.Key))
-			}
-			for i, r := range api.MultiDelete(c.smallCtx, names) {
-				err := r.Err
-				if errors.As(err, new(*inside.TooLargeError)) {
-					var give func()
-					give, err = c.do(func(ctx context.Context) error { return api.Delete(ctx, names[i]) })
-					give()
-				}
-				if err != nil && !errors.Is(err, client.ErrNotFound) {
-					return false, err
-				}
-			}
-			return true, nil
-		})
-		if err != nil {
+	for _, n := range c.g.namespaces() {
+		if err := c.flushNamespace(n, from, to); err != nil {
 			w.Error(c.g.storeError(err))
 			return
 		}
 	}
 	w.OK()
+}
+
+// flushNamespace is flush for those of the databases that are in a namespace, all of them in one scan.
+func (c *conn) flushNamespace(n *namespace, from, to int) error {
+	in := func(db int) bool { return from <= db && db <= to }
+	if !slices.ContainsFunc(n.dbs, in) {
+		return nil
+	}
+	// Expired keys count until they are gone.
+	return c.storedPages(n, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+		var names [][]byte
+		for _, kv := range kvs {
+			if i, _ := n.find(kv.Key); i >= 0 && in(n.dbs[i]) {
+				names = append(names, kv.Key)
+			}
+		}
+		for i, r := range n.api.MultiDelete(c.smallCtx, names) {
+			err := r.Err
+			if errors.As(err, new(*inside.TooLargeError)) {
+				var give func()
+				give, err = c.do(func(ctx context.Context) error { return n.api.Delete(ctx, names[i]) })
+				give()
+			}
+			if err != nil && !errors.Is(err, client.ErrNotFound) {
+				return false, err
+			}
+		}
+		return true, nil
+	})
 }
 
 // ---- several keys --------------------------------------------------------------
@@ -380,8 +401,8 @@ func (k *key) become(other *key) {
 	other.own = nil
 }
 
-// cmdCopy copies between databases, too. These do not change together: such a copy is of the value that the source had at some time
-// while it was made.
+// cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the value that the source had
+// at some time while it was made.
 func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	db, replace := t.db, false
 	for i := 3; i < len(args); i++ {
@@ -405,7 +426,7 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 		return
 	}
 	src := t.peek(args[1])
-	if db == t.db {
+	if dbs := t.c.g.dbs; dbs[db].shared == dbs[t.db].shared {
 		src = t.key(args[1])
 	}
 	if !src.present {
@@ -423,8 +444,8 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(1)
 }
 
-// cmdMove moves a key to another database, with its expiry. By itself that takes two steps (staged.move); a transaction or a script is one, so
-// that there it is refused, unless there is nothing to move.
+// cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps (staged.move); a transaction or
+// a script is one, so that there it is refused, unless there is nothing to move.
 func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
 	db, bad := t.c.dbIndex(args[2])
 	switch {
@@ -451,24 +472,4 @@ func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
 	t.name(src, onGeneric, "move_from")
 	t.name(dst, onGeneric, "move_to")
 	w.Int(1)
-}
-
-// keyCount is how many keys a database has, up to a second old.
-// INFO is asked often, by monitors, and a count reads the whole index. Others wait meanwhile and
-// get the same number.
-func (g *Gateway) keyCount(db int) (uint64, error) {
-	n := &g.counts[db]
-	n.Lock()
-	defer n.Unlock()
-	if time.Since(n.at) > time.Second {
-		v, err := g.o.Databases[db].Client.Count(g.ctx)
-		if err != nil {
-			return 0, err
-		}
-		if set := g.functions.now.Load(); db == 0 && v > 0 && set != nil && set.version != 0 {
-			v-- // as far as is known
-		}
-		n.n, n.at = v, time.Now()
-	}
-	return n.n, nil
 }

@@ -115,7 +115,7 @@ func TestMoveElement(t *testing.T) {
 		{"a: 1; b: !", "LMOVE a b LEFT LEFT", wrongType, "a: 1; b: !"},
 		{"a: !; b: 1", "BLPOP a b 0", wrongType, "a: !; b: 1"},
 	} {
-		s := &staged{c: &conn{g: &Gateway{}}, find: map[stagedName]*stagedKey{}, room: oneLimit}
+		s := &staged{c: &conn{g: &Gateway{dbs: make([]database, 1)}}, find: map[stagedName]*stagedKey{}, room: oneLimit}
 		s.c.g.o.MaxValueBytes = client.MaxValueLen
 		for part := range strings.SplitSeq(c.keys, ";") {
 			name, elems, _ := strings.Cut(strings.TrimSpace(part), ":")

@@ -49,7 +49,7 @@ func (c *conn) Read(alone bool) error {
 // looksUp reports whether a command is a GET, and nothing speaks against it.
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 func (c *conn) looksUp(args [][]byte) bool {
-	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil && badKey(args[1]) == "" && c.permitted(getCommand, args)
+	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil && badKey(c.in, args[1]) == "" && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.
@@ -57,7 +57,7 @@ func (c *conn) Lookups() (store client.API, n, limit int) {
 	if c.lone == nil {
 		return nil, 0, 0
 	}
-	return c.api, 1, oneLimit
+	return c.in.api, 1, oneLimit
 }
 
 // Ask fills in the lookup. Its buffer is the connection's and not the loop's, since the value is
@@ -66,7 +66,7 @@ func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)
 	}
-	ops[0].Kind, ops[0].Key, ops[0].Into = client.OpGet, storedName(c.lone[1]), c.into
+	ops[0].Kind, ops[0].Key, ops[0].Into = client.OpGet, c.in.stored(c.lone[1]), c.into
 }
 
 // Found keeps the buffer that the value needed, unless it is long, for the next lookup.

@@ -146,7 +146,7 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 }
 
 // accessOf is what the command asks for in a database. Databases are part of it, as in no Redis: there a user who may touch a
-// key may touch it in every database, and here databases are namespaces, which belong to different services. So a command asks
+// key may touch it in every database, and here databases may be namespaces of different services. So a command asks
 // for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
 // means no database is left to the command, which says so.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {

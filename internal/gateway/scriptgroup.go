@@ -50,7 +50,7 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
 		return false
 	}
-	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(args[3]) != "" {
+	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(c.in, args[3]) != "" {
 		return false
 	}
 	prog := c.g.scripts.cache.Find(args[1])
@@ -165,7 +165,7 @@ func (g *group) perform() {
 	}
 	do := func(n int) {
 		if n > 0 {
-			c.api.Do(ctx, g.b.ops[:n])
+			c.in.api.Do(ctx, g.b.ops[:n])
 		}
 	}
 	for try := 0; ; try++ {
@@ -198,7 +198,7 @@ next:
 		s := &g.list[i]
 		name := s.args[3]
 		for j := range g.units {
-			if bytes.Equal(g.units[j].keys[0].bytes, name) {
+			if g.units[j].keys[0].name == string(name) {
 				s.unit = j
 				continue next
 			}

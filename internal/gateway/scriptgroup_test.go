@@ -38,7 +38,8 @@ var grouped = []string{
 // testGroupTime is scripting.groupTime in these tests, so that groups do not depend on how fast the machine is.
 var testGroupTime = patience
 
-// TestPipelinedScripts: replies to scripts that are pipelined, among other commands, are those to the same ones that are sent one by one.
+// TestPipelinedScripts: replies to scripts that are pipelined, among other commands, are those to the same ones that are sent one by one, in
+// databases that share a namespace as in others.
 func TestPipelinedScripts(t *testing.T) { comparePipelined(t) }
 
 // TestPipelinedScriptsTakeLong: it is the same if a group ends behind each script.
@@ -49,15 +50,15 @@ func TestPipelinedScriptsTakeLong(t *testing.T) {
 }
 
 func comparePipelined(t *testing.T) {
-	two := func() []Database { return append(fake(), Database{"other", clienttest.New(clienttest.Options{})}) }
-	p, single := dial(t, "tcp", serve(t, Options{Databases: two()})), dial(t, "tcp", serve(t, Options{Databases: two()}))
+	shared, alone := sharing(clienttest.New(clienttest.Options{}), 2), append(fake(), Database{"other", clienttest.New(clienttest.Options{})})
+	p, single := dial(t, "tcp", serve(t, Options{Databases: shared})), dial(t, "tcp", serve(t, Options{Databases: alone}))
 	for _, source := range grouped {
 		p.do(t, "SCRIPT", "LOAD", source)
 		single.do(t, "SCRIPT", "LOAD", source)
 	}
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
-		var cmds [][]string
+		cmds := [][]string{{"SELECT", strconv.Itoa(rnd.IntN(3))}}
 		for range 1 + rnd.IntN(30) {
 			key := string(rune('a' + rnd.IntN(4)))
 			switch rnd.IntN(12) {
@@ -88,8 +89,14 @@ func comparePipelined(t *testing.T) {
 
 // TestPipelinedScriptsGoTogether: scripts on several keys are one read and one write of each key, however many there are.
 func TestPipelinedScriptsGoTogether(t *testing.T) {
+	for db := range 2 {
+		scriptsGoTogether(t, db)
+	}
+}
+
+func scriptsGoTogether(t *testing.T, db int) {
 	store := clienttest.New(clienttest.Options{})
-	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}}))
+	p := inDatabase(t, serve(t, Options{Databases: sharing(store, 2)}), db)
 	p.do(t, "SCRIPT", "LOAD", grouped[0])
 	var reads, writes atomic.Int32
 	store.Fail(func(_ context.Context, o *client.Op) clienttest.Fault {
@@ -109,7 +116,7 @@ func TestPipelinedScriptsGoTogether(t *testing.T) {
 		p.answers(t, ":"+strconv.Itoa(1+i/4)+"\r\n")
 	}
 	if reads.Load() != 4 || writes.Load() != 4 {
-		t.Errorf("32 scripts on 4 keys: %d reads and %d writes", reads.Load(), writes.Load())
+		t.Errorf("database %d: 32 scripts on 4 keys: %d reads and %d writes", db, reads.Load(), writes.Load())
 	}
 }
 

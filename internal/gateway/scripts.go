@@ -301,9 +301,11 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 		t.run(cmd, args, &h.w)
 		t.scripted = false
 	case cmd.name == "select":
-		if t.db, bad = t.c.dbIndex(args[1]); bad != "" {
+		db, bad := t.c.dbIndex(args[1])
+		if bad != "" {
 			return nil, bad
 		}
+		t.db = db
 		h.w.OK()
 	case cmd.channels == oneChannel:
 		t.publish(cmd.name == "spublish", args[1], args[2], &h.w)

@@ -110,8 +110,8 @@ var infoSections = []struct {
 		// A session knows what was granted to it and what it wrote; how full the namespace is, kvctl
 		// status says. used_memory is the gateway's own.
 		var live, granted uint64
-		for _, d := range g.o.Databases {
-			if s, ok := d.Client.(statser); ok {
+		for _, n := range g.namespaces() {
+			if s, ok := n.api.(statser); ok {
 				st := s.Stats()
 				live += st.LiveUnits * recordUnit
 				granted += st.GrantedUnits * recordUnit
@@ -198,7 +198,7 @@ var infoSections = []struct {
 	{"Keyspace", false, func(g *Gateway, line func(string, any)) {
 		// A database that cannot be counted now is left out, as an empty one is in Redis.
 		for i := range g.o.Databases {
-			if n, err := g.keyCount(i); err == nil && n > 0 {
+			if n, err := g.KeyCount(i); err == nil && n > 0 {
 				line("db"+strconv.Itoa(i), fmt.Sprintf("keys=%d,expires=0,avg_ttl=0", n))
 			}
 		}

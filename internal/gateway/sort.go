@@ -271,7 +271,7 @@ func (t *staged) byPattern(pattern, element []byte) []byte {
 		return element
 	}
 	name, field, ok := patternKey(pattern, element)
-	if !ok || badKey(name) != "" {
+	if !ok || badKey(t.in(), name) != "" {
 		return nil
 	}
 	k := t.key(name)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -116,8 +115,8 @@ const maxStaged = 16 << 10
 
 var (
 	errManyKeys = errors.New("more than 16384 keys at once; nothing was done")
-	// errDatabases: each database is a namespace, and the store changes keys of one of them in one step.
-	errDatabases = errors.New("keys of several databases cannot change together, nor one by what is in another database; nothing was done")
+	// errDatabases: the store changes keys of one namespace in one step.
+	errDatabases = errors.New("keys of databases in several namespaces cannot change together, nor one by what is in another namespace; nothing was done")
 	errAgain     = errors.New("keys change too often; nothing was done")
 )
 
@@ -166,10 +165,10 @@ func (t *staged) loadNamed(names []stagedName) {
 const maxPreload = client.MaxTxnKeys
 
 // namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
-func (cmd *command) namesOf(dst []stagedName, db int, args [][]byte) []stagedName {
+func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte) []stagedName {
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < maxPreload; i += s.Step {
-			if badKey(args[i]) == "" {
+			if badKey(&g.dbs[db], args[i]) == "" {
 				dst = append(dst, stagedName{db, string(args[i])})
 			}
 		}
@@ -181,7 +180,7 @@ func (cmd *command) namesOf(dst []stagedName, db int, args [][]byte) []stagedNam
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name string) *stagedKey {
-	if bad := badKey(name); bad != "" && t.err == nil {
+	if bad := badKey(&t.c.g.dbs[db], name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
 	t.needsMore()
@@ -202,7 +201,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 		t.all = append(t.all, &stagedKey{})
 	}
 	k := t.all[n]
-	*k = stagedKey{stagedName: stagedName{db, name}, bytes: storedName([]byte(name))}
+	*k = stagedKey{stagedName: stagedName{db, name}, bytes: t.c.g.dbs[db].stored([]byte(name))}
 	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys
@@ -222,7 +221,7 @@ func (e resultError) Error() string { return string(e) }
 func (t *staged) read(keys []*stagedKey) {
 	for len(keys) > 0 && t.err == nil {
 		n := 1
-		for n < len(keys) && n < maxUnits && keys[n].db == keys[0].db {
+		for n < len(keys) && n < maxUnits && t.namespaceOf(keys[n]) == t.namespaceOf(keys[0]) {
 			n++
 		}
 		t.readSome(keys[:n])
@@ -236,7 +235,13 @@ func (t *staged) opsOf(n int) []client.Op {
 	return t.ops
 }
 
-// readSome is read for keys of one database.
+// in is the database that key takes names of.
+func (t *staged) in() *database { return &t.c.g.dbs[t.db] }
+
+// namespaceOf is where a key is in the store.
+func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].shared }
+
+// readSome is read for keys of one namespace.
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
 	if len(t.keys) > freeUnits {
@@ -248,7 +253,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 	for i, k := range keys {
 		ops[i] = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
 	}
-	api := t.c.g.o.Databases[keys[0].db].Client
+	api := t.namespaceOf(keys[0]).api
 	defer t.trackReads(keys)()
 	api.Do(ctx, ops)
 	for i, k := range keys {
@@ -317,7 +322,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 		return
 	}
 	if cmd.fold == single {
-		if bad := badKey(args[cmd.first]); bad != "" {
+		if bad := badKey(t.in(), args[cmd.first]); bad != "" {
 			w.Error(bad)
 			return
 		}
@@ -332,7 +337,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	}
 	var names [][]byte
 	for i := 1; i < len(args); i += cmd.step {
-		if bad := badKey(args[i]); bad != "" {
+		if bad := badKey(t.in(), args[i]); bad != "" {
 			w.Error(bad)
 			return
 		}
@@ -433,18 +438,18 @@ func (t *staged) wanted() (n int) {
 // nothing was done.
 func (t *staged) commit() error {
 	var used []*stagedKey
-	writes, databases := false, false
+	writes, several := false, false
 	for _, k := range t.keys {
 		if k.used {
 			used = append(used, k)
 			writes = writes || k.writes()
-			databases = databases || k.db != used[0].db
+			several = several || t.namespaceOf(k) != t.namespaceOf(used[0])
 		}
 	}
 	switch {
-	case writes && databases && t.moves:
+	case writes && several && t.moves:
 		return t.move(used[0], used[1])
-	case writes && databases:
+	case writes && several:
 		return errDatabases
 	case writes:
 		return t.write(used)
@@ -490,7 +495,7 @@ func (t *staged) move(from, to *stagedKey) error {
 	return err
 }
 
-// write is commit for keys of one database, some of which are to be changed; afterwards their versions are those that they have now. The
+// write is commit for keys of one namespace, some of which are to be changed; afterwards their versions are those that they have now. The
 // store may read for it as much as was read before, for which there is memory.
 func (t *staged) write(keys []*stagedKey) error {
 	ops := t.opsOf(len(keys))
@@ -499,7 +504,7 @@ func (t *staged) write(keys []*stagedKey) error {
 		ops[i] = k.op()
 		read = max(read, len(k.was.value))
 	}
-	api := t.c.g.o.Databases[keys[0].db].Client
+	api := t.namespaceOf(keys[0]).api
 	give, err := t.c.do(func(ctx context.Context) error {
 		if inside.MemoryLimit(ctx) < read {
 			ctx = inside.LimitMemory(t.c.ctx, read)
@@ -529,23 +534,27 @@ func refused(err error) bool {
 }
 
 // confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key
-// that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several databases
+// that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several namespaces
 // may have been absent at several instants.
 func (t *staged) confirm(used []*stagedKey) error {
 	again := newStaged(t.c)
 	again.room = t.room
 	defer again.free()
 	var keys, was []*stagedKey
-	absent := make(map[int][]*stagedKey) // by database
+	var absent [][]*stagedKey // each list of one namespace
 	for _, k := range used {
 		if k.version == 0 {
-			absent[k.db] = append(absent[k.db], k)
+			i := slices.IndexFunc(absent, func(a []*stagedKey) bool { return t.namespaceOf(a[0]) == t.namespaceOf(k) })
+			if i < 0 {
+				i, absent = len(absent), append(absent, nil)
+			}
+			absent[i] = append(absent[i], k)
 			continue
 		}
 		keys, was = append(keys, again.addKey(k.db, k.name)), append(was, k)
 	}
-	for _, db := range slices.Sorted(maps.Keys(absent)) {
-		if err := t.write(absent[db]); err != nil {
+	for _, keys := range absent {
+		if err := t.write(keys); err != nil {
 			return err
 		}
 	}
@@ -577,7 +586,7 @@ func (c *conn) stagedError(err error) string {
 
 // performSeveral performs a command on several keys by itself.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
-	t, err := c.performStaged(began, cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
+	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), nil, func(t *staged) {
 		t.moves = cmd == moveCommand
 		t.run(cmd, args, &t.out)
 	})
@@ -663,7 +672,7 @@ func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName
 	}
 	db := c.db
 	for _, q := range queue {
-		if names = q.cmd.namesOf(names, db, q.args); q.cmd == selectCommand {
+		if names = c.g.namesOf(names, q.cmd, db, q.args); q.cmd == selectCommand {
 			db = c.selected(db, q.args)
 		}
 	}

@@ -766,14 +766,14 @@ func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
 // cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is noted, and the error is
 // that of a Redis that counts uses only.
 func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
-	if bad := badKey(args[2]); bad != "" {
+	if bad := badKey(c.in, args[2]); bad != "" {
 		w.Error(bad)
 		return
 	}
 	ago, noted, err := time.Duration(0), false, error(nil)
-	if tools, ok := inside.Find(c.api); ok {
-		ago, noted, err = tools.LastUse(c.ctx, storedName(args[2]))
-	} else if version, e := versionOf(c, c.api, args[2]); e != nil || version == 0 {
+	if tools, ok := inside.Find(c.in.api); ok {
+		ago, noted, err = tools.LastUse(c.ctx, c.in.stored(args[2]))
+	} else if version, e := versionOf(c, args[2]); e != nil || version == 0 {
 		err = cmp.Or(e, client.ErrNotFound)
 	}
 	switch {

@@ -576,21 +576,24 @@ func (g *Gateway) checkVersions(names []trackedName) {
 	var box outbox
 	defer box.flush()
 	ctx := inside.LimitMemory(g.ctx, eachLimit)
-	for db, d := range g.o.Databases {
+	for db := range g.dbs {
+		d := &g.dbs[db]
 		var ops []client.Op
+		var asked []trackedName
 		for _, n := range names {
 			if n.db == db {
-				ops = append(ops, client.Op{Kind: client.OpGet, Key: storedName([]byte(n.key))})
+				ops = append(ops, client.Op{Kind: client.OpGet, Key: d.stored([]byte(n.key))})
+				asked = append(asked, n)
 			}
 		}
 		if len(ops) == 0 {
 			continue
 		}
-		d.Client.Do(ctx, ops)
+		d.api.Do(ctx, ops)
 		for i := range ops {
 			version, err := ops[i].Item.Version, ops[i].Err
 			if large := (*inside.TooLargeError)(nil); errors.As(err, &large) {
-				version, err = g.versionOfLarge(d.Client, ops[i].Key, large.Want)
+				version, err = g.versionOfLarge(d.api, ops[i].Key, large.Want)
 			}
 			switch {
 			case errors.Is(err, client.ErrNotFound):
@@ -598,7 +601,7 @@ func (g *Gateway) checkVersions(names []trackedName) {
 			case err != nil:
 				version = unknownVersion
 			}
-			g.tracked.compare(g, &box, trackedName{db, string(ops[i].Key)}, version)
+			g.tracked.compare(g, &box, asked[i], version)
 		}
 	}
 }

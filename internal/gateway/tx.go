@@ -109,7 +109,7 @@ func cmdWatch(c *conn, w *resp.Writer, args [][]byte) {
 	}
 next:
 	for _, name := range args[1:] {
-		if bad := badKey(name); bad != "" {
+		if bad := badKey(c.in, name); bad != "" {
 			w.Error(bad)
 			return
 		}
@@ -118,7 +118,7 @@ next:
 				continue next
 			}
 		}
-		v, err := versionOf(c, c.api, name)
+		v, err := versionOf(c, name)
 		if err != nil {
 			w.Error(c.g.storeError(err))
 			return
@@ -130,10 +130,10 @@ next:
 
 // versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
 // record has the version, and dropped.
-func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
-	ops := [1]client.Op{{Kind: client.OpGet, Key: storedName(name), Typed: true}}
+func versionOf(c *conn, name []byte) (uint64, error) {
+	ops := [1]client.Op{{Kind: client.OpGet, Key: c.in.stored(name), Typed: true}}
 	give, err := c.do(func(ctx context.Context) error {
-		api.Do(ctx, ops[:])
+		c.in.api.Do(ctx, ops[:])
 		return ops[0].Err
 	})
 	give()

@@ -1,11 +1,9 @@
 package gateway
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // load sets the key's state.
@@ -63,39 +61,3 @@ func timeOf(ms int64) time.Time {
 	}
 	return time.UnixMilli(ms)
 }
-
-// badKey is the error for a name that no record can have; the store would refuse it, too, but
-// for the whole batch.
-func badKey[S string | []byte](name S) string {
-	if len(name) > client.MaxKeyLen {
-		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have up to " + strconv.Itoa(client.MaxKeyLen)
-	}
-	if isReserved(name) {
-		return "ERR kvd: this key is reserved for libraries of functions"
-	}
-	if string(name) == inside.EmptyKey {
-		return "ERR kvd: this key is reserved for the empty key"
-	}
-	return ""
-}
-
-var emptyKey = []byte(inside.EmptyKey)
-
-// storedName is a key's name in the store, where it has a byte at least.
-func storedName(name []byte) []byte {
-	if len(name) == 0 {
-		return emptyKey
-	}
-	return name
-}
-
-// shownName is the name that clients know a stored one by.
-func shownName(stored []byte) []byte {
-	if string(stored) == inside.EmptyKey {
-		return stored[:0]
-	}
-	return stored
-}
-
-// isReserved reports whether a name is of a key that gateways keep for themselves. Users neither see nor touch it.
-func isReserved[S string | []byte](name S) bool { return string(name) == inside.FunctionsKey }

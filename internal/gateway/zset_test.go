@@ -27,7 +27,7 @@ type shelf struct {
 }
 
 func newShelf(proto int, names ...string) *shelf {
-	g := &Gateway{}
+	g := &Gateway{dbs: make([]database, 1)}
 	g.o.MaxValueBytes = client.MaxValueLen
 	s := &shelf{t: &staged{c: &conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)}, find: make(map[stagedName]*stagedKey), now: 1e12}, all: names}
 	s.w.Proto = proto

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // The binary protocol. A connection speaks it whose first byte is binRequest.
@@ -140,12 +141,17 @@ func (c *conn) readPacket() error {
 	if _, err := c.r.Discard(len(b)); err != nil {
 		return err
 	}
-	if q.cmd == cmdGet && q.known {
+	if q.cmd == cmdGet && q.known && !inside.IsOwn(c.key) {
 		c.queue(c.key, lookup{cmd: cmdGet, began: q.began, binary: true, op: q.op, opaque: q.opaque})
 		return nil
 	}
 	c.performLookups()
-	res, err := c.perform(&q)
+	res, err := result(0), error(nil)
+	if q.known && inside.IsOwn(c.key) {
+		res, err = c.refuseKey(&q)
+	} else {
+		res, err = c.perform(&q)
+	}
 	if err == nil || err == errQuit {
 		c.done(q.command(), res, q.began)
 	}
@@ -200,6 +206,19 @@ func (c *conn) perform(q *request) (result, error) {
 		return c.ends(q, nil, 0, nil), errQuit
 	}
 	return c.ends(q, nil, 0, nil), nil
+}
+
+// ownKey is what is wrong with a key of a database that shares the namespace. A key of text has no such bytes.
+const ownKey = "key is reserved for other databases of the namespace"
+
+// refuseKey answers a request for such a key.
+func (c *conn) refuseKey(q *request) (result, error) {
+	if err := c.skip(q.value); err != nil {
+		return resBad, err
+	}
+	c.head(q.op, binInvalid, 0, 0, len(ownKey), q.opaque, 0)
+	c.out().WriteString(ownKey)
+	return resBad, nil
 }
 
 // head writes a response's header.

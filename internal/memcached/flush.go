@@ -88,7 +88,7 @@ func (s *Server) flushAfter(ctx context.Context, wait time.Duration) {
 	}
 }
 
-// flush deletes every key; ctx limits the memory of a batch, and remove deletes a key that needs more.
+// flush deletes every key that clients may name; ctx limits the memory of a batch, and remove deletes a key that needs more.
 func (s *Server) flush(ctx context.Context, remove func(key []byte) error) error {
 	var damaged error // of the first place whose keys are left
 	for at := (client.Cursor{}); !at.Done; {
@@ -100,9 +100,10 @@ func (s *Server) flush(ctx context.Context, remove func(key []byte) error) error
 				damaged = cmp.Or(damaged, err)
 			case err != nil:
 				return err
-			case string(kv.Key) == inside.FunctionsKey:
 			default:
-				keys = append(keys, kv.Key)
+				if n, _ := inside.DatabaseOf(kv.Key); n == 0 { // the others' keys are those of gateways and of their other databases
+					keys = append(keys, kv.Key)
+				}
 			}
 		}
 		for i, r := range s.o.Client.MultiDelete(ctx, keys) {

@@ -79,6 +79,8 @@ const version = "1.6.18-kvd"
 type Options struct {
 	// Client is the namespace to serve. Required. The Server does not close it.
 	Client client.API
+	// Count counts the keys for `stats`. Default: Client's Count, which counts those of other databases in the namespace, too.
+	Count func(context.Context) (uint64, error)
 	// AuthFile names a file of users, a line NAME:PASSWORD for each, as memcached -Y has it; it must exist. A
 	// connection then has to say a name and a password first. Empty: none has to.
 	AuthFile string
@@ -108,6 +110,9 @@ func (o *Options) ensureDefaults() {
 	o.IOTimeout = cmp.Or(o.IOTimeout, 30*time.Second)
 	if o.Budget == nil {
 		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
+	}
+	if o.Count == nil && o.Client != nil {
+		o.Count = o.Client.Count
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -473,7 +478,7 @@ func (s *Server) countItems() (uint64, error) {
 	i.Lock()
 	defer i.Unlock()
 	if now := s.o.Now(); i.at.IsZero() || now.Sub(i.at) > itemsAge {
-		n, err := s.o.Client.Count(s.ctx)
+		n, err := s.o.Count(s.ctx)
 		if err != nil {
 			return 0, err
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // meta is a parsed meta command.
@@ -55,6 +56,7 @@ var (
 	badToken     = reply{"CLIENT_ERROR bad token in command line format", resBad}
 	badEither    = reply{"CLIENT_ERROR invalid or duplicate flag", resBad} // what md and ma say of whatever is wrong
 	badKey64     = reply{"CLIENT_ERROR error decoding key", resBad}
+	badOwnKey    = reply{"CLIENT_ERROR " + ownKey, resBad}
 	badOpaque    = reply{"CLIENT_ERROR opaque token too long", resBad}
 	badModeLen   = reply{"CLIENT_ERROR incorrect length for M token", resBad}
 	badDeltaMeta = reply{"CLIENT_ERROR invalid numeric delta value", resBad}
@@ -95,6 +97,8 @@ func (c *conn) parseMeta(cmd command, sent []byte, flags [][]byte) (m *meta, r r
 		return m, badOpaque
 	case !m.binary && !goodKey(sent):
 		return m, badFormat
+	case inside.IsOwn(m.key):
+		return m, badOwnKey
 	}
 	return m, reply{}
 }
