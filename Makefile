@@ -266,6 +266,11 @@ image: image-context ## the container image kvd:latest (needs an engine)
 test-helm: ## the chart, rendered with each file of values, as Kubernetes and kvd read it
 	$(GO) -C deploy/helm/render test -count 1 -timeout 10m ./...
 
+# Not in the gate: without a build cache the first run compiles Kubernetes, which takes some 15 minutes of a processor and 5 GB of disk.
+.PHONY: test-helm-live
+test-helm-live: ## the chart installed, upgraded and removed in a control plane of Kubernetes, which it builds (15 minutes of a processor at first; not in CI)
+	CGO_ENABLED=0 $(GO) -C deploy/helm/live test -count 1 -v -timeout 60m ./...
+
 .PHONY: build-otel
 build-otel: ## kvd with OpenTelemetry's SDK, for the setting otlp of a gateway, in bin/otel/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags otel,$(TAGS) -ldflags '$(LDFLAGS)' -o bin/otel/ ./cmd/kvd

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -258,6 +259,7 @@ func checkSelectors(t *testing.T, all []meta.Object) {
 			}
 		case *policy.PodDisruptionBudget:
 			chosen(id, o.Spec.Selector)
+			checkCountable(t, o, all)
 		case *networking.NetworkPolicy:
 			if strings.HasSuffix(o.Name, "-janitor") || strings.HasSuffix(o.Name, "-gateway") {
 				continue // there may be none
@@ -282,6 +284,52 @@ func checkSelectors(t *testing.T, all []meta.Object) {
 				if p.Labels["app.kubernetes.io/component"] != "operator" && portOf(p, intstr.FromString(*o.Spec.PodMetricsEndpoints[0].Port)) == 0 {
 					t.Errorf("%s: a pod without that port: %v", id, p.Labels)
 				}
+			}
+		}
+	}
+}
+
+// checkCountable sees that a budget has no pods of a DaemonSet: Kubernetes cannot count those, and would let no pod of the budget go.
+func checkCountable(t *testing.T, b *policy.PodDisruptionBudget, all []meta.Object) {
+	selector, err := meta.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range all {
+		if d, ok := o.(*apps.DaemonSet); ok && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
+			t.Errorf("budget %s has the pods of DaemonSet %s", b.Name, d.Name)
+		}
+	}
+}
+
+// A job's pods cannot be changed, so values that change them have to make another job.
+func TestJobs(t *testing.T) {
+	jobs := func(values string) map[string]*batch.Job {
+		t.Helper()
+		v, err := chartutil.ReadValues([]byte(values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := render(load(t), v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := map[string]*batch.Job{}
+		for _, o := range objects(t, files) {
+			if j, ok := o.(*batch.Job); ok {
+				of[j.Name] = j
+			}
+		}
+		return of
+	}
+	before := jobs("{}")
+	if again := jobs("gateway: {replicas: 5}"); len(before) != 1 || !maps.EqualFunc(before, again, func(a, b *batch.Job) bool { return a.Name == b.Name }) {
+		t.Errorf("jobs %v and %v, want the same one", slices.Collect(mapKeys(before)), slices.Collect(mapKeys(again)))
+	}
+	for _, values := range []string{"image: {tag: v2}", "directory: {replicas: 5}", "namespaces: [{name: other}]", "tls: {mode: none}", "image: {pullSecrets: [registry]}"} {
+		for name := range jobs(values) {
+			if before[name] != nil {
+				t.Errorf("%s: the job is %s still", values, name)
 			}
 		}
 	}
