@@ -283,6 +283,9 @@ func TestStatusProperties(t *testing.T) {
 				}
 				delete(owner, at)
 				delete(missing, at)
+				for _, dead := range since { // it may be granted, and die, once more
+					delete(dead, at)
+				}
 			}
 			for _, j := range h.s.Jobs() {
 				if j.Kind == dirpb.JobKind_JOB_SETTLE && since[j.Id] == nil {
