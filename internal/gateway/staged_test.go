@@ -351,21 +351,26 @@ func TestTransfers(t *testing.T) {
 			}
 			p := dial(t, "tcp", addr)
 			reading.Go(func() {
-				for {
-					if got := p.do(t, "EVAL", "local s = 0 for _, v in ipairs(redis.call('mget', unpack(KEYS))) do s = s + v end return s", "4", keys[0], keys[1], keys[2], keys[3]); got != ":400\r\n" && !strings.Contains(got, errAgain.Error()) {
-						t.Errorf("a reader saw %q", got)
-					}
-					select {
-					case <-stop:
-						return
-					default:
-					}
-				}
+				p.sees(t, stop, ":400\r\n", "EVAL", "local s = 0 for _, v in ipairs(redis.call('mget', unpack(KEYS))) do s = s + v end return s", "4", keys[0], keys[1], keys[2], keys[3])
 			})
 			moving.Wait()
 			close(stop)
 			reading.Wait()
 		})
+	}
+}
+
+// sees performs a command that reads until stop is closed, and wants one answer each time, unless the keys change too often for any.
+func (p *peer) sees(t *testing.T, stop <-chan struct{}, want string, args ...string) {
+	for {
+		if got := p.do(t, args...); got != want && !strings.Contains(got, errAgain.Error()) {
+			t.Errorf("a reader saw %q", got)
+		}
+		select {
+		case <-stop:
+			return
+		default:
+		}
 	}
 }
 
