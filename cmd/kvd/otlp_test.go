@@ -279,6 +279,29 @@ func TestOTLPCollectorGone(t *testing.T) {
 	}
 }
 
+// A share of the commands is sampled. Chance decides: 4,000 of them have 1,000 ± 27.
+func TestOTLPSampled(t *testing.T) {
+	startGateway := gatewayFor(t)
+	c, endpoint := startCollector(t, false)
+	for _, sampler := range []string{"traceidratio", "parentbased_traceidratio"} {
+		p := startGateway(t, endpoint, "OTEL_TRACES_SAMPLER="+sampler, "OTEL_TRACES_SAMPLER_ARG=0.25")
+		commands := append([]string{"AUTH hunter2"}, slices.Repeat([]string{"GET k"}, 4000)...)
+		if got := redis(t, "tcp", p.kv["redis"], nil, commands...); strings.Count(got, "(nil)") != 4000 && strings.Count(got, "$-1") != 4000 {
+			t.Fatalf("%.200q", got)
+		}
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+		spans := len(c.lines())
+		c.mu.Lock()
+		c.mu.spans = nil
+		c.mu.Unlock()
+		if spans < 800 || spans > 1200 {
+			t.Errorf("%s: %d spans of 4,000 commands, want a quarter", sampler, spans)
+		}
+	}
+}
+
 // A gateway that is to export nothing, or metrics alone, serves as ever.
 func TestOTLPLess(t *testing.T) {
 	startGateway := gatewayFor(t)

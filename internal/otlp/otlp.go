@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -56,6 +57,7 @@ type exporter struct {
 	tracer trace.Tracer                  // nil: no spans are exported
 	ends   []func(context.Context) error // they export the rest
 	names  sync.Map                      // *operation by operationKey
+	share  float64                       // of the commands for which the SDK is asked for a span
 
 	made, exported, failed atomic.Uint64 // spans
 	told                   atomic.Int64  // Unix ns of the last trouble that was logged
@@ -91,7 +93,11 @@ func Open(ctx context.Context, service, version string, metrics prometheus.Gathe
 		// The SDK would go on without a sampler that it does not know.
 		var refused []error
 		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { refused = append(refused, err) }))
-		p := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithBatcher(counted{x, e}))
+		options := []sdktrace.TracerProviderOption{sdktrace.WithResource(res), sdktrace.WithBatcher(counted{x, e})}
+		if e.share = shareOf(os.Getenv("OTEL_TRACES_SAMPLER"), os.Getenv("OTEL_TRACES_SAMPLER_ARG")); e.share < 1 {
+			options = append(options, sdktrace.WithSampler(sdktrace.AlwaysSample())) // of those that it is asked for
+		}
+		p := sdktrace.NewTracerProvider(options...)
 		otel.SetErrorHandler(otel.ErrorHandlerFunc(e.trouble)) // nothing is exported yet
 		e.ends = append(e.ends, p.Shutdown)
 		if len(refused) > 0 {
@@ -110,6 +116,20 @@ func Open(ctx context.Context, service, version string, metrics prometheus.Gathe
 	}
 	log.Info("exports by OTLP", "spans", withSpans, "metrics", withMetrics)
 	return e, nil
+}
+
+// shareOf is the share of commands that a sampler of the SDK takes. Each command is the root of a trace of its own, so chance alone decides, and asking
+// the SDK costs more than many a command does. 1 leaves it to the SDK, which knows whether the values are wrong.
+func shareOf(sampler, arg string) float64 {
+	switch strings.TrimPrefix(strings.ToLower(strings.TrimSpace(sampler)), "parentbased_") {
+	case "always_off":
+		return 0
+	case "traceidratio":
+		if r, err := strconv.ParseFloat(strings.TrimSpace(arg), 64); err == nil && r >= 0 && r < 1 {
+			return r
+		}
+	}
+	return 1
 }
 
 // checkVariables refuses what the SDK would pass over, or do otherwise than asked, and tells which signals are exported.
@@ -214,7 +234,7 @@ var serverKind = trace.WithSpanKind(trace.SpanKindServer)
 
 // Answered makes a span of a command that has just been answered.
 func (e *exporter) Answered(protocol string, a netsrv.Answered) {
-	if e.tracer == nil {
+	if e.tracer == nil || e.share < 1 && rand.Float64() >= e.share {
 		return
 	}
 	end := time.Now()
