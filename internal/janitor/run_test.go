@@ -73,7 +73,7 @@ func TestJobsFollowEachOther(t *testing.T) {
 	}
 	defer c.Close()
 	limit := time.After(time.Minute)
-	// Who has ended one may hear of it after the next one has ended.
+	// The goroutine that has ended one job may say so after another has ended the next one.
 	left := map[dirpb.JobKind]int{dirpb.JobKind_JOB_MOVE: 4, dirpb.JobKind_JOB_CLEAN: 4}
 	for range 8 {
 		select {
