@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -196,6 +196,10 @@ func (c *child) kill() {
 func (c *child) stopInside(p *peer) {
 	c.t.Helper()
 	for end := time.Now().Add(rdmatest.Patience); time.Now().Before(end); {
+		if _, busy := p.inside(); !busy {
+			runtime.Gosched() // it may not have been given a processor yet
+			continue
+		}
 		c.signal(unix.SIGSTOP)
 		var ws unix.WaitStatus
 		if _, err := unix.Wait4(c.cmd.Process.Pid, &ws, unix.WUNTRACED, nil); err != nil || !ws.Stopped() {
@@ -205,7 +209,6 @@ func (c *child) stopInside(p *peer) {
 			return
 		}
 		c.signal(unix.SIGCONT)
-		time.Sleep(rand.N(time.Millisecond)) // it may not have been given a processor yet
 	}
 	c.t.Fatal("the child is never inside a verb")
 }
