@@ -181,25 +181,10 @@ func TestSharedInOneStep(t *testing.T) {
 				t.Errorf("it took %q, want one MultiCAS of both keys", calls)
 			}
 			after := contents(t, store)
-			for _, f := range []struct {
-				fault        clienttest.Fault
-				reply, after string
-			}{
-				{clienttest.Fault{Err: client.ErrFull}, "-OOM ", before},
-				{clienttest.Fault{Err: client.ErrUnavailable}, "-LOADING ", before},
-				{clienttest.Fault{Err: client.ErrUnknownOutcome}, "-ERR unknown outcome", before},
-				{clienttest.Fault{Applied: true}, "-ERR unknown outcome", after},
-			} {
+			failsWhole(t, c.command, before, after, func() (*clienttest.Store, *peer) {
 				_, store, p, _ := begin()
-				atCommit(store, func() clienttest.Fault { return f.fault })
-				if got := p.perform(t, c.command); !strings.HasPrefix(got, f.reply) {
-					t.Errorf("with %+v: replied %q", f.fault, got)
-				}
-				store.Fail(nil)
-				if got := contents(t, store); got != f.after {
-					t.Errorf("with %+v:\n%s\nwant\n%s", f.fault, got, f.after)
-				}
-			}
+				return store, p
+			})
 			_, store, p, other := begin()
 			atCommit(store, func() clienttest.Fault {
 				for cmd := range strings.SplitSeq(c.meanwhile, ";") {

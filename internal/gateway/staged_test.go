@@ -109,6 +109,31 @@ func atCommit(store *clienttest.Store, f func() clienttest.Fault) {
 	})
 }
 
+// failsWhole performs a command whose commit fails, each time at a store that begin makes: what is there afterwards is all that was before,
+// or all that the command makes, as the reply says.
+func failsWhole(t *testing.T, command, before, after string, begin func() (*clienttest.Store, *peer)) {
+	t.Helper()
+	for _, f := range []struct {
+		fault        clienttest.Fault
+		reply, after string
+	}{
+		{clienttest.Fault{Err: client.ErrFull}, "-OOM ", before},
+		{clienttest.Fault{Err: client.ErrUnavailable}, "-LOADING ", before},
+		{clienttest.Fault{Err: client.ErrUnknownOutcome}, "-ERR unknown outcome", before},
+		{clienttest.Fault{Applied: true}, "-ERR unknown outcome", after},
+	} {
+		store, p := begin()
+		atCommit(store, func() clienttest.Fault { return f.fault })
+		if got := p.perform(t, command); !strings.HasPrefix(got, f.reply) {
+			t.Errorf("with %+v: replied %q", f.fault, got)
+		}
+		store.Fail(nil)
+		if got := contents(t, store); got != f.after {
+			t.Errorf("with %+v:\n%s\nwant\n%s", f.fault, got, f.after)
+		}
+	}
+}
+
 // TestSeveralKeysChangeTogether: all of a command takes effect, or nothing does, as its reply says.
 func TestSeveralKeysChangeTogether(t *testing.T) {
 	for _, c := range severalCases {
@@ -120,25 +145,10 @@ func TestSeveralKeysChangeTogether(t *testing.T) {
 			if reply[0] == '-' || before == after {
 				t.Fatalf("replied %q, and left\n%s", reply, after)
 			}
-			for _, f := range []struct {
-				fault        clienttest.Fault
-				reply, after string
-			}{
-				{clienttest.Fault{Err: client.ErrFull}, "-OOM ", before},
-				{clienttest.Fault{Err: client.ErrUnavailable}, "-LOADING ", before},
-				{clienttest.Fault{Err: client.ErrUnknownOutcome}, "-ERR unknown outcome", before},
-				{clienttest.Fault{Applied: true}, "-ERR unknown outcome", after},
-			} {
+			failsWhole(t, c.command, before, after, func() (*clienttest.Store, *peer) {
 				store, p, _ := severalStore(t, c)
-				atCommit(store, func() clienttest.Fault { return f.fault })
-				if got := p.perform(t, c.command); !strings.HasPrefix(got, f.reply) {
-					t.Errorf("with %+v: replied %q", f.fault, got)
-				}
-				store.Fail(nil)
-				if got := contents(t, store); got != f.after {
-					t.Errorf("with %+v:\n%s\nwant\n%s", f.fault, got, f.after)
-				}
-			}
+				return store, p
+			})
 		})
 	}
 }
