@@ -188,8 +188,14 @@ func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
 // room for as many records of 128 bytes, and some to spare.
 func (s *store) sized(tb testing.TB, name string, n int) {
 	tb.Helper()
+	s.roomy(tb, name, n, 64<<20)
+}
+
+// roomy is sized with so many bytes more. An overwritten place rests in limbo for some 0.3 s, so that much of what is written must find room at once.
+func (s *store) roomy(tb testing.TB, name string, n int, spare uint64) {
+	tb.Helper()
 	segments := uint64(n)*3/2/shardSlots + 1
-	region := uint64(n)*128*3/2 + segments*layout.SegmentSize + 64<<20
+	region := uint64(n)*128*3/2 + segments*layout.SegmentSize + spare
 	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Segments: uint32(segments),
 		IndexPercent: uint32(segments*layout.SegmentSize*100/region + 2)})
 }

@@ -217,14 +217,9 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 	rd := startRedis(t)
 	n := scaled(100_000, 1_000)
 	s := newKeySet(n)
-	open := func(namespace string, lanes int) *client.Client {
-		st.sized(t, namespace, n)
-		c := st.open(t, "shm", namespace, lanes)
-		load(t, c, s)
-		return c
-	}
-	// With few lanes more of a batch is in one chain, with many of them goroutines meet less often.
-	batches, c := open("batches", goroutines), open("throughput", 16)
+	st.roomy(t, "throughput", n, scaled[uint64](1<<30, 64<<20))
+	c := st.open(t, "shm", "throughput")
+	load(t, c, s)
 	rival := func(test string, n int) float64 {
 		return redisBenchmark(t, test, n, "-s", rd.sock, "-P", strconv.Itoa(batch), "-d", strconv.Itoa(valueLen)).rps
 	}
@@ -248,8 +243,8 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 		bufs = append(bufs, make([]byte, valueLen))
 	}
 	at := func(g, i int) []byte { return s.at(i + g*len(s.order)/goroutines) }
-	row("GET, Do of 16 with Into", "get", batch, atLeast(8), func(g, _ int) error { return batchers[g].do(ctx, batches, client.OpGet) })
-	row("PUT, Do of 16", "set", batch, atLeast(5), func(g, _ int) error { return batchers[g].do(ctx, batches, client.OpPut) })
+	row("GET, Do of 16 with Into", "get", batch, atLeast(8), func(g, _ int) error { return batchers[g].do(ctx, c, client.OpGet) })
+	row("PUT, Do of 16", "set", batch, atLeast(5), func(g, _ int) error { return batchers[g].do(ctx, c, client.OpPut) })
 	row("GetInto", "get", 1, nil, func(g, i int) error {
 		_, err := c.GetInto(ctx, at(g, i), bufs[g])
 		return err

@@ -109,8 +109,8 @@ type Options struct {
 	ReadOnly bool
 	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
 	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
-	// Keys hash to lanes, and a lane serves a goroutine at a time: many lanes let many goroutines call at once, few leave
-	// more of each batch in one chain.
+	// A lane serves a goroutine at a time, so that many let many goroutines call at once. Over shm each processor has
+	// one for whatever it knows a hint of, and a whole batch is one chain; all else goes to the lanes to which its keys hash.
 	Lanes int
 	// CacheBytes bounds the hints, which say where keys were found: with a hint a GET takes one round trip, without it
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may

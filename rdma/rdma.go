@@ -22,6 +22,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -363,11 +365,14 @@ func (c *Counters) Total() (n uint64) {
 
 // QP is a connected queue pair. It serves one goroutine at a time.
 type QP struct {
+	_         cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	d         driver.QP
 	num       uint32
 	maxMsg    int
 	maxInline int
 	count     Counters
+
+	_ cpu.CacheLinePad
 }
 
 // Num is the QP's number on its device, as in WC.QPNum.

@@ -1,12 +1,15 @@
 package engine
 
 import (
+	"golang.org/x/sys/cpu"
+
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/rdma"
 )
 
 // conn is a lane's connection to one memory node.
 type conn struct {
+	_           cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	node        uint32
 	incarnation uint64
 	dev         int
@@ -25,6 +28,8 @@ type conn struct {
 	sink   []byte
 	seq    uint64     // WRs handed to the queue pair or waiting in wrs
 	keys   []connKeys // by placement group id
+
+	_ cpu.CacheLinePad
 }
 
 // connKeys remembers a member's keys at the connection's provider.

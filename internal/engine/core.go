@@ -13,8 +13,8 @@
 // concurrently; a Lane and its Tasks belong to their owner, one goroutine at a time, except
 // Lane.Deliver, Kick, Visit, Under and TryOwn. Buffers of a Task belong to it until it is recycled.
 //
-// Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule; the reclaim rule
-// is docs/protocol.md, "Reuse".
+// Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule: a processor performs on one of its own what
+// needs no Task. The reclaim rule is docs/protocol.md, "Reuse".
 package engine
 
 import (
@@ -30,11 +30,8 @@ import (
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/invariants"
-	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
-
-func layoutWord(w uint64) layout.Word { return layout.Word(w) }
 
 // Options configure a Core.
 type Options struct {
@@ -104,7 +101,8 @@ type Core struct {
 	opts  Options
 	lanes []*Lane
 
-	view atomic.Pointer[View]
+	in   atomic.Pointer[installed]
+	maps *mappedTables // of hints
 	// taking is held while memory is taken in under the view, which must not change then:
 	// lanes that see a recall in the next one forget what they have by then.
 	taking sync.Mutex
@@ -138,6 +136,7 @@ type Core struct {
 		fenced            map[uint32]bool
 		replies           []reply
 		minSeen           uint64
+		notes             []*noteTable // see notesOf
 	}
 	leaked atomic.Bool // memory was lost track of
 
@@ -145,6 +144,10 @@ type Core struct {
 	over       chan struct{}  // closed once dead
 	drivers    sync.WaitGroup // goroutines that own a lane on behalf of callers that have gone
 	bufs       bufPool
+
+	immediate bool      // a provider executes within PostSend
+	near      sync.Pool // of *Lane: the lanes of processors
+	nextNear  atomic.Uint32
 }
 
 type pgHeap struct {
@@ -180,6 +183,13 @@ func NewCore(o Options) (*Core, error) {
 	if err := c.bufs.open(o.Devices); err != nil {
 		return nil, err
 	}
+	for _, d := range o.Devices {
+		caps := d.Caps()
+		c.immediate = c.immediate || caps.Synchronous && caps.SelfFencing
+	}
+	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(len(c.lanes))] }
+	c.maps = newMappedTables(o.Devices[0])
+	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps)})
 	for i := range o.Lanes {
 		l, err := newLane(c, i)
 		if l != nil {
@@ -210,16 +220,19 @@ func (c *Core) Broken(err error) {
 func (c *Core) Lanes() []*Lane { return c.lanes }
 
 // View is the map in force, or nil.
-func (c *Core) View() *View { return c.view.Load() }
+func (c *Core) View() *View { return c.in.Load().View }
 
 // PD is the protection domain of the i-th device.
 func (c *Core) PD(i int) *rdma.PD { return c.bufs.pds[i] }
 
 // Close frees buffers; lanes must hold no task and their queue pairs be closed.
 func (c *Core) Close() error {
+	none := newWordCache(0, nil)
 	for _, l := range c.lanes {
 		l.closeBuffers()
+		l.cache = none
 	}
+	c.maps.close()
 	return c.bufs.close()
 }
 
@@ -228,22 +241,33 @@ func (c *Core) Close() error {
 func (c *Core) InstallView(v *View) {
 	c.taking.Lock()
 	defer c.taking.Unlock()
-	for {
-		old := c.view.Load()
-		if old != nil && old.Version >= v.Version {
-			return
-		}
-		if invariants.On && old != nil {
-			for id, p := range old.PGs {
-				n := v.PGs[id]
+	was := c.in.Load()
+	now, old := &installed{v, was.hints}, was.View
+	if old != nil && old.Version >= v.Version {
+		return
+	}
+	if old != nil {
+		for id, p := range old.PGs {
+			n := v.PGs[id]
+			if invariants.On {
 				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation && n.Epoch >= p.Epoch,
 					"session %d: map %d has placement group %d of an earlier placement group epoch than map %d", c.opts.Session, v.Version, id, old.Version)
 			}
-		}
-		if c.view.CompareAndSwap(old, v) {
-			return
+			if n == nil || n.Generation != p.Generation {
+				now.hints = nil // its words mean nothing any more
+			}
 		}
 	}
+	if now.hints == nil {
+		now.hints = newWordCache(c.opts.CacheBytes, c.maps)
+	}
+	c.in.Store(now)
+}
+
+// installed is the map in force, and the hints of its lanes. Those that still go by an older map, of memory that has gone, have others.
+type installed struct {
+	*View // nil: there is none yet
+	hints *wordCache
 }
 
 // Acked is the newest map version of which every lane has seen that no operation
@@ -407,7 +431,7 @@ func (c *Core) heapOf(pg, generation uint32) *heap.Heap {
 func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	c.taking.Lock()
 	defer c.taking.Unlock()
-	if v := c.view.Load(); v != nil {
+	if v := c.View(); v != nil {
 		if p := v.PG(pg); p != nil && p.IsRecalled(unit) {
 			return nil
 		}
@@ -423,7 +447,7 @@ func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 func (c *Core) Receive(pg, generation uint32, p heap.Place) bool {
 	c.taking.Lock()
 	defer c.taking.Unlock()
-	v := c.view.Load()
+	v := c.View()
 	if v == nil || v.PG(pg) == nil || v.PG(pg).Generation != generation || v.PG(pg).IsRecalled(p.Unit) {
 		return false
 	}
@@ -576,7 +600,7 @@ func (c *Core) Give(pg uint32) uint64 { return c.Supply(pg).Give }
 // Idle reports whether memory of a cache is on its way that is at least half of all that
 // pg has: what is live may stay.
 func (c *Core) Idle(pg uint32, coming uint64) bool {
-	v := c.view.Load()
+	v := c.View()
 	if v == nil || v.PG(pg) == nil {
 		return false
 	}

@@ -191,7 +191,7 @@ func (l *Lane) learnWord(x *hinted, w layout.Word) {
 		op.learnt = index.Hint{Word: w, Shard: x.hint.Shard, Slot: x.hint.Slot}
 		return
 	}
-	if e := l.cache.find(op.Check, layout.FP(op.Hash)); e != nil && e.word == uint64(x.way.X) {
+	if at := (cached{}); l.cache.find(&at, op.Check, layout.FP(op.Hash)) && at.word == uint64(x.way.X) {
 		l.cache.drop(op.Check, layout.FP(op.Hash))
 	}
 }

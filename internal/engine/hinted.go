@@ -13,7 +13,7 @@ type hinted struct {
 	op     *Op
 	way    index.Hinted
 	hint   index.Hint
-	e      *cacheEntry
+	at     cached // where hint was found
 	pg     *PG
 	shard  *Shard
 	ver    uint64 // of a PUT's record
@@ -63,12 +63,11 @@ func (l *Lane) Hinted(ops []*Op) (left int) {
 
 // hintedChain deals with the first n of ops.
 func (l *Lane) hintedChain(ops []*Op) (n, done int) {
-	v := l.core.view.Load()
+	v := l.core.View()
 	if !l.someSynchronous {
 		return len(ops), 0
 	}
-	if v == nil || v != l.view || len(l.active) > 0 || len(l.dirty) > 0 || l.mailN.Load() != 0 ||
-		l.core.releasable.Load() != l.released {
+	if v == nil || len(l.active) > 0 || len(l.dirty) > 0 || !l.caughtUp() {
 		return len(ops), 0
 	}
 	l.touchHints(ops[:min(len(ops), hintedOps)])
@@ -87,6 +86,11 @@ func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 	return n, done
 }
 
+// caughtUp reports whether nothing is new for the lane since it was pumped.
+func (l *Lane) caughtUp() bool {
+	return l.core.View() == l.view && l.mailN.Load() == 0 && l.core.releasable.Load() == l.released
+}
+
 // touchHints loads what hintOf will look at, their cache misses side by side.
 func (l *Lane) touchHints(ops []*Op) {
 	if len(ops) > 1 {
@@ -102,8 +106,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if !looks && (op.Cond != index.Always || op.Kind != index.Put && op.Kind != index.Get) {
 		return nil
 	}
-	e := l.cache.find(op.Check, layout.FP(op.Hash))
-	if e == nil || epoch-e.seen >= layout.WordLifeEpochs {
+	if !l.cache.find(&x.at, op.Check, layout.FP(op.Hash)) || epoch-x.at.seen() >= layout.WordLifeEpochs {
 		return nil
 	}
 	s := v.ShardOf(op.Hash)
@@ -111,15 +114,15 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 		return nil
 	}
 	h, pg := &l.hint, s.PG
-	e.read(h)
+	x.at.read(h)
 	if !h.Fits(&s.route, op.Kind != index.Get) || op.found != 0 && h.Word != op.found {
 		return nil
 	}
-	c := l.memberConn(pg, pg.Replicas-1) // the tail
+	c := l.connOf(pg, pg.Replicas-1) // the tail
 	if c == nil {
 		return nil
 	}
-	x.op, x.e, x.pg, x.shard = op, e, pg, s
+	x.op, x.pg, x.shard = op, pg, s
 	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
 	x.hint.Slot, x.shown = h.Slot, 0
 	x.put = op.Kind == index.Put && !looks || op.found != 0
@@ -176,7 +179,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 			return true
 		}
 		for d := range pg.Replicas {
-			up := l.memberConn(pg, pg.Replicas-1-d)
+			up := l.connOf(pg, pg.Replicas-1-d)
 			switch {
 			case up == nil || !up.immediate():
 				return true
@@ -214,7 +217,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 		for d := uint8(1); d < pg.Replicas; d++ {
 			ch.conns[d] = l.memberConn(pg, pg.Replicas-1-d)
 		}
-		x.noting = x.noting || index.HintFlags(x.e.flags).NotesExpiry(&pg.PG, op.Expiry)
+		x.noting = x.noting || x.at.flags().NotesExpiry(&pg.PG, op.Expiry)
 	} else {
 		accs = x.way.Look(accs, cells[:8:8], x.rec)
 	}
@@ -249,7 +252,7 @@ func (ch *hintedChain) place(x *hinted, n int) bool {
 		return false
 	}
 	x.way.N = layout.MakeLive(ver, layout.FP(x.op.Hash), code, unit)
-	x.ver = ch.l.hintTask.Version(x.e.version)
+	x.ver = ch.l.hintTask.Version(x.at.version)
 	return true
 }
 
@@ -282,8 +285,8 @@ func (ch *hintedChain) post() (done int) {
 		}
 	}
 	for i := range l.hints[:ch.n] {
-		if x := &l.hints[i]; x.shown > 0 && x.shown < x.pg.Replicas {
-			l.goOn(x)
+		if x := &l.hints[i]; x.shown > 0 && x.shown < x.pg.Replicas && !l.goOn(x) {
+			done++
 		}
 	}
 	return done
@@ -335,8 +338,8 @@ func (ch *hintedChain) publish(whole bool) {
 	}
 }
 
-// goOn gives x's op, which the head has decided, a Task for the rest of its way.
-func (l *Lane) goOn(x *hinted) {
+// goOn gives x's op, which the head has decided, a Task for the rest of its way; false: there is none, and the op is over.
+func (l *Lane) goOn(x *hinted) bool {
 	op := x.op
 	op.flown += int32(x.shown)
 	l.Stats.Rounds[op.Kind] += uint64(x.shown)
@@ -347,10 +350,11 @@ func (l *Lane) goOn(x *hinted) {
 		l.Stats.Unknown++
 		op.Err = fmt.Errorf("%w: %w: %w", index.ErrUnknown, ErrBuffer, err)
 		l.finished(op)
-		return
+		return false
 	}
-	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: index.HintFlags(x.e.flags), Version: x.ver})
+	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: x.at.flags(), Version: x.ver})
 	l.startFor(op, t)
+	return true
 }
 
 // cells is what x's slot held; what its access word was; what its slot held at another replica.
@@ -363,7 +367,7 @@ func (ch *hintedChain) judgeRead(x *hinted) bool {
 	if !x.way.Seen(ch.cells(x), x.rec, op.Key, r) || !ch.l.answers(r) || op.Kind != index.Get && ch.change(x, r) {
 		return false
 	}
-	x.e.seen = ch.epoch
+	x.at.saw(ch.epoch)
 	ch.l.performed(x, ch.cells(x), x.way.X, r.Expiry)
 	if op.Err != nil {
 		op.Version = r.Version
@@ -419,14 +423,13 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 		t.Unuse(&x.pg.PG, x.way.N)
 		return false
 	}
-	x.e.word, x.e.version, x.e.flags = uint64(x.way.N), x.ver, uint8(index.HintFlagsOf(op.Flags, op.Expiry))
+	x.at.replace(x.way.N, x.ver, index.HintFlagsOf(op.Flags, op.Expiry), ch.epoch)
 	t.Unlinked(&x.pg.PG, x.way.X)
 	op.Version = x.ver
 	if !valid {
 		l.Stats.Unknown++
 		op.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
 	}
-	x.e.seen = ch.epoch
 	l.performed(x, ch.cells(x), x.way.N, op.Expiry)
 	l.expires(op.Expiry, op.Hash)
 	l.finished(op)

@@ -11,17 +11,17 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Lane is one queue pair to each memory node with the tasks under way on them,
-// part of the word cache and of the session's places. Keys hash to lanes.
+// Lane is one queue pair to each memory node with the tasks under way on them and a
+// part of the session's places. Keys hash to lanes, which perform their Tasks; without one, see Hinted, any lane performs an Op.
 type Lane struct {
 	core *Core
 	id   int
 
 	cqs   []*rdma.CQ // by device
 	conns []*conn    // by node id
-	cache *wordCache
+	cache *wordCache // of the session
 	mem   []*laneMem // by placement group id
-	view  *View      // the one the cache and mem belong to
+	view  *View      // the one that cache and mem belong to
 
 	tasks   []*Task // by index
 	idle    []*Task
@@ -97,7 +97,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 			l.hintWRs[i][k].ID = noWaitID
 		}
 	}
-	l.cache = newWordCache(c.opts.CacheBytes/c.opts.Lanes, c.opts.Devices[0])
+	l.cache = c.in.Load().hints
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
@@ -178,7 +178,7 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 // waiting tasks, posts, polls. It reports whether anything moved.
 func (l *Lane) Pump() bool {
 	moved := l.runMail()
-	if l.core.view.Load() != l.view {
+	if l.core.View() != l.view {
 		l.refreshView()
 		moved = true
 	}
@@ -293,12 +293,12 @@ func (l *Lane) runMail() bool {
 // refreshView makes the newest map the lane's: what it takes away is dropped, and
 // connections to memory that is given up are closed, which ends what hangs on them.
 func (l *Lane) refreshView() {
-	v := l.core.View()
+	in := l.core.in.Load()
+	v := in.View
 	if v == l.view {
 		return
 	}
-	old := l.view
-	l.view = v
+	l.view, l.cache = v, in.hints
 	l.events++
 	for _, pg := range v.PGs {
 		for _, x := range pg.Recalled {
@@ -316,15 +316,6 @@ func (l *Lane) refreshView() {
 					l.drop(c)
 				}
 			}
-		}
-	}
-	if old == nil {
-		return
-	}
-	for id, pg := range old.PGs {
-		if n := v.PGs[id]; n == nil || n.Generation != pg.Generation {
-			l.cache.clear() // its words mean nothing any more
-			return
 		}
 	}
 }
@@ -353,7 +344,6 @@ func (l *Lane) closeBuffers() {
 		_ = b.free()
 	}
 	l.slabs, l.tasks, l.idle = nil, nil, nil
-	l.cache.close()
 	for _, cq := range l.cqs {
 		_ = cq.Close()
 	}

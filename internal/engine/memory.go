@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"golang.org/x/sys/cpu"
+
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -8,6 +10,7 @@ import (
 
 // laneMem is a lane's places in one placement group.
 type laneMem struct {
+	_          cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	generation uint32
 	cache      *heap.Cache
 	limbo      heap.Limbo
@@ -18,6 +21,8 @@ type laneMem struct {
 	flow  *Flow
 	due   struct{ supply, taken, given int64 } // not in flow yet, units
 	shown int64                                // of limbo, in flow, units
+
+	_ cpu.CacheLinePad
 }
 
 // take and give keep flow's account, not at every step.

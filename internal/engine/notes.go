@@ -3,6 +3,8 @@ package engine
 import (
 	"encoding/binary"
 	"math/bits"
+	"runtime"
+	"sync/atomic"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -20,8 +22,8 @@ type Frequency interface {
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
-// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It
-// serves one goroutine at a time.
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. Lanes that
+// share a table (see Core.notesOf) lose an access now and then.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {
@@ -55,21 +57,21 @@ func (t *noteTable) touch(check uint64) uint32 {
 		return 0
 	}
 	c, _ := t.cell(check)
-	return *c
+	return atomic.LoadUint32(c)
 }
 
 // hit counts an access at tick now and reports whether it is to be noted: interval
 // ticks after the last one, when hits overflow, or when nothing is known.
 func (t *noteTable) hit(check uint64, now, interval uint32) bool {
 	c, tag := t.cell(check)
-	v := *c
+	v := atomic.LoadUint32(c)
 	if v&^(1<<(noteTickBits+noteHitBits)-1) != tag || v == 0 {
-		*c = tag | 1<<noteTickBits | (now-interval)&noteTickMask
+		atomic.StoreUint32(c, tag|1<<noteTickBits|(now-interval)&noteTickMask)
 		return true
 	}
 	hits := v >> noteTickBits & maxNoteHits
 	if hits < maxNoteHits {
-		*c = v + 1<<noteTickBits
+		atomic.StoreUint32(c, v+1<<noteTickBits)
 	}
 	return hits+1 >= maxNoteHits || (now-v)&noteTickMask >= interval
 }
@@ -77,10 +79,10 @@ func (t *noteTable) hit(check uint64, now, interval uint32) bool {
 // noted says that the key's accesses have been noted at tick now, and how many.
 func (t *noteTable) noted(check uint64, now uint32) (hits uint32) {
 	c, tag := t.cell(check)
-	if *c&^(1<<(noteTickBits+noteHitBits)-1) == tag {
-		hits = *c >> noteTickBits & maxNoteHits
+	if v := atomic.LoadUint32(c); v&^(1<<(noteTickBits+noteHitBits)-1) == tag {
+		hits = v >> noteTickBits & maxNoteHits
 	}
-	*c = tag | now&noteTickMask
+	atomic.StoreUint32(c, tag|now&noteTickMask)
 	return max(hits, 1)
 }
 
@@ -95,10 +97,26 @@ func (c *Core) Tick() { c.millis.Store(c.opts.Millis()) }
 
 func (c *Core) ticks() uint32 { return uint32(c.millis.Load() / layout.AccessTickMillis) }
 
+// notesOf is the table of a lane's notes. There is one for each processor, or for each lane if there are fewer: lanes that processors
+// use (see Core.hinted) do not write to the same cache lines, and all tables together are a sixteenth of the hints.
+func (c *Core) notesOf(lane int) *noteTable {
+	n := min(len(c.lanes), runtime.GOMAXPROCS(0))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.notes == nil {
+		c.mu.notes = make([]*noteTable, n)
+	}
+	t := &c.mu.notes[lane%len(c.mu.notes)]
+	if *t == nil {
+		*t = newNoteTable(c.opts.CacheBytes / len(c.mu.notes) / 16)
+	}
+	return *t
+}
+
 // noteDue counts an access to the key.
 func (l *Lane) noteDue(check uint64) bool {
 	if l.notes == nil {
-		l.notes = newNoteTable(l.core.opts.CacheBytes / l.core.opts.Lanes / 16)
+		l.notes = l.core.notesOf(l.id)
 	}
 	return l.notes.hit(check, l.core.ticks(), l.core.noteTicks.Load())
 }

@@ -66,8 +66,7 @@ func (c *Core) LaneOf(check uint64) int {
 	return int((check >> 32) * uint64(len(c.lanes)) >> 32)
 }
 
-// laneOf is the lane of op's key, or the one that op names. All operations of a key by one session are on one lane, which is why
-// hints need no lock.
+// laneOf is the lane of op's key, or the one that op names. All Tasks of a key by one session are on one lane, which tells its deletes apart (see Task.Deleting).
 func (c *Core) laneOf(op *Op) *Lane {
 	if op.Lane != 0 {
 		return c.lanes[op.Lane-1]
@@ -92,30 +91,88 @@ func (c *Core) Do(ctx context.Context, ops []*Op) {
 			op.Err = ErrLease
 		}
 	}
+	if over {
+		return
+	}
+	left, tried := len(ops), false
+	if c.immediate {
+		left, tried = c.hinted(ctx, ops)
+	}
 	switch {
-	case over:
+	case left == 0:
 	case len(ops) == 1:
-		c.laneOf(ops[0]).do(ctx, ops)
-	case len(ops) > 1:
+		c.laneOf(ops[0]).do(ctx, ops, tried)
+	default:
 		b := batches.Get().(*batch)
-		b.do(ctx, c, ops)
+		b.do(ctx, c, ops, left, tried)
 		b.release()
 	}
 }
 
-// do performs ops, all of this lane.
-func (l *Lane) do(ctx context.Context, ops []*Op) {
+// hinted performs what it can of ops without a Task, all of them on one lane that nobody owns, and returns how many are left and whether it found
+// such a lane. It takes the one that was used last on this processor, if that is free: then what a lane writes for each operation stays
+// in the processor's own cache, while lanes of keys go from one cache to the other with them.
+func (c *Core) hinted(ctx context.Context, ops []*Op) (left int, tried bool) {
+	near := c.near.Get().(*Lane)
+	l := near
+	for i := 1; !l.TryOwn(); i++ {
+		if i == len(c.lanes) {
+			c.near.Put(near)
+			return len(ops), false
+		}
+		l = c.lanes[(near.id+i)%len(c.lanes)]
+	}
+	if !l.caughtUp() {
+		l.Turn()
+	}
+	if l.Hinted(ops) > 0 {
+		left = l.finishBegun(ctx, ops)
+	}
+	l.HandOver()
+	c.near.Put(l)
+	return left, true
+}
+
+// finishBegun waits for those of ops that Hinted has given Tasks, and returns how many are not begun.
+func (l *Lane) finishBegun(ctx context.Context, ops []*Op) (left int) {
+	var begun []*Op
+	for _, op := range ops {
+		switch {
+		case op.task != nil:
+			begun = append(begun, op)
+		case !op.over:
+			left++
+		}
+	}
+	if n := len(begun); n > 0 {
+		l.perform(ctx, begun, n)
+	}
+	return left
+}
+
+// perform gives those of ops Tasks that are not over, left of them, and works until all are.
+func (l *Lane) perform(ctx context.Context, ops []*Op, left int) {
+	l.self = waiter{ops: ops, left: left, owns: true, limit: l.core.limit(ctx)}
+	l.begin(&l.self)
+	l.work(ctx, &l.self)
+	l.self = waiter{}
+}
+
+// do performs ops, all of this lane. tried: some lane has tried to without Tasks.
+func (l *Lane) do(ctx context.Context, ops []*Op, tried bool) {
 	if !l.tryOwnSoon() {
 		w := l.newWaiter(ctx, ops)
+		w.tried = tried
 		l.enqueue(w)
 		l.join(ctx, w)
 		return
 	}
-	if left := l.Hinted(ops); left > 0 {
-		l.self = waiter{ops: ops, left: left, owns: true, limit: l.core.limit(ctx)}
-		l.begin(&l.self)
-		l.work(ctx, &l.self)
-		l.self = waiter{}
+	left := len(ops)
+	if !tried {
+		left = l.Hinted(ops)
+	}
+	if left > 0 {
+		l.perform(ctx, ops, left)
 	}
 	l.HandOver()
 }
@@ -144,13 +201,20 @@ func (b *batch) release() {
 	batches.Put(b)
 }
 
-// spread sorts ops by lane.
-func (b *batch) spread(c *Core, ops []*Op) {
+// spread sorts those of ops by lane that are not over: left of them.
+func (b *batch) spread(c *Core, ops []*Op, left int) {
 	n := len(c.lanes)
 	b.shares = slices.Grow(b.shares, n)[:n]
-	b.ops = slices.Grow(b.ops, len(ops))[:len(ops)]
+	b.ops = slices.Grow(b.ops, left)[:left]
+	first := -1
 	for _, op := range ops {
-		b.shares[c.laneOf(op).id].n++
+		if !op.over {
+			i := c.laneOf(op).id
+			b.shares[i].n++
+			if first < 0 {
+				first = i
+			}
+		}
 	}
 	at := 0
 	for i := range b.shares {
@@ -159,11 +223,12 @@ func (b *batch) spread(c *Core, ops []*Op) {
 		at += s.n
 	}
 	for _, op := range ops {
-		s := &b.shares[c.laneOf(op).id]
-		s.ops = append(s.ops, op)
+		if !op.over {
+			s := &b.shares[c.laneOf(op).id]
+			s.ops = append(s.ops, op)
+		}
 	}
 	// Not all begin with the same lane.
-	first := c.laneOf(ops[0]).id
 	for i := range n {
 		if k := (first + i) % n; b.shares[k].n > 0 {
 			b.lanes = append(b.lanes, k)
@@ -177,8 +242,8 @@ const askRounds = 4
 
 // do begins the shares on all lanes before it waits for any: it owns the lanes that it can have, queues at the others,
 // and at a lane whose provider executes within PostSend it asks again first, since its owner is soon done.
-func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
-	b.spread(c, ops)
+func (b *batch) do(ctx context.Context, c *Core, ops []*Op, left int, tried bool) {
+	b.spread(c, ops, left)
 	var waits uint64 // lanes whose shares are not over, as bits
 	limit := c.limit(ctx)
 	for round := 0; len(b.lanes) > 0; round++ {
@@ -189,7 +254,11 @@ func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 		for _, i := range b.lanes {
 			l, s := c.lanes[i], &b.shares[i]
 			if round == 0 && l.TryOwn() || round > 0 && l.tryOwnSoon() {
-				if left := l.Hinted(s.ops); left > 0 {
+				left := len(s.ops)
+				if !tried {
+					left = l.Hinted(s.ops)
+				}
+				if left > 0 {
 					l.self = waiter{ops: s.ops, left: left, owns: true, limit: limit}
 					l.begin(&l.self)
 					if l.Turn(); l.self.left > 0 {
@@ -204,6 +273,7 @@ func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 				again = append(again, i)
 			} else {
 				s.w = l.newWaiter(ctx, s.ops)
+				s.w.tried = tried
 				l.enqueue(s.w)
 				l.Kick()
 				waits |= 1 << i

@@ -41,6 +41,7 @@ type waiter struct {
 	ops      []*Op
 	left     int   // ops that are not finished; the owner's
 	owns     bool  // its goroutine owns the lane: nobody need tell it
+	tried    bool  // without Tasks, on another lane
 	deadline int64 // Options.Nanos, 0: not set yet
 	limit    int   // see Task.Limit
 }
@@ -200,7 +201,7 @@ func (l *Lane) takeQueued() {
 // hintQueued performs what it can of w's operations at once, as their caller would have if it had owned the lane, and
 // reports whether that was all: then the caller may have them back already.
 func (l *Lane) hintQueued(w *waiter) (all bool) {
-	if !l.Synchronous() || slices.ContainsFunc(w.ops, func(op *Op) bool { return op.cancel != nil }) {
+	if w.tried || !l.Synchronous() || slices.ContainsFunc(w.ops, func(op *Op) bool { return op.cancel != nil }) {
 		return false
 	}
 	l.refreshView()

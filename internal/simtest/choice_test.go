@@ -331,7 +331,7 @@ func (w *World) enabledFaults(c *cl) {
 		return
 	}
 	cfg := &w.cfg
-	if w.dead < cfg.Deadlines && !c.within(c.run[0].lane) {
+	if w.dead < cfg.Deadlines && !c.run[0].quick && !c.within(c.run[0].lane) {
 		w.put(choice{kind: chDeadline, c: c.i})
 	}
 	if w.crashes < cfg.Crashes {

@@ -226,8 +226,14 @@ func (c *cl) WantConn(l *engine.Lane, node uint32) { c.agenda.WantConn(l, node) 
 
 // pump moves every lane, and takes what is to be asked then.
 func (c *cl) pump() {
-	for _, f := range c.fibers {
-		f.run()
+	for again := true; again; {
+		again = false
+		for _, f := range c.fibers {
+			f.run()
+		}
+		for _, f := range c.fibers {
+			again = again || len(f.mail) > 0 && !f.within
+		}
 	}
 	if c.fibers == nil {
 		for _, l := range c.lanes {

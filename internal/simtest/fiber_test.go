@@ -90,31 +90,36 @@ func (c *cl) canBeginTwo() bool {
 		return false
 	}
 	a, b := c.script[c.pos], c.script[c.pos+1]
-	quick := func(v Verb) bool { return v == Get || v == Put || v == PutEx }
-	if lane := c.laneFor(a.Key); !quick(a.Verb) || !quick(b.Verb) || lane != c.laneFor(b.Key) {
+	if !a.Verb.mayBeHinted() || !b.Verb.mayBeHinted() || c.within(c.laneFor(b.Key)) {
 		return false
 	}
 	for _, r := range c.run {
-		if r.lane == c.laneFor(a.Key) {
+		if r.lane == c.quickLane() || r.lane == c.laneFor(b.Key) {
 			return false // they are for tasks
 		}
 	}
 	return true
 }
 
-func (c *cl) beginQuickly(rs ...*running) {
+// mayBeHinted reports whether the blocking client may try such a step without a task.
+func (v Verb) mayBeHinted() bool { return v == Get || v == Put || v == PutEx }
+
+// quickLane is the lane on which the client's next step is tried without a task: any lane may be the one of a processor.
+func (c *cl) quickLane() int { return c.pos % len(c.lanes) }
+
+func (c *cl) beginQuickly(lane int, rs ...*running) {
 	for _, r := range rs {
 		c.addRunning(r)
 		r.quick, r.epoch = true, c.core.Epoch()
 	}
-	f := c.fibers[rs[0].lane]
-	f.mail = append(f.mail, func() { c.quickly(rs) })
+	f := c.fibers[lane]
+	f.mail = append(f.mail, func() { c.quickly(lane, rs) })
 }
 
 // quickly performs what it can without a task, in shared chains, as the blocking client
-// does, and starts the others.
-func (c *cl) quickly(rs []*running) {
-	l := c.lanes[rs[0].lane]
+// does, and leaves the others to the lanes of their keys.
+func (c *cl) quickly(lane int, rs []*running) {
+	l := c.lanes[lane]
 	ops := make([]*engine.Op, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
@@ -122,21 +127,25 @@ func (c *cl) quickly(rs []*running) {
 	}
 	l.Hinted(ops)
 	for i, r := range rs {
-		r.quick = false
 		switch q := ops[i]; {
 		case q.Over():
+			r.quick = false
 			o := &r.t.Op
 			o.Err, o.Version = q.Err, q.Version
 			c.w.quick[o.Kind]++
 			c.done(r)
 		case q.Task() != nil: // decided, and not published
-			l.Recycle(r.t)
-			r.t = q.Task()
+			r.quick = false
+			c.lanes[r.lane].Recycle(r.t)
+			r.t, r.lane = q.Task(), lane
 			r.t.Done = func(*engine.Task) { c.done(r) }
 			c.w.wentOn++
 		default:
-			r.start = c.w.step // it begins anew
-			l.Start(r.t)
+			f := c.fibers[r.lane]
+			f.mail = append(f.mail, func() {
+				r.quick, r.start = false, c.w.step // it begins anew
+				f.l.Start(r.t)
+			})
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Evict || s.Verb == Expire {
 		lane = c.evictLane(s.Key)
 	}
-	if c.within(lane) {
+	if c.within(lane) || c.fibers != nil && s.Verb.mayBeHinted() && c.within(c.quickLane()) {
 		return false
 	}
 	n := 0
@@ -53,10 +53,11 @@ func (c *cl) canBegin() bool {
 
 // begin starts the client's next script step.
 func (c *cl) begin() {
+	lane := c.quickLane()
 	switch r := c.next(); {
 	case r == nil:
 	case c.w.cfg.Synchronous && mayBeQuick(&r.t.Op):
-		c.beginQuickly(r)
+		c.beginQuickly(lane, r)
 	default:
 		c.start(r)
 	}
@@ -64,9 +65,10 @@ func (c *cl) begin() {
 
 // beginTwo starts two steps at once; see canBeginTwo.
 func (c *cl) beginTwo() {
+	lane := c.quickLane()
 	a := c.next()
 	b := c.next()
-	c.beginQuickly(a, b)
+	c.beginQuickly(lane, a, b)
 }
 
 // next takes the client's next script step: nil if it is under way or needs nothing more.

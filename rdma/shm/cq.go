@@ -4,13 +4,16 @@ import (
 	"fmt"
 	"math/bits"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // CQ is a ring that PostSend fills and Poll empties, both on the goroutine that
 // owns it; so it needs neither lock nor atomic. Only ready is touched by others.
 type CQ struct {
-	ring []driver.WC // a power of two long
+	_    cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
+	ring []driver.WC      // a power of two long
 	// head and tail count WCs polled and pushed; they wrap.
 	head, tail uint32
 	ready      chan struct{}
@@ -18,6 +21,8 @@ type CQ struct {
 	d      *Device
 	qps    int  // guarded by Device.mu
 	closed bool // guarded by Device.mu
+
+	_ cpu.CacheLinePad
 }
 
 func newCQ(d *Device, depth int) *CQ {

@@ -10,6 +10,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -37,6 +39,7 @@ const localCache = 8 // a power of two; LKeys are consecutive numbers
 // QP is the dialer's end of a connection. Fields from seq on belong to the
 // goroutine that posts.
 type QP struct {
+	_     cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	cell  *cell
 	table []uint64 // the passive device's mrTable
 	d     *Device
@@ -65,6 +68,8 @@ type QP struct {
 	// held are the mappings behind table and each entry of remote; guarded by
 	// Device.mu, because Close releases them on any goroutine.
 	held []*mapping
+
+	_ cpu.CacheLinePad
 }
 
 // Num implements driver.QP.
