@@ -402,12 +402,7 @@ func (x *waiter) told() ending {
 
 // performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's time.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
-	b, bad := cmd.block(args)
-	for _, name := range b.names {
-		if bad == "" {
-			bad = badKey(c.in, name)
-		}
-	}
+	b, bad := c.parseBlocking(cmd, args)
 	if bad != "" {
 		if c.shows(cmd) {
 			c.showCommand(cmd, args, len(args), c.db)
@@ -465,29 +460,8 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 			gone, stop = c.link.WatchPeer()
 			defer stop()
 		}
-		why := ending(0)
-		if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
-			why = endStop
-		} else {
-			select {
-			case <-x.wake:
-				pass = true
-			case <-paused:
-			case x.taken = <-x.end:
-			case <-timeout:
-				why = endTimeout
-			case <-gone:
-				why = endGone
-			case <-c.g.ctx.Done():
-				why = endGone
-			}
-		}
-		if told := x.told(); told != 0 {
-			why = told
-		}
-		if why == endGone && c.finishing.Load() {
-			why = endStop
-		}
+		why, woken := c.awaitKeys(x, paused, timeout, gone)
+		pass = pass || woken
 		switch why {
 		case 0:
 			continue
@@ -502,6 +476,47 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 		return worked, nil
 	}
+}
+
+// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them, are
+// no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would write it.
+func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad string) {
+	b, bad = cmd.block(args)
+	for _, name := range b.names {
+		if bad == "" {
+			bad = badKey(c.in, name)
+		}
+	}
+	return b, bad
+}
+
+// awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken says, that
+// a pause ends, or that it shall not wait any longer, for which why is the reason. Of several that have happened, an
+// UNBLOCK comes first: whoever sent it waits for x.over and is told whether it was the one.
+func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.Time, gone <-chan struct{}) (why ending, woken bool) {
+	if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
+		why = endStop
+	} else {
+		select {
+		case <-x.wake:
+			woken = true
+		case <-paused:
+		case x.taken = <-x.end:
+		case <-timeout:
+			why = endTimeout
+		case <-gone:
+			why = endGone
+		case <-c.g.ctx.Done():
+			why = endGone
+		}
+	}
+	if told := x.told(); told != 0 {
+		why = told
+	}
+	if why == endGone && c.finishing.Load() {
+		why = endStop
+	}
+	return why, woken
 }
 
 // errNothing gives up a try that found nothing, whose reads need not be confirmed then.
