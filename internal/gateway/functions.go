@@ -37,6 +37,8 @@ const (
 var librariesName = stagedName{0, inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
+// now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see the libraries
+// that the same gateway has just changed, without waiting for libraryAge.
 type functions struct {
 	now      atomic.Pointer[librarySet] // as read last; nil: not yet
 	changes  atomic.Uint64              // by this gateway; what was read before one does not count
@@ -55,6 +57,7 @@ type librarySet struct {
 }
 
 // function is one, with its library.
+// The zero value is no function; library is nil then.
 type function struct {
 	*luascript.Function
 	library *luascript.Library
@@ -65,14 +68,17 @@ func newLibrarySet() *librarySet {
 }
 
 // clone is a set that may be changed.
+// Libraries themselves do not change, and are shared. version is left out: the clone is of no key.
 func (s *librarySet) clone() *librarySet {
 	return &librarySet{libraries: maps.Clone(s.libraries), functions: maps.Clone(s.functions)}
 }
 
 // find finds a function; its library is nil if there is none.
+// Names of functions are the same in any case, those of libraries are not, as in Redis.
 func (s *librarySet) find(name []byte) function { return s.functions[strings.ToLower(string(name))] }
 
 // add adds a library unless one of its functions is there already; then it reports that one's name.
+// There must be no library of that name. If taken is not empty nothing was added.
 func (s *librarySet) add(l *luascript.Library) (taken string) {
 	for i := range l.Functions {
 		if name := l.Functions[i].Name; s.find([]byte(name)).library != nil {
@@ -101,6 +107,7 @@ func (s *librarySet) sorted() []*luascript.Library {
 }
 
 // payload is the libraries as FUNCTION DUMP has them.
+// The order of names makes the payload of the same libraries the same bytes.
 func (s *librarySet) payload() []byte {
 	var sources [][]byte
 	for _, l := range s.sorted() {
@@ -121,12 +128,14 @@ func (loadHost) Reserve(int64) error { return nil }
 func (loadHost) Stopped() bool { return false }
 
 // load loads a library, with others waiting.
+// It runs the library's own code, which registers functions, without commands of the store and within loadMemory. The caller has lockLoading.
 func (c *conn) load(source []byte, limit time.Duration) (*luascript.Library, error) {
 	task := &luascript.Task{Host: loadHost{&scriptHost{t: &staged{c: c}}}, Memory: loadMemory, Function: true}
 	return c.g.scripts.pool.Load(task, source, limit)
 }
 
 // lockLoading waits until nobody else loads libraries; the caller calls unlock.
+// It is a channel and no mutex, since a connection that waits for it may be closed.
 func (c *conn) lockLoading() (unlock func(), err error) {
 	loading := c.g.functions.loading
 	c.link.Waits()
@@ -139,6 +148,7 @@ func (c *conn) lockLoading() (unlock func(), err error) {
 }
 
 // loadAll loads the libraries of a payload into an empty set. Those of known that have the same source are taken from there.
+// Nothing is kept of a payload of which any part is wrong.
 func (c *conn) loadAll(payload []byte, known *librarySet) (*librarySet, error) {
 	sources, err := rdb.ParseLibraries(payload, maxLibraries)
 	if err != nil {
@@ -184,6 +194,7 @@ func unreadable(err error) error {
 }
 
 // libraries are those of the store, up to libraryAge old, or as of now.
+// The set must not be changed: others have it, too. While many calls wait for a reading, one of them reads for all.
 func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 	f := &c.g.functions
 	begun, known := time.Now(), f.now.Load()
@@ -200,6 +211,7 @@ func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 	}
 	next := newLibrarySet()
 	next.at, next.changes = time.Now(), f.changes.Load()
+	// GetIfChanged reads the value only if the key is not at the version that is known, so the usual look takes no memory.
 	version := uint64(0)
 	if known != nil {
 		version = known.version
@@ -265,6 +277,7 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 }
 
 // librariesKey is the key that libraries are in.
+// It is a condition of the commit, as any key that is used: two gateways that change libraries at a time do so one after the other.
 func (t *staged) librariesKey() *stagedKey {
 	k := t.find[librariesName]
 	if k == nil {
@@ -276,6 +289,7 @@ func (t *staged) librariesKey() *stagedKey {
 }
 
 // setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
+// false may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
 func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
 	if len(set.libraries) == 0 {
 		if k.present {
@@ -343,6 +357,8 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>", "    Create a new 
 	"      in case of functions name collision with another library)."}
 
 // functionCaller is FCALL and FCALL_RO.
+// It does not make the key of libraries a condition, which would have every call confirm it: a call may use the libraries of up to
+// libraryAge ago.
 func functionCaller(readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		f, err := t.function(args[1])
@@ -369,6 +385,8 @@ func functionCaller(readOnly bool) severalFunc {
 }
 
 // function finds a function; its library is nil if there is none.
+// A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded one at another
+// gateway finds it.
 func (t *staged) function(name []byte) (f function, err error) {
 	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
 		set, _, ok := t.libraries()
@@ -389,6 +407,7 @@ func (t *staged) function(name []byte) (f function, err error) {
 	return f, nil
 }
 
+// functionLoad replies with the library's name. The library takes effect with all that is staged, at all gateways within libraryAge.
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
@@ -562,6 +581,7 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// The fields are those of Redis 7.0, in its order.
 func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
 	if withCode {
 		w.Map(4)

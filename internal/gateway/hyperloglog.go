@@ -11,6 +11,7 @@ import (
 
 // HyperLogLogs are strings, in Redis's own representation. PFCOUNT keeps no estimate in the value, as Redis does: it stays a read.
 
+// hyperLogLogCommands are on strings, but in a group of their own.
 func hyperLogLogCommands() []*command {
 	return ofGroup("hyperloglog",
 		keyed("pfadd", -2, 1, update, cmdPFAdd, "Counts elements."),
@@ -27,6 +28,7 @@ const (
 )
 
 // isHLL is k.is for HyperLogLogs.
+// It looks at the header only. Damage behind that is found by those who read it, and is errCorruptHLL.
 func isHLL(k *key, w *resp.Writer) bool {
 	if !k.is(client.Plain, w) {
 		return false
@@ -42,6 +44,7 @@ func isHLL(k *key, w *resp.Writer) bool {
 const hllRoom = 16 << 10
 
 // ownHLL is the key's HyperLogLog, a new one if there is none, in a buffer that may be written to.
+// ok is as in mutable. hllRoom is asked for at once, since adding may turn a sparse one into a dense one.
 func ownHLL(k *key) (b []byte, ok bool) {
 	if !k.present {
 		return collection.NewHyperLogLog(), true
@@ -49,6 +52,7 @@ func ownHLL(k *key) (b []byte, ok bool) {
 	return k.mutable(max(hllRoom, len(k.value)))
 }
 
+// cmdPFAdd replies 1 if the estimate may have changed, or the key was made, and writes only then.
 func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !isHLL(k, w) {
 		return
@@ -72,6 +76,7 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(bit(changed))
 }
 
+// cmdPFCount of several keys is the estimate of their union.
 func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1:]...)
 	var r collection.HyperLogLogRegisters
@@ -88,6 +93,7 @@ func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(int64(r.Count()))
 }
 
+// cmdPFMerge counts its destination as a source, too, and makes it dense if one of them is, as Redis does.
 func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1:]...)
 	var r collection.HyperLogLogRegisters
@@ -126,6 +132,7 @@ func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
 	w.OK()
 }
 
+// cmdPFDebug is for tests that compare the representation with Redis's, and for the curious.
 func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Error("ERR The specified key does not exist")
@@ -176,6 +183,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // makeDense is what two of the subcommands do in Redis.
+// false: it has no room yet, or the value is corrupt.
 func makeDense(k *key) bool {
 	if collection.IsDenseHyperLogLog(k.value) {
 		return true

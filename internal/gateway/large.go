@@ -20,6 +20,7 @@ import (
 // A value's length is known when it has been found, so the answer to the first try is how much
 // to take. The order matters: memory first, then the operation; a write that was refused for
 // want of memory has not happened.
+// It is called for a unit with any error, and leaves one that is none of memory as it is.
 func (b *batch) performLarge(u *unit) {
 	c := b.c
 	held, reads := int64(0), oneLimit
@@ -58,6 +59,7 @@ func (b *batch) performLarge(u *unit) {
 
 // keep leaves of the held bytes of the share what stands for what a unit has for its
 // replies, and returns how many these are.
+// The factors are upper bounds of what buffers that grew by doubling have: a unit's replies, and a value with its reply.
 func (b *batch) keep(u *unit, held int64) int64 {
 	u.k.own = nil
 	if u.kind > read {
@@ -72,6 +74,7 @@ func (b *batch) keep(u *unit, held int64) int64 {
 // written; until then paid bytes of the share stand for the reply.
 // It reads one value at a time: a pipeline of GETs of long values would otherwise have all of them in
 // memory, and be sent none of it meanwhile.
+// If the key is gone by now, or another try fails, that is the unit's answer.
 func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 	c := b.c
 	if u.track {
@@ -113,6 +116,7 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 // The length that did not fit is the one to make room for, and an eighth more, since values of
 // one kind differ a little. It tries again as often as somebody makes the value longer in
 // between; LimitMemory bounds that.
+// The value is (*buf)[:n], and there until the buffer is used again. Any other error than ErrShortBuffer is the store's.
 func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int, error) {
 	if cap(*buf) == 0 {
 		*buf = make([]byte, 512)

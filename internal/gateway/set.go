@@ -35,6 +35,7 @@ func setCommands() []*command {
 }
 
 // members is the key's set, empty if there is none.
+// The caller has looked at the type.
 func (k *key) members() collection.Set { return collection.Set(k.value) }
 
 // setLen counts the members; ok is false behind a reply that says why not.
@@ -49,6 +50,7 @@ func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
 	return n, err == nil
 }
 
+// cmdSAdd replies with how many members are new.
 func cmdSAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -80,6 +82,7 @@ func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added i
 	return n, true
 }
 
+// cmdSRem deletes the key with its last member, as all commands on collections do.
 func cmdSRem(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -106,6 +109,7 @@ func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (remo
 	return n, true
 }
 
+// cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
 func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -118,6 +122,7 @@ func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(bit(is))
 }
 
+// cmdSMIsMember passes over the set once, however many members it is asked for.
 func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -140,6 +145,7 @@ func cmdSCard(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdSMembers is a set in RESP3 and an array in RESP2. Its order is the encoding's.
 func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.setLen(args[1], w)
 	if !ok {
@@ -152,6 +158,7 @@ func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // cmdSPop replies before it removes, since members lie in the value.
+// Its choice is made anew in each try, and the reply is that of the try that took effect: no member is popped twice.
 func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 	count, ok := int64(1), true
 	if len(args) > 3 {
@@ -191,6 +198,7 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // replyMembers is the members at places, as a part of a reply.
+// Integers are written as text, for which a small buffer serves all of them.
 func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 	var room [64]byte
 	text := room[:0]
@@ -200,6 +208,7 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 	}
 }
 
+// cmdSRandMember with a negative count may give a member several times, as many as the count says.
 func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
 	count, ok := int64(1), true
 	if len(args) > 3 {
@@ -233,6 +242,7 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
 	replyMembers(k.members(), places, w)
 }
 
+// cmdSScan copies members that are integers, since Scan writes each of them to the same place.
 func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 	a, ok := k.scanOf(client.Set, args, w)
 	if !ok {
@@ -258,6 +268,7 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 // ---- several sets -------------------------------------------------------------
 
 // cmdSMove is nothing but a question if source and destination are the same.
+// Both sets change in one step: nobody sees the member in neither of them, or in both.
 func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1], args[2])
 	from, to := t.key(args[1]), t.key(args[2])
@@ -292,6 +303,7 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // operand is a set that a command on several works on.
+// n is how many members it has. The set lies in the key's value.
 type operand struct {
 	collection.Set
 	n int
@@ -313,6 +325,7 @@ func operands(t *staged, names [][]byte, w *resp.Writer) (all []operand, ok bool
 }
 
 // namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
+// false: there is none, and all of it is given up. names refers to the set's bytes.
 func namesOf(t *staged, a operand, names *collection.Names) bool {
 	if !t.take(int64(a.n) * collection.NameBytes) {
 		return false
@@ -324,6 +337,7 @@ func namesOf(t *staged, a operand, names *collection.Names) bool {
 }
 
 // intersection is the members that all sets have, at most limit of them; 0: no limit. nil, false: it is given up.
+// The smallest set is looked up, and the others are passed over once, so that memory goes with the smallest.
 func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bool) {
 	sets = slices.Clone(sets)
 	slices.SortStableFunc(sets, func(a, b operand) int { return cmp.Compare(a.n, b.n) })
@@ -354,6 +368,7 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bo
 }
 
 // union is the members that any of the sets has.
+// ok is false if it is given up for want of memory; so it is for difference.
 func union(t *staged, sets []operand) (found [][]byte, ok bool) {
 	var names collection.Names
 	for _, s := range sets {
@@ -389,12 +404,14 @@ func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
 	return found, true
 }
 
+// unlimited is SINTER's intersection.
 func unlimited(t *staged, sets []operand) ([][]byte, bool) { return intersection(t, sets, 0) }
 
 func cmdSInter(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, unlimited) }
 func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, union) }
 func cmdSDiff(t *staged, args [][]byte, w *resp.Writer)  { replySets(t, args, w, difference) }
 
+// replySets is a command that replies with the result.
 func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
 	sets, ok := operands(t, args[1:], w)
 	if !ok {
@@ -415,6 +432,7 @@ func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, arg
 func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer)  { storeSets(t, args, w, difference) }
 
 // storeSets makes the result a key's, whatever that was, or deletes it.
+// The destination may be a source, too: it is read before. Its expiry goes.
 func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
 	t.load(args[1:]...)
 	sets, ok := operands(t, args[2:], w)
@@ -453,6 +471,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 }
 
 // cmdSInterCard looks at its options before it looks at any key.
+// With LIMIT it stops counting there; 0 is no limit.
 func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) {
 	n, ok := resp.ParseInt(args[1])
 	switch {

@@ -14,6 +14,7 @@ import (
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
 
 // sortArgs are the options of SORT.
+// from and count are LIMIT's; a negative count is all behind from.
 type sortArgs struct {
 	by          []byte // nil: the elements themselves
 	get         [][]byte
@@ -24,6 +25,7 @@ type sortArgs struct {
 }
 
 // parseSort reads the options. Patterns may name any key, so they are for users who may read all of them.
+// The arguments are kept. A pattern without a star is none, and needs no right.
 func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 	o.count = -1
 	for i := 2; i < len(args); i++ {
@@ -67,6 +69,7 @@ func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 }
 
 // readsEverything reports whether the connection's user may read every key.
+// Rules cannot be asked about keys that are not known before the command runs.
 func (c *conn) readsEverything() bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
@@ -79,6 +82,7 @@ func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, f
 func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) { sortKey(t, args, w, true) }
 
 // sortSpans are the key and, with STORE, the one that is written.
+// Keys of patterns are none of these: they are read when they are known.
 func sortSpans(args [][]byte) (keys, also acl.Span) {
 	for i := 2; i < len(args); i++ {
 		switch {
@@ -113,6 +117,7 @@ type sorted struct {
 	none        bool // there is no such key as by was to come from
 }
 
+// sortKey is both commands. Elements lie in the key's value, or are copies of integers.
 func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 	o, bad := parseSort(t.c, args, readOnly)
 	if bad != "" {
@@ -172,6 +177,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with ALPHA,
 // where they stay as they were.
+// The keys of a pattern are read together. A key that is not there weighs 0, or with ALPHA stands before all others.
 func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
@@ -223,6 +229,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 	return list, ""
 }
 
+// compareFloats is for numbers only; sortScore lets no NaN through.
 func compareFloats(a, b float64) int {
 	switch {
 	case a < b:
@@ -243,6 +250,7 @@ func sortScore(b []byte) (float64, bool) {
 }
 
 // cut is LIMIT.
+// Numbers beyond the list, or negative ones, are not wrong.
 func cut(list []sorted, from, count int64) []sorted {
 	n := int64(len(list))
 	from = min(max(from, 0), n)
@@ -253,6 +261,7 @@ func cut(list []sorted, from, count int64) []sorted {
 }
 
 // patternKey is the key that a pattern names for an element, and the field of it, nil for none.
+// ok is false for a pattern without a star. The element takes the place of the first star, and of no other.
 func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 	star := bytes.IndexByte(pattern, '*')
 	if star < 0 {
@@ -266,6 +275,7 @@ func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 }
 
 // byPattern is the value that a pattern leads to from an element; nil: there is none.
+// A name that no key may have, or a key of another type, is one that is not there.
 func (t *staged) byPattern(pattern, element []byte) []byte {
 	if string(pattern) == "#" {
 		return element

@@ -12,11 +12,13 @@ import (
 // Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
 
 // groupArgs are the options of XGROUP CREATE and SETID.
+// make is MKSTREAM, and read ENTRIESREAD, -1 if that is not given or not known.
 type groupArgs struct {
 	make bool
 	read int64
 }
 
+// parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
 func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	a.read = -1
 	for i := 5; i < len(args); i++ {
@@ -39,6 +41,7 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	return a, ""
 }
 
+// wrongGroupArgs is the reply to arguments that no subcommand has.
 func wrongGroupArgs(args [][]byte) string {
 	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
 }
@@ -51,6 +54,7 @@ func (k *key) hasStream(w *resp.Writer) bool {
 	return k.present && k.is(client.Stream, w)
 }
 
+// cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last id.
 func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseGroup(args, true)
 	if bad != "" {
@@ -85,6 +89,7 @@ func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it has no room.
+// grow is in bytes. A change takes effect with setStream.
 func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup, ok bool) {
 	if !k.hasStream(w) {
 		return nil, nil, false
@@ -98,6 +103,7 @@ func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.
 	return s, g, g != nil
 }
 
+// cmdXGroupSetID changes nothing of what is pending.
 func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseGroup(args, false)
 	if bad != "" {
@@ -131,6 +137,7 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
 func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
 	if !k.hasStream(w) {
 		return
@@ -145,6 +152,7 @@ func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
 func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
 	if !ok {
@@ -160,6 +168,7 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that was.
 func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
@@ -176,6 +185,7 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // cmdXAck looks at the ids when it knows that there is a group.
+// It counts those that were pending, and writes only if there are some.
 func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Stream, w) {
 		return
@@ -206,6 +216,7 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // pendingArgs are those of XPENDING with a range.
+// idle is in ms, 0 for any; from and to are both in the range.
 type pendingArgs struct {
 	idle, count int64
 	from, to    collection.StreamID
@@ -213,6 +224,7 @@ type pendingArgs struct {
 	some        bool // a consumer is named
 }
 
+// parsePending reads XPENDING with a range; without one there is nothing to read.
 func parsePending(args [][]byte) (a pendingArgs, bad string) {
 	if len(args) < 6 || len(args) > 9 {
 		return a, errSyntax
@@ -240,6 +252,7 @@ func parsePending(args [][]byte) (a pendingArgs, bad string) {
 	return a, bad
 }
 
+// cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
 func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
 	var a pendingArgs
 	if len(args) != 3 {
@@ -265,6 +278,7 @@ func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // writePending is all that is pending, in numbers.
+// The numbers of consumers are text there, as in Redis, and those with nothing pending are left out.
 func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	w.Array(4)
 	n := g.Pending.Len()
@@ -291,6 +305,7 @@ func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	}
 }
 
+// write is the entries of the range, with their consumer, the ms since they were delivered, and how often they were.
 func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64) {
 	consumer, found := -1, true
 	if a.some {
@@ -318,6 +333,7 @@ func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64
 }
 
 // claim is what XCLAIM and XAUTOCLAIM work on.
+// It works on a copy of the stream, which becomes the key's at the end, or not at all.
 type claim struct {
 	s        *collection.Stream
 	g        *collection.StreamGroup
@@ -328,6 +344,7 @@ type claim struct {
 }
 
 // beginClaim looks for the group; grow is for how many it may add to what is pending.
+// args are alike in both commands: key, group and consumer. ok is false behind a reply, or without room.
 func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok bool) {
 	if !k.is(client.Stream, w) {
 		return c, false
@@ -343,6 +360,7 @@ func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok b
 }
 
 // take gives an entry to the consumer of that name, who is made if need be, and adds it to the reply.
+// With justID the reply has the id alone.
 func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
 	if c.consumer < 0 {
 		made := false
@@ -361,12 +379,14 @@ func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collectio
 }
 
 // drop forgets a pending entry that has been deleted.
+// i is its place among what is pending, and those behind it move up.
 func (c *claim) drop(i int) {
 	c.g.Drop(i)
 	c.changed = true
 }
 
 // end makes what has changed the key's.
+// false: it replied that the stream is too long. A claim that found nothing writes nothing.
 func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 	return !c.changed || k.setStream(c.s, true, name, w)
 }
@@ -380,6 +400,7 @@ type claimArgs struct {
 	force, just bool
 }
 
+// parseClaim reads ids up to the first argument that is none, and then options. now is in Unix ms.
 func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 	a.delivered, a.times = -1, -1
 	i := 5
@@ -427,6 +448,8 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 	return a, ""
 }
 
+// cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names. Of two consumers
+// that claim an entry at a time with a least time of idleness, the second one finds that it is not idle.
 func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 	c, ok := k.beginClaim(args, len(args), w)
 	if !ok {
@@ -484,6 +507,8 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 // autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
 const autoClaimTries = 10
 
+// cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end, and with the ids of
+// entries that were deleted meanwhile, which it forgets.
 func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
 	if !ok {

@@ -17,6 +17,7 @@ import (
 const blockedCount = 1000
 
 // readArgs are those of XREAD and XREADGROUP.
+// It lives as long as the command waits. from and news are by the place in names.
 type readArgs struct {
 	ofGroup         bool
 	group, consumer []byte // of XREADGROUP
@@ -29,6 +30,7 @@ type readArgs struct {
 }
 
 // blockingRead makes XREAD or XREADGROUP.
+// Clients of XREAD wait in no line, since they take nothing, and those of a group in the group's.
 func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
 	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, string) {
 		a := &readArgs{ofGroup: ofGroup}
@@ -65,6 +67,7 @@ func readSpans(args [][]byte) (keys, also acl.Span) {
 }
 
 // parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait without BLOCK.
+// The arguments are kept.
 func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad string) {
 	timeout = noWait
 	i := 1
@@ -127,6 +130,7 @@ func parseMillis(b []byte) (time.Duration, string) {
 }
 
 // streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads one as it was at some time.
+// Without that, every XADD to one of its streams would make it read all of them again.
 func (a *readArgs) streamOf(t *staged, name []byte) *key {
 	if t.mayWait && !a.ofGroup {
 		return t.peek(name)
@@ -135,6 +139,7 @@ func (a *readArgs) streamOf(t *staged, name []byte) *key {
 }
 
 // begin looks at a stream and its id when the client comes; bad is the reply to a wrong one.
+// $ is what the stream has last at this moment, and stays that while the client waits.
 func (a *readArgs) begin(t *staged, i int) (bad string) {
 	k, name, id := a.streamOf(t, a.names[i]), a.names[i], string(a.ids[i])
 	if k.present && k.typ != client.Stream {
@@ -169,6 +174,7 @@ func (a *readArgs) begin(t *staged, i int) (bad string) {
 }
 
 // try reads what there is in streams of these names. A client that waits has its ids from the first time.
+// A stream named twice is read twice. It returns false, without a reply, if there is nothing new in any of them.
 func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 	t.load(names...)
 	if !again {
@@ -223,6 +229,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 }
 
 // limit is how many entries the reply may have of each stream.
+// 0 is no limit.
 func (a *readArgs) limit(again bool) int64 {
 	if again && a.count == 0 {
 		return blockedCount
@@ -231,6 +238,7 @@ func (a *readArgs) limit(again bool) int64 {
 }
 
 // read reads one stream; ok is false if it failed, which it says, or has no room.
+// served says that the reply has the stream: XREADGROUP of what is pending has it even if that is nothing.
 func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Writer) (served, ok bool) {
 	name := a.names[i]
 	s, ok := parsedStream(k.value, name, fail)
@@ -265,6 +273,7 @@ func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Wr
 }
 
 // head begins what the reply has of a stream.
+// The whole is a map from names to entries in RESP3, and in RESP2 an array of pairs.
 func (a *readArgs) head(name []byte, out *resp.Writer) {
 	if out.Proto != 3 {
 		out.Array(2)
@@ -273,6 +282,8 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 }
 
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
+// It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use. If the reply
+// is lost on its way the entry is pending, and the consumer reads it again.
 func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
 	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
 	if !ok {
@@ -301,6 +312,7 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 }
 
 // see notes that the consumer was seen, and makes it if it is new.
+// consumer is its place among the group's.
 func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer int) {
 	consumer, made := g.See(a.consumer, k.now)
 	if made {
@@ -310,6 +322,7 @@ func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer i
 }
 
 // readAgain gives what is pending for the consumer once more.
+// It counts as another delivery of each. Entries that were deleted are ids with null.
 func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) bool {
 	name := a.names[i]
 	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0), fail)
