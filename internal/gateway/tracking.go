@@ -19,9 +19,11 @@ import (
 // tracker is how a connection's client caches (CLIENT TRACKING). It does not change, but for broken.
 // The connection's goroutine makes it, and makes another one for each change; others read it.
 type tracker struct {
+	// The client hears of what it reads, only when it says so before each command (OPTIN), or unless it says so (OPTOUT), or of all keys with
+	// its prefixes (BCAST).
 	redirect             int64 // the connection that hears of it, 0: this one
 	bcast, optIn, optOut bool
-	noLoop               bool
+	noLoop               bool        // it does not hear of its own writes
 	prefixes             []string    // of BCAST
 	broken               atomic.Bool // the connection of redirect is gone
 }
@@ -53,8 +55,8 @@ const (
 // A key's life in it: enterKey before the read, setVersion after it, and invalidation, which takes it out; a client that reads it again
 // enters it again, as in Redis.
 type trackTable struct {
-	clients atomic.Int32 // that have a tracker; for a look without a lock
-	checks  sync.WaitGroup
+	clients atomic.Int32   // that have a tracker; for a look without a lock
+	checks  sync.WaitGroup // the goroutine that looks at versions
 
 	sync.Mutex
 	most     int // keys: Options.TrackingKeys
@@ -74,9 +76,9 @@ type trackedName struct {
 
 // trackedKey is a key that clients cache.
 type trackedKey struct {
-	conns   map[*conn]struct{}
-	read    bool   // else it is being read, and nothing is known
-	version uint64 // that was read; 0: there was no such key
+	conns   map[*conn]struct{} // whose clients cache it
+	read    bool               // else it is being read, and nothing is known
+	version uint64             // that was read; 0: there was no such key
 }
 
 const (
@@ -231,6 +233,7 @@ func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version
 func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
 	t.Lock()
 	defer t.Unlock()
+	// Peers tell names without databases, so a key of that name counts as written in each of them.
 	for db := range g.o.Databases {
 		t.invalidateLocked(g, box, c, trackedName{db, string(key)})
 	}
@@ -289,6 +292,7 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 		to = g.mu.conns[tr.redirect]
 		g.mu.Unlock()
 		if to == nil {
+			// A client of RESP2 cannot be told; it sees the flag in CLIENT TRACKINGINFO.
 			if tr.broken.Swap(true) || !c.seenP3.Load() {
 				return
 			}
@@ -306,6 +310,7 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 	case to.seenP3.Load():
 		w.Push(2)
 		w.BulkString("invalidate")
+	// As in Redis any subscription of that connection will do: in RESP2 only one that listens can be told.
 	case tr.redirect != 0 && to.listens.Load() > 0:
 		w.Push(3)
 		w.BulkString("message")
@@ -371,6 +376,7 @@ func (c *conn) track(t *tracker) {
 		}
 		x.prefixes[p][c] = struct{}{}
 	}
+	// Clients with BCAST have no keys in the table, so there is nothing to look at for them.
 	if !x.checking && !t.bcast && g.ctx.Err() == nil {
 		x.checking = true
 		x.checks.Go(g.checkTracked)
@@ -550,6 +556,7 @@ func (g *Gateway) checkTracked() {
 	for {
 		began := time.Now()
 		names := g.tracked.names()
+		// All steps together take Options.TrackingCheck, if the store is fast enough, and no step is nearer to the one before than that makes it.
 		for i, steps := 0, (len(names)+checkBatch-1)/checkBatch; i < steps; i++ {
 			g.checkVersions(names[i*checkBatch : min((i+1)*checkBatch, len(names))])
 			if !g.pause(time.Until(began.Add(g.o.TrackingCheck * time.Duration(i+1) / time.Duration(steps)))) {
@@ -596,7 +603,7 @@ func (t *trackTable) rests() bool {
 
 // checkVersions looks at some keys, and tells of those whose version is another one than the one that was read. A key that cannot
 // be looked at now is left to the next time, unless it was never read.
-// A plain OpGet of a collection fails with ErrWrongType; such a key has no known version here, and compare leaves it alone.
+// Typed, since collections are cached like other values, and have versions only for those who take them.
 func (g *Gateway) checkVersions(names []trackedName) {
 	var box outbox
 	defer box.flush()
@@ -607,7 +614,7 @@ func (g *Gateway) checkVersions(names []trackedName) {
 		var asked []trackedName
 		for _, n := range names {
 			if n.db == db {
-				ops = append(ops, client.Op{Kind: client.OpGet, Key: d.stored([]byte(n.key))})
+				ops = append(ops, client.Op{Kind: client.OpGet, Key: d.stored([]byte(n.key)), Typed: true})
 				asked = append(asked, n)
 			}
 		}
@@ -643,8 +650,9 @@ func (g *Gateway) versionOfLarge(api client.API, key []byte, want int) (version 
 	defer share.Drop(n)
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, want), 10*time.Second)
 	defer cancel()
-	it, err := api.Get(ctx, key)
-	return it.Version, err
+	op := [1]client.Op{{Kind: client.OpGet, Key: key, Typed: true}}
+	api.Do(ctx, op[:])
+	return op[0].Item.Version, op[0].Err
 }
 
 // compare tells of a key whose version is another one than the one that was read.
