@@ -92,6 +92,7 @@ func (g *Gateway) saveUsers() error {
 	return renameio.WriteFile(g.o.ACLFile, []byte(strings.Join(g.users.Lines(), "\n")+"\n"), 0o600, renameio.WithExistingPermissions())
 }
 
+// errNoACLFile is Redis's text, although there is no CONFIG REWRITE here.
 const errNoACLFile = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration."
 
 // aclCommands are apart from the table since they are many.
@@ -196,6 +197,7 @@ func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) {
 			c.g.o.Logger.Info("user deleted", "user", clip(a, 128), "by", c.user.Load().Name, "peer", c.remote)
 		}
 	}
+	// The connections are closed behind all deletions, in one look at them.
 	if n > 0 {
 		c.g.dismissUsers(c, false)
 	}
@@ -217,6 +219,7 @@ func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
 	for _, f := range in.Flags {
 		w.BulkString(f)
 	}
+	// They are the SHA-256 of each, in hexadecimal digits.
 	w.BulkString("passwords")
 	writeStrings(w, in.Passwords)
 	writeSelector(w, own)

@@ -272,14 +272,15 @@ type fieldOp struct {
 	kind     byte // 'g', 's' or 'i'
 	overflow byte // 'w', 's' or 'f'
 	signed   bool
-	width    int
-	at       int64
-	arg      int64
+	width    int   // bits, 1 to 64
+	at       int64 // its first bit
+	arg      int64 // of SET and INCRBY
 }
 
 // parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the value
 // has at least when all are done, 0 if all of them read.
 func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
+	// OVERFLOW is about the operations behind it, up to the next one.
 	overflow := byte('w')
 	for len(args) > 0 {
 		name, rest := args[0], args[1:]
@@ -315,6 +316,7 @@ func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string)
 				return nil, 0, errNotInt
 			}
 			args = rest[3:]
+			// Only operations that write make the string longer, even if what they write is 0.
 			end = max(end, int((op.at+int64(op.width)-1)>>3)+1)
 		}
 		ops = append(ops, op)
@@ -410,6 +412,7 @@ func (o *fieldOp) perform(v []byte) (int64, bool) {
 
 // addUnsigned and addSigned do what the operation wants if the sum does not fit.
 func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
+	// high and low say beyond which end the exact sum would be; sum itself may have wrapped around.
 	most := uint64(1)<<o.width - 1
 	sum = v + uint64(incr)
 	high := v > most || incr > 0 && uint64(incr) > most-v
@@ -501,6 +504,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 		d.want = n
 		return
 	}
+	// The sources stay as they are; the destination may be one of them.
 	out := make([]byte, n)
 	copy(out, t.key(names[0]).value)
 	for _, name := range names[1:] {
@@ -588,12 +592,13 @@ func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
 // lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
 type lcsOptions struct {
 	idx, length, withLen bool
-	least                int64
+	least                int64 // bytes of a match that is told
 }
 
 // lcs fills the table and goes the way back that Redis goes: of several longest subsequences it must be the same one.
 func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 	row := len(b) + 1
+	// Entry i*row + j is the length for the first i bytes of a and the first j of b.
 	table := make([]uint32, (len(a)+1)*row)
 	for i := range a {
 		for j := range b {
@@ -617,6 +622,7 @@ func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 	none := len(a)
 	aLo, aHi, bLo, bHi := none, 0, 0, 0 // of the match at hand
 	for i, j := len(a), len(b); i > 0 && j > 0; {
+		// emit says that the match at hand ends here, and is written; the last match comes first.
 		emit := false
 		if a[i-1] == b[j-1] {
 			at--
@@ -634,6 +640,7 @@ func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 			i--
 			j--
 		} else {
+			// Where both ways are as good Redis goes back in b, and so does this.
 			if table[(i-1)*row+j] > table[i*row+j-1] {
 				i--
 			} else {

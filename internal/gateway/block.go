@@ -104,7 +104,7 @@ type waits struct {
 	g *Gateway
 	// clients is how many there are, which writers look at before anything else.
 	clients atomic.Int64
-	poller  sync.WaitGroup
+	poller  sync.WaitGroup // the goroutine that polls, while somebody waits
 	// A receive from it starts the poller's pause anew; see due.
 	early chan struct{} // capacity 1: a key is to be looked up sooner than the poller knows
 
@@ -113,7 +113,7 @@ type waits struct {
 		// keys has nothing without a line, so it is empty once nobody waits. polling says that the poller runs; it and its end are
 		// decided with mu held, so that no client waits without one.
 		keys    map[stagedName]*awaited
-		polling bool
+		polling bool // there is that goroutine, or it is about to begin
 	}
 }
 
@@ -128,7 +128,7 @@ type awaited struct {
 
 // line is those who wait for a key in turn.
 type line struct {
-	name  string
+	name  string    // blocking.line
 	all   bool      // not in turn: each of them is served
 	queue []*waiter // in the order of arrival, never empty
 }
@@ -159,8 +159,8 @@ func (k *awaited) wake() {
 // waiter is a client that waits.
 // Its maker alone receives from wake and reads taken before over is closed; others send to wake and to end.
 type waiter struct {
-	keys []*awaited
-	line string
+	keys []*awaited    // each once
+	line string        // blocking.line
 	all  bool          // it waits in no turn
 	held bool          // by CLIENT PAUSE, for no keys
 	wake chan struct{} // capacity 1: to try
@@ -168,7 +168,7 @@ type waiter struct {
 
 	// taken is what of end was taken, if anything; it is there to be read when over has been closed.
 	taken ending
-	over  chan struct{}
+	over  chan struct{} // closed when the client waits no longer
 }
 
 // ending is why a client does not wait any longer.
@@ -227,6 +227,7 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 		}
 		x.keys = append(x.keys, k)
 	}
+	// The poller runs only while somebody waits, so that a gateway without such clients costs the store nothing.
 	if !s.mu.polling {
 		s.mu.polling = true
 		s.poller.Go(s.poll)
@@ -486,6 +487,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 		if !again {
 			var stop func()
+			// Only a client that really waits is watched for its going away, which takes it out of a loop.
 			gone, stop = c.link.WatchPeer()
 			defer stop()
 		}

@@ -163,6 +163,7 @@ func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
 // memory that their names may take is taken first, as for KEYS.
 // The keys are those of the connection's database.
 func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
+	// Names count twice: in seen, and in the page that they came with.
 	size, most := 0, 2*int64(c.g.o.OutputBytes)
 	if err := c.take(most); err != nil {
 		return err

@@ -235,6 +235,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(false))
 	c.rd.Reserve = c.reserve
+	// Its user is default, and its limits are a stranger's if that needs a password.
 	c.becomeNew()
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
@@ -256,6 +257,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		c.share.Close()
 	}()
 	for {
+		// Fill waits for the client, for as long as counted.Read lets it.
 		if err := c.rd.Fill(); err != nil {
 			c.lost(err)
 			return
@@ -266,6 +268,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		if !c.link.Calmed(c.said) || !c.out.park() {
 			continue
 		}
+		// Enter returns when the loop has given the connection back, or has ended it.
 		err := c.link.Enter()
 		c.out.unpark()
 		if err != nil {
@@ -381,6 +384,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 		c.waited = 0
 	}
 	switch half := c.half.Load(); {
+	// A deadline for the rest of a command counts from when its first part was seen, however often more of it comes.
 	case c.rd.Buffered() == 0 && half != 0:
 		c.half.Store(0)
 	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):

@@ -16,7 +16,7 @@ import (
 // the first has a prefix before its keys' names there, see inside.DatabasePrefix. Commands, and whoever hears of keys, know the names without
 // it; a name gets it where an operation of the store is made.
 type database struct {
-	api    client.API
+	api    client.API // shared.api
 	shared *namespace // never nil
 	number int        // in the namespace
 	prefix string     // of the stored names of its keys
@@ -24,13 +24,13 @@ type database struct {
 
 // namespace is that of one database or several.
 type namespace struct {
-	api client.API
-	dbs []int // in it, by their numbers there
+	api client.API // the Client of its databases
+	dbs []int      // in it, by their numbers there
 
 	counted struct { // how many keys each of dbs has, for INFO
 		sync.Mutex
 		keys []uint64
-		at   time.Time
+		at   time.Time // when they were counted
 	}
 }
 

@@ -9,6 +9,9 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
+// A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values move between
+// this store and Redis in both directions, as long as neither has a kind of value that the other has not.
+
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
 func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
@@ -25,7 +28,7 @@ func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 
 // restoreArgs are the options of RESTORE. The time of the last use is checked, and means nothing here.
 type restoreArgs struct {
-	replace, absolute bool
+	replace, absolute bool // REPLACE; ABSTTL: the time is a Unix time
 }
 
 // parseRestore reads what is behind the payload; bad is the error reply.
@@ -38,6 +41,7 @@ func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 			a.replace = true
 		case fold(args[i], "absttl"):
 			a.absolute = true
+		// Redis takes either of them, as its policy is, and not both.
 		case fold(args[i], "idletime") && more && !freq:
 			i++
 			n, ok := resp.ParseInt(args[i])

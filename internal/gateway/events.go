@@ -16,20 +16,20 @@ import (
 type eventClass uint32
 
 const (
-	onKeyspace eventClass = 1 << iota
-	onKeyevent
-	onGeneric
+	onKeyspace eventClass = 1 << iota // events in a channel for each key
+	onKeyevent                        // events in a channel for each event
+	onGeneric                         // commands on keys of any type
 	onString
 	onList
 	onSet
 	onHash
 	onZSet
-	onExpired
-	onEvicted
+	onExpired // see expiries
+	onEvicted // never: clients of a cache evict, and no gateway hears of it
 	onStream
-	onMiss
-	onModule
-	onNew
+	onMiss   // a key that a command reads is not there
+	onModule // never: there are no modules
+	onNew    // a key that was not there
 	// onNothing is of events that Redis has not, which nobody can ask for.
 	onNothing
 	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule // the letter A
@@ -131,7 +131,7 @@ z georadiusstore: georadius georadiusbymember
 // keyEvent is what a command's change of a key is called.
 type keyEvent struct {
 	class eventClass
-	name  string
+	name  string // as in Redis; the last part of the event's channel
 }
 
 // nameEvents fills in the events of the table's commands.
@@ -156,8 +156,8 @@ func nameEvents(all map[string]*command) {
 // change is what an entry did to its key, for those who want to hear of it.
 // It is filled in while the command runs, and told when the store has answered; what a command did in a try that was repeated is forgotten.
 type change struct {
-	missed                    bool // it was not there
-	changed, created, deleted bool
+	missed                    bool  // it was not there
+	changed, created, deleted bool  // it was written; it is new; it has gone
 	expires                   int64 // Unix ms; 0: never
 	// A change of XADD that trims is two events, for one.
 	also string
@@ -268,6 +268,7 @@ func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte,
 	if ch.created {
 		tell(keyEvent{onNew, "new"})
 	}
+	// These two deletions are their own events: the key has not gone, it is elsewhere.
 	goes := ch.deleted && ev.name != "rename_from" && ev.name != "move_from"
 	switch {
 	case goes && (ev.class == onGeneric || strings.HasSuffix(ev.name, "store")):
@@ -322,6 +323,7 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 	}
 	errors := w.Errors
 	type state struct{ changed, present bool }
+	// Keys that the command is the first to ask for are added behind these, with what they were when they were read.
 	before := make([]state, len(t.keys))
 	for i, k := range t.keys {
 		before[i] = state{k.changed, k.present}

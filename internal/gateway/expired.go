@@ -21,9 +21,9 @@ type expiries struct {
 	sync.Mutex
 	due     dueHeap
 	times   map[trackedName]int64 // of those that still hold, as far as this gateway knows; Unix ms
-	running bool
-	soon    chan struct{} // capacity 1: the first one has changed
-	done    sync.WaitGroup
+	running bool                  // watchExpiries is at work
+	soon    chan struct{}         // capacity 1: the first one has changed
+	done    sync.WaitGroup        // of watchExpiries, for Close
 }
 
 // dueKey is a key to look at.
@@ -76,6 +76,7 @@ func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 		delete(e.times, name)
 		return
 	}
+	// A key beyond the bound expires all the same; there is only no event of it.
 	if len(e.due) >= maxExpiries || g.ctx.Err() != nil {
 		return
 	}
@@ -152,6 +153,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		var box outbox
 		g.event(&box, notify, d.db, keyEvent{onExpired, "expired"}, []byte(d.key))
 		box.flush()
+		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {
 			g.o.Peers.Changed([]byte(d.key))
 			g.tracked.invalidate(g, &box, nil, []byte(d.key))

@@ -27,6 +27,7 @@ const (
 	// libraryAge is for how long after a change FCALL at other gateways may still call the libraries of before.
 	libraryAge = time.Second
 	// maxLibraries bounds the bytes of all sources together.
+	// All gateways load all libraries, so their sources together are bounded as a single one is.
 	maxLibraries = luascript.MaxSource
 	// loadTime bounds the time of FUNCTION LOAD's library, as in Redis, and loadMemory the bytes of a library's values while it is loaded.
 	// They are not out of Options.Budget: a gateway loads one at a time.
@@ -48,9 +49,9 @@ type functions struct {
 
 // librarySet is the libraries of a time. It is not changed once others see it.
 type librarySet struct {
-	libraries map[string]*luascript.Library
-	functions map[string]function // by name in lower case
-	version   uint64              // of the key; 0: there is none
+	libraries map[string]*luascript.Library // by name
+	functions map[string]function           // by name in lower case
+	version   uint64                        // of the key; 0: there is none
 
 	at      time.Time // when the key was read, or before
 	changes uint64    // functions.changes then
@@ -252,6 +253,7 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 	if !k.present {
 		return newLibrarySet(), k, true
 	}
+	// The version says that the libraries that this gateway has loaded are those in the key, so they need not be loaded again.
 	if set := t.c.g.functions.now.Load(); set != nil && !k.changed && set.version == k.version {
 		return set.clone(), k, true
 	}
@@ -433,6 +435,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 			t.err = lockErr
 			return
 		}
+		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without effects.
 		l, err = t.c.load(source, t.c.g.functions.loadTime)
 		unlock()
 	}
@@ -450,6 +453,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionDelete deletes a library with all its functions. Calls that are running go on.
 func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
 	set, k, ok := t.libraries()
 	if !ok {
@@ -466,6 +470,7 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionFlush does not look into the libraries, so it also gets rid of ones that cannot be read.
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	switch {
 	case len(args) > 3:
@@ -481,6 +486,7 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionRestore adds all libraries of a payload, or none. With FLUSH those that there are go, and are not looked into.
 func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 	flush, replace := false, false
 	switch {
@@ -496,6 +502,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 		w.Error("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
 		return
 	}
+	// The key is a condition with FLUSH, too, though nothing of it counts: its version is what the write compares.
 	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
 	if ok && !flush {
 		set, k, ok = t.libraries()
@@ -523,6 +530,8 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // join adds the libraries of another set.
+// An error leaves the set half joined: it is dropped then. With replace, libraries of the same name go first, so that their functions are in
+// nobody's way.
 func (s *librarySet) join(more *librarySet, replace bool) error {
 	for _, l := range more.sorted() {
 		if s.libraries[l.Name] == nil {
@@ -541,6 +550,7 @@ func (s *librarySet) join(more *librarySet, replace bool) error {
 	return nil
 }
 
+// functionDump gives all libraries as FUNCTION RESTORE takes them, here and in Redis.
 func functionDump(t *staged, _ [][]byte, w *resp.Writer) {
 	if set, _, ok := t.libraries(); ok {
 		w.Bulk(set.payload())

@@ -192,45 +192,45 @@ func (o *Options) Validate() error {
 // Fields without a comment about it are set by New and do not change, or guard themselves.
 type Gateway struct {
 	o       Options
-	srv     *netsrv.Server  // accepts, and counts connections
-	ctx     context.Context // ends with Close; operations of the store and all that waits end with it
-	cancel  context.CancelFunc
-	m       metrics // atomic counters
-	started time.Time
-	runID   string         // 40 hexadecimal digits, random for each start, as Redis's run_id
-	lastID  atomic.Int64   // of conn.id
-	idle    atomic.Int64   // IdleTimeout as CONFIG SET has it, ns
-	dbs     []database     // Options.Databases
-	calm    int            // loop.Calm, but for tests
-	guesses netsrv.Guesses // wrong passwords, by address
-	users   *acl.Users
-	denials acl.Log // ACL LOG
-	slow    slowLog
+	srv     *netsrv.Server     // accepts, and counts connections
+	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
+	cancel  context.CancelFunc // ends ctx
+	m       metrics            // atomic counters
+	started time.Time          // New, for INFO
+	runID   string             // 40 hexadecimal digits, random for each start, as Redis's run_id
+	lastID  atomic.Int64       // of conn.id
+	idle    atomic.Int64       // IdleTimeout as CONFIG SET has it, ns
+	dbs     []database         // Options.Databases
+	calm    int                // loop.Calm, but for tests
+	guesses netsrv.Guesses     // wrong passwords, by address
+	users   *acl.Users         // of Options.Password and ACLFile; they change while it runs
+	denials acl.Log            // ACL LOG
+	slow    slowLog            // SLOWLOG
 	// heed is what there is to look at besides performing commands; see heedPause.
 	heed      atomic.Uint32
-	pausing   pausing
-	monitors  monitors
-	latencies latencies
+	pausing   pausing    // CLIENT PAUSE
+	monitors  monitors   // MONITOR
+	latencies latencies  // LATENCY
 	hot       *hotKeys   // nil: nobody wants to know
 	aclFile   sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops // serve connections whose clients say little at a time
-	waits     waits      // BLPOP and the like
-	scripts   scripting
-	functions functions
+	loops     loop.Loops    // serve connections whose clients say little at a time
+	waits     waits         // BLPOP and the like
+	scripts   scripting     // EVAL and EVALSHA
+	functions functions     // FCALL and FUNCTION
 	hub       hub           // subscriptions
 	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
 	tracked   trackTable    // CLIENT TRACKING
-	expiries  expiries
-	interest  sync.Mutex // held while Options.Peers is told what to tell
+	expiries  expiries      // events of class x
+	interest  sync.Mutex    // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
 		// Open connections by id. A connection that was found here may have ended by the time it is looked at; it stays valid memory,
 		// and its atomic fields and its mu may still be used.
 		conns     map[int64]*conn
-		listeners []net.Listener
+		listeners []net.Listener // that Serve accepts from, for operators
 	}
 }
 

@@ -194,20 +194,20 @@ type geoquery struct {
 	search     bool // center and shape are options
 	storeFirst bool // the first argument is where the result goes
 
-	shape                                     geo.Shape
+	shape                                     geo.Shape // in its own unit
 	withDist, withHash, withCoord             bool
-	asc, desc, any                            bool
-	count                                     int64 // 0: all
-	fromMember, fromPosition, byRadius, byBox bool
+	asc, desc, any                            bool   // ANY goes with COUNT
+	count                                     int64  // 0: all
+	fromMember, fromPosition, byRadius, byBox bool   // which of them were given, for GEOSEARCH
 	store                                     []byte // nil: nowhere
-	storeDist                                 bool
+	storeDist                                 bool   // distances are the scores, and not positions
 }
 
 // geopoint is a member that was found.
 type geopoint struct {
 	collection.ZEntry
 	geo.Position
-	metres float64
+	metres float64 // from the center
 }
 
 // georadius makes a command of a query that knows what kind of command it is.
@@ -217,6 +217,7 @@ func georadius(kind geoquery) severalFunc {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
+			// Both keys go to the store in one round trip.
 			q.store, name = args[1], args[2]
 			t.load(args[1:3]...)
 		}
@@ -225,6 +226,7 @@ func georadius(kind geoquery) severalFunc {
 		if !ok {
 			return
 		}
+		// A center that is a member needs the set, which is why the key is read before.
 		if bad := q.parse(args, z, k.present); bad != "" {
 			w.Error(bad)
 			return
@@ -253,6 +255,7 @@ func georadius(kind geoquery) severalFunc {
 func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad string) {
 	switch {
 	case q.search:
+	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
 	case q.member && present:
 		if bad = q.fromMemberOf(z, args[2]); bad == "" {
 			bad = q.parseRadius(args[3:])
@@ -271,6 +274,7 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 	if bad != "" {
 		return bad
 	}
+	// Errors repeat the command's name as the client wrote it.
 	name := string(args[0])
 	switch {
 	case q.store != nil && (q.withDist || q.withHash || q.withCoord):
@@ -314,6 +318,7 @@ func (q *geoquery) parseOption(opts [][]byte, z collection.ZSet, present bool) (
 			return 0, "ERR COUNT must be > 0"
 		}
 		return 2, ""
+	// The result goes to the key of the last such option.
 	case !q.readOnly && !q.search && (fold(o, "store") || fold(o, "storedist")) && more > 0:
 		q.store, q.storeDist = opts[1], len(o) > len("store")
 		return 2, ""
@@ -388,9 +393,11 @@ func (q *geoquery) parseRadius(args [][]byte) (bad string) {
 // find looks for the members within the shape, in the order that is asked for. With ANY the first ones do.
 // Only the ranges of scores that the shape may reach are looked at. Members refer to the set.
 func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
+	// With ANY the first members that are found do, which need not be the nearest.
 	enough := func() bool { return q.any && q.count > 0 && int64(len(found)) >= q.count }
 	for _, r := range q.shape.Ranges() {
 		for i := z.SearchScore(r.Min, false); i < z.Len() && z.Score(i) < r.Max && !enough(); i++ {
+			// A range of scores has corners that are outside of the shape.
 			p := geo.Decode(z.Score(i))
 			if metres, ok := q.shape.Contains(p); ok {
 				found = append(found, geopoint{z.Entry(i), p, metres})
@@ -409,6 +416,7 @@ func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
 	switch {
 	case q.desc:
 		slices.SortStableFunc(found, func(a, b geopoint) int { return nearer(b, a) })
+	// A COUNT without an order asks for the nearest.
 	case q.asc, q.count > 0 && !q.any:
 		slices.SortStableFunc(found, nearer)
 	}

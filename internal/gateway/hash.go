@@ -128,6 +128,7 @@ func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
 // setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked for room.
 // pairs are fields and values by turns. It copies the hash once for all of them.
 func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int, ok bool) {
+	// The old values of fields that are set again make room, which is not known before: the bound is for none of them.
 	b, ok := k.editable(roomFor(pairs))
 	if !ok {
 		return 0, false
@@ -460,8 +461,8 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
 
 // scanArgs are what HSCAN, SSCAN and ZSCAN are told.
 type scanArgs struct {
-	cursor  uint64
-	count   int64
+	cursor  uint64 // 0: from the start
+	count   int64  // about so many elements, at least 1
 	pattern []byte // nil: all
 }
 

@@ -38,9 +38,9 @@ type hotKeys struct {
 
 // hotKey is a key that is counted. It was used at least as often as is counted, less error.
 type hotKey struct {
-	db    int
-	name  string // in counts
-	error float64
+	db    int     // as SELECT counts
+	name  string  // in counts
+	error float64 // uses that may have been another key's
 }
 
 // key is the key's own bytes, without its database.
@@ -135,8 +135,8 @@ func (h *hotKeys) fadeLocked(now time.Time) {
 // HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, as far as a sample tells.
 // Key has no more than its first bytes.
 type HotKey struct {
-	Database, Key string
-	Share, Least  float64
+	Database, Key string  // as operators call it; bytes of its name
+	Share, Least  float64 // 0 to 1
 }
 
 // HotKeys are those that are used most, the most used one first; none unless [Options].HotKeys says so.
@@ -163,7 +163,7 @@ func (g *Gateway) HotKeys() []HotKey {
 
 // CommandCost is what a command has taken since the Gateway began.
 type CommandCost struct {
-	Name          string
+	Name          string        // lower case, "config|get"
 	Calls, Failed uint64        // failed ones are calls, too
 	Took          time.Duration // all of them together
 }

@@ -61,6 +61,7 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// PFADD without elements makes a key that is not there, as in Redis.
 	changed := !k.present
 	for _, e := range args[2:] {
 		now, c, err := collection.AddHyperLogLog(b, e)
@@ -79,6 +80,7 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 // cmdPFCount of several keys is the estimate of their union.
 func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1:]...)
+	// An element counts once however many of the keys have counted it: registers are merged by their maxima.
 	var r collection.HyperLogLogRegisters
 	for _, name := range args[1:] {
 		k := t.key(name)
@@ -153,6 +155,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 		for _, v := range r {
 			w.Int(int64(v))
 		}
+		// In Redis these subcommands make the value dense on the way, which is a write.
 		makeDense(k)
 	case fold(args[1], "encoding"):
 		w.Simple(map[bool]string{true: "dense", false: "sparse"}[dense])

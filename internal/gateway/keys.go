@@ -160,6 +160,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	var found [][]byte
 	var next uint64
+	// Redis takes any number as a cursor, and so does this.
 	if n>>(cursorSegmentShift+20) != 0 { // none of ours: there is nothing behind it
 		w.Array(2)
 		w.BulkString("0")
@@ -235,6 +236,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 // cmdRandomKey looks at the keys behind a random place, and before it if there are
 // none: not every key is equally likely.
 func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
+	// A place is one of the 2^20 prefixes that a cursor may have, and of the segments of a shard that is not too large.
 	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
 	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {

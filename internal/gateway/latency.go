@@ -35,7 +35,7 @@ type latencies struct {
 // latencyEvent is one of them. max is 0 if there were none since it was reset.
 type latencyEvent struct {
 	samples []latencySample // the oldest first
-	max     int64
+	max     int64           // ms
 }
 
 // latencySample is the longest time of a second, which is in Unix time.
@@ -166,6 +166,7 @@ func (e *latencyEvent) graph(name string, now int64) string {
 	fmt.Fprintf(&b, "%s - high %d ms, low %d ms (all time high %d ms)\n%s\n", name, high, low, e.max, strings.Repeat("-", columns))
 	span := max(high-low, 1)
 	first := true
+	// A row of text shows three heights by its characters, so a column has rows*width of them. Below it stands its label, from top to bottom.
 	for part := range slices.Chunk(e.samples, columns) {
 		if !first {
 			b.WriteByte('\n')

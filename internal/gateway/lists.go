@@ -16,6 +16,9 @@ import (
 
 // Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits a copy,
 // which the store then writes. The order in which arguments, the key and its type are looked at is Redis's (t_list.c).
+//
+// A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes behind the change,
+// both well below what the store takes to write the record.
 
 // listCommands are on one list, on several, or wait for one.
 func listCommands() []*command {
@@ -92,6 +95,7 @@ func (k *key) spliceList(name []byte, from, to, n int, w *resp.Writer, elems ...
 
 // splicedList is the same without making it the key's.
 func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+	// The elements that go make room for those that come.
 	more := from - to
 	for _, e := range elems {
 		more += collection.ListSize(e)
@@ -108,6 +112,7 @@ func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ..
 
 // listLen is the length of the key's list, which is there; false: it replied with an error.
 func (k *key) listLen(name []byte, w *resp.Writer) (n int, ok bool) {
+	// A record with an empty list cannot be of a gateway's making, since the last element takes the key with it.
 	n, err := collection.ListLen(k.value)
 	if err != nil || n == 0 { // none is stored
 		w.Error(corruptList(name))
@@ -122,6 +127,7 @@ func (k *key) pushed(name []byte, left bool, w *resp.Writer, elems ...[]byte) (b
 	if !left {
 		return k.splicedList(name, len(k.value), len(k.value), 0, w, elems...)
 	}
+	// They are the command's arguments, which a second try needs as they are.
 	elems = slices.Clone(elems)
 	slices.Reverse(elems)
 	return k.splicedList(name, collection.ListStart, collection.ListStart, 0, w, elems...)
@@ -639,6 +645,7 @@ func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *re
 	e = bytes.Clone(e) // what it lies in is edited
 	done := true
 	switch {
+	// The only element of a list stays where it is, and both events are told.
 	case src == dst && n == 1:
 	case src == dst:
 		done = src.rotateList(from, off, end, e, toLeft, w)
@@ -693,9 +700,9 @@ func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp
 
 // popArgs are those of LMPOP and BLMPOP behind the timeout.
 type popArgs struct {
-	names [][]byte
-	left  bool
-	count int64
+	names [][]byte // of the lists, in the order in which they are tried
+	left  bool     // the head's end
+	count int64    // elements at most, from 1
 }
 
 // parseMPop reads what begins with the number of lists; bad is the error reply.

@@ -21,7 +21,7 @@ const (
 // commands.
 // nanos is the sum of the times, and buckets counts calls by time: bucket i those of up to 2^i µs that are in none before.
 type commandStats struct {
-	ok, failed, nanos atomic.Uint64
+	ok, failed, nanos atomic.Uint64 // calls, and the time of all of them
 	buckets           [timeBuckets + 1]atomic.Uint64
 	_                 [64]byte
 }
@@ -31,19 +31,19 @@ type commandStats struct {
 // read or write.
 type metrics struct {
 	commands          []commandStats // by command.id
-	hits, misses      atomic.Uint64
-	read, written     atomic.Uint64 // bytes
-	protocolErrors    atomic.Uint64
-	batches, batchSum atomic.Uint64
+	hits, misses      atomic.Uint64  // of lookups by GET and its like
+	read, written     atomic.Uint64  // bytes
+	protocolErrors    atomic.Uint64  // connections closed since they sent no RESP
+	batches, batchSum atomic.Uint64  // of them, and of the entries in them
 	batchBuckets      [batchBuckets + 1]atomic.Uint64
-	queued            atomic.Int64 // bytes of replies that sockets did not take
-	authFails         atomic.Uint64
+	queued            atomic.Int64                      // bytes of replies that sockets did not take
+	authFails         atomic.Uint64                     // wrong passwords
 	denied            [acl.DeniedAuth + 1]atomic.Uint64 // by why users were refused something
-	httpRequests      atomic.Uint64
-	evicted           atomic.Uint64 // connections closed for others' memory
-	late              atomic.Uint64 // and since they were slow
-	flooded           atomic.Uint64 // and since they left messages unread
-	messages          atomic.Uint64 // given to subscribers
+	httpRequests      atomic.Uint64                     // connections closed since they spoke HTTP
+	evicted           atomic.Uint64                     // connections closed for others' memory
+	late              atomic.Uint64                     // and since they were slow
+	flooded           atomic.Uint64                     // and since they left messages unread
+	messages          atomic.Uint64                     // given to subscribers
 }
 
 // noteCommands counts n commands that took so long each.

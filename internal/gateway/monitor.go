@@ -22,8 +22,8 @@ const (
 // Lock order: monitors before an output.
 type monitors struct {
 	sync.Mutex
-	conns map[*conn]struct{}
-	line  []byte // of one command at a time, so that the lines of many long ones take no memory
+	conns map[*conn]struct{} // that MONITOR
+	line  []byte             // of one command at a time, so that the lines of many long ones take no memory
 }
 
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
@@ -205,9 +205,9 @@ func (b *batch) shownEntry(last int) {
 
 // shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it may run several times.
 type shownLines struct {
-	lines []byte
-	held  int64 // bytes of the share that stand for them
-	full  bool
+	lines []byte // in MONITOR's form, one behind the other
+	held  int64  // bytes of the share that stand for them
+	full  bool   // there was no more memory for them
 }
 
 // add adds the line of a command of a client, or of a script: from is lua then.

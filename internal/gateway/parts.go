@@ -82,6 +82,7 @@ func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
 		s, _, err = s.AddAll(v.Parts)
 		t, value = client.Set, s
 	case rdb.SortedSet:
+		// The payload's order need not be that of scores.
 		list := make([]collection.ZEntry, len(v.Parts))
 		for i, m := range v.Parts {
 			list[i] = collection.ZEntry{Member: m, Score: v.Scores[i]}
@@ -133,6 +134,7 @@ func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
 	for _, e := range elements {
 		size += collection.ListSize(e)
 	}
+	// The new list is beside the old one for a moment, and takes room of its own.
 	size = collection.ListGrown(nil, size)
 	switch {
 	case size > min(k.maxValue, collection.MaxLen):

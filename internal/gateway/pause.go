@@ -28,8 +28,8 @@ type pausing struct {
 		sync.Mutex
 		over  chan struct{} // closed when the pause ends; nil: there is none
 		all   bool          // not only writes
-		until time.Time
-		timer *time.Timer
+		until time.Time     // when timer is to end it
+		timer *time.Timer   // nil before the first pause
 	}
 }
 

@@ -45,13 +45,13 @@ var topicWords = [numTopics]struct{ subscribe, unsubscribe, message string }{
 type hub struct {
 	sync.RWMutex
 	topics [numTopics]map[string]map[*conn]struct{} // by channel or pattern
-	conns  map[*conn]*listener
+	conns  map[*conn]*listener                      // those that have a subscription
 }
 
 // listener is what a connection is subscribed to.
 type listener struct {
-	topics [numTopics]map[string]struct{}
-	held   int64 // bytes of the connection's share that stand for it
+	topics [numTopics]map[string]struct{} // names of channels or patterns
+	held   int64                          // bytes of the connection's share that stand for it
 }
 
 // subscriptionCost is about how much memory a subscription takes besides two copies of its name.
@@ -419,6 +419,7 @@ func pubsubCommands() []*command {
 				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a <pattern> (default: '*').",
 				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard level channel(s)")),
 	}
+	// PUBLISH and SPUBLISH are no commands for a connection of RESP2 that listens.
 	for _, c := range all[6:8] {
 		c.listening = false
 	}

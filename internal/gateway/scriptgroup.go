@@ -140,9 +140,9 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 type group struct {
 	b     *batch
 	list  []groupedScript // without those that wait for the next group
-	units []groupUnit
-	limit int   // bytes of a value, and of a unit's replies
-	held  int64 // bytes of the share
+	units []groupUnit     // one for each key of list
+	limit int             // bytes of a value, and of a unit's replies
+	held  int64           // bytes of the share
 }
 
 // free gives back what the group had.

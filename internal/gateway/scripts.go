@@ -29,8 +29,8 @@ type scripting struct {
 	watched atomic.Bool
 	mu      struct {
 		sync.Mutex
-		watchdog *time.Timer
-		next     time.Time
+		watchdog *time.Timer // nil before the first script
+		next     time.Time   // when watchdog fires, while watched
 	}
 }
 
@@ -39,9 +39,9 @@ type scripting struct {
 // nothing of it has happened then.
 type runningScript struct {
 	task         *luascript.Task // nil: none
-	since, until time.Time
-	name         string   // a script's SHA-1, or a function's name
-	args         [][]byte // of the command
+	since, until time.Time       // began, and is to be ended
+	name         string          // a script's SHA-1, or a function's name
+	args         [][]byte        // of the command
 }
 
 // scriptCommands are about scripts.
@@ -162,6 +162,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 		g.watchScripts(r.until)
 	}
 	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
+	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
 		t.undo(before)
 		t.changes, t.messages = t.changes[:told], t.messages[:sent]
@@ -284,9 +285,9 @@ func (g *Gateway) killScripts() { g.eachScript(func(r *runningScript) { r.task.K
 // A staged has one, for the script at hand. Only the script's goroutine, which is the connection's, uses it.
 type scriptHost struct {
 	t        *staged
-	readOnly bool
-	w        resp.Writer
-	now      time.Time // what TIME says, for all of the script
+	readOnly bool        // its commands must not write
+	w        resp.Writer // the reply of its last command
+	now      time.Time   // what TIME says, for all of the script
 }
 
 // scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside the script, and
@@ -333,6 +334,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	default:
 		c := t.c
 		db := c.db
+		// Such commands look at the connection for their database, and the script has one of its own.
 		c.use(t.db)
 		cmd.conn(c, &h.w, args)
 		c.use(db)
@@ -475,7 +477,7 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
 
 // posted is a message that a script has published.
 type posted struct {
-	shard            bool
+	shard            bool // SPUBLISH
 	channel, payload []byte
 }
 

@@ -276,12 +276,12 @@ func accepted(name, value string) setting {
 // without. CONFIG SET must not accept a value that promises an effect which it has not: timeout and
 // notify-keyspace-events have one, and those of the slow log.
 var settings = []setting{
-	same("appendonly", "no"),
+	same("appendonly", "no"), // there is no log of commands
 	{name: "aclfile", get: func(g *Gateway) string { return g.o.ACLFile }},
 	{name: "acllog-max-len", get: func(*Gateway) string { return strconv.Itoa(acl.MaxEntries) }},
-	fixed("bind", ""),
+	fixed("bind", ""), // the process's own settings say where it listens
 	{name: "databases", get: func(g *Gateway) string { return strconv.Itoa(len(g.o.Databases)) }},
-	fixed("dir", ""),
+	fixed("dir", ""), // nothing is kept on disk
 	accepted("hz", "10"),
 	{name: "latency-monitor-threshold", get: func(g *Gateway) string { return strconv.FormatInt(g.slow.latencyFrom(), 10) },
 		set: func(g *Gateway, v []byte) bool {
@@ -292,8 +292,8 @@ var settings = []setting{
 			return ok
 		}},
 	{name: "maxclients", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxConns) }},
-	same("maxmemory", "0"),
-	same("maxmemory-policy", "noeviction"),
+	same("maxmemory", "0"),                 // memory nodes bound the store, and Options.Budget the gateway
+	same("maxmemory-policy", "noeviction"), // a cache evicts by itself, in the client library
 	{name: "notify-keyspace-events", get: func(g *Gateway) string { return eventClass(g.notify.Load()).String() },
 		set: func(g *Gateway, v []byte) bool {
 			c, ok := parseEvents(v)
@@ -302,9 +302,9 @@ var settings = []setting{
 			}
 			return ok
 		}},
-	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }},
-	{name: "requirepass", get: func(*Gateway) string { return "" }},
-	same("save", ""),
+	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }}, // of values as well as of arguments
+	{name: "requirepass", get: func(*Gateway) string { return "" }},                                       // shown to nobody
+	same("save", ""), // there are no snapshots
 	{name: "slowlog-log-slower-than", get: func(g *Gateway) string {
 		micros, _ := g.slow.settings()
 		return strconv.FormatInt(micros, 10)
@@ -539,6 +539,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 		case len(args) != 5 || !fold(args[2], "filterby"):
 		case fold(args[3], "pattern"):
 			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
+		// A category that does not exist has no commands, as in Redis.
 		case fold(args[3], "aclcat"):
 			cat, _ := acl.ParseCategory(string(by))
 			want = func(c *command) bool { return c.categories&cat != 0 }
@@ -785,6 +786,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		s := string(a)
 		return func(x *conn) bool { return x.remote.String() == s }
 	}
+	// CLIENT KILL ADDR has four words, so three of them are the form of before Redis 2.8.12.
 	old := len(args) == 3
 	if old {
 		tests, skipMe = append(tests, addr(args[2])), false
@@ -809,6 +811,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				s := string(v)
 				tests = append(tests, func(x *conn) bool { return x.local.String() == s })
 			case fold(o, "user"):
+				// The connections of a user that was deleted have been closed, so the name finds all that there are.
 				u := c.g.users.Find(string(v))
 				if u == nil {
 					w.Error("ERR No such user '" + clip(v, 128) + "'")

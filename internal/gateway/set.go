@@ -10,6 +10,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
+// Sets of a few integers are encoded as such, as in Redis, so their members are made into text when they are told.
+
 // setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members in the
 // order of Redis's t_set.c.
 func setCommands() []*command {
@@ -188,6 +190,7 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 	}
 	s := collection.Set(b)
 	var few [128]collection.Place
+	// The count is not negative, so randomPlaces does not refuse.
 	places, _ := randomPlaces(s.Places(few[:0]), count, len(b), w)
 	if len(args) == 3 {
 		w.Set(len(places))
@@ -306,7 +309,7 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 // n is how many members it has. The set lies in the key's value.
 type operand struct {
 	collection.Set
-	n int
+	n int // members
 }
 
 // operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already decides; ok is
@@ -348,6 +351,7 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bo
 	if !namesOf(t, sets[0], &names) {
 		return nil, false
 	}
+	// A member that is in the first j sets has seen j, so one number does for all of them.
 	seen := make([]int32, names.Len()) // of the other sets, as long as all had it
 	for j, s := range sets[1:] {
 		for m := range s.All() {
@@ -455,6 +459,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	for _, m := range found {
 		size += len(m)
 	}
+	// Members of found lie in the sources' values, so the new value is made beside them.
 	n := collection.Set(nil).Room(len(found), size)
 	if n > to.room {
 		to.want = n

@@ -36,18 +36,18 @@ type slowLog struct {
 		maxLen  int64        // slowlog-max-len
 		entries []*slowEntry // the oldest first
 		bytes   int          // of entries
-		nextID  int64
+		nextID  int64        // of SLOWLOG GET; it never goes back
 	}
 }
 
 // slowEntry is a command as SLOWLOG GET shows it.
 type slowEntry struct {
 	id         int64
-	at         time.Time
+	at         time.Time // when the command was over
 	took       time.Duration
-	args       []string
-	peer, name string // of the connection
-	bytes      int
+	args       []string // cut, and without secrets
+	peer, name string   // of the connection
+	bytes      int      // what it counts for maxSlowBytes
 }
 
 // setTime is CONFIG SET slowlog-log-slower-than.

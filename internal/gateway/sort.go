@@ -12,15 +12,18 @@ import (
 )
 
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
+//
+// The keys of patterns need not be known before, so the rules of users are asked for all keys at once (readsEverything), and two round trips are
+// usual: the elements, and then the keys of the BY pattern together.
 
 // sortArgs are the options of SORT.
 // from and count are LIMIT's; a negative count is all behind from.
 type sortArgs struct {
-	by          []byte // nil: the elements themselves
-	get         [][]byte
-	store       []byte
-	desc, alpha bool
-	dontSort    bool // BY a pattern that names the same key for all
+	by          []byte   // nil: the elements themselves
+	get         [][]byte // GET's patterns; nil: the elements
+	store       []byte   // nil: reply with the result
+	desc, alpha bool     // DESC; ALPHA: by bytes and not as numbers
+	dontSort    bool     // BY a pattern that names the same key for all
 	from, count int64
 }
 
@@ -113,8 +116,8 @@ func sortCommands() []*command {
 // sorted is an element, and what it is sorted by.
 type sorted struct {
 	element, by []byte
-	score       float64
-	none        bool // there is no such key as by was to come from
+	score       float64 // of by, unless ALPHA
+	none        bool    // there is no such key as by was to come from
 }
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
@@ -150,6 +153,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 		return
 	}
 	var out [][]byte
+	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
 	for _, s := range cut(list, o.from, o.count) {
 		if o.get == nil {
 			out = append(out, s.element)
@@ -209,6 +213,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 	if o.dontSort {
 		return list, ""
 	}
+	// DESC turns the comparison round and not the result, so that equal elements stay in their order.
 	slices.SortStableFunc(list, func(a, b sorted) int {
 		n := 0
 		switch {
@@ -287,7 +292,7 @@ func (t *staged) byPattern(pattern, element []byte) []byte {
 	k := t.key(name)
 	switch {
 	case !k.present:
-		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}])
+		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}]) // for the event keymiss
 		return nil
 	case field != nil:
 		return fieldOf(k, field)

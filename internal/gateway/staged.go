@@ -397,6 +397,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 	t.showing = c.g.heed.Load()&heedMonitor != 0
 	defer func() { t.tellMonitors() }()
 	for tries := range stagedTries {
+		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step otherwise.
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
 			return t, client.ErrClosed
 		}
@@ -410,6 +411,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		t.now, t.db = began.UnixMilli(), c.db
 		t.out.Reset(keepReply)
 		t.out.Proto, t.out.Errors = c.proto, 0
+		// A try that was given up for want of room begins with memory for it, three times, as writeCost has it.
 		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
 			return t, t.err
 		}
@@ -421,6 +423,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			return t, t.err
 		}
 		f(t)
+		// The reply was made in any case by now; its memory is taken so that many long ones at a time are refused.
 		if t.err == nil && t.out.Len() > oneLimit {
 			t.take(2 * int64(t.out.Len()))
 		}
@@ -439,6 +442,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
+				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by the keys for them.
 				t.changes = nil
 				t.tellOfWrites()
 				t.conclude(false)
@@ -473,6 +477,7 @@ func (t *staged) commit() error {
 		}
 	}
 	switch {
+	// Read keys may be of any namespace, as long as nothing is written.
 	case writes && several && t.moves:
 		return t.move(used[0], used[1])
 	case writes && several:

@@ -12,6 +12,10 @@ import (
 
 // Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a copy. The order in
 // which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+//
+// An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all of it. So streams
+// are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is atomic with all that it tells
+// groups, across gateways, without a lock that somebody might not give back.
 
 // streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
 func streamCommands() []*command {
@@ -45,6 +49,7 @@ func streamCommands() []*command {
 }
 
 const (
+	// The texts are Redis's, which clients print as they come.
 	xgroupHelp = `CREATE <key> <groupname> <id|$> [option]
     Create a new consumer group. Options are:
     * MKSTREAM
@@ -255,11 +260,11 @@ func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamI
 type trimArgs struct {
 	collection.StreamTrim
 	some   bool // there is something to trim by
-	noMake bool
+	noMake bool // NOMKSTREAM
 	id     collection.StreamID
-	given  bool // the id, of which
-	whole  bool // seq is too
-	fields [][]byte
+	given  bool     // the id, of which
+	whole  bool     // seq is too
+	fields [][]byte // fields and values by turns, behind the id
 }
 
 // parseTrim reads options, and for XADD the id and what is behind it.
@@ -276,6 +281,7 @@ func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 			if a.some {
 				return a, errOneTrim
 			}
+			// Without = or ~ it is =: all that is beyond the bound goes.
 			a.some, a.ByID, a.Blocks = true, fold(o, "minid"), false
 			if is := string(args[i+1]); more > 1 && (is == "~" || is == "=") {
 				a.Blocks = is == "~"
@@ -312,6 +318,7 @@ func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 		return a, errLimitTrim
 	case !add && !a.some:
 		return a, errNoTrim
+	// LIMIT bounds the work of a trimming that need not be exact, so it has no meaning for one that must be.
 	case limited && !a.Blocks:
 		return a, errLimitOnly
 	case !limited && a.Blocks:
@@ -376,6 +383,7 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 		w.Error("ERR The ID specified in XADD is equal or smaller than the target stream top item")
 		return
 	}
+	// The entry is added before trimming, and counts for MAXLEN; a bound of 0 takes it away again.
 	s.Add(id, a.fields)
 	gone := 0
 	if a.some {
@@ -398,13 +406,13 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.StreamID {
 	next, _ := last.Next()
 	switch {
-	case !a.given && uint64(now) > last.MS:
+	case !a.given && uint64(now) > last.MS: // *, in a new millisecond
 		return collection.StreamID{MS: uint64(now)}
-	case !a.given:
+	case !a.given: // *, in the same one, or with a clock that is behind
 		return next
-	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64:
+	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64: // ms-*, in a millisecond that is full: XADD refuses it
 		return last
-	case !a.whole && a.id.MS == last.MS:
+	case !a.whole && a.id.MS == last.MS: // ms-*, in the last entry's millisecond
 		return next
 	}
 	return a.id
@@ -421,7 +429,7 @@ func cmdXLen(k *key, args [][]byte, w *resp.Writer) {
 func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	start, end := args[2], args[3]
 	if reverse {
-		start, end = end, start
+		start, end = end, start // XREVRANGE names the upper end first
 	}
 	from, bad := parseEdge(start, false)
 	var to collection.StreamID
@@ -489,6 +497,7 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
 		}
 		gone += bit(was)
 	}
+	// Nothing is written for ids that were not there.
 	if gone == 0 || k.setStream(s, false, args[1], w) {
 		w.Int(gone)
 	}
@@ -556,6 +565,7 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// An id before the last entry's would let XADD give ids a second time.
 	top, err := s.Edge(true)
 	switch {
 	case !streamOK(err, args[1], w):
@@ -666,6 +676,7 @@ func writeEdge(w *resp.Writer, s *collection.Stream, last bool) {
 func writeRead(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID) {
 	w.BulkString("last-delivered-id")
 	writeID(w, g.Last)
+	// Both numbers are null if entries in the middle were deleted, so that nobody can count what the group has passed.
 	w.BulkString("entries-read")
 	intOrNull(w, g.Read, g.Read != -1)
 	w.BulkString("lag")
@@ -705,6 +716,7 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 		w.Int(p.Delivered)
 		w.Int(p.Times)
 	}
+	// The pending entries are kept by id for the whole group, and sorted out by consumer for this reply alone.
 	pending := make([][]collection.PendingEntry, len(g.Consumers))
 	for i := range g.Pending.Len() {
 		p := g.Pending.At(i)

@@ -11,6 +11,10 @@ import (
 
 // Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
 
+// A group is a part of its stream's record: the last id that it has read, its consumers, and the entries that were delivered to them
+// and not acknowledged, which are pending. So a delivery, an XACK or a claim is one update of the record, and of two gateways that
+// deliver at a time one does so again, on what the other has left.
+
 // groupArgs are the options of XGROUP CREATE and SETID.
 // make is MKSTREAM, and read ENTRIESREAD, -1 if that is not given or not known.
 type groupArgs struct {
@@ -146,6 +150,7 @@ func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// All that was pending goes with the group.
 	was := s.RemoveGroup(args[3])
 	if !was || k.setStream(s, true, args[2], w) {
 		w.Int(bit(was))
@@ -158,6 +163,7 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// A consumer that is there is not seen by this: its idle time goes on.
 	if _, found := g.Consumer(args[4]); found {
 		w.Int(0)
 		return
@@ -220,8 +226,8 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 type pendingArgs struct {
 	idle, count int64
 	from, to    collection.StreamID
-	consumer    []byte
-	some        bool // a consumer is named
+	consumer    []byte // if some
+	some        bool   // a consumer is named
 }
 
 // parsePending reads XPENDING with a range; without one there is nothing to read.
@@ -313,6 +319,7 @@ func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64
 	}
 	var list []collection.PendingEntry
 	i, _ := g.Pending.Find(a.from)
+	// Without that consumer there is nothing pending for it.
 	for ; found && i < g.Pending.Len() && int64(len(list)) < a.count; i++ {
 		p := g.Pending.At(i)
 		if p.ID.Compare(a.to) > 0 {
@@ -337,10 +344,10 @@ func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64
 type claim struct {
 	s        *collection.Stream
 	g        *collection.StreamGroup
-	consumer int // -1 before the first entry is claimed
-	changed  bool
+	consumer int         // -1 before the first entry is claimed
+	changed  bool        // there is something to write
 	out      resp.Writer // what the reply has of each entry
-	n        int
+	n        int         // entries in out
 }
 
 // beginClaim looks for the group; grow is for how many it may add to what is pending.
@@ -394,10 +401,10 @@ func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 // claimArgs are the options of XCLAIM.
 type claimArgs struct {
 	ids         []collection.StreamID
-	delivered   int64 // -1: not given
-	times       int64 // -1: not given
-	last        collection.StreamID
-	force, just bool
+	delivered   int64               // -1: not given
+	times       int64               // -1: not given
+	last        collection.StreamID // LASTID: the group has read up to there at least
+	force, just bool                // FORCE, JUSTID
 }
 
 // parseClaim reads ids up to the first argument that is none, and then options. now is in Unix ms.
@@ -467,6 +474,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 	if a.last.Compare(c.g.Last) > 0 {
 		c.g.Last, c.changed = a.last, true
 	}
+	// A time in the future would keep the entry from ever becoming idle.
 	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.now {
 		a.delivered = k.now
 	}
@@ -478,18 +486,19 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		}
 		var p collection.PendingEntry
 		switch {
-		case !found && pending:
+		case !found && pending: // it has been deleted, and nobody needs it any more
 			c.drop(i)
 			continue
 		case pending:
 			if p = c.g.Pending.At(i); idle > 0 && k.now-p.Delivered < idle {
 				continue
 			}
-		case !found || !a.force:
+		case !found || !a.force: // FORCE claims an entry that nobody had
 			continue
 		default:
 			p = collection.PendingEntry{ID: id, Times: 1}
 		}
+		// JUSTID is no delivery, so it does not count as one, as in Redis.
 		p.Delivered = a.delivered
 		if a.times >= 0 {
 			p.Times = a.times
@@ -539,6 +548,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	}
 	var deleted []collection.StreamID
 	i, _ := c.g.Pending.Find(from)
+	// The tries bound the work of a call on a group of which little has been idle for long enough.
 	for tries := count * autoClaimTries; tries > 0 && count > 0 && i < c.g.Pending.Len(); tries-- {
 		p := c.g.Pending.At(i)
 		e, found, err := c.s.Find(p.ID)

@@ -19,11 +19,11 @@ const blockedCount = 1000
 // readArgs are those of XREAD and XREADGROUP.
 // It lives as long as the command waits. from and news are by the place in names.
 type readArgs struct {
-	ofGroup         bool
-	group, consumer []byte // of XREADGROUP
-	noAck           bool
-	count           int64 // 0: all
-	names, ids      [][]byte
+	ofGroup         bool     // XREADGROUP
+	group, consumer []byte   // of XREADGROUP
+	noAck           bool     // NOACK: what is delivered is not pending
+	count           int64    // 0: all
+	names, ids      [][]byte // of the streams, and from where on each is read
 
 	from []collection.StreamID // that names have been read up to, since the first try
 	news []bool                // the id is >
@@ -97,6 +97,7 @@ func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad
 			}
 			a.from, a.news = make([]collection.StreamID, len(a.ids)), make([]bool, len(a.ids))
 			return timeout, ""
+		// The group and the consumer may be named again, and the last ones count.
 		case more > 1 && fold(o, "group"):
 			if !a.ofGroup {
 				return 0, "ERR The GROUP option is only supported by XREADGROUP. You called XREAD instead."
@@ -185,6 +186,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 			}
 		}
 	}
+	// The number of streams comes before them, so they are put together apart; fail has the error of the first one that fails.
 	var out, fail resp.Writer
 	out.Proto = w.Proto
 	n := 0
@@ -192,6 +194,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 		if !slices.ContainsFunc(names, func(s []byte) bool { return string(s) == string(name) }) {
 			continue
 		}
+		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and nothing new to others.
 		k := a.streamOf(t, name)
 		if t.failed() {
 			return true
@@ -257,6 +260,7 @@ func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Wr
 		}
 		from = g.Last
 	}
+	// Nearly always a client that is up to date is told so by the last id, without a look at entries.
 	start, ok := from.Next()
 	if !ok || start.Compare(s.Last) > 0 {
 		return false, true
@@ -296,6 +300,7 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
 	err = s.Range(start, collection.MaxStreamID, false, func(e collection.StreamEntry) bool {
+		// As long as no entry in between was deleted, the group's count goes up by one for each; else it is counted anew, if it can be.
 		if g.Read != -1 && !s.HasDeleted(e.ID, first) {
 			g.Read++
 		} else if s.Added > 0 {
@@ -334,6 +339,7 @@ func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) b
 	var list resp.Writer
 	list.Proto = out.Proto
 	n := int64(0)
+	// The consumer's own history is what is pending for it, which others' acknowledgements do not touch.
 	start, more := a.from[i].Next()
 	j, _ := g.Pending.Find(start)
 	for ; more && j < g.Pending.Len() && (a.count == 0 || n < a.count); j++ {

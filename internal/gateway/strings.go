@@ -23,12 +23,12 @@ type key struct {
 	now      int64 // Unix ms, the same for all of them
 	maxValue int   // bytes, Options.MaxValueBytes
 
-	present bool
-	value   []byte // not to be written to, unless mutable made it
-	expires int64  // Unix ms; 0: never
-	flags   uint32
+	present bool        // if not, the four below are zero
+	value   []byte      // not to be written to, unless mutable made it
+	expires int64       // Unix ms; 0: never
+	flags   uint32      // memcached's; SET and its like make them 0
 	typ     client.Type // of value; Plain if it is not present
-	changed bool
+	changed bool        // by a command; there is something to write
 
 	own   []byte // what mutable uses; kept from unit to unit
 	count int64  // what a command that sums over its keys adds

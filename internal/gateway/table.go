@@ -45,7 +45,7 @@ type command struct {
 	// spans says which arguments are keys where that depends on others; the numbers above are then for COMMAND.
 	spans func(args [][]byte) (keys, also acl.Span)
 
-	group, summary string
+	group, summary string // of COMMAND DOCS
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
@@ -72,10 +72,10 @@ type command struct {
 
 	// For the rules of users; see rules.go.
 	categories        acl.Category
-	needs, needsLater acl.Need // of the first key, and of those behind it
-	inDatabase        bool     // works in the database of SELECT
-	channels          channelArgs
-	event             keyEvent // of a key that it changes
+	needs, needsLater acl.Need    // of the first key, and of those behind it
+	inDatabase        bool        // works in the database of SELECT
+	channels          channelArgs // which arguments are channels
+	event             keyEvent    // of a key that it changes
 }
 
 // served reports whether kvd performs the command; others have a name so that they can be

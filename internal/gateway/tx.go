@@ -14,12 +14,12 @@ import (
 // It belongs to the connection, and only what serves that uses it. MULTI and WATCH are independent of each other: a watch may be there
 // without a queue.
 type transaction struct {
-	queueing bool
+	queueing bool     // behind MULTI
 	broken   bool     // a command was refused: EXEC must fail
 	queue    []queued // in the order in which they came
 	bytes    int      // of the share, for queue
 	db       int      // in which what is queued next is going to work
-	watched  []watch
+	watched  []watch  // each key once, whatever its database
 }
 
 // queued is a command that EXEC will perform. Its arguments are a copy, since those of the

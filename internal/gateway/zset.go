@@ -81,6 +81,7 @@ func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool
 // the command is to be given up: it has replied, or the key says how much room it wants.
 // drop and add are as in collection.ZSet.AppendChanged. The expiry stays.
 func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
+	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
 	for _, d := range drop {
 		left -= d.Hi - d.Lo
@@ -114,6 +115,7 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 // list is put in order; its members may lie in any key's value, also in this one's. An empty list deletes the key.
 func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
 	slices.SortFunc(list, collection.CompareZ)
+	// They are put back if the command is given up, which leaves the key as it was.
 	expires, flags := k.expires, k.flags
 	k.expires, k.flags = 0, 0
 	if !k.changeSortedSet(collection.ZSet{}, nil, list, w) {
@@ -191,6 +193,7 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// A place comes as often as its member is named, and must be dropped once.
 	places := z.Places(args[2:])
 	slices.Sort(places)
 	places = slices.Compact(places)
@@ -212,7 +215,7 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 type zaddArgs struct {
 	nx, xx, gt, lt, ch, incr bool
 	scores                   []float64
-	members                  [][]byte
+	members                  [][]byte // as many as scores
 }
 
 // parseZAdd reads options, scores and members, and returns the error reply otherwise.
@@ -285,10 +288,10 @@ func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
 
 // zmember is a member that ZADD names: where it stands, and the score that it is to have.
 type zmember struct {
-	at      int // in the old set; -1: nowhere
-	present bool
+	at      int  // in the old set; -1: nowhere
+	present bool // it is in the set, or has just been added
 	score   float64
-	changed bool
+	changed bool // score is not that of the old set
 }
 
 // set gives the member a score as the options allow, and says whether it did nothing at all. A sum that is
@@ -337,6 +340,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	for i, name := range a.members {
 		m := &list[i]
 		m.at = places[i]
+		// A member that is named again goes on from what its first mention has made of it, as if the commands had been two.
 		if first != nil {
 			if j, again := first[string(name)]; again {
 				m = &list[j]

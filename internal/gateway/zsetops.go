@@ -52,7 +52,7 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
 // zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
 type zpopArgs struct {
 	names [][]byte
-	top   bool
+	top   bool // the highest scores
 	count int64
 }
 
@@ -150,7 +150,7 @@ func parseBZMPop(args [][]byte) (b blocking, bad string) {
 // The set refers to a key's value, or to bytes of its own if the key is a set without scores.
 type zsource struct {
 	z      collection.ZSet
-	weight float64
+	weight float64 // 1 without WEIGHTS
 }
 
 // aggregate makes one score of two.
@@ -161,7 +161,7 @@ type aggregate func(a, b float64) float64
 // It is made for one try, and may be used up by it.
 type combination struct {
 	sources    []zsource
-	aggregate  aggregate
+	aggregate  aggregate // of the scores of one member in several sets
 	withScores bool
 	limit      int64 // of what ZINTERCARD counts; 0: none
 }
@@ -227,6 +227,7 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
 	t.load(names...)
+	// All sets are looked at before the options, also those that cannot matter any more: the first error must be Redis's.
 	for _, name := range names {
 		z, ok := t.membersOf(name, w)
 		if !ok || t.failed() {

@@ -33,6 +33,7 @@ func parseFloat(b []byte) (f float64, exact, ok bool) {
 		return 0, false, false
 	}
 	exact = err == nil
+	// ParseFloat makes 0 of what is too small for a double without an error; only digits that are all 0 are exactly that.
 	if f == 0 {
 		mantissa, _, _ := strings.Cut(strings.ToLower(digits), "e")
 		if strings.HasPrefix(mantissa, "0x") {
@@ -57,9 +58,9 @@ func scoreOf(b []byte) (f float64, ok bool) {
 // A range of scores uses score, and one of members the others.
 type bound struct {
 	score  float64
-	member []byte
-	open   bool // the bound itself is not in the range
-	inf    int  // of members: -1 or 1 if it stands before or behind all of them
+	member []byte // of ranges by members
+	open   bool   // the bound itself is not in the range
+	inf    int    // of members: -1 or 1 if it stands before or behind all of them
 }
 
 // scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too large infinite.
@@ -177,9 +178,9 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 type zquery struct {
 	zspan
 	by            orderBy
-	rev           bool
+	rev           bool // from the highest on
 	auto          bool // by and rev may be arguments
-	store         bool
+	store         bool // of ZRANGESTORE, whose reply has no scores
 	withScores    bool
 	offset, limit int64 // limit -1: none
 }
@@ -218,6 +219,7 @@ func (q *zquery) parse(args [][]byte) (bad string) {
 	case q.withScores && q.by == byLex:
 		return "ERR syntax error, WITHSCORES not supported in combination with BYLEX"
 	}
+	// The ends of ranks are turned round with the places, and not here.
 	lower, upper := args[0], args[1]
 	if q.rev && q.by != byRank {
 		lower, upper = upper, lower
