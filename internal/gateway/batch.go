@@ -65,8 +65,8 @@ type batch struct {
 // Entries of one unit are a list through next, in the order in which they came; entries of one
 // command follow each other.
 type entry struct {
+	cmd *command
 	// Of a command on several keys, args are the share of this key: its name, and what follows it up to the next.
-	cmd         *command
 	args        [][]byte
 	unit        int32 // -1: none
 	next        int32 // the unit's next entry; -1: none

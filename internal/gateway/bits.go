@@ -338,7 +338,7 @@ func fieldType(b []byte) (signed bool, width int, ok bool) {
 	return signed, int(n), true
 }
 
-// BITFIELD_RO is a read to the store, while BITFIELD is an update even if it only reads.
+// cmdBitFieldRO is a read to the store, while BITFIELD is an update even if it only reads.
 func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) { bitField(k, args, w, true) }
 func cmdBitField(k *key, args [][]byte, w *resp.Writer)   { bitField(k, args, w, false) }
 
@@ -428,7 +428,7 @@ func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
 	return 0, true
 }
 
-// sum has the bits of a signed integer, of which setField takes as many as the field is wide.
+// addSigned takes and returns signed integers: sum has the bits of one, of which setField takes as many as the field is wide.
 func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
 	most := int64(uint64(1)<<(o.width-1) - 1)
 	least := -most - 1

@@ -187,7 +187,7 @@ const (
 	errForced    = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
 )
 
-// New calls it, before there are connections.
+// init is called by New, before there are connections.
 func (s *waits) init(g *Gateway) {
 	s.g, s.early = g, make(chan struct{}, 1)
 	s.mu.keys = make(map[stagedName]*awaited)
@@ -367,8 +367,7 @@ func (s *waits) lookUp(keys []*awaited) {
 
 // found takes the outcome of a poll.
 // The first version that a poll finds counts as a change, since version was 0: somebody wrote between a client's first try and
-// this. Types are not compared, so
-// clients that wait for another one are woken for nothing.
+// this. Types are not compared, so clients that wait for another one are woken for nothing.
 func (s *waits) found(keys []*awaited, ops []client.Op) {
 	now := time.Now()
 	s.mu.Lock()
@@ -429,8 +428,8 @@ func (x *waiter) told() ending {
 }
 
 // performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's time.
-// The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and
-// holds no lock while it waits, and nothing of what it has read. An error ends the connection without a reply: the client is gone.
+// The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while it waits, nor
+// anything of what it has read. An error ends the connection without a reply: the client is gone.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
 	b, bad := c.parseBlocking(cmd, args)
 	if bad != "" {

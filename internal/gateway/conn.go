@@ -36,9 +36,9 @@ type conn struct {
 	out           output
 	since         time.Time // connected
 	proto         int       // RESP's version, 2 or 3
-	// authed may be stale: a password that was set meanwhile is found by admitted, which lookup asks if it is false.
-	untilSample int  // commands until one is looked at for hot keys; 0: not drawn yet
-	authed      bool // or user default needs no password
+	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
+	// While it is false lookup asks admitted, which finds out whether user default needs a password still.
+	authed bool // or user default needs no password
 	// in is db's.
 	db int
 	in *database
@@ -450,8 +450,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // must not be seen by them, so the batch is performed first. An error ends the connection;
 // errors that the client is told of are replies.
 // The order of the steps is the contract: a pause holds a command up before its rights are looked at for the last time; Drain
-// refuses it before it is noted as a use of a key; and a command that joins no batch runs
-// when all before it have been performed.
+// refuses it before it is noted as a use of a key; and a command that joins no batch runs when all before it have been performed.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
 	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
@@ -588,7 +587,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // lookup finds the command, or says why it is refused. cmd is never nil.
 // The order of the checks is that of Redis's processCommand, since clients see which one comes
 // first; in particular nobody learns before AUTH more than which commands exist.
-// It changes nothing but the log of denials, and may be asked twice about one command. args has one element at least.
+// It performs nothing, and may be asked twice about one command. args has one element at least.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	cmd = find(args[0])
 	switch {

@@ -87,7 +87,7 @@ func (d *database) stored(name []byte) []byte {
 	return d.storedLong(name)
 }
 
-// It is apart so that stored is inlined.
+// storedLong is the part of stored that makes a name; it is apart so that stored is inlined.
 func (d *database) storedLong(name []byte) []byte {
 	if d.prefix == "" {
 		return emptyKey

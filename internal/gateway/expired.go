@@ -57,7 +57,7 @@ func (h dueHeap) Less(i, j int) bool { return h[i].when().Before(h[j].when()) }
 func (h dueHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 func (h *dueHeap) Push(x any)        { *h = append(*h, x.(dueKey)) }
 
-// It keeps the array for what comes next.
+// Pop is of heap.Interface. It keeps the array for what comes next.
 func (h *dueHeap) Pop() any {
 	old := *h
 	x := old[len(old)-1]

@@ -591,7 +591,7 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// The fields are those of Redis 7.0, in its order.
+// writeLibrary is a library in FUNCTION LIST, with the fields of Redis 7.0 in its order.
 func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
 	if withCode {
 		w.Map(4)

@@ -47,7 +47,7 @@ type hotKey struct {
 // The first two bytes of name are the database's number, so that keys of several databases are different ones.
 func (k *hotKey) key() string { return k.name[2:] }
 
-// It takes some 30 KiB, and no more however long it runs.
+// newHotKeys makes an estimate that takes some 30 KiB, and no more however long it runs.
 func newHotKeys() *hotKeys {
 	h := &hotKeys{}
 	h.mu.counts = make(map[string]int, maxHot)

@@ -107,7 +107,7 @@ func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
 
 var fastCategory = mustCategory("fast")
 
-// Events of which there is nothing are left out, as in Redis.
+// cmdLatencyLatest leaves out events of which there is nothing, as Redis does.
 func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) {
 	type event struct {
 		name string

@@ -74,7 +74,7 @@ func (p *pausing) end(heed *atomic.Uint32) {
 	}
 }
 
-// The bit is cleared before those that wait are let go, so that none of them finds it set for a pause that is over.
+// endLocked ends the pause that there is. The bit is cleared before those that wait are let go, so that none of them finds it set for a pause that is over.
 func (p *pausing) endLocked(heed *atomic.Uint32) {
 	heed.And(^uint32(heedPause))
 	p.mu.timer.Stop()

@@ -57,7 +57,7 @@ type listener struct {
 // subscriptionCost is about how much memory a subscription takes besides two copies of its name.
 const subscriptionCost = 256
 
-// It is in bytes, and the same for subscribing and for its end: a share gets back what it gave.
+// costOf is in bytes, and the same for subscribing and for its end: a share gets back what it gave.
 func costOf(name []byte) int64 { return subscriptionCost + 2*int64(len(name)) }
 
 func (h *hub) init() {
@@ -149,7 +149,7 @@ func (h *hub) unsubscribe(c *conn, t topic, name string) {
 	h.removeLocked(c, l, t, name)
 }
 
-// The subscription must be there. h is locked for writing.
+// removeLocked ends a subscription that is there. h is locked for writing.
 func (h *hub) removeLocked(c *conn, l *listener, t topic, name string) {
 	delete(l.topics[t], name)
 	of := h.topics[t][name]

@@ -123,7 +123,7 @@ func (o *output) floodLocked() {
 	o.room.Broadcast()
 }
 
-// It forgets the unread messages, of which nothing has been sent, and gives back their memory.
+// dropPushesLocked forgets the messages that wait, sent by now or not, and gives back their memory.
 func (o *output) dropPushesLocked() {
 	o.queued.Add(-int64(len(o.mu.pushed)))
 	o.share.Drop(o.mu.held)
@@ -216,7 +216,7 @@ func (o *output) cork() {
 	o.mu.Unlock()
 }
 
-// The connection's goroutine calls it, as cork. corked without mu is a copy for that goroutine alone, which saves the lock when
+// uncork ends that. The connection's goroutine calls it, as cork. corked without mu is a copy for that goroutine alone, which saves the lock when
 // there is nothing to do.
 func (o *output) uncork() {
 	if o.corked {
@@ -226,7 +226,7 @@ func (o *output) uncork() {
 	}
 }
 
-// Messages that were pushed meanwhile go out now, behind the reply that was sent with the same lock held.
+// uncorkLocked is uncork for those who hold mu: messages that were pushed meanwhile go out now, behind the reply that was sent with the same lock held.
 func (o *output) uncorkLocked() {
 	if o.corked {
 		o.corked, o.mu.corked = false, false

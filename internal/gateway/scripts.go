@@ -21,7 +21,7 @@ const scriptCacheBytes = 32 << 20
 
 // scripting is what a gateway knows of scripts.
 type scripting struct {
-	pool  luascript.Pool   // of Lua states, which are made anew now and then; shared by all connections
+	pool  luascript.Pool   // of interpreters, for all connections
 	cache *luascript.Cache // by SHA-1; of this gateway alone
 	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one behind it by more.
 	groupTime time.Duration

@@ -409,7 +409,7 @@ func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
 	}
 }
 
-// The number is that of COMMAND's reply, without subcommands.
+// cmdCommandCount counts what COMMAND describes, without subcommands.
 func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
 
 // named finds "get" and "config|get".

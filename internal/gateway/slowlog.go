@@ -278,7 +278,7 @@ func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// The number may be below slowlog-max-len even if more commands were slow: maxSlowBytes bounds the entries, too.
+// cmdSlowLogLen may be below slowlog-max-len even if more commands were slow: maxSlowBytes bounds the entries, too.
 func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) {
 	n, _ := c.g.slow.size()
 	w.Int(int64(n))

@@ -33,7 +33,7 @@ type staged struct {
 	keys []*stagedKey
 	find map[stagedName]*stagedKey
 	out  resp.Writer // what the function replies
-	err  error       // why nothing of it is done; the first one counts
+	err  error       // why nothing of it is done
 	lost bool        // a watched key has changed
 	// moves: the function is a MOVE by itself, whose two keys need not change together.
 	moves bool
@@ -71,7 +71,7 @@ var stagedPool = sync.Pool{New: func() any { return &staged{find: make(map[stage
 // keepStaged bounds the keys of a staged that is kept.
 const keepStaged = 16
 
-// The caller frees it. room begins at oneLimit: a value up to that needs no memory of the share.
+// newStaged makes an empty one, which the caller frees. room begins at oneLimit: a value up to that needs no memory of the share.
 func newStaged(c *conn) *staged {
 	t := stagedPool.Get().(*staged)
 	t.c, t.room = c, oneLimit
@@ -97,7 +97,7 @@ func (t *staged) free() {
 	stagedPool.Put(t)
 }
 
-// It is a key's name as clients of a database have it, without the prefix that the store may have before it; comparable.
+// stagedName is a key's name as clients of a database have it, without the prefix that the store may have before it.
 type stagedName struct {
 	db   int
 	name string

@@ -445,7 +445,7 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
-// INCR and its like are updates, of which the store tries again until nobody else has written in between: no increment is ever lost,
+// cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no increment is ever lost,
 // whichever gateways they come by. All of a batch on one key are one update.
 func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
 func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
@@ -633,7 +633,7 @@ func ttl(k *key, w *resp.Writer, absolute, millis bool) {
 	}
 }
 
-// The commands that tell an expiry differ in their unit, and in whether it counts from now.
+// cmdTTL and the others that tell an expiry differ in their unit, and in whether it counts from now.
 func cmdTTL(k *key, _ [][]byte, w *resp.Writer)         { ttl(k, w, false, false) }
 func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true) }
 func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
@@ -648,7 +648,7 @@ func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
 	w.Int(bit(yes))
 }
 
-// The commands that set one differ likewise. Each rewrites the record, since the expiry is a part of it.
+// cmdExpire and the others that set an expiry differ likewise. Each rewrites the record, since the expiry is a part of it.
 func cmdExpire(k *key, args [][]byte, w *resp.Writer)  { expire(k, args, w, "expire", true, false) }
 func cmdPExpire(k *key, args [][]byte, w *resp.Writer) { expire(k, args, w, "pexpire", false, false) }
 func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) {

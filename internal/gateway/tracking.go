@@ -68,7 +68,7 @@ type trackTable struct {
 	checking bool                               // a goroutine looks at versions
 }
 
-// It is as clients of the database have it, without a prefix.
+// trackedName is a key's name as clients of its database have it, without a prefix.
 type trackedName struct {
 	db  int
 	key string
@@ -249,7 +249,7 @@ func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
 	}
 }
 
-// Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
+// invalidateLocked takes a key out and tells its clients. Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
 func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) {
 	k := t.keys[name]
 	if k == nil {
