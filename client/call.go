@@ -37,6 +37,7 @@ func checkValue(key, value []byte) error {
 	return nil
 }
 
+// hash is the half of a key's hash that places it; the seed is the namespace's.
 func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
 
 // hashKey fills in the hashes of a call's key.
@@ -73,6 +74,7 @@ func newCall(kind index.Kind, key []byte) *call {
 	return q
 }
 
+// free forgets all that a call refers to. Nobody may use it any more, the engine included.
 func (q *call) free() {
 	*q = call{}
 	loneCalls.Put(q)
@@ -270,6 +272,7 @@ func expires(ms uint64) time.Time {
 	return time.UnixMilli(int64(ms))
 }
 
+// expiry is when a TTL ends, in Unix ms by this machine's clock; 0 is never.
 func expiry(ttl time.Duration) (uint64, error) {
 	if ttl < 0 {
 		return 0, fmt.Errorf("%w: TTL %v, want >= 0", ErrInvalid, ttl)

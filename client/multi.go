@@ -22,6 +22,7 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 		ops[i].Kind, ops[i].Key = OpGet, keys[i]
 	}
 	c.Do(ctx, ops)
+	// A first pass adds up the lengths, so that one allocation holds all short values. Long ones keep the buffers that they were read to.
 	total := 0
 	for i := range ops {
 		if n := len(ops[i].Item.Value); n <= keptInto {
@@ -40,6 +41,7 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 		if cap(o.Into) > keptInto {
 			o.Into = nil
 		}
+		// The pool must hold no caller's keys, and no long values.
 		o.Key, o.Item, o.Err = nil, Item{}, nil
 	}
 	return res
@@ -48,6 +50,7 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 // gets are the Ops of a MultiGet, with their buffers, of at most keptInto bytes each.
 var gets = sync.Pool{New: func() any { return new([]Op) }}
 
+// keptInto is in bytes. A longer buffer is its result's, or is dropped.
 const keptInto = 4 << 10
 
 // MultiPut puts every pair; each has its own outcome.

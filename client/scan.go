@@ -63,6 +63,7 @@ func (c *Client) scan(ctx context.Context, o ScanOptions, yield func(KV, error) 
 				continue
 			}
 		}
+		// Damage that does not let the cursor move on would come again for ever, so it ends the scan.
 		if err != nil && (!errors.Is(err, ErrCorrupt) || next == *cur) {
 			yield(KV{}, err)
 			return rounds
@@ -81,6 +82,7 @@ func (c *Client) scan(ctx context.Context, o ScanOptions, yield func(KV, error) 
 	return rounds
 }
 
+// scanPageBytes bounds the records of a page, however long values are.
 const scanPageBytes = 1 << 20
 
 // scanPage gives what stands at cur, and what is behind it.
@@ -153,6 +155,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 }
 
 // lenOf is the length of a record's value, which may be in chunks: 0 if its manifest is damaged, of which a Get tells.
+// It is in bytes, and what a scan of keys alone tells of a value. A tail with flags and a note is not counted.
 func lenOf(r *layout.Record) int {
 	n := len(r.Value)
 	if r.Flags&layout.FlagManifest != 0 {
@@ -189,6 +192,7 @@ func (c *Client) Count(ctx context.Context) (uint64, error) {
 	for i := range v.Shards {
 		sh := &v.Shards[i]
 		tail := int(sh.PG.Replicas) - 1
+		// A replica that is joining has not got everything yet, so the one before it is read.
 		if sh.PG.Joining {
 			tail--
 		}

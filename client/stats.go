@@ -17,6 +17,7 @@ func (c *Client) Stats() Stats {
 		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize,
 		SweepBytes: c.stats.sweepBytes.Load(), SweepForgotten: c.stats.sweepForgotten.Load()}
 	c.mu.Lock()
+	// past has the sessions that have ended; counted says that this one is among them already.
 	total, counted := c.mu.past, s.counted
 	c.mu.Unlock()
 	if !counted {
@@ -90,6 +91,7 @@ func (t *laneTotals) wentBy(n, before session.Counts) {
 	t.went.Refused += n.Refused - before.Refused
 }
 
+// add is called by the lane's owner, or while the lane has none.
 func (t *laneTotals) add(l *engine.Lane) {
 	for k := range t.ops {
 		t.ops[k] += l.Stats.Ops[k]

@@ -17,6 +17,7 @@ import (
 // tools is what internal/inside gives the programs of the store.
 type tools struct{ c *Client }
 
+// Importing package client is enough for package inside to know it: neither needs the other's unexported names.
 func init() {
 	inside.Register(func(c any) (inside.Tools, bool) {
 		x, ok := c.(*Client)
@@ -24,6 +25,7 @@ func init() {
 	})
 }
 
+// Locate is of inside.Tools. It asks the map that the session has, which may be older than the directory's, and reads no memory.
 func (t tools) Locate(key []byte) (inside.Location, error) {
 	if err := checkKey(key); err != nil {
 		return inside.Location{}, err
@@ -43,6 +45,8 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }
 
+// ReadRaw is of inside.Tools. A read is divided where the index ends, since index and heap are two spaces to the engine, and into pieces of a
+// MiB, which are no snapshot of each other.
 func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {
@@ -156,6 +160,7 @@ func (t tools) lastAccess(ctx context.Context, loc inside.Location, off uint64, 
 	return time.Duration(a.PastTicks(uint64(time.Now().UnixMilli()))) * layout.AccessTickMillis * time.Millisecond, nil
 }
 
+// Session is of inside.Tools.
 func (t tools) Session(ctx context.Context) (uint32, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {
@@ -164,6 +169,7 @@ func (t tools) Session(ctx context.Context) (uint32, error) {
 	return s.id, nil
 }
 
+// ViewAtLeast is of inside.Tools. It waits for the session to hear of the map, and asks nobody for it.
 func (t tools) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error) {
 	for {
 		s, err := t.c.live(ctx)
@@ -179,6 +185,7 @@ func (t tools) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, e
 	}
 }
 
+// Work is of inside.Tools. Without a session none of the works was begun, and all have the same error.
 func (t tools) Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error {
 	s, err := t.c.live(ctx)
 	if err != nil {

@@ -77,6 +77,7 @@ const (
 	numBuckets = 1 << bucketBits
 )
 
+// entry is a key that is there, or that has expired and nobody has looked at since.
 type entry struct {
 	key     string
 	value   []byte // never changed
@@ -88,6 +89,7 @@ type entry struct {
 	used    *list.Element
 }
 
+// size is what counts for Options.MaxBytes; a record of the store has more around it.
 func (e *entry) size() int { return len(e.key) + len(e.value) }
 
 func (e *entry) expires() time.Time { return timeOf(e.expiry) }
@@ -134,6 +136,7 @@ func (s *Store) ask(ctx context.Context, op *client.Op) (applied bool, err error
 	return f.Applied, f.Err
 }
 
+// checkKey and checkValue refuse what the store refuses, in its own words.
 func checkKey(key []byte) error {
 	if len(key) == 0 || len(key) > client.MaxKeyLen {
 		return fmt.Errorf("%w: key of %d bytes, want 1..%d", client.ErrInvalid, len(key), client.MaxKeyLen)
@@ -159,6 +162,7 @@ func (s *Store) expiresIn(ttl time.Duration) (time.Time, error) {
 	return s.o.Now().Add(ttl), nil
 }
 
+// millis is a time as entries have it. The beginning of 1970 becomes 1, since 0 is never.
 func millis(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -173,6 +177,7 @@ func timeOf(ms int64) time.Time {
 	return time.UnixMilli(ms)
 }
 
+// bucketOf makes an order of keys for scans, which like the store's is that of hashes.
 func bucketOf(key []byte) int { return int(xxh3.Hash(key) >> (64 - bucketBits)) }
 
 // findLocked returns the entry of key, or nil. An entry that has expired is removed.
@@ -185,10 +190,12 @@ func (s *Store) findLocked(key []byte) *entry {
 	return e
 }
 
+// expiredLocked asks the Store's clock, so that tests choose the time.
 func (s *Store) expiredLocked(e *entry) bool {
 	return e.expiry != 0 && e.expiry <= s.o.Now().UnixMilli()
 }
 
+// dropLocked removes an entry; a caller that has its value keeps it.
 func (s *Store) dropLocked(e *entry) {
 	delete(s.mu.buckets[bucketOf([]byte(e.key))], e.key)
 	s.mu.lru.Remove(e.used)
@@ -245,6 +252,7 @@ func (s *Store) makeRoomLocked(old *entry, size int) error {
 	return nil
 }
 
+// sweepLocked takes back the memory of what has expired, which else happens when somebody looks.
 func (s *Store) sweepLocked() {
 	for el := s.mu.lru.Front(); el != nil; {
 		e := el.Value.(*entry)

@@ -77,6 +77,7 @@ const overhead = 300
 // name is a key's hash, so that a lookup makes no string.
 type name struct{ hi, lo uint64 }
 
+// Two keys with one name are told apart by the entry's key.
 func nameOf(key []byte) name {
 	h := xxh3.Hash128(key)
 	return name{h.Hi, h.Lo}
@@ -92,10 +93,12 @@ type entry struct {
 	asked      time.Time // the value was the key's at this moment or later
 }
 
+// item is a copy, which the caller of Get may change.
 func (e *entry) item() client.Item {
 	return client.Item{Value: append(make([]byte, 0, len(e.value)), e.value...), Version: e.version, Expires: e.expires, Flags: e.flags, Note: e.note}
 }
 
+// entryOf keeps the Item's value, which must be nobody else's, and a copy of the key.
 func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
 	return &entry{key: bytes.Clone(key), value: it.Value, version: it.Version, expires: it.Expires, flags: it.Flags, note: it.Note, asked: asked}
 }
@@ -165,6 +168,7 @@ func New(api client.API, o Options) (*Cache, error) {
 	return c, nil
 }
 
+// weight is in bytes, for Options.MaxBytes.
 func weight(e *entry) uint32 { return uint32(len(e.key) + len(e.value) + overhead) }
 
 func (c *Cache) stripe(n name) *stripe { return &c.stripes[n.lo%uint64(len(c.stripes))] }

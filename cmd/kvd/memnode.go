@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
@@ -228,15 +229,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	}
 	k.serves(n)
 	defer closing("memory node", n.Close)
-	defer func() {
-		if k.leaves() {
-			return
-		}
-		// Operations would stall for a lease otherwise.
-		if err := n.Leave(context.Background()); err != nil {
-			log.Warn("stopping without a goodbye", "err", err)
-		}
-	}()
+	defer sayGoodbye(k, n, log)
 	defer k.notifyStopping()
 
 	doors = m.doorsOf(doors)
@@ -248,11 +241,10 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	defer stop()
-	if err := errors.Join(web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)), k.dropUnused()); err != nil {
+	if err := k.dropUnused(); err != nil {
 		return err
 	}
-	web.Chart(memnodeCharts()...)
-	stopPages, err := meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	stopPages, err := showMemnode(web, c, n, creds, doors)
 	if err != nil {
 		return err
 	}
@@ -261,16 +253,11 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	if c.Janitor {
-		// A janitor that fails is logged and missed by nobody: others do its work.
-		jobs := metrics.NewJanitor()
-		if err := web.Register(jobs); err != nil {
-			return err
-		}
-		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, identity: c.Identity, jobs: jobs, log: log})
+		stopJanitor, err := janitorBeside(web, c, creds, m.options.Verbs.Device, log)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = j.stop() }()
+		defer stopJanitor()
 	}
 	at, err := published(k.serving, dir, c.Name, m.listens)
 	if err != nil {
@@ -285,6 +272,41 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	}
 	<-k.serving.Done()
 	return nil
+}
+
+// sayGoodbye takes the node out of the store, unless another worker goes on serving its memory. Operations on it would stall
+// for a lease otherwise.
+func sayGoodbye(k *kept, n *memnode.Node, log *slog.Logger) {
+	if k.leaves() {
+		return
+	}
+	if err := n.Leave(context.Background()); err != nil {
+		log.Warn("stopping without a goodbye", "err", err)
+	}
+}
+
+// showMemnode gives web the node's metrics and charts, and lets its pages find those of the other roles, until stop is
+// called. doors are the listeners to be counted, by name.
+func showMemnode(web *httpd.Server, c *config.MemNode, n *memnode.Node, creds *tls.Config, doors map[string]*netsrv.Door) (stop func(), err error) {
+	if err := web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)); err != nil {
+		return nil, err
+	}
+	web.Chart(memnodeCharts()...)
+	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+}
+
+// janitorBeside runs a janitor in the memory node's process until stop is called; device is the RDMA device that it may
+// use. A janitor that fails later is logged and missed by nobody: others do its work.
+func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, device string, log *slog.Logger) (stop func(), err error) {
+	jobs := metrics.NewJanitor()
+	if err := web.Register(jobs); err != nil {
+		return nil, err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: device, tls: creds, identity: c.Identity, jobs: jobs, log: log})
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = j.stop() }, nil
 }
 
 // memnodeHealthAt serves the health protocol if the settings want it, until stop is called.

@@ -172,86 +172,15 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	put := func(s Session) func([]byte) error {
-		return func(k []byte) error { _, err := s.Put(ctx, k, m.value, client.PutOptions{}); return err }
-	}
-	getOf := func(s Session) func([]byte) error {
-		return func(k []byte) error { _, err := s.Get(ctx, k); return err }
-	}
-	del := func(s Session) func([]byte) error {
-		return func(k []byte) error { return s.Delete(ctx, k) }
-	}
-	// A key is m.stored from before its first write until after its delete.
-	m.stored = append(m.stored, single...)
-	rInsert, err := m.each("INSERT", a, single, insert, put(a))
+	singles, err := m.eachAlone(a, single)
 	if err != nil {
 		return nil, err
 	}
-	rGetCached, err := m.each("GET cached", a, single, getCached, getOf(a))
+	multis, err := m.allAtOnce(a, batches)
 	if err != nil {
 		return nil, err
 	}
-	rUpdateCached, err := m.each("UPDATE cached", a, single, updateCached, put(a))
-	if err != nil {
-		return nil, err
-	}
-
-	b, err := m.open()
-	if err != nil {
-		return nil, err
-	}
-	rGet, err := m.each("GET", b, single, get, getOf(b))
-	if err != nil {
-		return nil, err
-	}
-	c, err := m.open()
-	if err != nil {
-		return nil, err
-	}
-	rUpdate, err := m.each("UPDATE, no hint", c, single, update, put(c))
-	if err != nil {
-		return nil, err
-	}
-	rDelete, err := m.each("DELETE cached", c, single, deleteCached, del(c))
-	if err != nil {
-		return nil, err
-	}
-
-	// Each batch is measured right after it was written and read once: the cache
-	// of slot words is set-associative and may have dropped one of many keys.
-	var cached []Count
-	for _, ks := range batches {
-		m.stored = append(m.stored, ks...)
-		for _, k := range ks {
-			if err := put(a)(k); err != nil {
-				return nil, fmt.Errorf("cost: put %q: %w", k, err)
-			}
-		}
-		if _, err := m.multiGet(a, ks); err != nil {
-			return nil, err
-		}
-		n, err := m.multiGet(a, ks)
-		if err != nil {
-			return nil, err
-		}
-		cached = append(cached, n)
-	}
-	d, err := m.open()
-	if err != nil {
-		return nil, err
-	}
-	var uncached []Count
-	for _, ks := range batches {
-		n, err := m.multiGet(d, ks)
-		if err != nil {
-			return nil, err
-		}
-		uncached = append(uncached, n)
-	}
-	n := uint64(o.Batch)
-	rMultiCached := m.row(fmt.Sprintf("MULTI-GET of %d, cached", n), o.Batch, cached, getCached.of(n))
-	rMulti := m.row(fmt.Sprintf("MULTI-GET of %d", n), o.Batch, uncached, get.of(n))
-	rows = []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete, rMultiCached, rMulti}
+	rows = append(singles, multis...)
 	for _, n := range []int{2, 4} {
 		r, err := m.multiCAS(a, n)
 		if err != nil {
@@ -282,6 +211,98 @@ func (m *measurement) keys(kind string, n int) [][]byte {
 		ks[i] = fmt.Appendf(nil, "%s%s/%06d", m.o.Prefix, kind, i)
 	}
 	return ks
+}
+
+// eachAlone runs the operations on one key, in an order in which each finds the keys as its row wants them: a inserts
+// them and has them in its cache from then on, and the sessions opened here, which have not, read, update and delete
+// them. The rows are in the table's order.
+func (m *measurement) eachAlone(a Session, keys [][]byte) ([]Row, error) {
+	put := func(s Session) func([]byte) error {
+		return func(k []byte) error {
+			_, err := s.Put(m.ctx, k, m.value, client.PutOptions{})
+			return err
+		}
+	}
+	getOf := func(s Session) func([]byte) error {
+		return func(k []byte) error { _, err := s.Get(m.ctx, k); return err }
+	}
+	// A key is m.stored from before its first write until after its delete.
+	m.stored = append(m.stored, keys...)
+	rInsert, err := m.each("INSERT", a, keys, insert, put(a))
+	if err != nil {
+		return nil, err
+	}
+	rGetCached, err := m.each("GET cached", a, keys, getCached, getOf(a))
+	if err != nil {
+		return nil, err
+	}
+	rUpdateCached, err := m.each("UPDATE cached", a, keys, updateCached, put(a))
+	if err != nil {
+		return nil, err
+	}
+
+	b, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	rGet, err := m.each("GET", b, keys, get, getOf(b))
+	if err != nil {
+		return nil, err
+	}
+	c, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	rUpdate, err := m.each("UPDATE, no hint", c, keys, update, put(c))
+	if err != nil {
+		return nil, err
+	}
+	rDelete, err := m.each("DELETE cached", c, keys, deleteCached, func(k []byte) error { return c.Delete(m.ctx, k) })
+	if err != nil {
+		return nil, err
+	}
+	return []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete}, nil
+}
+
+// allAtOnce runs MULTI-GET on batches of keys that a writes, by a, which has them in its cache, and by a session that has
+// never seen any.
+func (m *measurement) allAtOnce(a Session, batches [][][]byte) ([]Row, error) {
+	// Each batch is measured right after it was written and read once: the cache
+	// of slot words is set-associative and may have dropped one of many keys.
+	var cached []Count
+	for _, ks := range batches {
+		m.stored = append(m.stored, ks...)
+		for _, k := range ks {
+			if _, err := a.Put(m.ctx, k, m.value, client.PutOptions{}); err != nil {
+				return nil, fmt.Errorf("cost: put %q: %w", k, err)
+			}
+		}
+		if _, err := m.multiGet(a, ks); err != nil {
+			return nil, err
+		}
+		n, err := m.multiGet(a, ks)
+		if err != nil {
+			return nil, err
+		}
+		cached = append(cached, n)
+	}
+	d, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	var uncached []Count
+	for _, ks := range batches {
+		n, err := m.multiGet(d, ks)
+		if err != nil {
+			return nil, err
+		}
+		uncached = append(uncached, n)
+	}
+	n := uint64(m.o.Batch)
+	return []Row{
+		m.row(fmt.Sprintf("MULTI-GET of %d, cached", n), m.o.Batch, cached, getCached.of(n)),
+		m.row(fmt.Sprintf("MULTI-GET of %d", n), m.o.Batch, uncached, get.of(n)),
+	}, nil
 }
 
 // warmKeys are enough that every memory node holds one of them.

@@ -35,6 +35,7 @@ func (g *Gateway) ReloadPassword() error {
 }
 
 // readPassword gives the only line of a file. Its errors hold nothing of what is in it.
+// The line may end as on Windows. An empty password is refused, since it would be none at all.
 func readPassword(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -84,12 +85,14 @@ func (g *Gateway) reloadUsers(self *conn) error {
 }
 
 // saveUsers replaces the file in one step, so that a reader or a crash meets all of it, old or new.
+// Passwords are in it as their SHA-256, as in Redis's file. The file keeps its permissions, and is its owner's alone if it is new.
 func (g *Gateway) saveUsers() error {
 	g.aclFile.Lock()
 	defer g.aclFile.Unlock()
 	return renameio.WriteFile(g.o.ACLFile, []byte(strings.Join(g.users.Lines(), "\n")+"\n"), 0o600, renameio.WithExistingPermissions())
 }
 
+// errNoACLFile is Redis's text, although there is no CONFIG REWRITE here.
 const errNoACLFile = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration."
 
 // aclCommands are apart from the table since they are many.
@@ -119,6 +122,7 @@ func aclCommands() *command {
 }
 
 // cmdACLCat lists commands that are served, so that nobody counts on a right to others.
+// Redis lists those of its modules, too, of which there are none.
 func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
 	var names []string
 	switch len(args) {
@@ -157,6 +161,7 @@ func cmdACLList(c *conn, w *resp.Writer, _ [][]byte)  { writeStrings(w, c.g.user
 // cmdACLSetUser changes this gateway alone; the file is what gateways can share. A list of rules is taken as a whole or not
 // at all: half of one could leave a user with more than was meant. The log says who did it, and no rule, since
 // rules may hold passwords.
+// The new rights hold from the next command on, for connections that are open as well.
 func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 	var rules []string
 	for _, a := range args[3:] {
@@ -192,6 +197,7 @@ func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) {
 			c.g.o.Logger.Info("user deleted", "user", clip(a, 128), "by", c.user.Load().Name, "peer", c.remote)
 		}
 	}
+	// The connections are closed behind all deletions, in one look at them.
 	if n > 0 {
 		c.g.dismissUsers(c, false)
 	}
@@ -213,6 +219,7 @@ func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
 	for _, f := range in.Flags {
 		w.BulkString(f)
 	}
+	// They are the SHA-256 of each, in hexadecimal digits.
 	w.BulkString("passwords")
 	writeStrings(w, in.Passwords)
 	writeSelector(w, own)
@@ -225,6 +232,7 @@ func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // ownFields is how many fields writeSelector writes.
+// A map's length comes before its fields.
 func ownFields(s acl.SelectorInfo) int {
 	if s.Databases == "" {
 		return 3
@@ -316,6 +324,7 @@ func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // cmdACLGenPass rounds bits up to whole hexadecimal digits.
+// The password is shown once and kept nowhere.
 func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
 	bits := int64(256)
 	if len(args) > 3 {
@@ -341,6 +350,7 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
 
 // cmdACLDryRun is of the database that the connection is in. It records nothing: an operator asks, and the user did not
 // try. A command that is not served is not found, whatever the user's rules say of it.
+// Replies that say no are strings and no errors, as in Redis: the command itself went well.
 func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
 	u := c.g.users.Find(string(args[2]))
 	if u == nil {

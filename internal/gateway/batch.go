@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
-	"io"
 	"sync"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -25,11 +23,13 @@ import (
 // their buffers are long and few connections are served at a time: a warm one is in the
 // processor's cache.
 type batch struct {
-	c       *conn
-	now     int64 // Unix ms
-	start   time.Time
-	w       resp.Writer
-	entries []entry
+	c     *conn       // whose commands these are; nil in the pool
+	now   int64       // Unix ms
+	start time.Time   // when the commands came; tick moves it, and what took is counted from here
+	w     resp.Writer // replies that have not been pushed
+	// Until run nothing of the commands but copies of numbers is kept: args, names and values alias the reader's buffer, or, in an
+	// EXEC, those of the queue. The reader does not reuse its buffer before the batch has been run.
+	entries []entry // in the order of the commands
 	units   []*unit // all[:n]
 	all     []*unit
 	ops     []client.Op  // of the units, kept for their memory
@@ -44,6 +44,7 @@ type batch struct {
 	pooled  int64        // and for what does
 	lookups [2]uint64    // misses and hits not counted yet
 
+	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is kept.
 	scripts    []groupedScript // that wait, without entries; see scriptgroup.go
 	groupUnits []groupUnit     // kept for their memory
 
@@ -64,7 +65,8 @@ type batch struct {
 // Entries of one unit are a list through next, in the order in which they came; entries of one
 // command follow each other.
 type entry struct {
-	cmd         *command
+	cmd *command
+	// Of a command on several keys, args are the share of this key: its name, and what follows it up to the next.
 	args        [][]byte
 	unit        int32 // -1: none
 	next        int32 // the unit's next entry; -1: none
@@ -93,8 +95,8 @@ const (
 // unit is what the batch does to one key.
 // It is kept with its buffers from batch to batch; reset forgets what belongs to a client.
 type unit struct {
-	b           *batch
-	name        []byte
+	b           *batch // which has it, for apply
+	name        []byte // as the client has it, without the database's prefix
 	hash, slot  uint64 // in b.table
 	kind        kind
 	first, last int32       // entries
@@ -103,19 +105,22 @@ type unit struct {
 	expires     int64       // of put and putIf, Unix ms; 0: never
 	watched     bool        // EXEC fails if the version is not this one
 	version     uint64
-	got         uint64 // version read; 0: no such key
-	k           key
-	out         resp.Writer       // replies of an update, see entry.lo
-	outRoom     int               // bytes that out may have
-	into        []byte            // where the value is read to
-	large       int               // of a read that is put off until its reply: bytes to read it to
-	apply       client.UpdateFunc // b's u.change
-	err         error             // not an answer, such as ErrNotFound
-	stored      bool              // it was there, or was written or deleted
-	track       bool              // the client caches what it reads
+	// got and version are compared by EXEC: a read of a watched key by cmdExec, an update by change itself.
+	got     uint64            // version read; 0: no such key
+	k       key               // the state that commands see; load fills it in
+	out     resp.Writer       // replies of an update, see entry.lo
+	outRoom int               // bytes that out may have
+	into    []byte            // where the value is read to
+	large   int               // of a read that is put off until its reply: bytes to read it to
+	apply   client.UpdateFunc // b's u.change
+	err     error             // not an answer, such as ErrNotFound
+	stored  bool              // it was there, or was written or deleted
+	track   bool              // the client caches what it reads
 }
 
 const (
+	// maxEntries and maxUnits bound a batch, which bounds how long the first of its commands waits for the reply. firstWindow is how many
+	// keys a new connection's batches may have, before anything is known of the length of its values; see adapt.
 	maxEntries  = 4096
 	maxUnits    = 1024
 	firstWindow = 32
@@ -222,6 +227,7 @@ func (b *batch) refuse(cmd *command, args [][]byte, text string) {
 // unitOf finds or makes the unit of a key.
 // A single key, as most connections name at a time, and the same one again are found
 // without hashing. The table is open addressing with linear probing, at most half full.
+// The first return value is the unit's place in b.units. name is kept, and must stay as it is until reset.
 func (b *batch) unitOf(name []byte) (int32, *unit) {
 	n := len(b.units)
 	if n == 0 {
@@ -343,6 +349,8 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 // admit adds a command on keys.
 // All keys of a command are checked before any becomes an entry: a command is refused as a
 // whole, or not at all.
+// An error is that of sending the replies of a batch that was full, and ends the connection. A refusal is an entry.
+// Commands of several keys each become as many entries as they have keys, even if a key is named twice.
 func (b *batch) admit(cmd *command, args [][]byte) error {
 	switch cmd.fold {
 	case single:
@@ -368,7 +376,7 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	n := (len(args) - 1) / step
 	for i := range n {
 		a := args[1+i*step:][:step]
-		want := cmd.kind
+		want := cmd.kind // put of MSET, and remove of DEL and UNLINK, whose answer says whether the key was there
 		if want == put && b.c.g.notify.Load()&uint32(onNew) != 0 {
 			want = update // which tells whether the key was there
 		}
@@ -433,8 +441,10 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 }
 
 var (
+	// errUnchanged: the commands of an update changed nothing, so that there is nothing to write. It is an answer.
 	errUnchanged = errors.New("unchanged")
-	errWatched   = errors.New("watched key has changed")
+	// errWatched: a key that was watched has another version. Nothing was written; EXEC replies null.
+	errWatched = errors.New("watched key has changed")
 	// errRoom: the unit needs memory that has to be taken first; nothing was done.
 	errRoom = errors.New("no room")
 )
@@ -524,100 +534,6 @@ func (b *batch) giveBack() {
 	b.held, b.pooled = 0, 0
 }
 
-// performLarge performs a unit again that needs memory of the share. Reads are put off until
-// their replies are due, except in an EXEC, since many large values may not fit at a time.
-// A value's length is known when it has been found, so the answer to the first try is how much
-// to take. The order matters: memory first, then the operation; a write that was refused for
-// want of memory has not happened.
-func (b *batch) performLarge(u *unit) {
-	c := b.c
-	held, reads := int64(0), oneLimit
-	for range largeTries {
-		var large *inside.TooLargeError
-		switch {
-		case errors.As(u.err, &large):
-			if u.kind <= read && !b.hold {
-				u.large, u.err = large.Want, nil
-				return
-			}
-			reads = max(reads, large.Want)
-		case errors.Is(u.err, errRoom):
-			if u.k.want == 0 {
-				u.outRoom *= 8
-			} else { // the unit's next command may want a little more
-				u.k.room = max(u.k.want, min(2*u.k.room, u.k.maxValue))
-			}
-		default:
-			large = nil
-			c.share.Drop(held - b.keep(u, held))
-			return
-		}
-		n := readCost*int64(reads) + writeCost*int64(u.k.room) + 2*int64(u.outRoom)
-		if err := c.take(n - held); err != nil {
-			c.share.Drop(held)
-			u.takeAnswer(client.Item{}, err)
-			return
-		}
-		held = max(held, n)
-		clear(b.ops)
-		b.performOne(inside.LimitMemory(c.ctx, reads), u)
-	}
-	c.share.Drop(held - b.keep(u, held))
-}
-
-// keep leaves of the held bytes of the share what stands for what a unit has for its
-// replies, and returns how many these are.
-func (b *batch) keep(u *unit, held int64) int64 {
-	u.k.own = nil
-	if u.kind > read {
-		u.into, u.k.value = nil, nil
-	}
-	n := min(held, int64(2*u.out.Len()+3*len(u.k.value)))
-	b.held += n
-	return n
-}
-
-// readLarge performs a read that was put off. give is to be called when its reply has been
-// written; until then paid bytes of the share stand for the reply.
-// It reads one value at a time: a pipeline of GETs of long values would otherwise have all of them in
-// memory, and be sent none of it meanwhile.
-func (b *batch) readLarge(u *unit) (paid int64, give func()) {
-	c := b.c
-	if u.track {
-		c.out.cork()
-		defer b.endTrackingOf(u)
-	}
-	held, more := int64(0), int64(0)
-	for range largeTries {
-		n := 2 * int64(u.large)
-		if err := c.take(n - held); err != nil {
-			u.takeAnswer(client.Item{}, err)
-			break
-		}
-		held = max(held, n)
-		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
-		c.in.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
-		u.takeAnswer(op[0].Item, op[0].Err)
-		var large *inside.TooLargeError
-		if !errors.As(u.err, &large) {
-			break
-		}
-		u.large = large.Want
-	}
-	if u.err == nil && u.k.typ != client.Plain {
-		more = (framing - 1) * int64(len(u.k.value))
-		if err := c.take(more); err != nil {
-			more = 0
-			u.takeAnswer(client.Item{}, err)
-		}
-	}
-	// The value's memory is one half, that of the reply takes the place of what it was read to.
-	return held/2 + more, func() {
-		u.k.value = nil
-		c.share.Drop(held - held/2)
-	}
-}
-
 // adapt makes the window, in keys, such that a batch reads little at a time: nobody
 // knows how long values are until they have been read.
 // It falls at once, in proportion, and grows by doubling, as long as batches fill half of it.
@@ -654,33 +570,13 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 	}
 }
 
-// getInto reads a value to the start of *buf, which it makes longer if it must.
-// The length that did not fit is the one to make room for, and an eighth more, since values of
-// one kind differ a little. It tries again as often as somebody makes the value longer in
-// between; LimitMemory bounds that.
-func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int, error) {
-	if cap(*buf) == 0 {
-		*buf = make([]byte, 512)
-	}
-	for {
-		b := (*buf)[:cap(*buf)]
-		*buf = b
-		n, err := api.GetInto(ctx, name, b)
-		if err == nil {
-			return n, nil
-		}
-		if !errors.Is(err, io.ErrShortBuffer) {
-			return 0, err
-		}
-		*buf = make([]byte, n+n/8)
-	}
-}
-
 // performAll performs all units in one client.Do.
 func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
 
 // performUnits fills in the operations, and takes their outcomes. A value is read to the unit's
 // own buffer, which a longer value replaces, so that in the steady state nothing is allocated.
+// The operations of b.ops are used again for every batch; clear in reset lets go of what they refer to. Do performs them in
+// any order, and each has an outcome of its own: that one of them failed says nothing of the others.
 func (b *batch) performUnits(ctx context.Context, units []*unit) {
 	for i, u := range units {
 		if i == len(b.ops) {
@@ -718,6 +614,8 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 // takeAnswer takes the store's answer.
 // That there is no such key, or that there is one, is an answer and not an error: commands say
 // it in their own ways.
+// u.err is left for what no command has words for. Whether it happened is for storeError to say: only
+// client.ErrUnknownOutcome may have.
 func (u *unit) takeAnswer(it client.Item, err error) {
 	u.stored = err == nil
 	switch u.kind {
@@ -749,6 +647,7 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 // Commands that follow each other, are alike and went well are counted at once. Replies beyond
 // streamFrom are sent before the command is over, since an MGET can be longer than what a
 // connection may hold; from there on CLIENT REPLY and errors cannot take them back.
+// The time that a command took is that of its whole batch, since they share the round trips.
 func (b *batch) replies() error {
 	m := &b.c.g.m
 	took := time.Since(b.start)

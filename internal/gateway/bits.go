@@ -11,6 +11,7 @@ import (
 // Bits of strings, numbered from the most significant one of the first byte on. All behind the end of a
 // string is 0, and so is a string that is not there.
 
+// bitCommands are on strings, but in a group of their own.
 func bitCommands() []*command {
 	return ofGroup("bitmap",
 		keyed("setbit", 4, 1, update, cmdSetBit, "Sets a bit of the value."),
@@ -26,6 +27,7 @@ func bitCommands() []*command {
 const errBitOffset = "ERR bit offset is not an integer or out of range"
 
 // bitOffset reads the place of a bit; #n is the n-th integer of that many bits. The value must stay shorter than most bytes.
+// width is that of BITFIELD's integers in bits, and 0 for commands without #n; most is in bytes.
 func bitOffset(b []byte, width, most int) (int64, bool) {
 	scale := int64(1)
 	if width > 0 && len(b) > 0 && b[0] == '#' {
@@ -47,6 +49,7 @@ func bitAt(value []byte, at int64) int64 {
 }
 
 // lengthened is the value in a buffer that may be written to, with zeros behind it so that it has at least n bytes.
+// n is in bytes. The caller calls set, for the change to count.
 func (k *key) lengthened(n int) ([]byte, bool) {
 	had := len(k.value)
 	b, ok := k.mutable(max(n, had))
@@ -61,6 +64,7 @@ func (k *key) lengthened(n int) ([]byte, bool) {
 	return b, true
 }
 
+// cmdSetBit replies with the bit before. It writes nothing if that is the same already, within the string.
 func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
 	at, ok := bitOffset(args[2], 0, k.maxValue)
 	if !ok {
@@ -92,6 +96,7 @@ func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(was)
 }
 
+// cmdGetBit is 0 behind the string's end, however far, up to the longest string that there may be.
 func cmdGetBit(k *key, args [][]byte, w *resp.Writer) {
 	at, ok := bitOffset(args[2], 0, k.maxValue)
 	if !ok {
@@ -132,6 +137,7 @@ func newBitRange(start, end int64, inBits bool, n int) bitRange {
 // bitUnit reads BYTE or BIT.
 func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
 
+// cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.
 func cmdBitCount(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Plain, w) {
 		return
@@ -169,6 +175,7 @@ func cmdBitCount(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // countBits counts eight bytes at a time between the edges.
+// r lies within v.
 func countBits(v []byte, r bitRange) (n int64) {
 	if r.hi <= r.lo {
 		return 0
@@ -188,6 +195,7 @@ func countBits(v []byte, r bitRange) (n int64) {
 	return n
 }
 
+// cmdBitPos is -1 if there is no such bit. A string that is not there is all 0: its first 0 is at 0, and it has no 1.
 func cmdBitPos(k *key, args [][]byte, w *resp.Writer) {
 	want, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -242,6 +250,7 @@ func cmdBitPos(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // findBit is the first such bit; -1: there is none.
+// It passes over whole bytes that do not have it.
 func findBit(v []byte, r bitRange, want byte) int64 {
 	skip := byte(0xff) * (1 - want) // a byte without the bit
 	for at := r.lo; at < r.hi; {
@@ -258,18 +267,20 @@ func findBit(v []byte, r bitRange, want byte) int64 {
 }
 
 // fieldOp is one operation of BITFIELD.
+// kind is the first letter of GET, SET or INCRBY, and overflow that of WRAP, SAT or FAIL.
 type fieldOp struct {
 	kind     byte // 'g', 's' or 'i'
 	overflow byte // 'w', 's' or 'f'
 	signed   bool
-	width    int
-	at       int64
-	arg      int64
+	width    int   // bits, 1 to 64
+	at       int64 // its first bit
+	arg      int64 // of SET and INCRBY
 }
 
 // parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the value
 // has at least when all are done, 0 if all of them read.
 func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
+	// OVERFLOW is about the operations behind it, up to the next one.
 	overflow := byte('w')
 	for len(args) > 0 {
 		name, rest := args[0], args[1:]
@@ -305,6 +316,7 @@ func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string)
 				return nil, 0, errNotInt
 			}
 			args = rest[3:]
+			// Only operations that write make the string longer, even if what they write is 0.
 			end = max(end, int((op.at+int64(op.width)-1)>>3)+1)
 		}
 		ops = append(ops, op)
@@ -313,6 +325,7 @@ func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string)
 }
 
 // fieldType reads i1 to i64 and u1 to u63.
+// Redis has no u64, since replies are signed integers of 64 bits.
 func fieldType(b []byte) (signed bool, width int, ok bool) {
 	if len(b) == 0 || b[0] != 'i' && b[0] != 'u' {
 		return false, 0, false
@@ -325,10 +338,12 @@ func fieldType(b []byte) (signed bool, width int, ok bool) {
 	return signed, int(n), true
 }
 
+// cmdBitFieldRO is a read to the store, while BITFIELD is an update even if it only reads.
 func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) { bitField(k, args, w, true) }
 func cmdBitField(k *key, args [][]byte, w *resp.Writer)   { bitField(k, args, w, false) }
 
 // bitField checks all of the operations before it performs the first one.
+// Operations see what those before them have done. The string is made as long as the last of them needs, even if that fails.
 func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
 	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
 	if bad != "" {
@@ -365,6 +380,7 @@ func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
 }
 
 // perform returns the reply; not ok: the new value overflows, and nothing was done.
+// v is changed in place. SET replies with the old value, and INCRBY with the new one.
 func (o *fieldOp) perform(v []byte) (int64, bool) {
 	old := getField(v, o.at, o.width)
 	if o.signed && o.width < 64 && old>>(o.width-1) == 1 {
@@ -396,6 +412,7 @@ func (o *fieldOp) perform(v []byte) (int64, bool) {
 
 // addUnsigned and addSigned do what the operation wants if the sum does not fit.
 func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
+	// high and low say beyond which end the exact sum would be; sum itself may have wrapped around.
 	most := uint64(1)<<o.width - 1
 	sum = v + uint64(incr)
 	high := v > most || incr > 0 && uint64(incr) > most-v
@@ -411,6 +428,7 @@ func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
 	return 0, true
 }
 
+// addSigned takes and returns signed integers: sum has the bits of one, of which setField takes as many as the field is wide.
 func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
 	most := int64(uint64(1)<<(o.width-1) - 1)
 	least := -most - 1
@@ -440,6 +458,7 @@ func getField(v []byte, at int64, width int) (n uint64) {
 	return n
 }
 
+// setField writes the low bits of n there, the highest of them first. v is long enough.
 func setField(v []byte, at int64, width int, n uint64) {
 	for i := range int64(width) {
 		p := at + i
@@ -451,6 +470,7 @@ func setField(v []byte, at int64, width int, n uint64) {
 }
 
 // cmdBitOp writes the longest of the lengths; shorter values go on with zeros.
+// It replies with that length in bytes, and deletes the destination if it is 0. The expiry goes, as with SET.
 func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 	op, dest, names := args[1], args[2], args[3:]
 	switch {
@@ -484,6 +504,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 		d.want = n
 		return
 	}
+	// The sources stay as they are; the destination may be one of them.
 	out := make([]byte, n)
 	copy(out, t.key(names[0]).value)
 	for _, name := range names[1:] {
@@ -500,6 +521,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // combineBits makes dst the and, or, or xor of itself and src.
+// src is no longer than dst, and goes on with zeros.
 func combineBits(op byte, dst, src []byte) {
 	switch op {
 	case 'a':
@@ -522,6 +544,7 @@ func combineBits(op byte, dst, src []byte) {
 
 // cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the way
 // back through it gives the matches.
+// The table has 4 bytes for each pair of bytes, so it is bounded, and taken from the connection's share, before it is made.
 func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1], args[2])
 	a, b := t.key(args[1]), t.key(args[2])
@@ -566,14 +589,16 @@ func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
 	lcs(w, a.value, b.value, o)
 }
 
+// lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
 type lcsOptions struct {
 	idx, length, withLen bool
-	least                int64
+	least                int64 // bytes of a match that is told
 }
 
 // lcs fills the table and goes the way back that Redis goes: of several longest subsequences it must be the same one.
 func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 	row := len(b) + 1
+	// Entry i*row + j is the length for the first i bytes of a and the first j of b.
 	table := make([]uint32, (len(a)+1)*row)
 	for i := range a {
 		for j := range b {
@@ -597,6 +622,7 @@ func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 	none := len(a)
 	aLo, aHi, bLo, bHi := none, 0, 0, 0 // of the match at hand
 	for i, j := len(a), len(b); i > 0 && j > 0; {
+		// emit says that the match at hand ends here, and is written; the last match comes first.
 		emit := false
 		if a[i-1] == b[j-1] {
 			at--
@@ -614,6 +640,7 @@ func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
 			i--
 			j--
 		} else {
+			// Where both ways are as good Redis goes back in b, and so does this.
 			if table[(i-1)*row+j] > table[i*row+j-1] {
 				i--
 			} else {

@@ -22,6 +22,8 @@ import (
 const (
 	// A key is looked up so long after somebody began to wait for it, or after it was seen to change, and then half as often
 	// each time.
+	// The least pause is how late a client is served that waits for what another gateway writes, if it has just begun to wait; the
+	// longest one bounds it for clients that have waited for long.
 	minPollPause, maxPollPause = 5 * time.Millisecond, 100 * time.Millisecond
 	// pollCost is the time that each lookup takes of a round's pause, so that there are at most 20,000 lookups a second,
 	// however many keys are waited for.
@@ -35,9 +37,10 @@ const (
 const noWait = time.Duration(-1)
 
 // blocking is what a command that may wait asks for.
+// It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
 type blocking struct {
-	names   [][]byte // that it waits for
-	timeout time.Duration
+	names   [][]byte      // that it waits for
+	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
 	// line is which of those who wait for a key it is served in turn with. reads: it has to look at its keys before it waits, whoever
 	// does so already, and if it has no line nobody is in its way afterwards, since it takes nothing.
 	line  string
@@ -101,28 +104,31 @@ type waits struct {
 	g *Gateway
 	// clients is how many there are, which writers look at before anything else.
 	clients atomic.Int64
-	poller  sync.WaitGroup
-	early   chan struct{} // capacity 1: a key is to be looked up sooner than the poller knows
+	poller  sync.WaitGroup // the goroutine that polls, while somebody waits
+	// A receive from it starts the poller's pause anew; see due.
+	early chan struct{} // capacity 1: a key is to be looked up sooner than the poller knows
 
 	mu struct {
 		sync.Mutex
+		// keys has nothing without a line, so it is empty once nobody waits. polling says that the poller runs; it and its end are
+		// decided with mu held, so that no client waits without one.
 		keys    map[stagedName]*awaited
-		polling bool
+		polling bool // there is that goroutine, or it is about to begin
 	}
 }
 
 // awaited is a key that somebody waits for.
 type awaited struct {
 	stagedName
-	lines   []*line // never empty
-	version uint64  // that the last poll found, 0: none
-	pause   time.Duration
-	next    time.Time // of the poll
+	lines   []*line       // never empty
+	version uint64        // that the last poll found, 0: none
+	pause   time.Duration // between the last poll and the next one
+	next    time.Time     // of the poll
 }
 
 // line is those who wait for a key in turn.
 type line struct {
-	name  string
+	name  string    // blocking.line
 	all   bool      // not in turn: each of them is served
 	queue []*waiter // in the order of arrival, never empty
 }
@@ -151,9 +157,10 @@ func (k *awaited) wake() {
 }
 
 // waiter is a client that waits.
+// Its maker alone receives from wake and reads taken before over is closed; others send to wake and to end.
 type waiter struct {
-	keys []*awaited
-	line string
+	keys []*awaited    // each once
+	line string        // blocking.line
 	all  bool          // it waits in no turn
 	held bool          // by CLIENT PAUSE, for no keys
 	wake chan struct{} // capacity 1: to try
@@ -161,10 +168,11 @@ type waiter struct {
 
 	// taken is what of end was taken, if anything; it is there to be read when over has been closed.
 	taken ending
-	over  chan struct{}
+	over  chan struct{} // closed when the client waits no longer
 }
 
 // ending is why a client does not wait any longer.
+// The zero value is no reason: the client goes on waiting.
 type ending uint8
 
 const (
@@ -179,12 +187,15 @@ const (
 	errForced    = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
 )
 
+// init is called by New, before there are connections.
 func (s *waits) init(g *Gateway) {
 	s.g, s.early = g, make(chan struct{}, 1)
 	s.mu.keys = make(map[stagedName]*awaited)
 }
 
 // enterQueues puts a client at the end of the queues of keys.
+// It is before the first look at the keys, so that a write between look and wait is not missed. A key that is named twice is
+// waited for once.
 func (s *waits) enterQueues(db int, b *blocking) *waiter {
 	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1), over: make(chan struct{})}
 	s.clients.Add(1) // before its first try: a writer that misses it has written before that
@@ -216,6 +227,7 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 		}
 		x.keys = append(x.keys, k)
 	}
+	// The poller runs only while somebody waits, so that a gateway without such clients costs the store nothing.
 	if !s.mu.polling {
 		s.mu.polling = true
 		s.poller.Go(s.poll)
@@ -225,6 +237,8 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 }
 
 // leaveQueues ends that. If it left something to those behind it, or did not use what it was woken for, they try next.
+// A wake that was sent and not received counts as one that was not used. Without this a value that came for a client which
+// just timed out would lie there although others wait for it.
 func (s *waits) leaveQueues(x *waiter, pass bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,6 +260,7 @@ func (s *waits) leaveQueues(x *waiter, pass bool) {
 }
 
 // turn is those of names that the client is the first of its line to wait for.
+// x is in the queues of all the names. The order of names is kept, since commands take of the first key that has something.
 func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,10 +273,12 @@ func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 }
 
 // any reports whether somebody waits, so that a writer can leave it at that.
+// A writer that sees nobody has written before anybody's first look, see enterQueues; the counter is sequentially consistent.
 func (s *waits) any() bool { return s.clients.Load() > 0 }
 
 // wake tells those whose turn it is to wait for a key that there may be something now. It is called after each write that leaves a
 // collection, whatever its type.
+// Clients that are woken look for themselves. There may be nothing any more when they do, and then they wait on.
 func (s *waits) wake(db int, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,6 +288,7 @@ func (s *waits) wake(db int, name string) {
 }
 
 // signal fills a channel of capacity 1.
+// It never waits: a channel that is full says the same already.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -279,6 +297,8 @@ func signal(c chan struct{}) {
 }
 
 // poll looks up keys until nobody waits, or the gateway is closed.
+// A round may take long, as an operation of the store may, so lookups never overlap. A single goroutine does it for all clients of
+// the gateway, with ctx ended by Close, which waits for it.
 func (s *waits) poll() {
 	for {
 		due, pause := s.due(time.Now())
@@ -325,6 +345,8 @@ func (s *waits) due(now time.Time) (keys []*awaited, pause time.Duration) {
 }
 
 // lookUp wakes those who wait for keys that have changed. It wakes them if the store fails, too: their own try tells them.
+// Sorting by database puts those of one namespace side by side, for one Do each. No lock is held, since a lookup may wait for
+// the network; an awaited whose clients have left meanwhile does no harm.
 func (s *waits) lookUp(keys []*awaited) {
 	slices.SortFunc(keys, func(a, b *awaited) int { return a.db - b.db })
 	ctx := inside.LimitMemory(s.g.ctx, pollLimit)
@@ -344,6 +366,8 @@ func (s *waits) lookUp(keys []*awaited) {
 }
 
 // found takes the outcome of a poll.
+// The first version that a poll finds counts as a change, since version was 0: somebody wrote between a client's first try and
+// this. Types are not compared, so clients that wait for another one are woken for nothing.
 func (s *waits) found(keys []*awaited, ops []client.Op) {
 	now := time.Now()
 	s.mu.Lock()
@@ -371,6 +395,7 @@ func (s *waits) found(keys []*awaited, ops []client.Op) {
 
 // unblock makes a client stop waiting, and reports whether it did so for that; a client that tries at the moment may be served
 // instead, so it waits for the outcome.
+// Any goroutine may call it but the client's own, which is to close over.
 func (x *waiter) unblock(why ending) bool {
 	if !x.stop(why) {
 		return false // somebody else was faster
@@ -390,6 +415,8 @@ func (x *waiter) stop(why ending) bool {
 }
 
 // told is why the client is to stop waiting, 0: nobody said so.
+// Only the client's own goroutine calls it. It prefers an ending to what happened at the same time, so that an UNBLOCK that
+// was accepted is not lost.
 func (x *waiter) told() ending {
 	if x.taken == 0 {
 		select {
@@ -401,13 +428,10 @@ func (x *waiter) told() ending {
 }
 
 // performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's time.
+// The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while it waits, nor
+// anything of what it has read. An error ends the connection without a reply: the client is gone.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
-	b, bad := cmd.block(args)
-	for _, name := range b.names {
-		if bad == "" {
-			bad = badKey(c.in, name)
-		}
-	}
+	b, bad := c.parseBlocking(cmd, args)
 	if bad != "" {
 		if c.shows(cmd) {
 			c.showCommand(cmd, args, len(args), c.db)
@@ -462,32 +486,12 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 		if !again {
 			var stop func()
+			// Only a client that really waits is watched for its going away, which takes it out of a loop.
 			gone, stop = c.link.WatchPeer()
 			defer stop()
 		}
-		why := ending(0)
-		if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
-			why = endStop
-		} else {
-			select {
-			case <-x.wake:
-				pass = true
-			case <-paused:
-			case x.taken = <-x.end:
-			case <-timeout:
-				why = endTimeout
-			case <-gone:
-				why = endGone
-			case <-c.g.ctx.Done():
-				why = endGone
-			}
-		}
-		if told := x.told(); told != 0 {
-			why = told
-		}
-		if why == endGone && c.finishing.Load() {
-			why = endStop
-		}
+		why, woken := c.awaitKeys(x, paused, timeout, gone)
+		pass = pass || woken
 		switch why {
 		case 0:
 			continue
@@ -504,10 +508,54 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 }
 
+// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them, are
+// no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would write it.
+func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad string) {
+	b, bad = cmd.block(args)
+	for _, name := range b.names {
+		if bad == "" {
+			bad = badKey(c.in, name)
+		}
+	}
+	return b, bad
+}
+
+// awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken says, that
+// a pause ends, or that it shall not wait any longer, for which why is the reason. Of several that have happened, an
+// UNBLOCK comes first: whoever sent it waits for x.over and is told whether it was the one.
+func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.Time, gone <-chan struct{}) (why ending, woken bool) {
+	if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
+		why = endStop
+	} else {
+		select {
+		case <-x.wake:
+			woken = true
+		case <-paused:
+		case x.taken = <-x.end:
+		case <-timeout:
+			why = endTimeout
+		case <-gone:
+			why = endGone
+		case <-c.g.ctx.Done():
+			why = endGone
+		}
+	}
+	if told := x.told(); told != 0 {
+		why = told
+	}
+	if why == endGone && c.finishing.Load() {
+		why = endStop
+	}
+	return why, woken
+}
+
 // errNothing gives up a try that found nothing, whose reads need not be confirmed then.
+// Without it each look at empty keys would cost a round trip to confirm that they were all empty at one instant, which nobody
+// who goes on waiting needs.
 var errNothing = errors.New("nothing to take")
 
 // tryBlocked reports whether the command was performed, or failed, and replied.
+// An element is taken in one step with the look, so that two clients of two gateways never get the same element.
 func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
 	if again {
 		args = nil // it has missed its keys already
@@ -536,6 +584,7 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 }
 
 // cmdClientUnblock ends the waiting of a client of this gateway.
+// The reply is 1 only if that client is told so; one that is served at the same moment is answered with its element, and 0 here.
 func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) {
 	why := endTimeout
 	switch {
@@ -589,4 +638,5 @@ func (b *batch) announce() {
 }
 
 // leavesCollection reports whether a key has been changed to something that somebody may wait for.
+// Plain values are nothing to wait for: no blocking command takes one.
 func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }

@@ -14,6 +14,7 @@ import (
 // and refuse commands on several keys if it is, so by default these commands fail as in a Redis without cluster mode. With Options.Cluster
 // the gateway is a cluster of one node that has all slots, for applications that speak to clusters only.
 
+// slots is how many slots a Redis Cluster has.
 const slots = 16384
 
 const errNoCluster = "ERR This instance has cluster support disabled"
@@ -27,6 +28,7 @@ func (g *Gateway) mode() string {
 }
 
 // inCluster refuses a command without Options.Cluster.
+// The option does not change while the gateway runs.
 func inCluster(f func(*conn, *resp.Writer, [][]byte)) func(*conn, *resp.Writer, [][]byte) {
 	return func(c *conn, w *resp.Writer, args [][]byte) {
 		if !c.g.o.Cluster {
@@ -37,6 +39,7 @@ func inCluster(f func(*conn, *resp.Writer, [][]byte)) func(*conn, *resp.Writer, 
 	}
 }
 
+// clusterCommands are those that clients use to find their way. Those that change a cluster are not served.
 func clusterCommands() []*command {
 	sub := func(name string, arity int, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
 		return onConn("cluster|"+name, arity, "", inCluster(f), summary)
@@ -65,6 +68,7 @@ func clusterCommands() []*command {
 }
 
 // slotOf is the slot of a key, or of what is between its first braces: CRC-16 of the XMODEM protocol.
+// It is between 0 and 16383. Nothing is kept by it: only clients count by slots.
 func slotOf(key []byte) int {
 	if _, tail, ok := bytes.Cut(key, []byte("{")); ok {
 		if tag, _, ok := bytes.Cut(tail, []byte("}")); ok && len(tag) > 0 {
@@ -85,6 +89,7 @@ func slotOf(key []byte) int {
 }
 
 // endpoint is where the client has reached the gateway, which is where it finds it again. Unix sockets have none.
+// Behind a load balancer it is the gateway's own address, by which its clients then go past that.
 func (c *conn) endpoint() (ip string, port int) {
 	if a, ok := c.local.(*net.TCPAddr); ok {
 		return a.IP.String(), a.Port
@@ -92,6 +97,7 @@ func (c *conn) endpoint() (ip string, port int) {
 	return "", 0
 }
 
+// cmdClusterInfo tells of a cluster in good health: as long as the gateway answers, it is one.
 func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) {
 	lines := []string{"cluster_state:ok", "cluster_slots_assigned:16384", "cluster_slots_ok:16384", "cluster_slots_pfail:0", "cluster_slots_fail:0",
 		"cluster_known_nodes:1", "cluster_size:1", "cluster_current_epoch:0", "cluster_my_epoch:0", "cluster_stats_messages_sent:0",
@@ -99,11 +105,13 @@ func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) {
 	w.Verbatim("txt", strings.Join(lines, "\r\n"))
 }
 
+// cmdClusterNodes is one line in the form of nodes.conf. The port of the cluster's bus is 0: there is none.
 func cmdClusterNodes(c *conn, w *resp.Writer, _ [][]byte) {
 	ip, port := c.endpoint()
 	w.Verbatim("txt", fmt.Sprintf("%s %s:%d@0 myself,master - 0 0 0 connected 0-16383\n", c.g.runID, ip, port))
 }
 
+// cmdClusterSlots is one range of all slots, with the node and no metadata.
 func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) {
 	ip, port := c.endpoint()
 	w.Array(1)
@@ -117,6 +125,7 @@ func cmdClusterSlots(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Array(0)
 }
 
+// cmdClusterShards is the same in the form that Redis 7 prefers.
 func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
 	ip, port := c.endpoint()
 	w.Array(1)
@@ -141,6 +150,7 @@ func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
 	}
 }
 
+// cmdClusterReplicas knows one node, whose copies are the memory nodes' affair.
 func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
 	if string(args[2]) != c.g.runID {
 		w.Error("ERR Unknown node " + clip(args[2], 128))
@@ -151,7 +161,9 @@ func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
 
 // keysInSlot calls f with the keys of a slot, each once, until it returns false. It reads the whole index: keys are not kept by slots. The
 // memory that their names may take is taken first, as for KEYS.
+// The keys are those of the connection's database.
 func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
+	// Names count twice: in seen, and in the page that they came with.
 	size, most := 0, 2*int64(c.g.o.OutputBytes)
 	if err := c.take(most); err != nil {
 		return err
@@ -178,6 +190,7 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 	return c.g.rest(err)
 }
 
+// cmdClusterCount reads the whole index, so it is for tools and not for every second.
 func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) {
 	slot, ok := resp.ParseInt(args[2])
 	switch {
@@ -196,6 +209,7 @@ func cmdClusterCount(c *conn, w *resp.Writer, args [][]byte) {
 	w.Int(n)
 }
 
+// cmdClusterKeys gives at most maxScanCount keys, whatever count says.
 func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) {
 	slot, ok1 := resp.ParseInt(args[2])
 	count, ok2 := resp.ParseInt(args[3])

@@ -26,7 +26,7 @@ import (
 // that other goroutines read are atomic, or in mu.
 type conn struct {
 	g  *Gateway
-	id int64
+	id int64    // of CLIENT ID: from 1, and never used again
 	nc net.Conn // not while it is in a loop
 	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
 	// taking memory of the share first.
@@ -37,11 +37,13 @@ type conn struct {
 	since         time.Time // connected
 	proto         int       // RESP's version, 2 or 3
 	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
-	authed        bool      // or user default needs no password
+	// While it is false lookup asks admitted, which finds out whether user default needs a password still.
+	authed bool // or user default needs no password
 	// in is db's.
 	db int
 	in *database
 	// window is how many keys a batch may have.
+	// It is between 1 and maxUnits, and adapt changes it behind each batch.
 	window int
 
 	box     outbox // of what its commands publish
@@ -64,7 +66,7 @@ type conn struct {
 	found  lookedUp
 	into   []byte // for found
 
-	remote, local net.Addr
+	remote, local net.Addr // as accepted; they do not change
 
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
@@ -109,11 +111,14 @@ const (
 var errClosing = errors.New("closing")
 
 // counted is the connection as its reader sees it, in a loop or outside.
+// Only the goroutine or the loop that serves the connection reads.
 type counted struct{ c *conn }
 
 // Read counts, and sets the idle timeout.
 // A deadline is set only where one is due, since each costs as much as a lookup: a connection
 // without an idle timeout that is between two commands has none.
+// In a loop nothing waits, so that there are no deadlines: Tick looks after silent clients there. The deadline for half a
+// command counts from its first byte, and conn.waited is added, since the gateway and not the client was slow then.
 func (r counted) Read(p []byte) (n int, err error) {
 	c := r.c
 	if c.link.Looped() {
@@ -143,6 +148,7 @@ func (c *conn) hears() bool { return c.listens.Load() > 0 || c.monitors.Load() }
 // commandTime is how long a command of which so many bytes have arrived may take to arrive.
 // A fixed time alone would cut off honest clients on slow lines, and a time for each read would
 // let a client hold memory for ever with a byte now and then.
+// A MiB adds a second, so the slowest line that is served has 1 MiB/s once CommandTimeout is used up.
 func (g *Gateway) commandTime(bytes int) time.Duration {
 	return g.o.CommandTimeout + time.Duration(bytes)*time.Second>>20
 }
@@ -154,6 +160,8 @@ const memoryPatience = 10 * time.Second
 
 // take takes memory for the command at hand.
 // It must not wait in a loop, whose other connections have memory to give back.
+// n is in bytes. An error is netsrv.ErrBudget, or says that the Gateway closes; nothing was taken then. The caller owes the
+// share a Drop, or a Give if the memory is going to be used again.
 func (c *conn) take(n int64) error {
 	if c.share.Try(n) {
 		return nil
@@ -190,6 +198,7 @@ func (c *conn) evict(bytes int64) {
 // How much that is, nobody knows before the value has been found: so the first try may read
 // oneLimit, and its error tells how long the value is. The value may have become longer by the
 // next try; hence the loop, and its bound.
+// op may be called several times; every call but the last one has ended with a TooLargeError, and has done nothing.
 func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	held := int64(0)
 	err = op(c.ctx)
@@ -226,6 +235,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(false))
 	c.rd.Reserve = c.reserve
+	// Its user is default, and its limits are a stranger's if that needs a password.
 	c.becomeNew()
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
@@ -247,6 +257,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		c.share.Close()
 	}()
 	for {
+		// Fill waits for the client, for as long as counted.Read lets it.
 		if err := c.rd.Fill(); err != nil {
 			c.lost(err)
 			return
@@ -257,6 +268,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		if !c.link.Calmed(c.said) || !c.out.park() {
 			continue
 		}
+		// Enter returns when the loop has given the connection back, or has ended it.
 		err := c.link.Enter()
 		c.out.unpark()
 		if err != nil {
@@ -269,6 +281,7 @@ func (g *Gateway) handle(nc net.Conn) {
 }
 
 // lost says last words to a client whose input cannot be taken.
+// An end of input, a reset and an idle client are no reason to say anything.
 func (c *conn) lost(err error) {
 	var p *resp.ProtocolError
 	var w resp.Writer
@@ -325,6 +338,7 @@ func (c *conn) use(db int) {
 }
 
 // serve performs what has been read. An error ends the connection.
+// It is called on the connection's own goroutine only; a loop calls serveFrom.
 func (c *conn) serve() error {
 	args, err := c.rd.Next()
 	return c.serveFrom(args, err, time.Now())
@@ -370,6 +384,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 		c.waited = 0
 	}
 	switch half := c.half.Load(); {
+	// A deadline for the rest of a command counts from when its first part was seen, however often more of it comes.
 	case c.rd.Buffered() == 0 && half != 0:
 		c.half.Store(0)
 	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
@@ -383,6 +398,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 // it, and it is the output's from now on.
 // The writer's buffer then serves again, if it has not grown beyond keepReply; one that has been
 // paid for is gone, since it may be in the queue for as long as its client does not read.
+// It may wait, for as long as the client has more to read than Options.OutputBytes; in a loop the connection leaves it first.
 func (c *conn) push(w *resp.Writer, paid int64) error {
 	err := c.out.send(w.Bytes(), paid)
 	if paid > 0 {
@@ -407,6 +423,8 @@ func (c *conn) endSkip(b *batch) {
 // replied ends a command whose reply starts at byte start of w.
 // streamed says that a part of the reply has gone out already, which cannot be taken back:
 // CLIENT REPLY is looked at before that.
+// Replies are cut off behind the fact rather than not written: the command has been performed either way, and what it
+// replied says whether it failed.
 func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 	switch c.reply {
 	case replyOff:
@@ -431,6 +449,8 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // Commands on keys join the batch. All others must see what those before them have done, and
 // must not be seen by them, so the batch is performed first. An error ends the connection;
 // errors that the client is told of are replies.
+// The order of the steps is the contract: a pause holds a command up before its rights are looked at for the last time; Drain
+// refuses it before it is noted as a use of a key; and a command that joins no batch runs when all before it have been performed.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
 	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
@@ -567,6 +587,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // lookup finds the command, or says why it is refused. cmd is never nil.
 // The order of the checks is that of Redis's processCommand, since clients see which one comes
 // first; in particular nobody learns before AUTH more than which commands exist.
+// It performs nothing, and may be asked twice about one command. args has one element at least.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	cmd = find(args[0])
 	switch {
@@ -636,6 +657,8 @@ func unknownCommand(args [][]byte) string {
 
 // auth makes the connection a user's if the password is right. Success lifts the tight limits that a
 // stranger's commands have. name is the command's, as the client wrote it.
+// bad is the error reply; empty: it was right. Wrong guesses delay later ones from the same address (netsrv.Guesses), and each
+// is in ACL LOG.
 func (c *conn) auth(name, user, password []byte) (bad string) {
 	if d := c.g.guesses.Delay(c.remote); d > 0 {
 		// Before the password is looked at, right or wrong: a client that hangs up instead of waiting has learnt
@@ -681,6 +704,8 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
 
 // cmdHello changes nothing unless all of its arguments are good, AUTH apart. The protocol
 // changes with this very reply, which is why the writer is told before it is written.
+// The reply has the fields of Redis 7 in its order. version is that of the Redis whose commands these are, since clients decide
+// by it what they may send.
 func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	proto := c.proto
 	if len(args) > 1 {
@@ -786,6 +811,7 @@ func cmdPing(c *conn, w *resp.Writer, args [][]byte) {
 func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) { w.Bulk(args[1]) }
 
 // dbIndex reads the number of a database.
+// Databases are numbered from 0, as in Options.Databases; bad is the error reply.
 func (c *conn) dbIndex(b []byte) (db int, bad string) {
 	n, ok := resp.ParseInt(b)
 	switch {

@@ -16,25 +16,26 @@ import (
 // the first has a prefix before its keys' names there, see inside.DatabasePrefix. Commands, and whoever hears of keys, know the names without
 // it; a name gets it where an operation of the store is made.
 type database struct {
-	api    client.API
-	shared *namespace
-	number int    // in the namespace
-	prefix string // of the stored names of its keys
+	api    client.API // shared.api
+	shared *namespace // never nil
+	number int        // in the namespace
+	prefix string     // of the stored names of its keys
 }
 
 // namespace is that of one database or several.
 type namespace struct {
-	api client.API
-	dbs []int // in it, by their numbers there
+	api client.API // the Client of its databases
+	dbs []int      // in it, by their numbers there
 
 	counted struct { // how many keys each of dbs has, for INFO
 		sync.Mutex
 		keys []uint64
-		at   time.Time
+		at   time.Time // when they were counted
 	}
 }
 
 // placeDatabases finds out which databases share a namespace.
+// The order of Options.Databases decides which of those in a namespace has which prefix, so it must not change while there is data.
 func placeDatabases(all []Database) []database {
 	dbs := make([]database, len(all))
 	for i, d := range all {
@@ -78,6 +79,7 @@ func (g *Gateway) label(db int) string {
 var emptyKey = []byte(inside.EmptyKey)
 
 // stored is a key's name in the store: name itself, unless it is empty or gets a prefix.
+// The result may alias name, so that the common case copies nothing.
 func (d *database) stored(name []byte) []byte {
 	if d.prefix == "" && len(name) > 0 {
 		return name
@@ -85,6 +87,7 @@ func (d *database) stored(name []byte) []byte {
 	return d.storedLong(name)
 }
 
+// storedLong is the part of stored that makes a name; it is apart so that stored is inlined.
 func (d *database) storedLong(name []byte) []byte {
 	if d.prefix == "" {
 		return emptyKey
@@ -93,6 +96,7 @@ func (d *database) storedLong(name []byte) []byte {
 }
 
 // longNames is how many bytes of names get a prefix, and so a copy, in the store, if these are long.
+// It is in bytes. Short names are within what a batch may have for nothing.
 func (b *batch) longNames() (n int64) {
 	if b.c.in.prefix == "" {
 		return 0
@@ -115,6 +119,7 @@ func (n *namespace) find(stored []byte) (i int, name []byte) {
 }
 
 // badKey is the error for a name that no key of a database can have; the store would refuse it, too, but for the whole batch.
+// The empty string says that the name is good; the empty name is, too, as in Redis.
 func badKey[S string | []byte](d *database, name S) string {
 	switch most := client.MaxKeyLen - len(d.prefix); {
 	case len(name) > most && d.prefix != "":
@@ -136,6 +141,7 @@ func isLibraries[S string | []byte](name S) bool { return string(name) == inside
 
 // countKeys counts the keys of each of the databases in a namespace. If there are several it reads all of the namespace, and else the index, in
 // which the key of libraries counts, too. A key that moves meanwhile may count twice.
+// The numbers are in the order of n.dbs. A record that cannot be read is passed over, and what rest makes of it is the error.
 func (g *Gateway) countKeys(ctx context.Context, n *namespace) ([]uint64, error) {
 	keys := make([]uint64, len(n.dbs))
 	if len(keys) == 1 {
@@ -166,6 +172,7 @@ func (g *Gateway) countKeys(ctx context.Context, n *namespace) ([]uint64, error)
 
 // KeyCount is how many keys a database has, up to a second old.
 // INFO is asked often, by monitors, and a count takes long. Others wait meanwhile and get the same number.
+// It may be called concurrently, and waits for the store.
 func (g *Gateway) KeyCount(db int) (uint64, error) {
 	d := &g.dbs[db]
 	n := &d.shared.counted

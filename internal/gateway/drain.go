@@ -12,6 +12,7 @@ const (
 	errStopping = "LOADING kvd: the gateway is stopping; nothing was done"
 	// A connection that has said nothing for quietTime is between two commands. While commands are
 	// refused, which is for refuseTime, half of that will do.
+	// drainTick is how often Drain looks.
 	quietTime, refuseTime = 100 * time.Millisecond, time.Second
 	drainTick             = 10 * time.Millisecond
 )
@@ -20,6 +21,8 @@ const (
 // moment, between two commands; others, and new ones, are served as ever until ctx ends. Then
 // every command is refused, which tells clients for certain that nothing happened, for a second
 // or until nobody is left. A command that has been performed is answered in any case.
+// It is called once, with Close after it. Listeners stay open meanwhile, since another gateway may not be there to be found;
+// it returns as soon as no connection is left.
 func (g *Gateway) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
@@ -51,6 +54,9 @@ func (g *Gateway) waitGone(patience time.Duration) {
 }
 
 // finishQuiet finishes the connections that have been silent for so long; negative: all.
+// The swap of active is what makes it safe against a command that comes at this moment: either begin sees finished, or this
+// sees that something is being performed, and leaves the connection for the next tick. Clients that wait in a blocking
+// command are ended at once, since they may be silent for hours.
 func (g *Gateway) finishQuiet(quiet time.Duration) {
 	before := time.Now().Add(-quiet).UnixMilli()
 	g.each(func(c *conn) {

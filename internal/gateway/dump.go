@@ -9,6 +9,9 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
+// A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values move between
+// this store and Redis in both directions, as long as neither has a kind of value that the other has not.
+
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
 func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
@@ -25,9 +28,10 @@ func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 
 // restoreArgs are the options of RESTORE. The time of the last use is checked, and means nothing here.
 type restoreArgs struct {
-	replace, absolute bool
+	replace, absolute bool // REPLACE; ABSTTL: the time is a Unix time
 }
 
+// parseRestore reads what is behind the payload; bad is the error reply.
 func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 	idle, freq := false, false
 	for i := 4; i < len(args); i++ {
@@ -37,6 +41,7 @@ func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 			a.replace = true
 		case fold(args[i], "absttl"):
 			a.absolute = true
+		// Redis takes either of them, as its policy is, and not both.
 		case fold(args[i], "idletime") && more && !freq:
 			i++
 			n, ok := resp.ParseInt(args[i])
@@ -68,6 +73,7 @@ func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 const restoreRatio = 300
 
 // mostRestored bounds what a payload's value can take in memory. That of a stream says once which fields many entries have.
+// It is in bytes. A payload is the client's, and a few bytes of it could ask for gigabytes.
 func mostRestored(payload []byte) int {
 	most := restoreRatio * len(payload)
 	if rdb.IsStream(payload) {
@@ -77,6 +83,7 @@ func mostRestored(payload []byte) int {
 }
 
 // cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
+// The time is in ms, from now on or as Unix time with ABSTTL, and 0 is never. A time that has passed leaves no key.
 func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseRestore(args)
 	if bad != "" {
@@ -96,6 +103,7 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 		w.Error("ERR Invalid TTL value, must be >= 0")
 		return
 	}
+	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that it may need.
 	v, err := rdb.Parse(args[3], k.room)
 	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
 		k.want = most // it may be only that there is little room

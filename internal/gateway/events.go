@@ -12,23 +12,24 @@ import (
 )
 
 // eventClass is what of it notify-keyspace-events asks for, a set of its letters.
+// The letters are those of redis.conf. Without onKeyspace or onKeyevent nothing is published, whatever the other classes are.
 type eventClass uint32
 
 const (
-	onKeyspace eventClass = 1 << iota
-	onKeyevent
-	onGeneric
+	onKeyspace eventClass = 1 << iota // events in a channel for each key
+	onKeyevent                        // events in a channel for each event
+	onGeneric                         // commands on keys of any type
 	onString
 	onList
 	onSet
 	onHash
 	onZSet
-	onExpired
-	onEvicted
+	onExpired // see expiries
+	onEvicted // never: clients of a cache evict, and no gateway hears of it
 	onStream
-	onMiss
-	onModule
-	onNew
+	onMiss   // a key that a command reads is not there
+	onModule // never: there are no modules
+	onNew    // a key that was not there
 	// onNothing is of events that Redis has not, which nobody can ask for.
 	onNothing
 	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule // the letter A
@@ -44,6 +45,7 @@ var eventLetters = []struct {
 }
 
 // parseEvents reads a value of notify-keyspace-events.
+// The empty value is good: it asks for nothing. ok is false for a letter that Redis has not.
 func parseEvents(v []byte) (c eventClass, ok bool) {
 next:
 	for _, b := range v {
@@ -129,7 +131,7 @@ z georadiusstore: georadius georadiusbymember
 // keyEvent is what a command's change of a key is called.
 type keyEvent struct {
 	class eventClass
-	name  string
+	name  string // as in Redis; the last part of the event's channel
 }
 
 // nameEvents fills in the events of the table's commands.
@@ -152,15 +154,19 @@ func nameEvents(all map[string]*command) {
 }
 
 // change is what an entry did to its key, for those who want to hear of it.
+// It is filled in while the command runs, and told when the store has answered; what a command did in a try that was repeated is forgotten.
 type change struct {
-	missed                    bool // it was not there
-	changed, created, deleted bool
+	missed                    bool  // it was not there
+	changed, created, deleted bool  // it was written; it is new; it has gone
 	expires                   int64 // Unix ms; 0: never
-	also                      string
+	// A change of XADD that trims is two events, for one.
+	also string
 }
 
 // tellOfWrites publishes the events of what the batch has performed, and says which keys were written to those who cache them. It
 // is called when the store has answered, before the replies.
+// Messages go to b.c.box, which sends them behind the batch. An update whose outcome is unknown invalidates what clients cache, and
+// is no event: a cache must not be stale, and an event must have happened.
 func (b *batch) tellOfWrites() {
 	g := b.c.g
 	notify := eventClass(g.notify.Load())
@@ -216,6 +222,7 @@ func (cmd *command) tellsMiss(args [][]byte) bool {
 
 // readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads the one that it
 // changes, too. They are in the order of the arguments.
+// The keys are arguments, and no copies.
 func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 	first := true
 	for _, s := range both(cmd.keySpans(args)) {
@@ -233,6 +240,7 @@ func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 	return dst
 }
 
+// eachEntry calls f for the commands on the unit's key, in the order in which they came.
 func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 	for i := u.first; i >= 0; i = b.entries[i].next {
 		f(&b.entries[i])
@@ -241,6 +249,7 @@ func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 
 // changeOf is what an entry did to the unit's key, now that the unit has been performed. A put does not learn whether the key was
 // there.
+// The unit has no error. Several puts on a key are one write, and each is told of as if it had been there for a moment.
 func (u *unit) changeOf(e *entry) change {
 	switch u.kind {
 	case put, putIf:
@@ -253,11 +262,13 @@ func (u *unit) changeOf(e *entry) change {
 
 // tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry that came
 // with a value, and of a deletion.
+// The order is Redis's: what made the key first, what happened to it, and its deletion last.
 func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte, ch change) {
 	tell := func(ev keyEvent) { c.g.event(&c.box, notify, db, ev, name) }
 	if ch.created {
 		tell(keyEvent{onNew, "new"})
 	}
+	// These two deletions are their own events: the key has not gone, it is elsewhere.
 	goes := ch.deleted && ev.name != "rename_from" && ev.name != "move_from"
 	switch {
 	case goes && (ev.class == onGeneric || strings.HasSuffix(ev.name, "store")):
@@ -296,12 +307,15 @@ type namedChange struct {
 }
 
 // name says that the command at hand calls its change of a key so. Redis tells of changes in this order.
+// A command of several keys needs it, as RENAME does: rename_from and rename_to. For one without names, every key that it changes has the
+// command's own event.
 func (t *staged) name(k *key, class eventClass, event string) {
 	t.named = append(t.named, namedChange{k, keyEvent{class, event}})
 }
 
 // noteChanges notes what a command does to the keys, and which of those among args it has not found, until the returned function is called.
 // They are told when all that is staged has taken effect.
+// k.changed is cleared for the time of the command, so that each command's changes can be told from those before it.
 func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end func()) {
 	t.missed = t.missed[:0]
 	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
@@ -309,6 +323,7 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 	}
 	errors := w.Errors
 	type state struct{ changed, present bool }
+	// Keys that the command is the first to ask for are added behind these, with what they were when they were read.
 	before := make([]state, len(t.keys))
 	for i, k := range t.keys {
 		before[i] = state{k.changed, k.present}
@@ -366,6 +381,7 @@ func (t *staged) noteMisses(cmd *command, args [][]byte, failed bool, was func(*
 }
 
 // tellOfWrites is the batch's, for what has taken effect in one step, or may have.
+// performStaged calls it behind the commit, with no changes if the outcome is unknown: then only caches are told.
 func (t *staged) tellOfWrites() {
 	g := t.c.g
 	notify := eventClass(g.notify.Load())
@@ -409,6 +425,8 @@ func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 }
 
 // event publishes an event of a key, if it is asked for.
+// Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels that Redis has for
+// them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
 func (g *Gateway) event(box *outbox, notify eventClass, db int, ev keyEvent, key []byte) {
 	if notify&ev.class == 0 {
 		return

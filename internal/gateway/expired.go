@@ -15,13 +15,15 @@ import (
 // tells when a record expires, so the gateway looks for itself: shortly before the time, whether it still holds, and behind it, whether
 // the key is gone. It is best effort: a key that is deleted in between counts as expired, as does one that was deleted
 // before and is looked at too late for the first time, and one beyond maxExpiries is not looked at.
+// times says which of the entries in due still counts: a key that was written again has an older one there, which is passed over when
+// its time comes. So a key that is written often has many entries, all of which maxExpiries bounds.
 type expiries struct {
 	sync.Mutex
 	due     dueHeap
 	times   map[trackedName]int64 // of those that still hold, as far as this gateway knows; Unix ms
-	running bool
-	soon    chan struct{} // capacity 1: the first one has changed
-	done    sync.WaitGroup
+	running bool                  // watchExpiries is at work
+	soon    chan struct{}         // capacity 1: the first one has changed
+	done    sync.WaitGroup        // of watchExpiries, for Close
 }
 
 // dueKey is a key to look at.
@@ -34,9 +36,12 @@ type dueKey struct {
 const (
 	maxExpiries = 100_000
 	// A key is looked at so long before its time, and so long behind it.
+	// The first look is early enough to be answered before the time, on a store that is not in trouble; the second one is behind it, when
+	// the store does not show the record any more.
 	beforeExpiry, behindExpiry = 50 * time.Millisecond, 5 * time.Millisecond
 )
 
+// when is the time of the key's next look.
 func (d dueKey) when() time.Time {
 	if d.check {
 		return time.UnixMilli(d.at).Add(behindExpiry)
@@ -51,6 +56,8 @@ func (h dueHeap) Len() int           { return len(h) }
 func (h dueHeap) Less(i, j int) bool { return h[i].when().Before(h[j].when()) }
 func (h dueHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 func (h *dueHeap) Push(x any)        { *h = append(*h, x.(dueKey)) }
+
+// Pop is of heap.Interface. It keeps the array for what comes next.
 func (h *dueHeap) Pop() any {
 	old := *h
 	x := old[len(old)-1]
@@ -59,6 +66,7 @@ func (h *dueHeap) Pop() any {
 }
 
 // watchExpiry notes the expiry of a key that was written; 0: it has none, or is gone.
+// It is called for each write while somebody asks for events of class x, by any connection's goroutine, and never waits for the store.
 func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 	e := &g.expiries
 	name := trackedName{db, string(key)}
@@ -68,6 +76,7 @@ func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 		delete(e.times, name)
 		return
 	}
+	// A key beyond the bound expires all the same; there is only no event of it.
 	if len(e.due) >= maxExpiries || g.ctx.Err() != nil {
 		return
 	}
@@ -87,6 +96,7 @@ func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 }
 
 // watchExpiries looks at keys when it is time, until there are none.
+// A single goroutine does it, which the first key starts and which ends when there is none; Close waits for it.
 func (g *Gateway) watchExpiries() {
 	e := &g.expiries
 	for {
@@ -119,6 +129,8 @@ func (g *Gateway) watchExpiries() {
 	}
 }
 
+// lookAtExpiry is the first look at a key, or the second one. A store that does not answer within a second costs the event: nobody is
+// told of what was not seen.
 func (g *Gateway) lookAtExpiry(d dueKey) {
 	late := time.Now().UnixMilli() >= d.at // for the first look: nobody can say any more whether it held
 	notify := eventClass(g.notify.Load())
@@ -141,6 +153,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		var box outbox
 		g.event(&box, notify, d.db, keyEvent{onExpired, "expired"}, []byte(d.key))
 		box.flush()
+		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {
 			g.o.Peers.Changed([]byte(d.key))
 			g.tracked.invalidate(g, &box, nil, []byte(d.key))

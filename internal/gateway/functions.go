@@ -27,6 +27,7 @@ const (
 	// libraryAge is for how long after a change FCALL at other gateways may still call the libraries of before.
 	libraryAge = time.Second
 	// maxLibraries bounds the bytes of all sources together.
+	// All gateways load all libraries, so their sources together are bounded as a single one is.
 	maxLibraries = luascript.MaxSource
 	// loadTime bounds the time of FUNCTION LOAD's library, as in Redis, and loadMemory the bytes of a library's values while it is loaded.
 	// They are not out of Options.Budget: a gateway loads one at a time.
@@ -37,6 +38,8 @@ const (
 var librariesName = stagedName{0, inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
+// now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see the libraries
+// that the same gateway has just changed, without waiting for libraryAge.
 type functions struct {
 	now      atomic.Pointer[librarySet] // as read last; nil: not yet
 	changes  atomic.Uint64              // by this gateway; what was read before one does not count
@@ -46,15 +49,16 @@ type functions struct {
 
 // librarySet is the libraries of a time. It is not changed once others see it.
 type librarySet struct {
-	libraries map[string]*luascript.Library
-	functions map[string]function // by name in lower case
-	version   uint64              // of the key; 0: there is none
+	libraries map[string]*luascript.Library // by name
+	functions map[string]function           // by name in lower case
+	version   uint64                        // of the key; 0: there is none
 
 	at      time.Time // when the key was read, or before
 	changes uint64    // functions.changes then
 }
 
 // function is one, with its library.
+// The zero value is no function; library is nil then.
 type function struct {
 	*luascript.Function
 	library *luascript.Library
@@ -65,14 +69,17 @@ func newLibrarySet() *librarySet {
 }
 
 // clone is a set that may be changed.
+// Libraries themselves do not change, and are shared. version is left out: the clone is of no key.
 func (s *librarySet) clone() *librarySet {
 	return &librarySet{libraries: maps.Clone(s.libraries), functions: maps.Clone(s.functions)}
 }
 
 // find finds a function; its library is nil if there is none.
+// Names of functions are the same in any case, those of libraries are not, as in Redis.
 func (s *librarySet) find(name []byte) function { return s.functions[strings.ToLower(string(name))] }
 
 // add adds a library unless one of its functions is there already; then it reports that one's name.
+// There must be no library of that name. If taken is not empty nothing was added.
 func (s *librarySet) add(l *luascript.Library) (taken string) {
 	for i := range l.Functions {
 		if name := l.Functions[i].Name; s.find([]byte(name)).library != nil {
@@ -101,6 +108,7 @@ func (s *librarySet) sorted() []*luascript.Library {
 }
 
 // payload is the libraries as FUNCTION DUMP has them.
+// The order of names makes the payload of the same libraries the same bytes.
 func (s *librarySet) payload() []byte {
 	var sources [][]byte
 	for _, l := range s.sorted() {
@@ -121,12 +129,14 @@ func (loadHost) Reserve(int64) error { return nil }
 func (loadHost) Stopped() bool { return false }
 
 // load loads a library, with others waiting.
+// It runs the library's own code, which registers functions, without commands of the store and within loadMemory. The caller has lockLoading.
 func (c *conn) load(source []byte, limit time.Duration) (*luascript.Library, error) {
 	task := &luascript.Task{Host: loadHost{&scriptHost{t: &staged{c: c}}}, Memory: loadMemory, Function: true}
 	return c.g.scripts.pool.Load(task, source, limit)
 }
 
 // lockLoading waits until nobody else loads libraries; the caller calls unlock.
+// It is a channel and no mutex, since a connection that waits for it may be closed.
 func (c *conn) lockLoading() (unlock func(), err error) {
 	loading := c.g.functions.loading
 	c.link.Waits()
@@ -139,6 +149,7 @@ func (c *conn) lockLoading() (unlock func(), err error) {
 }
 
 // loadAll loads the libraries of a payload into an empty set. Those of known that have the same source are taken from there.
+// Nothing is kept of a payload of which any part is wrong.
 func (c *conn) loadAll(payload []byte, known *librarySet) (*librarySet, error) {
 	sources, err := rdb.ParseLibraries(payload, maxLibraries)
 	if err != nil {
@@ -184,6 +195,7 @@ func unreadable(err error) error {
 }
 
 // libraries are those of the store, up to libraryAge old, or as of now.
+// The set must not be changed: others have it, too. While many calls wait for a reading, one of them reads for all.
 func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 	f := &c.g.functions
 	begun, known := time.Now(), f.now.Load()
@@ -200,6 +212,7 @@ func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
 	}
 	next := newLibrarySet()
 	next.at, next.changes = time.Now(), f.changes.Load()
+	// GetIfChanged reads the value only if the key is not at the version that is known, so the usual look takes no memory.
 	version := uint64(0)
 	if known != nil {
 		version = known.version
@@ -240,6 +253,7 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 	if !k.present {
 		return newLibrarySet(), k, true
 	}
+	// The version says that the libraries that this gateway has loaded are those in the key, so they need not be loaded again.
 	if set := t.c.g.functions.now.Load(); set != nil && !k.changed && set.version == k.version {
 		return set.clone(), k, true
 	}
@@ -265,6 +279,7 @@ func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
 }
 
 // librariesKey is the key that libraries are in.
+// It is a condition of the commit, as any key that is used: two gateways that change libraries at a time do so one after the other.
 func (t *staged) librariesKey() *stagedKey {
 	k := t.find[librariesName]
 	if k == nil {
@@ -276,6 +291,7 @@ func (t *staged) librariesKey() *stagedKey {
 }
 
 // setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
+// false may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
 func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
 	if len(set.libraries) == 0 {
 		if k.present {
@@ -343,6 +359,8 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>", "    Create a new 
 	"      in case of functions name collision with another library)."}
 
 // functionCaller is FCALL and FCALL_RO.
+// It does not make the key of libraries a condition, which would have every call confirm it: a call may use the libraries of up to
+// libraryAge ago.
 func functionCaller(readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		f, err := t.function(args[1])
@@ -369,6 +387,8 @@ func functionCaller(readOnly bool) severalFunc {
 }
 
 // function finds a function; its library is nil if there is none.
+// A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded one at another
+// gateway finds it.
 func (t *staged) function(name []byte) (f function, err error) {
 	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
 		set, _, ok := t.libraries()
@@ -389,6 +409,7 @@ func (t *staged) function(name []byte) (f function, err error) {
 	return f, nil
 }
 
+// functionLoad replies with the library's name. The library takes effect with all that is staged, at all gateways within libraryAge.
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
@@ -414,6 +435,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 			t.err = lockErr
 			return
 		}
+		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without effects.
 		l, err = t.c.load(source, t.c.g.functions.loadTime)
 		unlock()
 	}
@@ -431,6 +453,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionDelete deletes a library with all its functions. Calls that are running go on.
 func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
 	set, k, ok := t.libraries()
 	if !ok {
@@ -447,6 +470,7 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionFlush does not look into the libraries, so it also gets rid of ones that cannot be read.
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	switch {
 	case len(args) > 3:
@@ -462,6 +486,7 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// functionRestore adds all libraries of a payload, or none. With FLUSH those that there are go, and are not looked into.
 func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 	flush, replace := false, false
 	switch {
@@ -477,6 +502,7 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 		w.Error("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
 		return
 	}
+	// The key is a condition with FLUSH, too, though nothing of it counts: its version is what the write compares.
 	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
 	if ok && !flush {
 		set, k, ok = t.libraries()
@@ -504,6 +530,8 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // join adds the libraries of another set.
+// An error leaves the set half joined: it is dropped then. With replace, libraries of the same name go first, so that their functions are in
+// nobody's way.
 func (s *librarySet) join(more *librarySet, replace bool) error {
 	for _, l := range more.sorted() {
 		if s.libraries[l.Name] == nil {
@@ -522,6 +550,7 @@ func (s *librarySet) join(more *librarySet, replace bool) error {
 	return nil
 }
 
+// functionDump gives all libraries as FUNCTION RESTORE takes them, here and in Redis.
 func functionDump(t *staged, _ [][]byte, w *resp.Writer) {
 	if set, _, ok := t.libraries(); ok {
 		w.Bulk(set.payload())
@@ -562,6 +591,7 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// writeLibrary is a library in FUNCTION LIST, with the fields of Redis 7.0 in its order.
 func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
 	if withCode {
 		w.Map(4)

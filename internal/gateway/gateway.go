@@ -189,49 +189,54 @@ func (o *Options) Validate() error {
 }
 
 // Gateway is a RESP server.
+// Fields without a comment about it are set by New and do not change, or guard themselves.
 type Gateway struct {
 	o       Options
-	srv     *netsrv.Server
-	ctx     context.Context
-	cancel  context.CancelFunc
-	m       metrics
-	started time.Time
-	runID   string
-	lastID  atomic.Int64
-	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
-	dbs     []database   // Options.Databases
-	calm    int          // loop.Calm, but for tests
-	guesses netsrv.Guesses
-	users   *acl.Users
-	denials acl.Log
-	slow    slowLog
+	srv     *netsrv.Server     // accepts, and counts connections
+	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
+	cancel  context.CancelFunc // ends ctx
+	m       metrics            // atomic counters
+	started time.Time          // New, for INFO
+	runID   string             // 40 hexadecimal digits, random for each start, as Redis's run_id
+	lastID  atomic.Int64       // of conn.id
+	idle    atomic.Int64       // IdleTimeout as CONFIG SET has it, ns
+	dbs     []database         // Options.Databases
+	calm    int                // loop.Calm, but for tests
+	guesses netsrv.Guesses     // wrong passwords, by address
+	users   *acl.Users         // of Options.Password and ACLFile; they change while it runs
+	denials acl.Log            // ACL LOG
+	slow    slowLog            // SLOWLOG
 	// heed is what there is to look at besides performing commands; see heedPause.
 	heed      atomic.Uint32
-	pausing   pausing
-	monitors  monitors
-	latencies latencies
+	pausing   pausing    // CLIENT PAUSE
+	monitors  monitors   // MONITOR
+	latencies latencies  // LATENCY
 	hot       *hotKeys   // nil: nobody wants to know
 	aclFile   sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops
-	waits     waits
-	scripts   scripting
-	functions functions
-	hub       hub
+	loops     loop.Loops    // serve connections whose clients say little at a time
+	waits     waits         // BLPOP and the like
+	scripts   scripting     // EVAL and EVALSHA
+	functions functions     // FCALL and FUNCTION
+	hub       hub           // subscriptions
 	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked   trackTable
-	expiries  expiries
-	interest  sync.Mutex // held while Options.Peers is told what to tell
+	tracked   trackTable    // CLIENT TRACKING
+	expiries  expiries      // events of class x
+	interest  sync.Mutex    // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
+		// Open connections by id. A connection that was found here may have ended by the time it is looked at; it stays valid memory,
+		// and its atomic fields and its mu may still be used.
 		conns     map[int64]*conn
-		listeners []net.Listener
+		listeners []net.Listener // that Serve accepts from, for operators
 	}
 }
 
 // New makes a Gateway that listens nowhere yet.
+// It reads PasswordFile and ACLFile, starts to hear Options.Peers, and asks nothing of the store: the databases may be
+// unavailable when a gateway starts.
 func New(o Options) (*Gateway, error) {
 	o.ensureDefaults()
 	if err := o.Validate(); err != nil {
@@ -289,6 +294,8 @@ func (g *Gateway) Serve(l net.Listener) error {
 func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
 
 // Close closes listeners and connections and waits for what they were doing.
+// Operations that were on their way end with an error, and their clients may not learn how they went. Drain before it avoids
+// that. The order is that connections go first, then those who wake, look up and expire for them.
 func (g *Gateway) Close() error {
 	g.cancel()
 	g.each(func(c *conn) { c.link.Kill() })
@@ -312,6 +319,8 @@ const errNoMemory = "ERR kvd: the gateway is out of buffer memory; nothing was d
 const unknownOutcome = "ERR unknown outcome: "
 
 // storeError words an error of the store as Redis clients understand it best.
+// It answers whether the command happened: after unknownOutcome it may have; after LOADING, OOM and out of buffer memory it did
+// not. The log gets the errors that no client can do anything about.
 func (g *Gateway) storeError(err error) string {
 	switch {
 	case errors.Is(err, client.ErrUnknownOutcome):
@@ -360,6 +369,8 @@ func (g *Gateway) queryBytes() int { return 2*g.o.MaxValueBytes + 1<<20 }
 
 // limits are those of a connection's commands. Before AUTH they are Redis's, far below what a
 // stranger could hold memory with.
+// Args is a number of arguments; Bulk, of one of them, and Query, of a whole command, are bytes. A key may be a byte longer
+// than the store's limit, so that it is refused in words by badKey and not as a protocol error.
 func (g *Gateway) limits(authenticated bool) resp.Limits {
 	if !authenticated {
 		return resp.Limits{Args: 10, Bulk: 16 << 10, Query: 256 << 10, Unauthenticated: true}

@@ -34,6 +34,7 @@ func geoCommands() []*command {
 }
 
 // storeSpans finds the key of STORE or STOREDIST, behind the options that begin at an argument.
+// Of several the last one counts, as it does for the command.
 func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	return func(args [][]byte) (keys, also acl.Span) {
 		for i := at; i+1 < len(args); i++ {
@@ -62,6 +63,7 @@ func unitOf(b []byte) (metres float64, bad string) {
 }
 
 // parsePosition reads longitude and latitude, or returns the error reply.
+// Both are in degrees, and latitudes end at some 85°, as those of web maps do.
 func parsePosition(args [][]byte) (p geo.Position, bad string) {
 	var ok1, ok2 bool
 	p.Lon, ok1 = scoreOf(args[0])
@@ -75,6 +77,7 @@ func parsePosition(args [][]byte) (p geo.Position, bad string) {
 	return p, ""
 }
 
+// cmdGeoAdd is ZADD with the positions' scores. All positions are read before any is added.
 func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
 	var a zaddArgs
 	opts := args[2:]
@@ -107,6 +110,7 @@ func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
 	w.Error(errSyntax)
 }
 
+// cmdGeoDist is null if one of the members is not there. Positions have the precision of their score, some metre.
 func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) {
 	unit := 1.0
 	if len(args) == 5 {
@@ -131,8 +135,10 @@ func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) {
 	writeDistance(w, geo.Distance(geo.Decode(z.Score(a)), geo.Decode(z.Score(b)))/unit)
 }
 
+// writeDistance writes four digits behind the point, in whichever unit.
 func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
 
+// cmdGeoHash gives the usual geohash, of latitudes up to 90°, and not the one of the score.
 func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
@@ -148,6 +154,7 @@ func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdGeoPos gives the middle of each score's cell, and not the position that was added.
 func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
@@ -163,6 +170,7 @@ func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// writePosition writes 17 digits without trailing zeros, as Redis does; in RESP3 they are doubles of that text.
 func writePosition(w *resp.Writer, p geo.Position) {
 	w.Array(2)
 	for _, f := range [...]float64{p.Lon, p.Lat} {
@@ -178,6 +186,7 @@ func writePosition(w *resp.Writer, p geo.Position) {
 // ---- searches ------------------------------------------------------------------
 
 // geoquery is what GEORADIUS, GEOSEARCH and their relatives ask for.
+// The first fields say which command it is; the others are read from its arguments.
 type geoquery struct {
 	at         int  // where the options begin
 	member     bool // the center is a member
@@ -185,28 +194,30 @@ type geoquery struct {
 	search     bool // center and shape are options
 	storeFirst bool // the first argument is where the result goes
 
-	shape                                     geo.Shape
+	shape                                     geo.Shape // in its own unit
 	withDist, withHash, withCoord             bool
-	asc, desc, any                            bool
-	count                                     int64 // 0: all
-	fromMember, fromPosition, byRadius, byBox bool
+	asc, desc, any                            bool   // ANY goes with COUNT
+	count                                     int64  // 0: all
+	fromMember, fromPosition, byRadius, byBox bool   // which of them were given, for GEOSEARCH
 	store                                     []byte // nil: nowhere
-	storeDist                                 bool
+	storeDist                                 bool   // distances are the scores, and not positions
 }
 
 // geopoint is a member that was found.
 type geopoint struct {
 	collection.ZEntry
 	geo.Position
-	metres float64
+	metres float64 // from the center
 }
 
 // georadius makes a command of a query that knows what kind of command it is.
+// The key's type is looked at before the arguments. Without the key most mistakes in the arguments are still found.
 func georadius(kind geoquery) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		q := kind
 		name := args[1]
 		if q.storeFirst {
+			// Both keys go to the store in one round trip.
 			q.store, name = args[1], args[2]
 			t.load(args[1:3]...)
 		}
@@ -215,6 +226,7 @@ func georadius(kind geoquery) severalFunc {
 		if !ok {
 			return
 		}
+		// A center that is a member needs the set, which is why the key is read before.
 		if bad := q.parse(args, z, k.present); bad != "" {
 			w.Error(bad)
 			return
@@ -243,6 +255,7 @@ func georadius(kind geoquery) severalFunc {
 func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad string) {
 	switch {
 	case q.search:
+	// Without the key there is no member to begin with, and nothing to be found, so Redis does not look at the radius.
 	case q.member && present:
 		if bad = q.fromMemberOf(z, args[2]); bad == "" {
 			bad = q.parseRadius(args[3:])
@@ -261,6 +274,7 @@ func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad st
 	if bad != "" {
 		return bad
 	}
+	// Errors repeat the command's name as the client wrote it.
 	name := string(args[0])
 	switch {
 	case q.store != nil && (q.withDist || q.withHash || q.withCoord):
@@ -304,6 +318,7 @@ func (q *geoquery) parseOption(opts [][]byte, z collection.ZSet, present bool) (
 			return 0, "ERR COUNT must be > 0"
 		}
 		return 2, ""
+	// The result goes to the key of the last such option.
 	case !q.readOnly && !q.search && (fold(o, "store") || fold(o, "storedist")) && more > 0:
 		q.store, q.storeDist = opts[1], len(o) > len("store")
 		return 2, ""
@@ -352,6 +367,7 @@ func (q *geoquery) parseShape(opts [][]byte, z collection.ZSet, present bool) (n
 }
 
 // fromMemberOf makes a member the center.
+// The member itself is found, too, at distance 0.
 func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
 	at := z.Find(member)
 	if at < 0 {
@@ -375,10 +391,13 @@ func (q *geoquery) parseRadius(args [][]byte) (bad string) {
 }
 
 // find looks for the members within the shape, in the order that is asked for. With ANY the first ones do.
+// Only the ranges of scores that the shape may reach are looked at. Members refer to the set.
 func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
+	// With ANY the first members that are found do, which need not be the nearest.
 	enough := func() bool { return q.any && q.count > 0 && int64(len(found)) >= q.count }
 	for _, r := range q.shape.Ranges() {
 		for i := z.SearchScore(r.Min, false); i < z.Len() && z.Score(i) < r.Max && !enough(); i++ {
+			// A range of scores has corners that are outside of the shape.
 			p := geo.Decode(z.Score(i))
 			if metres, ok := q.shape.Contains(p); ok {
 				found = append(found, geopoint{z.Entry(i), p, metres})
@@ -397,6 +416,7 @@ func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
 	switch {
 	case q.desc:
 		slices.SortStableFunc(found, func(a, b geopoint) int { return nearer(b, a) })
+	// A COUNT without an order asks for the nearest.
 	case q.asc, q.count > 0 && !q.any:
 		slices.SortStableFunc(found, nearer)
 	}
@@ -407,6 +427,7 @@ func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
 }
 
 // write replies with what was found.
+// A member is by itself without options, and the first element of an array with them.
 func (q *geoquery) write(w *resp.Writer, found []geopoint) {
 	more := int(bit(q.withDist) + bit(q.withHash) + bit(q.withCoord))
 	w.Array(len(found))
@@ -428,6 +449,7 @@ func (q *geoquery) write(w *resp.Writer, found []geopoint) {
 }
 
 // cFixed is f as C's %f writes it.
+// It is for an error text.
 func cFixed(f float64) string {
 	switch {
 	case math.IsInf(f, 1):

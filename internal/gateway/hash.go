@@ -37,6 +37,7 @@ func hashCommands() []*command {
 }
 
 // ofGroup puts commands in a group of COMMAND DOCS.
+// A container is put in it with no word to its subcommands, which container has seen to already.
 func ofGroup(group string, cmds ...*command) []*command {
 	for _, c := range cmds {
 		c.group = group
@@ -45,6 +46,7 @@ func ofGroup(group string, cmds ...*command) []*command {
 }
 
 // collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
+// The key's name is in it only if the value is corrupt, which an operator has to find.
 func collectionError(t client.Type, name []byte, err error) string {
 	if errors.Is(err, collection.ErrTooLong) {
 		return "ERR kvd: " + t.String() + " longer than " + strconv.Itoa(collection.MaxLen) + " bytes, or than values may be: nothing was done"
@@ -55,6 +57,7 @@ func collectionError(t client.Type, name []byte, err error) string {
 // editable is a copy of the collection's bytes to change, with room for grow bytes more; ok is as in mutable. The value
 // stays as it is if the command gives up: what may become too long, which is known behind the change, is not changed in
 // own, where the value of the unit's last command may be.
+// grow is an upper bound, in bytes, so a value near its limit may turn out to fit when it has been changed; setEdited decides.
 func (k *key) editable(grow int) (b []byte, ok bool) {
 	n := len(k.value) + grow
 	if n <= min(k.maxValue, collection.MaxLen) {
@@ -69,6 +72,7 @@ func (k *key) editable(grow int) (b []byte, ok bool) {
 
 // setEdited makes b, which editable made, the value, and deletes the key if nothing is left. The expiry stays. If it is
 // too long it replies so and reports false.
+// b is the key's from here on.
 func (k *key) setEdited(t client.Type, b, name []byte, w *resp.Writer) bool {
 	switch {
 	case len(b) > min(k.maxValue, collection.MaxLen):
@@ -93,6 +97,7 @@ func roomFor(texts [][]byte) int {
 }
 
 // hash is the key's hash, empty if there is none.
+// The caller has looked at the type. The hash lies in the value, and must not be changed.
 func (k *key) hash() collection.Hash { return collection.Hash(k.value) }
 
 // hashLen counts the fields; ok is false behind a reply that says why not.
@@ -108,6 +113,7 @@ func (k *key) hashLen(name []byte, w *resp.Writer) (n int, ok bool) {
 }
 
 // hashField is the value of a field, nil if there is none; ok is as in hashLen.
+// args are the command's: the key's name, and behind it the field. The value lies in the hash; an empty one is not nil.
 func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
 	if !k.is(client.Hash, w) {
 		return nil, false
@@ -120,7 +126,9 @@ func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
 }
 
 // setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked for room.
+// pairs are fields and values by turns. It copies the hash once for all of them.
 func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int, ok bool) {
+	// The old values of fields that are set again make room, which is not known before: the bound is for none of them.
 	b, ok := k.editable(roomFor(pairs))
 	if !ok {
 		return 0, false
@@ -133,18 +141,21 @@ func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int,
 	return added, k.setEdited(client.Hash, h, name, w)
 }
 
+// cmdHSet replies with how many fields are new; those that were there have their new values all the same.
 func cmdHSet(k *key, args [][]byte, w *resp.Writer) {
 	if n, ok := hset(k, args, w, "hset"); ok {
 		w.Int(int64(n))
 	}
 }
 
+// cmdHMSet is HSET with the reply OK.
 func cmdHMSet(k *key, args [][]byte, w *resp.Writer) {
 	if _, ok := hset(k, args, w, "hmset"); ok {
 		w.OK()
 	}
 }
 
+// hset is both; name is for the error of a field without a value.
 func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok bool) {
 	if len(args)%2 != 0 {
 		w.Error("ERR wrong number of arguments for '" + name + "' command")
@@ -156,6 +167,7 @@ func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok boo
 	return k.setFields(args[1], args[2:], w)
 }
 
+// cmdHSetNX writes nothing if the field is there, with any value.
 func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) {
 	switch value, ok := k.hashField(args, w); {
 	case !ok:
@@ -168,12 +180,14 @@ func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdHGet replies null both for a field and for a hash that is not there.
 func cmdHGet(k *key, args [][]byte, w *resp.Writer) {
 	if value, ok := k.hashField(args, w); ok {
 		fieldOrNull(value, w)
 	}
 }
 
+// fieldOrNull is the reply for a field's value, nil if there is none.
 func fieldOrNull(value []byte, w *resp.Writer) {
 	if value == nil {
 		w.Null()
@@ -182,6 +196,7 @@ func fieldOrNull(value []byte, w *resp.Writer) {
 	}
 }
 
+// cmdHMGet passes over the hash once for all the fields. Up to 16 values need no memory of their own.
 func cmdHMGet(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Hash, w) {
 		return
@@ -198,6 +213,8 @@ func cmdHMGet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the fields came, which
+// clients must not count on: Redis has another one for large hashes.
 func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
@@ -210,6 +227,7 @@ func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in between.
 func cmdHKeys(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
@@ -232,12 +250,14 @@ func cmdHVals(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdHLen walks the hash: its number of fields is not kept.
 func cmdHLen(k *key, args [][]byte, w *resp.Writer) {
 	if n, ok := k.hashLen(args[1], w); ok {
 		w.Int(int64(n))
 	}
 }
 
+// cmdHStrlen is 0 for a field that is not there, as for an empty value.
 func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) {
 	if value, ok := k.hashField(args, w); ok {
 		w.Int(int64(len(value)))
@@ -299,6 +319,7 @@ func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // setField sets the field that args names, in a hash that has been looked at.
+// false: it replied with an error, or asked for room, and the hash is as it was.
 func (k *key) setField(args [][]byte, value []byte, w *resp.Writer) bool {
 	b, ok := k.editable(len(args[2]) + len(value) + 2*10 + 16)
 	if !ok {
@@ -312,6 +333,7 @@ func (k *key) setField(args [][]byte, value []byte, w *resp.Writer) bool {
 	return k.setEdited(client.Hash, h, args[1], w)
 }
 
+// cmdHIncrByFloat counts as INCRBYFLOAT does. The sum is written as text, so that the field may be read as any other.
 func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 	by, ok := parseLongDouble(args[3])
 	if !ok {
@@ -360,6 +382,7 @@ func randomCount(b []byte, w *resp.Writer) (n int64, ok bool) {
 // randomPlaces chooses count places at random, or if count is negative so many of which some may be the same. Since
 // a client's number must not make a reply of any length, ok is false for one that would be longer than a
 // collection may be, which it has told.
+// places are the collection's, of which there is one at least, and are put in another order. bytes is how long the collection is.
 func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Writer) (chosen []collection.Place, ok bool) {
 	n := int64(len(places))
 	if count >= n {
@@ -383,6 +406,7 @@ func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Wri
 	return chosen, true
 }
 
+// cmdHRandField replies with fields, and WITHVALUES with their values behind them: in RESP3 each pair is an array.
 func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
 	count, ok := int64(1), true
 	if len(args) > 2 {
@@ -437,8 +461,8 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
 
 // scanArgs are what HSCAN, SSCAN and ZSCAN are told.
 type scanArgs struct {
-	cursor  uint64
-	count   int64
+	cursor  uint64 // 0: from the start
+	count   int64  // about so many elements, at least 1
 	pattern []byte // nil: all
 }
 
@@ -489,6 +513,7 @@ func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, 
 }
 
 // replyScan is the reply of a scan, with the strings that it found.
+// A cursor of 0 says that the scan is over, also with an empty reply.
 func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 	w.Array(2)
 	w.BulkString(strconv.FormatUint(next, 10))
@@ -498,6 +523,8 @@ func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is applied behind
+// that, so a reply may have none and still a cursor.
 func cmdHScan(k *key, args [][]byte, w *resp.Writer) {
 	a, ok := k.scanOf(client.Hash, args, w)
 	if !ok {

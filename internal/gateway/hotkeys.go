@@ -38,14 +38,16 @@ type hotKeys struct {
 
 // hotKey is a key that is counted. It was used at least as often as is counted, less error.
 type hotKey struct {
-	db    int
-	name  string // in counts
-	error float64
+	db    int     // as SELECT counts
+	name  string  // in counts
+	error float64 // uses that may have been another key's
 }
 
 // key is the key's own bytes, without its database.
+// The first two bytes of name are the database's number, so that keys of several databases are different ones.
 func (k *hotKey) key() string { return k.name[2:] }
 
+// newHotKeys makes an estimate that takes some 30 KiB, and no more however long it runs.
 func newHotKeys() *hotKeys {
 	h := &hotKeys{}
 	h.mu.counts = make(map[string]int, maxHot)
@@ -54,6 +56,7 @@ func newHotKeys() *hotKeys {
 }
 
 // see counts the keys of a connection's command, if it is one that is looked at.
+// It is called for commands that are about to be performed, whether they then fail or not. The lock is taken for a sample of them only.
 func (h *hotKeys) see(c *conn, cmd *command, args [][]byte) {
 	if h == nil || !c.sampled() {
 		return
@@ -71,6 +74,7 @@ func (h *hotKeys) see(c *conn, cmd *command, args [][]byte) {
 }
 
 // sampled reports whether the command at hand is one that is looked at.
+// The distance to the next one is uniform between 1 and 2*hotEvery-1, with hotEvery as its mean.
 func (c *conn) sampled() bool {
 	if c.untilSample == 0 {
 		c.untilSample = 1 + rand.IntN(2*hotEvery-1)
@@ -79,6 +83,7 @@ func (c *conn) sampled() bool {
 	return c.untilSample == 0
 }
 
+// addLocked counts one use. Long keys that begin alike are counted as one.
 func (h *hotKeys) addLocked(db int, key []byte) {
 	key = key[:min(len(key), maxHotKey)]
 	h.mu.text = append(append(h.mu.text[:0], byte(db), byte(db>>8)), key...)
@@ -91,6 +96,7 @@ func (h *hotKeys) addLocked(db int, key []byte) {
 }
 
 // placeLocked gives a key a place, that of the least one if there is no other.
+// The new key takes over the count of the one that goes, which it may have had: Space-Saving never counts too few.
 func (h *hotKeys) placeLocked(k hotKey) (at int) {
 	if len(h.mu.uses) < maxHot {
 		at = len(h.mu.uses)
@@ -110,6 +116,7 @@ func (h *hotKeys) placeLocked(k hotKey) (at int) {
 }
 
 // fadeLocked halves what is old.
+// It is called before anything is counted or told, so nothing need run while nobody asks.
 func (h *hotKeys) fadeLocked(now time.Time) {
 	for ; now.Sub(h.mu.at) >= hotHalf; h.mu.at = h.mu.at.Add(hotHalf) {
 		if h.mu.total < 1e-3 { // nothing since long ago
@@ -128,8 +135,8 @@ func (h *hotKeys) fadeLocked(now time.Time) {
 // HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, as far as a sample tells.
 // Key has no more than its first bytes.
 type HotKey struct {
-	Database, Key string
-	Share, Least  float64
+	Database, Key string  // as operators call it; bytes of its name
+	Share, Least  float64 // 0 to 1
 }
 
 // HotKeys are those that are used most, the most used one first; none unless [Options].HotKeys says so.
@@ -156,12 +163,13 @@ func (g *Gateway) HotKeys() []HotKey {
 
 // CommandCost is what a command has taken since the Gateway began.
 type CommandCost struct {
-	Name          string
+	Name          string        // lower case, "config|get"
 	Calls, Failed uint64        // failed ones are calls, too
 	Took          time.Duration // all of them together
 }
 
 // Costs are the commands that have been called, the one that took most time in all first.
+// Costs may be called at any time. Its numbers are read one after the other, while commands go on.
 func (g *Gateway) Costs() []CommandCost {
 	var all []CommandCost
 	for _, cmd := range commandsByID {

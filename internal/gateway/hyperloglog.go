@@ -11,6 +11,7 @@ import (
 
 // HyperLogLogs are strings, in Redis's own representation. PFCOUNT keeps no estimate in the value, as Redis does: it stays a read.
 
+// hyperLogLogCommands are on strings, but in a group of their own.
 func hyperLogLogCommands() []*command {
 	return ofGroup("hyperloglog",
 		keyed("pfadd", -2, 1, update, cmdPFAdd, "Counts elements."),
@@ -27,6 +28,7 @@ const (
 )
 
 // isHLL is k.is for HyperLogLogs.
+// It looks at the header only. Damage behind that is found by those who read it, and is errCorruptHLL.
 func isHLL(k *key, w *resp.Writer) bool {
 	if !k.is(client.Plain, w) {
 		return false
@@ -42,6 +44,7 @@ func isHLL(k *key, w *resp.Writer) bool {
 const hllRoom = 16 << 10
 
 // ownHLL is the key's HyperLogLog, a new one if there is none, in a buffer that may be written to.
+// ok is as in mutable. hllRoom is asked for at once, since adding may turn a sparse one into a dense one.
 func ownHLL(k *key) (b []byte, ok bool) {
 	if !k.present {
 		return collection.NewHyperLogLog(), true
@@ -49,6 +52,7 @@ func ownHLL(k *key) (b []byte, ok bool) {
 	return k.mutable(max(hllRoom, len(k.value)))
 }
 
+// cmdPFAdd replies 1 if the estimate may have changed, or the key was made, and writes only then.
 func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !isHLL(k, w) {
 		return
@@ -57,6 +61,7 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// PFADD without elements makes a key that is not there, as in Redis.
 	changed := !k.present
 	for _, e := range args[2:] {
 		now, c, err := collection.AddHyperLogLog(b, e)
@@ -72,8 +77,10 @@ func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(bit(changed))
 }
 
+// cmdPFCount of several keys is the estimate of their union.
 func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1:]...)
+	// An element counts once however many of the keys have counted it: registers are merged by their maxima.
 	var r collection.HyperLogLogRegisters
 	for _, name := range args[1:] {
 		k := t.key(name)
@@ -88,6 +95,7 @@ func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(int64(r.Count()))
 }
 
+// cmdPFMerge counts its destination as a source, too, and makes it dense if one of them is, as Redis does.
 func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1:]...)
 	var r collection.HyperLogLogRegisters
@@ -126,6 +134,7 @@ func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
 	w.OK()
 }
 
+// cmdPFDebug is for tests that compare the representation with Redis's, and for the curious.
 func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Error("ERR The specified key does not exist")
@@ -146,6 +155,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 		for _, v := range r {
 			w.Int(int64(v))
 		}
+		// In Redis these subcommands make the value dense on the way, which is a write.
 		makeDense(k)
 	case fold(args[1], "encoding"):
 		w.Simple(map[bool]string{true: "dense", false: "sparse"}[dense])
@@ -176,6 +186,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // makeDense is what two of the subcommands do in Redis.
+// false: it has no room yet, or the value is corrupt.
 func makeDense(k *key) bool {
 	if collection.IsDenseHyperLogLog(k.value) {
 		return true

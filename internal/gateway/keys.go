@@ -28,6 +28,7 @@ const (
 
 // decodeCursor is what a client sent as a cursor. Any number is a place in the index: one that
 // no SCAN returned begins at that place, and can do no harm.
+// It is the inverse of encodeCursor.
 func decodeCursor(n uint64) client.Cursor {
 	return client.Cursor{Prefix: n >> cursorSegmentShift << cursorPrefixShift, Segment: uint32(n)}
 }
@@ -45,6 +46,8 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 
 // pages calls f with pages of a database's keys from cur on, until it says stop. The
 // keys are f's; all others of the namespace are left out. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
+// f is called once for each page, which may be empty. Its error ends the scan and is returned; keys that are written meanwhile
+// may come or not, and a key may come twice.
 func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	return c.storedPages(d.shared, cur, o, func(kvs []client.KV, next client.Cursor) (bool, error) {
 		own := kvs[:0]
@@ -59,6 +62,7 @@ func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f fun
 }
 
 // storedPages is pages for all keys of a namespace, by their names in the store.
+// A page is read as a whole before f has it, so its memory is bounded by o.Count and what a segment has beyond that.
 func (c *conn) storedPages(n *namespace, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
@@ -88,6 +92,7 @@ func (c *conn) storedPages(n *namespace, cur client.Cursor, o client.ScanOptions
 
 // rest takes the error of pages for a reply that has no room for half an answer: what is
 // corrupt is logged.
+// Any other error is returned as it is, for storeError.
 func (g *Gateway) rest(err error) error {
 	if errors.Is(err, client.ErrCorrupt) {
 		g.o.Logger.Error("keys left out of a scan", "err", err)
@@ -121,6 +126,7 @@ func parseCursor(b []byte) (n uint64, ok bool) {
 // cmdScan keeps the promise of Redis's SCAN: what is there from its begin to its end is returned
 // at least once. The pattern is applied behind the store, so a call can return no keys and still
 // a cursor to go on with.
+// TYPE needs no value to be read. A database that shares its namespace gets fewer keys for the same work.
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	n, ok := parseCursor(args[1])
 	if !ok {
@@ -154,6 +160,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	var found [][]byte
 	var next uint64
+	// Redis takes any number as a cursor, and so does this.
 	if n>>(cursorSegmentShift+20) != 0 { // none of ours: there is nothing behind it
 		w.Array(2)
 		w.BulkString("0")
@@ -188,6 +195,7 @@ const scanPage = 1000
 // cmdKeys returns a whole database, or an error: half of the keys would look like all of them.
 // The memory that the keys may take is taken before the first is read, so that a few KEYS at a
 // time cannot exhaust the gateway.
+// Beyond Options.OutputBytes it refuses, where Redis would answer with any number of bytes.
 func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 	var found [][]byte
 	seen := make(map[string]struct{}) // Scan may return a key twice
@@ -228,6 +236,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 // cmdRandomKey looks at the keys behind a random place, and before it if there are
 // none: not every key is equally likely.
 func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
+	// A place is one of the 2^20 prefixes that a cursor may have, and of the segments of a shard that is not too large.
 	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
 	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {
@@ -300,6 +309,7 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
 // It is no step in time: keys that are written meanwhile may stay or go. Those whose record is
 // longer than a batch may read are deleted one by one. An error in the middle leaves the rest of
 // the keys in place.
+// from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are gone.
 func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
 		w.Error(errSyntax)
@@ -316,6 +326,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 }
 
 // flushNamespace is flush for those of the databases that are in a namespace, all of them in one scan.
+// The libraries of functions stay, as in Redis.
 func (c *conn) flushNamespace(n *namespace, from, to int) error {
 	in := func(db int) bool { return from <= db && db <= to }
 	if !slices.ContainsFunc(n.dbs, in) {
@@ -347,6 +358,7 @@ func (c *conn) flushNamespace(n *namespace, from, to int) error {
 // ---- several keys --------------------------------------------------------------
 
 // cmdMSetNX sets all of its keys or none.
+// All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
 func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) {
 	if len(args)%2 == 0 {
 		w.Error("ERR wrong number of arguments for 'msetnx' command")
@@ -368,6 +380,7 @@ func cmdRename(t *staged, args [][]byte, w *resp.Writer)   { t.rename(args[1], a
 func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) { t.rename(args[1], args[2], true, w) }
 
 // rename makes one key what another one is, which goes. With nx it must not be there.
+// The expiry goes with the value. A key that is renamed to itself stays, and is no event.
 func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
 	t.load(from, to)
 	src := t.key(from)
@@ -396,6 +409,7 @@ func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
 }
 
 // become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
+// Giving up other.own is what keeps the common value from being written to by a later command of the same step.
 func (k *key) become(other *key) {
 	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ, true
 	other.own = nil

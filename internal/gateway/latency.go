@@ -35,12 +35,14 @@ type latencies struct {
 // latencyEvent is one of them. max is 0 if there were none since it was reset.
 type latencyEvent struct {
 	samples []latencySample // the oldest first
-	max     int64
+	max     int64           // ms
 }
 
+// latencySample is the longest time of a second, which is in Unix time.
 type latencySample struct{ second, ms int64 }
 
 // add notes that something took so many milliseconds.
+// The oldest sample goes when there are latencySamples.
 func (l *latencies) add(event int, now time.Time, ms int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,6 +68,7 @@ func (l *latencies) find(name []byte) (e latencyEvent, ok bool) {
 	return e, len(e.samples) > 0
 }
 
+// event is a copy, which does not change any more.
 func (l *latencies) event(i int) latencyEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,6 +107,7 @@ func (g *Gateway) noteLatency(cmd *command, took time.Duration) {
 
 var fastCategory = mustCategory("fast")
 
+// cmdLatencyLatest leaves out events of which there is nothing, as Redis does.
 func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) {
 	type event struct {
 		name string
@@ -126,6 +130,7 @@ func cmdLatencyLatest(c *conn, w *resp.Writer, _ [][]byte) {
 	}
 }
 
+// An event that does not exist has no history: an empty array, and no error, as in Redis.
 func cmdLatencyHistory(c *conn, w *resp.Writer, args [][]byte) {
 	e, _ := c.g.latencies.find(args[2])
 	w.Array(len(e.samples))
@@ -150,6 +155,7 @@ func cmdLatencyGraph(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // graph draws the samples as Redis does (sparkline.c): a column each, and below it how long ago that was.
+// There must be samples. now is in Unix seconds.
 func (e *latencyEvent) graph(name string, now int64) string {
 	const columns, rows, width = 80, 4, 3 // width: the shades of a character
 	low, high := e.samples[0].ms, e.samples[0].ms
@@ -160,6 +166,7 @@ func (e *latencyEvent) graph(name string, now int64) string {
 	fmt.Fprintf(&b, "%s - high %d ms, low %d ms (all time high %d ms)\n%s\n", name, high, low, e.max, strings.Repeat("-", columns))
 	span := max(high-low, 1)
 	first := true
+	// A row of text shows three heights by its characters, so a column has rows*width of them. Below it stands its label, from top to bottom.
 	for part := range slices.Chunk(e.samples, columns) {
 		if !first {
 			b.WriteByte('\n')
@@ -231,6 +238,7 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) {
 }
 
 // summary is the mean of the samples and of their distances from it, and the mean time between two of them in seconds.
+// There must be samples. Times are in ms, and the mean is rounded towards 0 before the distances are taken, as Redis does it.
 func (e *latencyEvent) summary(now int64) (mean, deviation int64, period float64) {
 	n := float64(len(e.samples))
 	sum, off := 0.0, 0.0

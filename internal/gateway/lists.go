@@ -16,6 +16,9 @@ import (
 
 // Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits a copy,
 // which the store then writes. The order in which arguments, the key and its type are looked at is Redis's (t_list.c).
+//
+// A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes behind the change,
+// both well below what the store takes to write the record.
 
 // listCommands are on one list, on several, or wait for one.
 func listCommands() []*command {
@@ -59,6 +62,7 @@ func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(n
 
 // editList is the key's list in a buffer that may be edited, with room for more bytes of elements; ok is false if the
 // command is to be given up, perhaps with an error reply.
+// more may be negative. A list that has become too long by a lowered limit may still be made shorter.
 func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool) {
 	n := collection.ListGrown(k.value, more)
 	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
@@ -69,6 +73,7 @@ func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool
 }
 
 // setList makes an edited buffer the key's list; the empty list is no key.
+// The expiry stays, unless the key goes.
 func (k *key) setList(b []byte) {
 	k.own = b
 	if len(b) == 0 {
@@ -79,6 +84,7 @@ func (k *key) setList(b []byte) {
 }
 
 // spliceList is collection.ListSplice on the key; false: it replied with an error, or the command is to be given up.
+// from and to are bytes of the list, and n is how many elements lie between them, which elems replace.
 func (k *key) spliceList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) bool {
 	b, ok := k.splicedList(name, from, to, n, w, elems...)
 	if ok {
@@ -89,6 +95,7 @@ func (k *key) spliceList(name []byte, from, to, n int, w *resp.Writer, elems ...
 
 // splicedList is the same without making it the key's.
 func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+	// The elements that go make room for those that come.
 	more := from - to
 	for _, e := range elems {
 		more += collection.ListSize(e)
@@ -105,6 +112,7 @@ func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ..
 
 // listLen is the length of the key's list, which is there; false: it replied with an error.
 func (k *key) listLen(name []byte, w *resp.Writer) (n int, ok bool) {
+	// A record with an empty list cannot be of a gateway's making, since the last element takes the key with it.
 	n, err := collection.ListLen(k.value)
 	if err != nil || n == 0 { // none is stored
 		w.Error(corruptList(name))
@@ -114,16 +122,19 @@ func (k *key) listLen(name []byte, w *resp.Writer) (n int, ok bool) {
 }
 
 // pushed is splicedList that adds elements to an end of the list, each beyond the one before.
+// LPUSH of several elements leaves the last of them at the head, as in Redis.
 func (k *key) pushed(name []byte, left bool, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
 	if !left {
 		return k.splicedList(name, len(k.value), len(k.value), 0, w, elems...)
 	}
+	// They are the command's arguments, which a second try needs as they are.
 	elems = slices.Clone(elems)
 	slices.Reverse(elems)
 	return k.splicedList(name, collection.ListStart, collection.ListStart, 0, w, elems...)
 }
 
 // push is LPUSH, RPUSH and the two that want a list to be there.
+// It replies with the list's new length. A list that is not there is made, unless it has to exist.
 func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) {
 	if !k.is(client.List, w) {
 		return
@@ -146,6 +157,7 @@ func (k *key) replyLen(name []byte, w *resp.Writer) {
 }
 
 // pop is LPOP and RPOP.
+// Without a count it replies with one element, and with a count with an array, also of a single one. name is for an error.
 func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
 	count, ok := int64(0), true
 	switch len(args) {
@@ -223,6 +235,7 @@ func cmdLLen(k *key, args [][]byte, w *resp.Writer) {
 
 // elementAt is where the element of an index as in Redis, negative from the end, begins; ok is false if there is
 // none, and off is negative then. With bad it replied with an error.
+// The list must be there and of the type. It walks from the nearer end, so the middle costs most.
 func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad bool) {
 	n, ok := k.listLen(name, w)
 	if !ok {
@@ -242,6 +255,7 @@ func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad 
 	return off, false
 }
 
+// cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in Redis.
 func cmdLIndex(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Null()
@@ -271,6 +285,7 @@ func cmdLIndex(k *key, args [][]byte, w *resp.Writer) {
 	w.Bulk(e)
 }
 
+// cmdLSet never makes a list, and refuses an index beyond it.
 func cmdLSet(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Error(errNoKey)
@@ -303,6 +318,7 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // listRange makes Redis's range of a list of n elements, which may be negative from the end, one from from up to before to.
+// from and to are equal if nothing is in it.
 func listRange(start, stop int64, n int) (from, to int) {
 	if start < 0 {
 		start = max(0, start+int64(n))
@@ -326,6 +342,7 @@ func rangeArgs(args [][]byte, w *resp.Writer) (start, stop int64, ok bool) {
 	return start, stop, ok1 && ok2
 }
 
+// cmdLRange writes as it walks. Damage that it meets on the way takes the place of all that it has written.
 func cmdLRange(k *key, args [][]byte, w *resp.Writer) {
 	start, stop, ok := rangeArgs(args, w)
 	if !ok {
@@ -404,6 +421,7 @@ func cmdLTrim(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // cmdLInsert looks for the pivot from the head on.
+// It replies with the new length, 0 if there is no list, and -1 if there is no pivot.
 func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
 	after := fold(args[2], "after")
 	if !after && !fold(args[2], "before") {
@@ -438,6 +456,7 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(-1)
 }
 
+// cmdLRem removes the first equal elements, or the last ones for a negative count, or all for 0. It writes only if there are some.
 func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
 	limit, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -463,8 +482,10 @@ func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // posArgs are LPOS's options; count is -1 without COUNT.
+// rank counts matches from 1, from the tail if it is negative; most is how many elements are compared, 0 for all.
 type posArgs struct{ rank, count, most int64 }
 
+// parsePos reads them; bad is the reply to a wrong one.
 func parsePos(opts [][]byte) (a posArgs, bad string) {
 	a = posArgs{rank: 1, count: -1}
 	positive := func(b []byte, name string) (int64, string) {
@@ -549,6 +570,7 @@ func cmdLPos(k *key, args [][]byte, w *resp.Writer) {
 	replyPositions(a, found, w)
 }
 
+// replyPositions is an array with COUNT, and otherwise one index or null.
 func replyPositions(a posArgs, found []int, w *resp.Writer) {
 	switch {
 	case a.count >= 0:
@@ -571,6 +593,7 @@ func parseEnd(b []byte) (left, ok bool) {
 	return left, left || fold(b, "right")
 }
 
+// cmdLMove takes from one list and adds to another in one step, whichever gateways others use.
 func cmdLMove(t *staged, args [][]byte, w *resp.Writer) {
 	from, ok1 := parseEnd(args[3])
 	to, ok2 := parseEnd(args[4])
@@ -591,6 +614,7 @@ func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) {
 
 // moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client that has
 // waited already a source that is no list is none.
+// If the destination has no room neither list is changed, so that the element is never lost.
 func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) bool {
 	t.load(from, to)
 	src, dst := t.key(from), t.key(to)
@@ -621,6 +645,7 @@ func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *re
 	e = bytes.Clone(e) // what it lies in is edited
 	done := true
 	switch {
+	// The only element of a list stays where it is, and both events are told.
 	case src == dst && n == 1:
 	case src == dst:
 		done = src.rotateList(from, off, end, e, toLeft, w)
@@ -644,6 +669,7 @@ func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *re
 }
 
 // endOf is the first letter of commands on that end of a list.
+// It is for the names of events.
 func endOf(left bool) string {
 	if left {
 		return "l"
@@ -674,11 +700,12 @@ func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp
 
 // popArgs are those of LMPOP and BLMPOP behind the timeout.
 type popArgs struct {
-	names [][]byte
-	left  bool
-	count int64
+	names [][]byte // of the lists, in the order in which they are tried
+	left  bool     // the head's end
+	count int64    // elements at most, from 1
 }
 
+// parseMPop reads what begins with the number of lists; bad is the error reply.
 func parseMPop(args [][]byte) (a popArgs, bad string) {
 	n, ok := resp.ParseInt(args[0])
 	if !ok || n < 1 {
@@ -749,6 +776,7 @@ func parseBPop(left bool) func(args [][]byte) (blocking, string) {
 	}
 }
 
+// parseBLMove and those below read commands that wait; see blockingOn.
 func parseBLMove(args [][]byte) (blocking, string) {
 	from, ok1 := parseEnd(args[3])
 	to, ok2 := parseEnd(args[4])
@@ -763,6 +791,7 @@ func parseBRPopLPush(args [][]byte) (blocking, string) {
 }
 
 // blockingMove waits for the source alone.
+// A destination that is no list is an error when there is something to move, and none before.
 func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
 	b.timeout, bad = parseTimeout(timeout)
 	b.names, b.one = args[1:2], true
@@ -783,6 +812,7 @@ func parseBLMPop(args [][]byte) (b blocking, bad string) {
 }
 
 // parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
+// The string is the error reply. Fractions of a second are allowed, as since Redis 6.
 func parseTimeout(b []byte) (time.Duration, string) {
 	f, ok := parseLongDouble(b)
 	if !ok {

@@ -8,6 +8,7 @@ import (
 )
 
 // calmUnits is for how many keys a loop has time.
+// A batch of more keys leaves the loop first (Link.Waits), since the loop's other connections would wait for all of it.
 const calmUnits = 64
 
 var _ loop.Conn = (*conn)(nil)
@@ -17,6 +18,7 @@ func (c *conn) Link() *loop.Link { return &c.link }
 
 // Moved drops the buffer for lookups on the way, since a connection that left a loop may not
 // need it for long. In a loop output writes through the Link.
+// fd says only whether the connection is in a loop now: it is the Link that reads and writes there.
 func (c *conn) Moved(fd int) {
 	c.into = nil
 	if fd < 0 {
@@ -31,6 +33,7 @@ func (c *conn) Moved(fd int) {
 // A batch of several commands shares its cache misses without others' help, and would be out of
 // the processor's nearest cache when its reply is due. alone says that nobody is there to share
 // a lookup with.
+// c.begin for a lone GET is before the lookup, so that Drain and CLIENT PAUSE see a command that is being performed.
 func (c *conn) Read(alone bool) error {
 	c.said, c.filled = 0, nil
 	if err := c.rd.Fill(); err != nil {
@@ -48,11 +51,13 @@ func (c *conn) Read(alone bool) error {
 
 // looksUp reports whether a command is a GET, and nothing speaks against it.
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
+// A client that caches (CLIENT TRACKING) needs the version, which such a lookup does not ask for.
 func (c *conn) looksUp(args [][]byte) bool {
 	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil && badKey(c.in, args[1]) == "" && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.
+// The loop gathers lookups of one store only, so it asks which one.
 func (c *conn) Lookups() (store client.API, n, limit int) {
 	if c.lone == nil {
 		return nil, 0, 0
@@ -62,6 +67,7 @@ func (c *conn) Lookups() (store client.API, n, limit int) {
 
 // Ask fills in the lookup. Its buffer is the connection's and not the loop's, since the value is
 // there until the reply is written.
+// Typed is not set: a collection is client.ErrWrongType then, of which GET needs to know no more.
 func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)
@@ -80,6 +86,7 @@ func (c *conn) Found(ops []client.Op) {
 
 // Finish performs the GET as any command: its batch finds that the lookup has been made, or
 // makes it if the loop had to stop it.
+// serveFrom finds lone in the reader's buffer still, since nothing was read in between.
 func (c *conn) Finish() (commands int, err error) {
 	if c.lone != nil {
 		err = c.serveFrom(c.lone, nil, c.came)
@@ -89,6 +96,7 @@ func (c *conn) Finish() (commands int, err error) {
 }
 
 // Tick ends connections that have said nothing, or half of a command, for too long.
+// It may run beside the goroutine that serves the connection, so it uses atomic fields, and Kill, which ends what that waits for.
 func (c *conn) Tick(now time.Time) {
 	began := now.Add(-c.g.o.CommandTimeout).UnixMilli()
 	idle := time.Duration(c.g.idle.Load())

@@ -12,14 +12,16 @@ import (
 
 // Histograms have buckets of powers of two: of 1 µs, of 1 command.
 const (
+	// The last bucket of each histogram, behind these, counts what is beyond them.
 	timeBuckets  = 22 // 1 µs ... 2 s
 	batchBuckets = 13 // 1 ... 4096
 )
 
 // commandStats are padded: connections on different processors count different
 // commands.
+// nanos is the sum of the times, and buckets counts calls by time: bucket i those of up to 2^i µs that are in none before.
 type commandStats struct {
-	ok, failed, nanos atomic.Uint64
+	ok, failed, nanos atomic.Uint64 // calls, and the time of all of them
 	buckets           [timeBuckets + 1]atomic.Uint64
 	_                 [64]byte
 }
@@ -29,23 +31,24 @@ type commandStats struct {
 // read or write.
 type metrics struct {
 	commands          []commandStats // by command.id
-	hits, misses      atomic.Uint64
-	read, written     atomic.Uint64 // bytes
-	protocolErrors    atomic.Uint64
-	batches, batchSum atomic.Uint64
+	hits, misses      atomic.Uint64  // of lookups by GET and its like
+	read, written     atomic.Uint64  // bytes
+	protocolErrors    atomic.Uint64  // connections closed since they sent no RESP
+	batches, batchSum atomic.Uint64  // of them, and of the entries in them
 	batchBuckets      [batchBuckets + 1]atomic.Uint64
-	queued            atomic.Int64 // bytes of replies that sockets did not take
-	authFails         atomic.Uint64
+	queued            atomic.Int64                      // bytes of replies that sockets did not take
+	authFails         atomic.Uint64                     // wrong passwords
 	denied            [acl.DeniedAuth + 1]atomic.Uint64 // by why users were refused something
-	httpRequests      atomic.Uint64
-	evicted           atomic.Uint64 // connections closed for others' memory
-	late              atomic.Uint64 // and since they were slow
-	flooded           atomic.Uint64 // and since they left messages unread
-	messages          atomic.Uint64 // given to subscribers
+	httpRequests      atomic.Uint64                     // connections closed since they spoke HTTP
+	evicted           atomic.Uint64                     // connections closed for others' memory
+	late              atomic.Uint64                     // and since they were slow
+	flooded           atomic.Uint64                     // and since they left messages unread
+	messages          atomic.Uint64                     // given to subscribers
 }
 
 // noteCommands counts n commands that took so long each.
 // A failed command is one that was answered with an error.
+// A nil command counts nothing, which saves its callers a case.
 func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Duration) {
 	if c == nil || n == 0 {
 		return
@@ -61,6 +64,7 @@ func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Dura
 }
 
 // bucket is the first i with v <= 2^i, n if there is none.
+// v is in the histogram's unit. A value of 0 is in the first bucket.
 func bucket(v uint64, n int) int {
 	if v <= 1 {
 		return 0
@@ -69,6 +73,7 @@ func bucket(v uint64, n int) int {
 }
 
 // batch counts n commands that went to the store in one client.Do.
+// n counts entries: a command on several keys has one for each of them.
 func (m *metrics) batch(n int) {
 	m.batches.Add(1)
 	m.batchSum.Add(uint64(n))
@@ -113,6 +118,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads the counters one after the other while they change, so a sum and its parts may
 // differ by what happened meanwhile. Commands that were never called are left out: there are
 // hundreds.
+// It asks no store and waits for nobody, so that a store in trouble can still be observed. The locks of hub and trackTable are taken
+// for as long as counting takes.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	m := &c.g.m
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
@@ -166,6 +173,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // cumulative turns counters into Prometheus's buckets; the last one is +Inf.
+// scale is what a unit of the histogram is in Prometheus's, seconds for times.
 func cumulative(counts []atomic.Uint64, scale float64) (n uint64, buckets map[float64]uint64) {
 	buckets = make(map[float64]uint64, len(counts))
 	for i := range counts {

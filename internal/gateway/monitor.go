@@ -22,11 +22,12 @@ const (
 // Lock order: monitors before an output.
 type monitors struct {
 	sync.Mutex
-	conns map[*conn]struct{}
-	line  []byte // of one command at a time, so that the lines of many long ones take no memory
+	conns map[*conn]struct{} // that MONITOR
+	line  []byte             // of one command at a time, so that the lines of many long ones take no memory
 }
 
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
+// A command that is being performed by another connection at this moment may not be shown: batches look at heed when they begin.
 func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
 	switch {
 	case c.inTx.Load() >= 0:
@@ -49,6 +50,7 @@ func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
 }
 
 // stopMonitoring ends that.
+// It may be called for any connection that ends, and costs the others nothing.
 func (c *conn) stopMonitoring() {
 	if !c.monitors.Load() {
 		return
@@ -89,6 +91,8 @@ func (g *Gateway) dismissMonitors(self *conn) {
 }
 
 // show gives the monitors what lines appends to a buffer, which is theirs then. They go out with the connection's box.
+// lines is called with the lock held, and must not wait. Lines of several connections are in the order in which they came here, which
+// is about that in which the commands took effect, and need not be it.
 func (c *conn) show(lines func(b []byte) []byte) {
 	if c.monitors.Load() {
 		c.out.cork() // behind the reply to the command
@@ -106,6 +110,7 @@ func (c *conn) show(lines func(b []byte) []byte) {
 }
 
 // showCommand shows a command that has been performed in a database, or is about to wait.
+// n is how many arguments the command has, its name counted, of which args are the first.
 func (c *conn) showCommand(cmd *command, args [][]byte, n, db int) {
 	c.show(func(b []byte) []byte { return appendShown(b, c.monitoredAs(), cmd, args, n, db) })
 }
@@ -119,12 +124,15 @@ func (c *conn) monitoredAs() string {
 }
 
 // isShown reports whether MONITOR has a command at all: as in Redis, not those that administrate.
+// AUTH is shown, without its password.
 func (cmd *command) isShown() bool { return cmd.categories&adminCategory == 0 }
 
 // shows reports whether somebody is to be shown a command of the connection.
 func (c *conn) shows(cmd *command) bool { return c.g.heed.Load()&heedMonitor != 0 && cmd.isShown() }
 
 // appendShown appends the line for a command of n arguments, the first of which are given; passwords are left out.
+// The form is Redis's: +<seconds>.<microseconds> [<database> <address>] "<argument>" ... It is a simple string of RESP, so no byte of
+// an argument may be a line's end: appendRepr sees to that.
 func appendShown(b []byte, from string, cmd *command, args [][]byte, n, db int) []byte {
 	if !cmd.isShown() {
 		return b
@@ -153,6 +161,7 @@ func appendShown(b []byte, from string, cmd *command, args [][]byte, n, db int) 
 }
 
 // appendRepr appends a string as Redis's sdscatrepr has it.
+// A byte becomes four at most.
 func appendRepr(b, s []byte) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')
@@ -180,6 +189,7 @@ func appendRepr(b, s []byte) []byte {
 }
 
 // shownEntry shows the command whose last entry is given, unless it was refused.
+// A command on several keys is put together from its entries' arguments, which lie side by side in the reader's buffer.
 func (b *batch) shownEntry(last int) {
 	e := &b.entries[last]
 	switch {
@@ -195,12 +205,14 @@ func (b *batch) shownEntry(last int) {
 
 // shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it may run several times.
 type shownLines struct {
-	lines []byte
-	held  int64 // bytes of the share that stand for them
-	full  bool
+	lines []byte // in MONITOR's form, one behind the other
+	held  int64  // bytes of the share that stand for them
+	full  bool   // there was no more memory for them
 }
 
 // add adds the line of a command of a client, or of a script: from is lua then.
+// most is an upper bound of the line, so that it is written without growing. The lines of what never takes effect are shown, too:
+// the commands were given.
 func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 	c := t.c
 	if s.full || !c.shows(cmd) {
@@ -227,6 +239,7 @@ func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 func (s *shownLines) again() { s.lines, s.full = s.lines[:0], false }
 
 // tellMonitors shows what has been staged.
+// It is called once, however it ended.
 func (t *staged) tellMonitors() {
 	if lines := t.shown.lines; len(lines) > 0 {
 		t.c.show(func([]byte) []byte { return lines })

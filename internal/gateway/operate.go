@@ -10,11 +10,13 @@ import (
 )
 
 // operated is the Gateway as operators see it, at its Options.Peers.
+// Package peers calls its methods from goroutines of its own.
 type operated struct{ *Gateway }
 
 var _ peers.Operated = operated{}
 
 // totals are the commands that were answered, and those of them that failed.
+// Subcommands are commands, and containers of their own are not counted besides.
 func (g *Gateway) totals() (commands, failed uint64) {
 	for i := range g.m.commands {
 		ok, bad := g.m.commands[i].ok.Load(), g.m.commands[i].failed.Load()
@@ -25,6 +27,7 @@ func (g *Gateway) totals() (commands, failed uint64) {
 }
 
 // Describe is of peers.Operated.
+// The numbers are of about one time. runtime.ReadMemStats stops the process for a moment.
 func (g operated) Describe() *peers.Description {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -38,6 +41,7 @@ func (g operated) Describe() *peers.Description {
 }
 
 // listens is where clients connect.
+// The addresses are those that were bound, with the port that the kernel chose if it was 0.
 func (g *Gateway) listens() (addrs []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -65,6 +69,7 @@ func (g operated) Clients() (all []*peers.Client) {
 }
 
 // SlowLog is of peers.Operated.
+// 0 means all, as protobuf's absent number does.
 func (g operated) SlowLog(n int) (all []*peers.SlowCommand) {
 	if n == 0 {
 		n = -1
@@ -80,6 +85,7 @@ func (g operated) SlowLog(n int) (all []*peers.SlowCommand) {
 }
 
 // Kill is of peers.Operated.
+// A command that the connection is performing may have happened or not; its client is not told.
 func (g operated) Kill(id int64) (addr string, found bool) {
 	g.mu.Lock()
 	c := g.mu.conns[id]
@@ -92,6 +98,7 @@ func (g operated) Kill(id int64) (addr string, found bool) {
 }
 
 // describe is the connection for CLIENT LIST and operators; any goroutine may ask.
+// Its fields are read one after the other while the connection goes on, so they need not be of one moment. Flags are Redis's letters.
 func (c *conn) describe() *peers.Client {
 	c.mu.Lock()
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
@@ -134,6 +141,7 @@ func (c *conn) describe() *peers.Client {
 }
 
 // line is the connection as CLIENT LIST shows it; any goroutine may ask. tot-mem is what it has of Options.Budget.
+// It has no line's end. Names are printed as they are, which validName makes safe.
 func (c *conn) line() string {
 	d := c.describe()
 	cmd := d.Command

@@ -24,13 +24,14 @@ import (
 // Other goroutines push messages that the client did not ask for (push.go): those of publish/subscribe and
 // invalidations. They share mu with the replies, so neither cuts the other in two.
 type output struct {
+	// nc, raw, link and write are set before there is any other goroutine, or by over with mu held.
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes
 	link    *loop.Link      // in a loop, instead of both
 	write   func(fd uintptr) bool
-	timeout time.Duration
-	limit   int // bytes queued before the connection waits
-	share   *netsrv.Share
+	timeout time.Duration // Options.WriteTimeout
+	limit   int           // bytes queued before the connection waits
+	share   *netsrv.Share // the connection's
 	queued  *atomic.Int64 // the gateway's sum
 	written *atomic.Uint64
 	slow    func()            // told that the client was disconnected since it read too slowly
@@ -44,10 +45,12 @@ type output struct {
 
 	mu struct {
 		sync.Mutex
+		// queue is in the order of sending. While draining is set a goroutine has taken an earlier queue, or is about to take this one, and
+		// is the only one that writes to the socket.
 		queue    []chunk
 		size     int // bytes in queue
 		draining bool
-		err      error
+		err      error // kept: nothing is sent after it
 		pushes
 	}
 	room sync.Cond // signalled when the queue was taken, or err set
@@ -55,6 +58,7 @@ type output struct {
 
 // chunk is a part of the queue. held bytes of the share stand for it; without, it is among the
 // smallOutput bytes for which nothing does.
+// b is not empty. If lent is set, send waits until it has gone, so that no copy is needed of what there is no memory for.
 type chunk struct {
 	b    []byte
 	held int64
@@ -62,7 +66,7 @@ type chunk struct {
 }
 
 const (
-	smallOutput = 64 << 10
+	smallOutput = 64 << 10 // bytes that each connection may have queued without the share; also of one write
 	// outputRate is how fast, in bytes a second, a client must read on the whole once it has
 	// been given the write timeout.
 	outputRate = 64 << 10
@@ -79,6 +83,8 @@ func (o *output) init() {
 
 // over says where to send to, outside of a loop. Nothing may be queued but messages that others push.
 // A connection with TLS has no raw side: what it writes goes through its goroutine.
+// It is called by handle at first, and by conn.Moved. The goroutine that still sends by way of the loop is interrupted by a
+// deadline in the past, and goes on with nc where it was: moved tells it so.
 func (o *output) over(nc net.Conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -96,6 +102,7 @@ func (o *output) over(nc net.Conn) {
 }
 
 // idleLocked reports whether all has been sent.
+// An output with an error is not idle: the connection is about to end, and does not go into a loop for that.
 func (o *output) idleLocked() bool {
 	return !o.mu.draining && o.mu.err == nil && len(o.mu.pushed) == 0
 }
@@ -104,6 +111,8 @@ func (o *output) idleLocked() bool {
 // p. Else paid bytes of the share stand for p, and both are the output's from now on.
 // Ordering is the point of it: while a goroutine drains the queue nothing is written past it. An
 // error is kept, and ends every later send. It does not say how much the client has received.
+// The connection's goroutine, or its loop, calls it; it is never called by two at a time. In a loop it takes what the socket
+// takes, and leaves the loop for the rest, since it may wait then.
 func (o *output) send(p []byte, paid int64) error {
 	if len(p) == 0 {
 		o.share.Give(paid)
@@ -159,6 +168,7 @@ func (o *output) send(p []byte, paid int64) error {
 // Up to smallOutput bytes are copied without asking, so that a client that is a little late
 // costs no more than a buffer; beyond that each byte is paid for, and a connection that gets no
 // memory waits for its client instead.
+// A single reply that was paid for may be beyond the limit, if nothing else is queued.
 func (o *output) enqueue(p []byte, paid int64) bool {
 	var last *chunk
 	if n := len(o.mu.queue); n > 0 && !o.mu.queue[n-1].lent {
@@ -192,6 +202,7 @@ func (o *output) add(c chunk) {
 }
 
 // sendLooped sends what a socket in a loop takes, and returns the rest.
+// An empty rest says that all of p is with the socket. An error of writing is left to the ordinary path, which meets it again.
 func (o *output) sendLooped(p []byte) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -218,6 +229,8 @@ func (o *output) pending() (parts, n int) {
 }
 
 // drainLocked has a goroutine send what is queued.
+// draining must not be set already. The goroutine ends by itself once the queue is empty or the connection has failed; finish
+// waits for it.
 func (o *output) drainLocked() {
 	o.mu.draining = true
 	go o.drain()
@@ -273,6 +286,7 @@ func (o *output) drain() {
 // outputRate beyond it.
 // Without the second bound a client that reads a byte a minute would be given for ever what the
 // queue holds.
+// Parts of smallOutput bytes are what progress is measured by: a Write that has not ended tells nothing of how far it came.
 func (o *output) sendAll(b []byte) error {
 	last := time.Now().Add(o.timeout + time.Duration(len(b))*time.Second/outputRate)
 	for len(b) > 0 {
@@ -296,6 +310,7 @@ func (o *output) sendAll(b []byte) error {
 }
 
 // finish waits until everything is sent or sending fails. A message that is pushed later goes nowhere.
+// The connection's goroutine calls it once, at the end. The wait is bounded by what sendAll allows for the queue.
 func (o *output) finish() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -12,6 +12,8 @@ import (
 // Values of any type in parts, for commands that take several types: SORT, DUMP, RESTORE.
 
 // partsOf takes a value apart. Its parts alias the value where they can.
+// A hash's parts are fields and values in turn, a sorted set's its members in order with their scores beside. An error, which is
+// collection.ErrCorrupt, means that the record is damaged or was not written by a gateway.
 func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 	switch t {
 	case client.Plain:
@@ -55,6 +57,7 @@ func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 		if v.Stream, err = collection.ParseStream(value); err != nil {
 			return v, err
 		}
+		// A stream is not taken apart, but every entry is looked at, so that nothing damaged is dumped.
 		err = v.Stream.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool { return true })
 		return v, err
 	default:
@@ -64,6 +67,8 @@ func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 }
 
 // valueOf puts a value together.
+// It is for payloads from clients: a field or member that comes twice counts once, and the order of a sorted set is made anew. A collection that is longer than
+// any may be is collection.ErrTooLong.
 func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
 	switch v.Kind {
 	case rdb.String:
@@ -77,6 +82,7 @@ func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
 		s, _, err = s.AddAll(v.Parts)
 		t, value = client.Set, s
 	case rdb.SortedSet:
+		// The payload's order need not be that of scores.
 		list := make([]collection.ZEntry, len(v.Parts))
 		for i, m := range v.Parts {
 			list[i] = collection.ZEntry{Member: m, Score: v.Scores[i]}
@@ -102,6 +108,7 @@ func elementsOf(t client.Type, value []byte) ([][]byte, error) {
 }
 
 // fieldOf is the value of a hash's field; nil: there is none, or no hash.
+// A corrupt hash is none, as far as SORT's patterns go.
 func fieldOf(k *key, field []byte) []byte {
 	if k.typ != client.Hash {
 		return nil
@@ -114,6 +121,7 @@ func fieldOf(k *key, field []byte) []byte {
 }
 
 // storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how many they are.
+// If the list would be too long it replies so, and if there is no room for it yet it asks for that; the key is as it was in both cases.
 func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
 	if len(elements) == 0 {
 		if k.present {
@@ -126,6 +134,7 @@ func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
 	for _, e := range elements {
 		size += collection.ListSize(e)
 	}
+	// The new list is beside the old one for a moment, and takes room of its own.
 	size = collection.ListGrown(nil, size)
 	switch {
 	case size > min(k.maxValue, collection.MaxLen):

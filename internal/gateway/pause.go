@@ -28,12 +28,14 @@ type pausing struct {
 		sync.Mutex
 		over  chan struct{} // closed when the pause ends; nil: there is none
 		all   bool          // not only writes
-		until time.Time
-		timer *time.Timer
+		until time.Time     // when timer is to end it
+		timer *time.Timer   // nil before the first pause
 	}
 }
 
 // begin begins a pause, or makes the one that there is longer and stricter, as Redis does.
+// over is closed when the pause ends, for whatever reason. A connection that has looked at heed just before goes on with its batch;
+// awaitCommands waits for that.
 func (p *pausing) begin(heed *atomic.Uint32, d time.Duration, all bool) (over <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,6 +74,7 @@ func (p *pausing) end(heed *atomic.Uint32) {
 	}
 }
 
+// endLocked ends the pause that there is. The bit is cleared before those that wait are let go, so that none of them finds it set for a pause that is over.
 func (p *pausing) endLocked(heed *atomic.Uint32) {
 	heed.And(^uint32(heedPause))
 	p.mu.timer.Stop()
@@ -80,6 +83,7 @@ func (p *pausing) endLocked(heed *atomic.Uint32) {
 }
 
 // now is the channel of the pause, which is closed when it ends; nil: there is none.
+// The pause may end, and another one begin, by the time that its caller looks; so those that wait ask again.
 func (p *pausing) now() (over <-chan struct{}, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,6 +104,7 @@ func (p *pausing) word() string {
 // writeCategory and adminCategory are Redis's flags of commands, as far as rules know them.
 var writeCategory, adminCategory = mustCategory("write"), mustCategory("admin")
 
+// mustCategory is for names in this package's source: another one is a mistake in the program, and panics at its start.
 func mustCategory(name string) acl.Category {
 	c, ok := acl.ParseCategory(name)
 	if !ok {
@@ -113,6 +118,7 @@ func mustCategory(name string) acl.Category {
 var mayReplicate = []string{"pfcount", "publish", "spublish", "eval", "evalsha", "fcall"}
 
 // heldUntil is closed when the pause that holds up a command ends; nil: nothing holds it up.
+// Clients that MONITOR are never held up: to Redis they are replicas.
 func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
 	over, all := c.g.pausing.now()
 	if over == nil || c.monitors.Load() || !all && !c.pausesWith(cmd, args) {
@@ -122,6 +128,7 @@ func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
 }
 
 // pausesWith reports whether a command is one of those that write, or EXEC of one.
+// A script that the gateway does not know counts as one that writes.
 func (c *conn) pausesWith(cmd *command, args [][]byte) bool {
 	switch {
 	case cmd.name == "exec":
@@ -156,6 +163,8 @@ func (g *Gateway) writesNothing(cmd *command, args [][]byte) bool {
 
 // awaitUnpause waits while a pause holds up a command, behind the replies to those before it. Afterwards the command begins
 // anew, with the rights that its user has then. An error ends the connection.
+// The command has not begun, so a client that goes away, or a gateway that stops, leaves nothing undecided. To CLIENT LIST and
+// Drain such a client is one that is blocked.
 func (c *conn) awaitUnpause(b *batch, cmd *command, args [][]byte) error {
 	if c.heldUntil(cmd, args) == nil {
 		return nil
@@ -205,6 +214,8 @@ const settleTick, settleTime = time.Millisecond, 5 * time.Second
 
 // awaitCommands waits until the commands that were being performed when a pause began are over, so that what it holds up does not happen
 // behind the reply to CLIENT PAUSE. A client that reads its replies slowly is waited for as long as a command at the most.
+// Commands that wait for keys do not count, since they ask again before they take anything (performBlocking), nor do other CLIENT PAUSEs,
+// of which two would wait for each other.
 func (c *conn) awaitCommands(over <-chan struct{}) {
 	type busy struct {
 		*conn

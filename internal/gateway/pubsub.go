@@ -12,6 +12,7 @@ import (
 )
 
 // channelArgs says which arguments of a command are channels.
+// Rules of users are about them.
 type channelArgs uint8
 
 const (
@@ -39,21 +40,24 @@ var topicWords = [numTopics]struct{ subscribe, unsubscribe, message string }{
 }
 
 // hub knows who listens to what at this gateway. Lock order: hub before an output.
+// Both maps say the same, from the channel's and from the connection's side, and change together. Nothing is kept of a name without
+// subscribers, nor of a connection without subscriptions.
 type hub struct {
 	sync.RWMutex
 	topics [numTopics]map[string]map[*conn]struct{} // by channel or pattern
-	conns  map[*conn]*listener
+	conns  map[*conn]*listener                      // those that have a subscription
 }
 
 // listener is what a connection is subscribed to.
 type listener struct {
-	topics [numTopics]map[string]struct{}
-	held   int64 // bytes of the connection's share that stand for it
+	topics [numTopics]map[string]struct{} // names of channels or patterns
+	held   int64                          // bytes of the connection's share that stand for it
 }
 
 // subscriptionCost is about how much memory a subscription takes besides two copies of its name.
 const subscriptionCost = 256
 
+// costOf is in bytes, and the same for subscribing and for its end: a share gets back what it gave.
 func costOf(name []byte) int64 { return subscriptionCost + 2*int64(len(name)) }
 
 func (h *hub) init() {
@@ -97,6 +101,8 @@ func (h *hub) countsOf(c *conn) (channels, patterns, shards int) {
 }
 
 // subscribe adds a subscription, and reports whether there is memory for it.
+// The connection's own goroutine calls it. A message that is published from here on reaches the connection, behind the confirmation
+// (cork). A subscription that there is already counts once, and succeeds.
 func (h *hub) subscribe(c *conn, t topic, name []byte) bool {
 	cost := costOf(name)
 	if !c.share.Try(cost) {
@@ -143,6 +149,7 @@ func (h *hub) unsubscribe(c *conn, t topic, name string) {
 	h.removeLocked(c, l, t, name)
 }
 
+// removeLocked ends a subscription that is there. h is locked for writing.
 func (h *hub) removeLocked(c *conn, l *listener, t topic, name string) {
 	delete(l.topics[t], name)
 	of := h.topics[t][name]
@@ -189,6 +196,7 @@ func (c *conn) stopListening() {
 
 // dismissListeners closes connections that are subscribed to what their user may not hear any more; self is closed
 // behind its reply.
+// It is called whenever rules change, by any connection's goroutine; Kill is called without the lock, which what it ends needs.
 func (g *Gateway) dismissListeners(self *conn) {
 	var gone []*conn
 	g.hub.RLock()
@@ -208,6 +216,7 @@ func (g *Gateway) dismissListeners(self *conn) {
 	}
 }
 
+// A pattern must be allowed as a pattern: channels that it matches by chance do not count, as in Redis.
 func (l *listener) isAllowed(allows func(channel string, isPattern bool) bool) bool {
 	for t, names := range l.topics {
 		for name := range names {
@@ -223,6 +232,8 @@ func (l *listener) isAllowed(allows func(channel string, isPattern bool) bool) b
 
 // deliver gives a message to those who listen at this gateway, and returns how many connections these are, one with several
 // subscriptions counted for each. It goes out with the box's flush.
+// It never waits for a subscriber: push copies, and closes the connection of a client that leaves too much unread. Messages of one client come to each subscriber
+// in their order; those of several gateways in any.
 func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n int) {
 	g.hub.audience(shard, channel, func(t topic, pattern []byte, of map[*conn]struct{}) {
 		n += len(of)
@@ -236,6 +247,8 @@ func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n i
 }
 
 // audience calls f for the subscriptions that hear a message: those to its channel, and those to each pattern.
+// f is called with the lock held for reading, and must not keep the map. Every pattern is matched against every message: their number,
+// and not that of subscribers, is what a message costs.
 func (h *hub) audience(shard bool, channel []byte, f func(t topic, pattern []byte, of map[*conn]struct{})) {
 	h.RLock()
 	defer h.RUnlock()
@@ -273,6 +286,7 @@ func (h *hub) receivers(shard bool, channel []byte) (n int) {
 }
 
 // begin forgets the message that was encoded last.
+// A message is encoded at most twice, however many hear it: once for each protocol's version.
 func (x *outbox) begin() {
 	for i := range x.forms {
 		x.forms[i].Reset(keepReply)
@@ -300,6 +314,7 @@ func (x *outbox) encoded(c *conn, t topic, pattern, channel, payload []byte) []b
 }
 
 // form is the writer for connections of c's protocol.
+// In RESP2 a push is an array. c's protocol may change at any time; a client that changes it gets messages of both forms.
 func (x *outbox) form(c *conn) *resp.Writer {
 	i := bit(c.seenP3.Load())
 	x.forms[i].Proto = 2 + int(i)
@@ -313,6 +328,7 @@ func (x *outbox) form(c *conn) *resp.Writer {
 const interestPatience = time.Second
 
 // tellInterest says to the other gateways what this one wants to hear.
+// The lock keeps what is told in the order in which it came to be: without it two calls could tell peers the older state last.
 func (g *Gateway) tellInterest() {
 	if g.o.Peers == nil {
 		return
@@ -326,6 +342,8 @@ func (g *Gateway) tellInterest() {
 }
 
 // awaitInterest is tellInterest, and waits until they have heard.
+// Peers that do not answer in time are given up on: a gateway that cannot be reached must not keep clients from subscribing. Its
+// messages are missed until it has heard.
 func (c *conn) awaitInterest() {
 	c.g.tellInterest()
 	ctx, cancel := context.WithTimeout(c.g.ctx, interestPatience)
@@ -334,6 +352,7 @@ func (c *conn) awaitInterest() {
 }
 
 // heard takes what another gateway tells.
+// Goroutines of package peers call it, one for each peer, so that it may run several times at once.
 func (g *Gateway) heard(h peers.Heard) {
 	var box outbox
 	for _, m := range h.Messages {
@@ -349,6 +368,7 @@ func (g *Gateway) heard(h peers.Heard) {
 }
 
 // missed is told that other gateways may have written keys unheard.
+// Clients then drop all that they cache, which is right in any case. Messages that were missed are lost, as in Redis.
 func (g *Gateway) missed() {
 	var box outbox
 	g.tracked.invalidateAll(g, &box)
@@ -399,6 +419,7 @@ func pubsubCommands() []*command {
 				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a <pattern> (default: '*').",
 				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard level channel(s)")),
 	}
+	// PUBLISH and SPUBLISH are no commands for a connection of RESP2 that listens.
 	for _, c := range all[6:8] {
 		c.listening = false
 	}
@@ -410,6 +431,7 @@ func whileListening(c *command) *command { c.listening = true; return c }
 
 // publish tells this gateway's subscribers, and those of the others. It returns how many of this one hear it, as a node of Redis
 // Cluster does.
+// The peers get it without an answer, at most once; a nil Peers tells nobody.
 func (g *Gateway) publish(box *outbox, shard bool, channel, payload []byte) int {
 	g.o.Peers.Publish(shard, channel, payload)
 	return g.deliver(box, shard, channel, payload)
@@ -433,6 +455,7 @@ func (c *conn) writeListening(w *resp.Writer, t topic, word string, name []byte)
 }
 
 // cmdSubscribe confirms each subscription by itself. Messages wait until the confirmations have been sent.
+// If there is no memory for one of several, those before it have been confirmed and stay.
 func cmdSubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
 	c.out.cork()
 	for _, name := range args[1:] {

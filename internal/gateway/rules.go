@@ -64,6 +64,7 @@ var getCommand, selectCommand, moveCommand *command
 var catalog *acl.Catalog
 
 // newCatalog fills in what rules need to know of each command.
+// It panics over a mistake in the two texts, at the program's start. It must run when all commands have their numbers.
 func newCatalog() *acl.Catalog {
 	sets := make(map[string]acl.Category)
 	for line := range strings.Lines(categoriesText) {
@@ -111,6 +112,7 @@ func newCatalog() *acl.Catalog {
 }
 
 // parseNeed reads the letters of needsText; others, as -, ask for nothing.
+// A command that asks for nothing may be performed on any key of the user's patterns, whether they are for reading or for writing.
 func parseNeed(s string) (n acl.Need) {
 	for _, c := range s {
 		switch c {
@@ -125,6 +127,8 @@ func parseNeed(s string) (n acl.Need) {
 
 // keySpans says which arguments are keys; First 0: none. The arguments are as many as the command takes, and a number of
 // keys among them that is none, or too great, is the command's to refuse.
+// A Span's Last is inclusive, and Step may be more than 1. Rules, COMMAND GETKEYS and preloading all go by it, so that none of them
+// sees another key than the others.
 func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 	if cmd.spans != nil {
 		return cmd.spans(args)
@@ -149,6 +153,7 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 // key may touch it in every database, and here databases may be namespaces of different services. So a command asks
 // for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
 // means no database is left to the command, which says so.
+// The Access refers to args.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
 	switch cmd.channels {
@@ -200,6 +205,7 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 func (c *conn) permitted(cmd *command, args [][]byte) bool { return c.permittedIn(cmd, args, c.db) }
 
 // permittedIn is permitted for a command in another database than the connection's.
+// It is for redis.acl_check_cmd and for lookups in a loop, where a command that is not permitted goes the ordinary way, which records it.
 func (c *conn) permittedIn(cmd *command, args [][]byte, db int) bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
@@ -221,6 +227,7 @@ func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
 }
 
 // denialIn is denial for a command in another database than the connection's, and in a context that ACL LOG shows.
+// context is toplevel or lua, as in Redis; recordDenial makes multi of the former within MULTI.
 func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
@@ -286,6 +293,7 @@ func (c *conn) recordDenial(why acl.Denial, context, object, user string) {
 
 // become makes the connection a user's, with a client's limits for its commands: strangers have smaller ones, since
 // what they send has to be kept until it is whole.
+// The connection's goroutine or loop calls it; user is atomic for those who list connections.
 func (c *conn) become(u *acl.User) {
 	c.user.Store(u)
 	c.authed = true
@@ -293,6 +301,7 @@ func (c *conn) become(u *acl.User) {
 }
 
 // becomeNew makes the connection that of a client that has not said who it is.
+// User default counts as authenticated if it needs no password and is on.
 func (c *conn) becomeNew() {
 	u := c.g.users.Default()
 	c.become(u)
@@ -312,6 +321,7 @@ func (c *conn) admitted() bool {
 
 // dismissUsers closes the connections of users that are gone, or off after a reload; self is closed behind
 // its reply. Those of user default stay, since everybody is that before AUTH: its rights decide.
+// Users are compared by their pointers: one that was deleted and made again is another user. self may be nil.
 func (g *Gateway) dismissUsers(self *conn, off bool) {
 	g.each(func(x *conn) {
 		u := x.user.Load()

@@ -29,6 +29,7 @@ const (
 var errAlone = errors.New("more than a group gives")
 
 // groupedScript is a command of a group.
+// args are the reader's, and stay until the batch has replied.
 type groupedScript struct {
 	cmd    *command
 	args   [][]byte
@@ -37,6 +38,7 @@ type groupedScript struct {
 }
 
 // groupUnit is what a group does to one key.
+// Its staged has the one key, grouped, and runs all of the group's scripts that name it, one after the other.
 type groupUnit struct {
 	*staged
 	done  bool  // it has taken effect, or err says why not
@@ -45,6 +47,8 @@ type groupUnit struct {
 }
 
 // joins reports whether a command may wait for others to make a group.
+// It only looks. A script that needed more than its key once (Alone) is not tried in a group again, and scripts of a client that
+// caches are performed by themselves, since their reads have to be noted.
 func (b *batch) joins(cmd *command, args [][]byte) bool {
 	c := b.c
 	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
@@ -58,6 +62,7 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 }
 
 // addScript gives a command that joins to the group.
+// Commands that wait already and are no scripts are performed first, for the order. An error is that of sending its replies.
 func (b *batch) addScript(cmd *command, args [][]byte) error {
 	if len(b.entries) > 0 || len(b.scripts) == maxGroup {
 		if err := b.run(); err != nil {
@@ -69,6 +74,7 @@ func (b *batch) addScript(cmd *command, args [][]byte) error {
 }
 
 // runScripts performs the scripts that wait, and writes their replies. Its error is that of sending.
+// It leaves a loop before: scripts take longer than a loop's other connections should wait.
 func (b *batch) runScripts() error {
 	defer func() {
 		clear(b.scripts)
@@ -87,6 +93,7 @@ func (b *batch) runScripts() error {
 }
 
 // runGroup performs the first n of some scripts, at least one, and writes their replies.
+// Scripts that perform left out of g.list are for the next call. A lone script is no group, and goes the ordinary way.
 func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 	g := group{b: b, list: list, units: b.groupUnits[:0]}
 	defer g.free()
@@ -133,12 +140,13 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 type group struct {
 	b     *batch
 	list  []groupedScript // without those that wait for the next group
-	units []groupUnit
-	limit int   // bytes of a value, and of a unit's replies
-	held  int64 // bytes of the share
+	units []groupUnit     // one for each key of list
+	limit int             // bytes of a value, and of a unit's replies
+	held  int64           // bytes of the share
 }
 
 // free gives back what the group had.
+// The scripts' replies have been written by then; they are copies.
 func (g *group) free() {
 	for i := range g.units {
 		if t := g.units[i].staged; t != nil {
@@ -151,6 +159,8 @@ func (g *group) free() {
 }
 
 // perform performs what it can of the list, which it cuts behind that. No script is left if the first is one to perform by itself.
+// Each try is two round trips, whatever the number of scripts. Only units that were refused run again: what others have written is done.
+// If there is no memory the list is empty, too, and the first script, by itself, meets that and says so.
 func (g *group) perform() {
 	c := g.b.c
 	g.makeUnits()
@@ -192,6 +202,7 @@ func (g *group) perform() {
 }
 
 // makeUnits finds or makes the unit of each script, as far as there may be units.
+// A search in line is faster than a map for 16 keys.
 func (g *group) makeUnits() {
 next:
 	for i := range g.list {
@@ -216,6 +227,7 @@ next:
 }
 
 // reads are operations that read the keys of the units that are not done; each unit begins anew.
+// n is how many operations there are in b.ops, in the order of the units.
 func (g *group) reads() (n int) {
 	b := g.b
 	b.ops = b.ops[:0]
@@ -237,6 +249,7 @@ func (g *group) reads() (n int) {
 }
 
 // takeReads takes their answers.
+// An error of a read makes the unit's scripts leave the group, with nothing done.
 func (g *group) takeReads() {
 	n := 0
 	for i := range g.units {
@@ -274,6 +287,7 @@ func (g *group) runScripts(first bool) {
 }
 
 // runGrouped runs a script over the staged of its key, and reports whether that is all that it needed; else it has done nothing.
+// If ok is false, everything is as the scripts of the unit before it have left it: key, changes to be told, and replies.
 func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 	if t.err != nil {
 		return false
@@ -297,6 +311,7 @@ func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 }
 
 // writes are operations that make the store what the units' keys are now.
+// Units that only read need no write: the read of one key was of one instant.
 func (g *group) writes() (n int) {
 	b := g.b
 	b.ops = b.ops[:0]
@@ -309,6 +324,7 @@ func (g *group) writes() (n int) {
 }
 
 // takeWrites takes their answers, and reports whether there are units whose scripts are to run again.
+// A refused write has done nothing. An unknown outcome is the reply of every script of its unit: any of them may have happened.
 func (g *group) takeWrites() (again bool) {
 	n := 0
 	for i := range g.units {

@@ -21,25 +21,27 @@ const scriptCacheBytes = 32 << 20
 
 // scripting is what a gateway knows of scripts.
 type scripting struct {
-	pool  luascript.Pool
-	cache *luascript.Cache
+	pool  luascript.Pool   // of interpreters, for all connections
+	cache *luascript.Cache // by SHA-1; of this gateway alone
 	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one behind it by more.
 	groupTime time.Duration
 	// watched says that the watchdog is going to look at the scripts that run when mu.next has come, or earlier.
 	watched atomic.Bool
 	mu      struct {
 		sync.Mutex
-		watchdog *time.Timer
-		next     time.Time
+		watchdog *time.Timer // nil before the first script
+		next     time.Time   // when watchdog fires, while watched
 	}
 }
 
 // runningScript is a script, or a call of a function, that a connection runs: it is in its mu, which those who stop it hold.
+// A script may be ended by any goroutine that holds conn.mu: by the watchdog, SCRIPT KILL, or Close. It sees that at its next step, and
+// nothing of it has happened then.
 type runningScript struct {
 	task         *luascript.Task // nil: none
-	since, until time.Time
-	name         string
-	args         [][]byte // of the command
+	since, until time.Time       // began, and is to be ended
+	name         string          // a script's SHA-1, or a function's name
+	args         [][]byte        // of the command
 }
 
 // scriptCommands are about scripts.
@@ -77,6 +79,7 @@ const (
 func bySHA(c *command) *command { c.bySHA = true; return c }
 
 // evaluator is EVAL and those like it.
+// named: the argument is a SHA-1 and not the script itself. Errors of the script are its reply, and undo what it did.
 func evaluator(named, readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		if named && len(args[1]) != 40 {
@@ -106,6 +109,7 @@ func evaluator(named, readOnly bool) severalFunc {
 }
 
 // keysOfScript is how many of the arguments behind the third are keys.
+// notInt is the error reply for what is no number, which differs between EVAL and FCALL.
 func keysOfScript(args [][]byte, notInt string) (n int64, bad string) {
 	n, ok := resp.ParseInt(args[2])
 	switch {
@@ -120,6 +124,7 @@ func keysOfScript(args [][]byte, notInt string) (n int64, bad string) {
 }
 
 // program finds a script, or compiles it.
+// It may be called concurrently; two that compile the same text at a time both succeed.
 func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, bad string) {
 	if bySHA {
 		if prog = s.cache.Find(text); prog == nil {
@@ -140,6 +145,8 @@ func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, b
 
 // runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
 // run reports whether the script came to its end.
+// The keys of a failed script are as before it from here on. It is done here, and not by the caller, since in a transaction the commands before and behind it
+// take effect all the same. The database that it selected is its own, too, as in Redis.
 func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*luascript.Task) bool) {
 	g := t.c.g
 	r.since = time.Now()
@@ -155,6 +162,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 		g.watchScripts(r.until)
 	}
 	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
+	// The snapshot was made for this case alone: a script that fails half way has changed keys already.
 	if !run(&t.task) {
 		t.undo(before)
 		t.changes, t.messages = t.changes[:told], t.messages[:sent]
@@ -164,6 +172,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 }
 
 // snapshot is what the keys are now, until the next snapshot.
+// It copies no values: those are replaced and never written to, but in key.own, which is taken away from the key here.
 func (t *staged) snapshot() []key {
 	t.before = t.before[:0]
 	for _, k := range t.keys {
@@ -188,6 +197,7 @@ func (t *staged) undo(before []key) {
 }
 
 // setScript says which script the connection runs from now on.
+// The zero value says that none runs. From here on others may stop it.
 func (c *conn) setScript(r runningScript) {
 	c.mu.Lock()
 	c.mu.script = r
@@ -195,6 +205,7 @@ func (c *conn) setScript(r runningScript) {
 }
 
 // watchScripts has the watchdog look at the scripts at that time at the latest. A timer for each script would cost more than a short one.
+// An earlier wake-up that finds nothing to end costs less than a lock for each script.
 func (g *Gateway) watchScripts(until time.Time) {
 	s := &g.scripts
 	s.mu.Lock()
@@ -242,6 +253,7 @@ func (g *Gateway) eachScript(f func(r *runningScript)) {
 
 // withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running.
 // f must not wait.
+// It looks twice, since f must be called with the one connection's mu held and the oldest is known only when all have been seen.
 func (g *Gateway) withOldest(function bool, f func(*runningScript)) bool {
 	for {
 		var since time.Time
@@ -270,11 +282,12 @@ func (g *Gateway) withOldest(function bool, f func(*runningScript)) bool {
 func (g *Gateway) killScripts() { g.eachScript(func(r *runningScript) { r.task.Kill() }) }
 
 // scriptHost performs a script's commands on a staged.
+// A staged has one, for the script at hand. Only the script's goroutine, which is the connection's, uses it.
 type scriptHost struct {
 	t        *staged
-	readOnly bool
-	w        resp.Writer
-	now      time.Time // what TIME says, for all of the script
+	readOnly bool        // its commands must not write
+	w        resp.Writer // the reply of its last command
+	now      time.Time   // what TIME says, for all of the script
 }
 
 // scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside the script, and
@@ -284,6 +297,8 @@ var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "sele
 	"command|help": true, "object|help": true, "memory|help": true, "memory|doctor": true, "memory|malloc-stats": true, "memory|purge": true}
 
 // Call is of luascript.Host.
+// The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by redis.pcall; an error
+// of the store is none of these: it ends the script (Stopped).
 func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	t := h.t
 	cmd, bad := h.find(args)
@@ -319,6 +334,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	default:
 		c := t.c
 		db := c.db
+		// Such commands look at the connection for their database, and the script has one of its own.
 		c.use(t.db)
 		cmd.conn(c, &h.w, args)
 		c.use(db)
@@ -327,6 +343,7 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 }
 
 // find finds a command that the script may perform, in the order of Redis's checks.
+// Rights are the user's, in the database that the script has selected, and what is refused is in ACL LOG.
 func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	if cmd = lookupCommand(args); cmd == nil {
 		return nil, "ERR Unknown Redis command called from script"
@@ -371,6 +388,7 @@ func lookupCommand(args [][]byte) *command {
 }
 
 // Permits is of luascript.Host.
+// It is redis.acl_check_cmd, and records nothing.
 func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 	cmd := lookupCommand(args)
 	if cmd == nil || cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
@@ -380,6 +398,7 @@ func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
 }
 
 // Log is of luascript.Host. A script that runs again logs again.
+// level is Redis's, from 0 (debug) to 3 (warning).
 func (h *scriptHost) Log(level int, text string) {
 	levels := [...]slog.Level{slog.LevelDebug, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn}
 	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+clip([]byte(text), 1024), "peer", h.t.c.remote)
@@ -392,6 +411,7 @@ func (h *scriptHost) Reserve(n int64) error {
 }
 
 // Stopped is of luascript.Host.
+// The script ends at its next step then, and cannot catch it.
 func (h *scriptHost) Stopped() bool { return h.t.failed() }
 
 // loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
@@ -404,6 +424,7 @@ func loadScript(t *staged, args [][]byte, w *resp.Writer) {
 	w.BulkString(prog.SHA)
 }
 
+// cmdScriptExists tells of this gateway: another one may not have the script, and a client has to expect NOSCRIPT in any case.
 func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
 	w.Array(len(args) - 2)
 	for _, sha := range args[2:] {
@@ -415,6 +436,7 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
 		w.Error("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
@@ -424,9 +446,11 @@ func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
+// cmdScriptKill is of this gateway's scripts. Unlike in Redis it also ends one that has written, since nothing of that is in the store yet.
 func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, false) }
 
 // killScript ends the script, or the function, that began first.
+// OK means that it was told to end; it may have come to its end just before, and then takes effect.
 func (c *conn) killScript(w *resp.Writer, function bool) {
 	if !c.g.withOldest(function, func(r *runningScript) { r.task.Kill() }) {
 		w.Error("NOTBUSY No scripts in execution right now.")
@@ -453,7 +477,7 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
 
 // posted is a message that a script has published.
 type posted struct {
-	shard            bool
+	shard            bool // SPUBLISH
 	channel, payload []byte
 }
 
@@ -462,6 +486,7 @@ const messageCost = 64
 
 // publish is PUBLISH and SPUBLISH of a script: the message goes out when the script's effects are there, once, however often the script
 // runs. The reply counts those who listen at this gateway now.
+// channel and payload are kept until then; they are the Host's (luascript.Host). Memory for them is out of the share.
 func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 	if t.take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
@@ -470,6 +495,7 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 }
 
 // conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has taken effect.
+// It is called once, behind the commit. A message of a script whose outcome is unknown is not sent: nobody could take it back.
 func (t *staged) conclude(applied bool) {
 	if k := t.find[librariesName]; k != nil && k.changed {
 		t.c.g.functions.changes.Add(1)

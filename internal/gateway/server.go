@@ -32,6 +32,7 @@ func writeTime(w *resp.Writer, now time.Time) {
 
 // cmdWait returns 0 replicas, which is what a Redis without replicas says; that a write is on
 // all copies when it is answered is the store's promise, and needs no waiting.
+// The arguments are checked all the same, in Redis's order.
 func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
 	_, ok1 := resp.ParseInt(args[1])
 	ms, ok2 := resp.ParseInt(args[2])
@@ -54,6 +55,7 @@ func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
 
 // cmdDebugSleep holds up only its connection, not the gateway as in Redis. It is for tests of
 // clients, so Options.Debug must allow it.
+// The time is in seconds, and may be a fraction. It ends early if the gateway closes.
 func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 	if !c.g.o.Debug {
 		w.Error("ERR DEBUG command not allowed.")
@@ -80,6 +82,7 @@ type statser interface{ Stats() client.Stats }
 // infoSections are INFO's, with the fields of Redis that monitoring tools read. Those that kvd knows
 // and Redis does not begin with kvd_. Fields for things that do not exist here say so with the
 // value that such a tool takes for healthy.
+// They are in the order in which INFO shows them. write is called by the goroutine of the connection that asks, and may wait for the store.
 var infoSections = []struct {
 	name  string
 	extra bool // only if asked for by name, or by "all"
@@ -206,6 +209,7 @@ var infoSections = []struct {
 }
 
 // human is a number of bytes as Redis prints it (bytesToHuman).
+// Redis's units are powers of 1024, and it prints two digits of all but bytes.
 func human(n uint64) string {
 	f, units := float64(n), "BKMGT"
 	for f >= 1024 && len(units) > 1 {
@@ -219,6 +223,7 @@ func human(n uint64) string {
 
 // cmdInfo writes the sections that are asked for, in their own order, whatever the order of the
 // arguments is.
+// A section that does not exist is left out, as in Redis: the reply to it alone is empty. Names are in any case.
 func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
 	var s strings.Builder
 	for _, sec := range infoSections {
@@ -254,6 +259,7 @@ func fixed(name, value string) setting {
 }
 
 // same is a setting that may be set to what it is.
+// Tools write back what they have read, and must not fail over that.
 func same(name, value string) setting {
 	return setting{name: name, get: func(*Gateway) string { return value }, set: func(_ *Gateway, v []byte) bool { return string(v) == value }}
 }
@@ -270,12 +276,12 @@ func accepted(name, value string) setting {
 // without. CONFIG SET must not accept a value that promises an effect which it has not: timeout and
 // notify-keyspace-events have one, and those of the slow log.
 var settings = []setting{
-	same("appendonly", "no"),
+	same("appendonly", "no"), // there is no log of commands
 	{name: "aclfile", get: func(g *Gateway) string { return g.o.ACLFile }},
 	{name: "acllog-max-len", get: func(*Gateway) string { return strconv.Itoa(acl.MaxEntries) }},
-	fixed("bind", ""),
+	fixed("bind", ""), // the process's own settings say where it listens
 	{name: "databases", get: func(g *Gateway) string { return strconv.Itoa(len(g.o.Databases)) }},
-	fixed("dir", ""),
+	fixed("dir", ""), // nothing is kept on disk
 	accepted("hz", "10"),
 	{name: "latency-monitor-threshold", get: func(g *Gateway) string { return strconv.FormatInt(g.slow.latencyFrom(), 10) },
 		set: func(g *Gateway, v []byte) bool {
@@ -286,8 +292,8 @@ var settings = []setting{
 			return ok
 		}},
 	{name: "maxclients", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxConns) }},
-	same("maxmemory", "0"),
-	same("maxmemory-policy", "noeviction"),
+	same("maxmemory", "0"),                 // memory nodes bound the store, and Options.Budget the gateway
+	same("maxmemory-policy", "noeviction"), // a cache evicts by itself, in the client library
 	{name: "notify-keyspace-events", get: func(g *Gateway) string { return eventClass(g.notify.Load()).String() },
 		set: func(g *Gateway, v []byte) bool {
 			c, ok := parseEvents(v)
@@ -296,9 +302,9 @@ var settings = []setting{
 			}
 			return ok
 		}},
-	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }},
-	{name: "requirepass", get: func(*Gateway) string { return "" }},
-	same("save", ""),
+	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }}, // of values as well as of arguments
+	{name: "requirepass", get: func(*Gateway) string { return "" }},                                       // shown to nobody
+	same("save", ""), // there are no snapshots
 	{name: "slowlog-log-slower-than", get: func(g *Gateway) string {
 		micros, _ := g.slow.settings()
 		return strconv.FormatInt(micros, 10)
@@ -350,6 +356,7 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
 
 // cmdConfigSet stops at the first parameter that it refuses; Redis would undo those before,
 // which matters for none that can be set here.
+// It changes this gateway alone, until that ends.
 func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 	if len(args)%2 != 0 {
 		w.Error("ERR wrong number of arguments for 'config|set' command")
@@ -380,6 +387,7 @@ func cmdConfigResetStat(_ *conn, w *resp.Writer, _ [][]byte) { w.OK() }
 // servedCommands leaves out what only a refusal exists for, so that a client that asks first
 // does not use it. The order is that of the names, since that of a map would differ from call to
 // call.
+// The list is the caller's. Subcommands are within their commands.
 func servedCommands() []*command {
 	var out []*command
 	for _, c := range commands {
@@ -401,6 +409,7 @@ func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
 	}
 }
 
+// cmdCommandCount counts what COMMAND describes, without subcommands.
 func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
 
 // named finds "get" and "config|get".
@@ -436,6 +445,7 @@ func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
 
 // describe is a command as COMMAND tells of it: ten fields since Redis 7, of which tips and key
 // specifications are empty; clients then go by first, last and step.
+// Of Redis's flags it has those that follow from what is known here.
 func describe(w *resp.Writer, c *command) {
 	w.Array(10)
 	w.BulkString(c.name)
@@ -529,6 +539,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 		case len(args) != 5 || !fold(args[2], "filterby"):
 		case fold(args[3], "pattern"):
 			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
+		// A category that does not exist has no commands, as in Redis.
 		case fold(args[3], "aclcat"):
 			cat, _ := acl.ParseCategory(string(by))
 			want = func(c *command) bool { return c.categories&cat != 0 }
@@ -582,6 +593,7 @@ func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// both is for loops over what keySpans returns.
 func both(a, b acl.Span) [2]acl.Span { return [2]acl.Span{a, b} }
 
 // ---- CLIENT --------------------------------------------------------------------
@@ -590,6 +602,7 @@ const errClientName = "ERR Client names cannot contain spaces, newlines or speci
 
 // validName refuses what would break the lines of CLIENT LIST: names are printed there as they
 // are, to whoever asks.
+// The empty name is good, and means none.
 func validName(b []byte) bool {
 	for _, c := range b {
 		if c < '!' || c > '~' {
@@ -600,6 +613,7 @@ func validName(b []byte) bool {
 }
 
 // setName is locked, since CLIENT LIST of other connections reads the name.
+// Only the connection's own goroutine writes it, so it alone may read it without the lock.
 func (c *conn) setName(b []byte) {
 	c.mu.Lock()
 	c.mu.name = string(b)
@@ -659,6 +673,7 @@ func onOff(_ *conn, w *resp.Writer, args [][]byte) {
 
 // cmdClientSetInfo is what client libraries say of themselves as they connect; CLIENT LIST shows
 // it.
+// Values are bounded, since each connection keeps them.
 func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -698,6 +713,7 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 // each calls f for the connections in the order of their numbers.
 // f is called without the lock, so that it may take its time or end connections; some may have
 // gone by then.
+// A connection that comes while it runs is left out.
 func (g *Gateway) each(f func(c *conn)) {
 	g.mu.Lock()
 	all := make([]*conn, 0, len(g.mu.conns))
@@ -712,6 +728,7 @@ func (g *Gateway) each(f func(c *conn)) {
 }
 
 // clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no replicas.
+// A connection is of type pubsub while it has subscriptions.
 func clientType(name []byte) func(x *conn) bool {
 	switch {
 	case fold(name, "normal"):
@@ -725,6 +742,7 @@ func clientType(name []byte) func(x *conn) bool {
 }
 
 // cmdClientList shows the connections to this gateway.
+// Other gateways have clients of their own; kvctl shows those of all of them.
 func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 	want := func(*conn) bool { return true }
 	switch {
@@ -768,6 +786,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		s := string(a)
 		return func(x *conn) bool { return x.remote.String() == s }
 	}
+	// CLIENT KILL ADDR has four words, so three of them are the form of before Redis 2.8.12.
 	old := len(args) == 3
 	if old {
 		tests, skipMe = append(tests, addr(args[2])), false
@@ -792,6 +811,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				s := string(v)
 				tests = append(tests, func(x *conn) bool { return x.local.String() == s })
 			case fold(o, "user"):
+				// The connections of a user that was deleted have been closed, so the name finds all that there are.
 				u := c.g.users.Find(string(v))
 				if u == nil {
 					w.Error("ERR No such user '" + clip(v, 128) + "'")

@@ -10,6 +10,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
+// Sets of a few integers are encoded as such, as in Redis, so their members are made into text when they are told.
+
 // setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members in the
 // order of Redis's t_set.c.
 func setCommands() []*command {
@@ -35,6 +37,7 @@ func setCommands() []*command {
 }
 
 // members is the key's set, empty if there is none.
+// The caller has looked at the type.
 func (k *key) members() collection.Set { return collection.Set(k.value) }
 
 // setLen counts the members; ok is false behind a reply that says why not.
@@ -49,6 +52,7 @@ func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
 	return n, err == nil
 }
 
+// cmdSAdd replies with how many members are new.
 func cmdSAdd(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -80,6 +84,7 @@ func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added i
 	return n, true
 }
 
+// cmdSRem deletes the key with its last member, as all commands on collections do.
 func cmdSRem(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -106,6 +111,7 @@ func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (remo
 	return n, true
 }
 
+// cmdSIsMember and the commands below that only read walk the encoded set, which is up to collection.MaxLen bytes.
 func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -118,6 +124,7 @@ func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(bit(is))
 }
 
+// cmdSMIsMember passes over the set once, however many members it is asked for.
 func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Set, w) {
 		return
@@ -140,6 +147,7 @@ func cmdSCard(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdSMembers is a set in RESP3 and an array in RESP2. Its order is the encoding's.
 func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.setLen(args[1], w)
 	if !ok {
@@ -152,6 +160,7 @@ func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // cmdSPop replies before it removes, since members lie in the value.
+// Its choice is made anew in each try, and the reply is that of the try that took effect: no member is popped twice.
 func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 	count, ok := int64(1), true
 	if len(args) > 3 {
@@ -181,6 +190,7 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 	}
 	s := collection.Set(b)
 	var few [128]collection.Place
+	// The count is not negative, so randomPlaces does not refuse.
 	places, _ := randomPlaces(s.Places(few[:0]), count, len(b), w)
 	if len(args) == 3 {
 		w.Set(len(places))
@@ -191,6 +201,7 @@ func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // replyMembers is the members at places, as a part of a reply.
+// Integers are written as text, for which a small buffer serves all of them.
 func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 	var room [64]byte
 	text := room[:0]
@@ -200,6 +211,7 @@ func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
 	}
 }
 
+// cmdSRandMember with a negative count may give a member several times, as many as the count says.
 func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
 	count, ok := int64(1), true
 	if len(args) > 3 {
@@ -233,6 +245,7 @@ func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
 	replyMembers(k.members(), places, w)
 }
 
+// cmdSScan copies members that are integers, since Scan writes each of them to the same place.
 func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 	a, ok := k.scanOf(client.Set, args, w)
 	if !ok {
@@ -258,6 +271,7 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 // ---- several sets -------------------------------------------------------------
 
 // cmdSMove is nothing but a question if source and destination are the same.
+// Both sets change in one step: nobody sees the member in neither of them, or in both.
 func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 	t.load(args[1], args[2])
 	from, to := t.key(args[1]), t.key(args[2])
@@ -292,9 +306,10 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // operand is a set that a command on several works on.
+// n is how many members it has. The set lies in the key's value.
 type operand struct {
 	collection.Set
-	n int
+	n int // members
 }
 
 // operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already decides; ok is
@@ -313,6 +328,7 @@ func operands(t *staged, names [][]byte, w *resp.Writer) (all []operand, ok bool
 }
 
 // namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
+// false: there is none, and all of it is given up. names refers to the set's bytes.
 func namesOf(t *staged, a operand, names *collection.Names) bool {
 	if !t.take(int64(a.n) * collection.NameBytes) {
 		return false
@@ -324,6 +340,7 @@ func namesOf(t *staged, a operand, names *collection.Names) bool {
 }
 
 // intersection is the members that all sets have, at most limit of them; 0: no limit. nil, false: it is given up.
+// The smallest set is looked up, and the others are passed over once, so that memory goes with the smallest.
 func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bool) {
 	sets = slices.Clone(sets)
 	slices.SortStableFunc(sets, func(a, b operand) int { return cmp.Compare(a.n, b.n) })
@@ -334,6 +351,7 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bo
 	if !namesOf(t, sets[0], &names) {
 		return nil, false
 	}
+	// A member that is in the first j sets has seen j, so one number does for all of them.
 	seen := make([]int32, names.Len()) // of the other sets, as long as all had it
 	for j, s := range sets[1:] {
 		for m := range s.All() {
@@ -354,6 +372,7 @@ func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bo
 }
 
 // union is the members that any of the sets has.
+// ok is false if it is given up for want of memory; so it is for difference.
 func union(t *staged, sets []operand) (found [][]byte, ok bool) {
 	var names collection.Names
 	for _, s := range sets {
@@ -389,12 +408,14 @@ func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
 	return found, true
 }
 
+// unlimited is SINTER's intersection.
 func unlimited(t *staged, sets []operand) ([][]byte, bool) { return intersection(t, sets, 0) }
 
 func cmdSInter(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, unlimited) }
 func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, union) }
 func cmdSDiff(t *staged, args [][]byte, w *resp.Writer)  { replySets(t, args, w, difference) }
 
+// replySets is a command that replies with the result.
 func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
 	sets, ok := operands(t, args[1:], w)
 	if !ok {
@@ -415,6 +436,7 @@ func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, arg
 func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer)  { storeSets(t, args, w, difference) }
 
 // storeSets makes the result a key's, whatever that was, or deletes it.
+// The destination may be a source, too: it is read before. Its expiry goes.
 func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
 	t.load(args[1:]...)
 	sets, ok := operands(t, args[2:], w)
@@ -437,6 +459,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 	for _, m := range found {
 		size += len(m)
 	}
+	// Members of found lie in the sources' values, so the new value is made beside them.
 	n := collection.Set(nil).Room(len(found), size)
 	if n > to.room {
 		to.want = n
@@ -453,6 +476,7 @@ func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []opera
 }
 
 // cmdSInterCard looks at its options before it looks at any key.
+// With LIMIT it stops counting there; 0 is no limit.
 func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) {
 	n, ok := resp.ParseInt(args[1])
 	switch {

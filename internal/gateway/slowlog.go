@@ -24,6 +24,7 @@ const (
 // slowLog is what SLOWLOG tells: the last commands that took long. Its time is that of the metric kvd_gateway_command_seconds,
 // which has been taken anyway, so a command that is none of them costs a comparison. Commands that were refused, or queued by
 // MULTI, are none, nor are those that scripts call. Its methods may be called concurrently.
+// Times are compared in ns, as atomics, so that a command which is not slow takes no lock.
 type slowLog struct {
 	from atomic.Int64 // ns that a command takes at least, for the log or for LATENCY; math.MaxInt64: there is no such time
 	// logFrom is from for the log alone, and latency is latency-monitor-threshold in ms, 0: it is off.
@@ -35,21 +36,22 @@ type slowLog struct {
 		maxLen  int64        // slowlog-max-len
 		entries []*slowEntry // the oldest first
 		bytes   int          // of entries
-		nextID  int64
+		nextID  int64        // of SLOWLOG GET; it never goes back
 	}
 }
 
 // slowEntry is a command as SLOWLOG GET shows it.
 type slowEntry struct {
 	id         int64
-	at         time.Time
+	at         time.Time // when the command was over
 	took       time.Duration
-	args       []string
-	peer, name string // of the connection
-	bytes      int
+	args       []string // cut, and without secrets
+	peer, name string   // of the connection
+	bytes      int      // what it counts for maxSlowBytes
 }
 
 // setTime is CONFIG SET slowlog-log-slower-than.
+// A time that does not fit in ns is never reached; 0 logs every command.
 func (l *slowLog) setTime(micros int64) {
 	from := int64(math.MaxInt64)
 	if micros >= 0 && micros <= math.MaxInt64/1000 {
@@ -63,6 +65,7 @@ func (l *slowLog) setTime(micros int64) {
 }
 
 // setLatency is CONFIG SET latency-monitor-threshold.
+// 0 turns the latency monitor off; negative values do not come here.
 func (l *slowLog) setLatency(ms int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,6 +73,7 @@ func (l *slowLog) setLatency(ms int64) {
 	l.setFromLocked()
 }
 
+// setFromLocked makes from the lesser of the two times.
 func (l *slowLog) setFromLocked() {
 	from := l.logFrom.Load()
 	if ms := l.latency.Load(); ms > 0 && ms <= math.MaxInt64/int64(time.Millisecond) {
@@ -103,6 +107,7 @@ func (l *slowLog) notes(took time.Duration) bool { return int64(took) >= l.from.
 func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.logFrom.Load() }
 
 // add logs a command, and gives it its number.
+// e is the log's from here on, and does not change any more.
 func (l *slowLog) add(e *slowEntry) {
 	e.bytes = slowOverhead + len(e.peer) + len(e.name)
 	for _, a := range e.args {
@@ -117,6 +122,7 @@ func (l *slowLog) add(e *slowEntry) {
 	l.trimLocked()
 }
 
+// trimLocked lets the oldest entries go until both bounds hold. The array moves on with its start, and append makes a new one in time.
 func (l *slowLog) trimLocked() {
 	all := l.mu.entries
 	for len(all) > 0 && (int64(len(all)) > l.mu.maxLen || l.mu.bytes > maxSlowBytes) {
@@ -141,6 +147,7 @@ func (l *slowLog) newest(n int64) []*slowEntry {
 }
 
 // size is how many entries there are, and what they take.
+// bytes is what maxSlowBytes bounds.
 func (l *slowLog) size() (n, bytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,6 +176,7 @@ func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
 }
 
 // logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
+// The arguments are copied, cut and without secrets. It is called after the command, by its connection's goroutine or loop.
 func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
 	c.g.noteLatency(cmd, took)
 	if !c.g.slow.logs(took) {
@@ -206,6 +214,7 @@ func (b *batch) noteSlow(last int, took time.Duration) {
 }
 
 // slowArgs are copies of a command's n arguments as Redis cuts them, without what is secret.
+// args may be fewer than n if that is more than an entry has.
 func slowArgs(cmd *command, args [][]byte, n int) []string {
 	out := make([]string, 0, min(len(args), maxSlowArgs))
 	for i, a := range args {
@@ -224,6 +233,7 @@ func slowArgs(cmd *command, args [][]byte, n int) []string {
 }
 
 // isSecret reports whether an argument may be a password, or tell of users, as Redis has it.
+// It is for the slow log and MONITOR alike. The place in args decides, whatever is there: a wrong command may hold a password, too.
 func isSecret(cmd *command, args [][]byte, i int) bool {
 	switch cmd.name {
 	case "auth":
@@ -268,6 +278,7 @@ func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// cmdSlowLogLen may be below slowlog-max-len even if more commands were slow: maxSlowBytes bounds the entries, too.
 func cmdSlowLogLen(c *conn, w *resp.Writer, _ [][]byte) {
 	n, _ := c.g.slow.size()
 	w.Int(int64(n))
@@ -307,6 +318,7 @@ func slowLogCommands() []*command {
 
 // cmdLatencyHistogram shows the buckets of the metrics, those that count anything, and leaves out commands that
 // were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one before.
+// Buckets are cumulative, as in Redis, whose own are powers of two as well.
 func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
 	list := commandsByID
 	if len(args) > 2 {

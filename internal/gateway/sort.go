@@ -12,18 +12,23 @@ import (
 )
 
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
+//
+// The keys of patterns need not be known before, so the rules of users are asked for all keys at once (readsEverything), and two round trips are
+// usual: the elements, and then the keys of the BY pattern together.
 
 // sortArgs are the options of SORT.
+// from and count are LIMIT's; a negative count is all behind from.
 type sortArgs struct {
-	by          []byte // nil: the elements themselves
-	get         [][]byte
-	store       []byte
-	desc, alpha bool
-	dontSort    bool // BY a pattern that names the same key for all
+	by          []byte   // nil: the elements themselves
+	get         [][]byte // GET's patterns; nil: the elements
+	store       []byte   // nil: reply with the result
+	desc, alpha bool     // DESC; ALPHA: by bytes and not as numbers
+	dontSort    bool     // BY a pattern that names the same key for all
 	from, count int64
 }
 
 // parseSort reads the options. Patterns may name any key, so they are for users who may read all of them.
+// The arguments are kept. A pattern without a star is none, and needs no right.
 func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 	o.count = -1
 	for i := 2; i < len(args); i++ {
@@ -67,6 +72,7 @@ func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 }
 
 // readsEverything reports whether the connection's user may read every key.
+// Rules cannot be asked about keys that are not known before the command runs.
 func (c *conn) readsEverything() bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
@@ -79,6 +85,7 @@ func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, f
 func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) { sortKey(t, args, w, true) }
 
 // sortSpans are the key and, with STORE, the one that is written.
+// Keys of patterns are none of these: they are read when they are known.
 func sortSpans(args [][]byte) (keys, also acl.Span) {
 	for i := 2; i < len(args); i++ {
 		switch {
@@ -109,10 +116,11 @@ func sortCommands() []*command {
 // sorted is an element, and what it is sorted by.
 type sorted struct {
 	element, by []byte
-	score       float64
-	none        bool // there is no such key as by was to come from
+	score       float64 // of by, unless ALPHA
+	none        bool    // there is no such key as by was to come from
 }
 
+// sortKey is both commands. Elements lie in the key's value, or are copies of integers.
 func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 	o, bad := parseSort(t.c, args, readOnly)
 	if bad != "" {
@@ -145,6 +153,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 		return
 	}
 	var out [][]byte
+	// The keys of GET are read here, one by one, and only for the elements that LIMIT leaves.
 	for _, s := range cut(list, o.from, o.count) {
 		if o.get == nil {
 			out = append(out, s.element)
@@ -172,6 +181,7 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 
 // sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with ALPHA,
 // where they stay as they were.
+// The keys of a pattern are read together. A key that is not there weighs 0, or with ALPHA stands before all others.
 func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
@@ -203,6 +213,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 	if o.dontSort {
 		return list, ""
 	}
+	// DESC turns the comparison round and not the result, so that equal elements stay in their order.
 	slices.SortStableFunc(list, func(a, b sorted) int {
 		n := 0
 		switch {
@@ -223,6 +234,7 @@ func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, ba
 	return list, ""
 }
 
+// compareFloats is for numbers only; sortScore lets no NaN through.
 func compareFloats(a, b float64) int {
 	switch {
 	case a < b:
@@ -243,6 +255,7 @@ func sortScore(b []byte) (float64, bool) {
 }
 
 // cut is LIMIT.
+// Numbers beyond the list, or negative ones, are not wrong.
 func cut(list []sorted, from, count int64) []sorted {
 	n := int64(len(list))
 	from = min(max(from, 0), n)
@@ -253,6 +266,7 @@ func cut(list []sorted, from, count int64) []sorted {
 }
 
 // patternKey is the key that a pattern names for an element, and the field of it, nil for none.
+// ok is false for a pattern without a star. The element takes the place of the first star, and of no other.
 func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 	star := bytes.IndexByte(pattern, '*')
 	if star < 0 {
@@ -266,6 +280,7 @@ func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
 }
 
 // byPattern is the value that a pattern leads to from an element; nil: there is none.
+// A name that no key may have, or a key of another type, is one that is not there.
 func (t *staged) byPattern(pattern, element []byte) []byte {
 	if string(pattern) == "#" {
 		return element
@@ -277,7 +292,7 @@ func (t *staged) byPattern(pattern, element []byte) []byte {
 	k := t.key(name)
 	switch {
 	case !k.present:
-		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}])
+		t.missed = append(t.missed, t.find[stagedName{t.db, string(name)}]) // for the event keymiss
 		return nil
 	case field != nil:
 		return fieldOf(k, field)

@@ -23,15 +23,18 @@ import (
 //
 // A store that fails does so in the middle of somebody's function. That one need not look: the key counts as absent from
 // there on, and what the function replies goes nowhere. Loops ask failed.
+// The goroutine of its connection uses it alone. Between two tries it is as it was before the first one, but for room, which only grows,
+// and for what a script's time limit needs.
 type staged struct {
-	c    *conn
-	now  int64
-	db   int // the one that key takes names of
+	c   *conn
+	now int64
+	db  int // the one that key takes names of
+	// keys are in the order in which they were first asked for, and find has the same by name. Pointers to them stay good until the next try.
 	keys []*stagedKey
 	find map[stagedName]*stagedKey
 	out  resp.Writer // what the function replies
-	err  error
-	lost bool // a watched key has changed
+	err  error       // why nothing of it is done
+	lost bool        // a watched key has changed
 	// moves: the function is a MOVE by itself, whose two keys need not change together.
 	moves bool
 	// mayWait: the function is a command that waits if it finds nothing.
@@ -68,6 +71,7 @@ var stagedPool = sync.Pool{New: func() any { return &staged{find: make(map[stage
 // keepStaged bounds the keys of a staged that is kept.
 const keepStaged = 16
 
+// newStaged makes an empty one, which the caller frees. room begins at oneLimit: a value up to that needs no memory of the share.
 func newStaged(c *conn) *staged {
 	t := stagedPool.Get().(*staged)
 	t.c, t.room = c, oneLimit
@@ -75,6 +79,7 @@ func newStaged(c *conn) *staged {
 }
 
 // free gives back the memory of what has been read, and t, which nobody may use any more.
+// A staged of many keys is left to the garbage collector, so that the pool stays small.
 func (t *staged) free() {
 	t.c.share.Drop(t.held)
 	if len(t.all) > keepStaged {
@@ -92,6 +97,7 @@ func (t *staged) free() {
 	stagedPool.Put(t)
 }
 
+// stagedName is a key's name as clients of a database have it, without the prefix that the store may have before it.
 type stagedName struct {
 	db   int
 	name string
@@ -117,10 +123,12 @@ var (
 	errManyKeys = errors.New("more than 16384 keys at once; nothing was done")
 	// errDatabases: the store changes keys of one namespace in one step.
 	errDatabases = errors.New("keys of databases in several namespaces cannot change together, nor one by what is in another namespace; nothing was done")
-	errAgain     = errors.New("keys change too often; nothing was done")
+	// errAgain: stagedTries tries have each met a write of somebody else.
+	errAgain = errors.New("keys change too often; nothing was done")
 )
 
 // key is the key of that name, read from the store when it is first asked for.
+// The key becomes a condition of the commit even if it is only read. The pointer is good until the function returns.
 func (t *staged) key(name []byte) *key { return t.keyIn(t.db, name) }
 
 // keyIn is a key of another database.
@@ -135,6 +143,8 @@ func (t *staged) keyIn(db int, name []byte) *key {
 }
 
 // peek is the key as it was at some time since t began: it may be another one when t takes effect, unless t uses it otherwise.
+// It is for reads that need not hold at the end: a key that is peeked at and not used is no condition, so that a write of it by
+// somebody else makes nobody run again.
 func (t *staged) peek(name []byte) *key {
 	n := stagedName{t.db, string(name)}
 	t.load(name)
@@ -142,6 +152,7 @@ func (t *staged) peek(name []byte) *key {
 }
 
 // load reads keys together that a function may ask for, in one round trip instead of one each.
+// Names that are there already, or come twice, cost nothing. It makes no conditions: a key that is loaded and never used is none.
 func (t *staged) load(names ...[]byte) {
 	var all []stagedName
 	for _, n := range names {
@@ -165,6 +176,7 @@ func (t *staged) loadNamed(names []stagedName) {
 const maxPreload = client.MaxTxnKeys
 
 // namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
+// It is a guess at what the command will use: a key beyond it is read when it is asked for, at the price of a round trip.
 func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte) []stagedName {
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < maxPreload; i += s.Step {
@@ -188,6 +200,7 @@ func (t *staged) newKey(db int, name string) *stagedKey {
 }
 
 // needsMore ends a script of a group, which gives no more than one key.
+// The error is errAlone, after which the script has had no effect and runs anew, over a staged of its own.
 func (t *staged) needsMore() {
 	if t.grouped && t.err == nil {
 		t.err = errAlone
@@ -195,6 +208,7 @@ func (t *staged) needsMore() {
 }
 
 // addKey is newKey for a name that may be one of the gateway's own.
+// The key is absent until it is read. name is copied to nowhere else than the key and its stored form.
 func (t *staged) addKey(db int, name string) *stagedKey {
 	n := len(t.keys)
 	if n == len(t.all) {
@@ -212,6 +226,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 }
 
 // resultError is a reply that takes the place of all others.
+// An EXEC, for one, replies it instead of the array. It is in Redis's form, with the class of the error first.
 type resultError string
 
 func (e resultError) Error() string { return string(e) }
@@ -242,6 +257,7 @@ func (t *staged) in() *database { return &t.c.g.dbs[t.db] }
 func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].shared }
 
 // readSome is read for keys of one namespace.
+// Values that need memory are read again, one by one, with what they need. A value may have grown again by then; hence the tries.
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
 	if len(t.keys) > freeUnits {
@@ -276,6 +292,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 }
 
 // takeRead makes the key what was read, or returns the error.
+// That there is no such key is no error: version stays 0, which the commit's condition is made of.
 func (k *stagedKey) takeRead(o *client.Op) error {
 	switch it := o.Item; {
 	case o.Err == nil:
@@ -291,6 +308,7 @@ func (k *stagedKey) takeRead(o *client.Op) error {
 }
 
 // take takes memory until all of it is over.
+// n is in bytes. If there is none to be had all of it is given up; performStaged and free give back what was taken.
 func (t *staged) take(n int64) bool {
 	if t.needsMore(); t.grouped {
 		return false
@@ -304,6 +322,7 @@ func (t *staged) take(n int64) bool {
 }
 
 // require makes all of it fail if a watched key has changed.
+// The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is missed in between.
 func (t *staged) require(x watch) {
 	t.keyIn(x.db, []byte(x.name))
 	if k := t.find[x.stagedName]; t.err == nil && k.version != x.version {
@@ -312,6 +331,9 @@ func (t *staged) require(x watch) {
 }
 
 // run performs a command on keys, as a part of all of it.
+// It is for commands with key or keys, from EXEC and from scripts as well as by themselves, whose arguments have been checked for
+// their number and for the user's rights. It writes one reply. MGET and its like, which are atomic for each key alone elsewhere, are
+// atomic as a whole here.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	if t.showing && !t.scripted {
 		t.shown.add(t, t.c.monitoredAs(), cmd, args)
@@ -364,6 +386,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 }
 
 // stagedTries is how often a function runs, while others change what it has read.
+// Each of them that fails means that somebody else's write has succeeded, so the store as a whole makes progress.
 const stagedTries = 256
 
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as that is known. The
@@ -374,6 +397,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 	t.showing = c.g.heed.Load()&heedMonitor != 0
 	defer func() { t.tellMonitors() }()
 	for tries := range stagedTries {
+		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step otherwise.
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
 			return t, client.ErrClosed
 		}
@@ -387,6 +411,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		t.now, t.db = began.UnixMilli(), c.db
 		t.out.Reset(keepReply)
 		t.out.Proto, t.out.Errors = c.proto, 0
+		// A try that was given up for want of room begins with memory for it, three times, as writeCost has it.
 		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
 			return t, t.err
 		}
@@ -398,6 +423,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			return t, t.err
 		}
 		f(t)
+		// The reply was made in any case by now; its memory is taken so that many long ones at a time are refused.
 		if t.err == nil && t.out.Len() > oneLimit {
 			t.take(2 * int64(t.out.Len()))
 		}
@@ -416,6 +442,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
+				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by the keys for them.
 				t.changes = nil
 				t.tellOfWrites()
 				t.conclude(false)
@@ -427,6 +454,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 }
 
 // wanted is the longest value for which a command had no memory; 0: none.
+// A command that wanted room has changed nothing and replied nothing; all of it begins anew with more.
 func (t *staged) wanted() (n int) {
 	for _, k := range t.keys {
 		n = max(n, k.want)
@@ -436,6 +464,8 @@ func (t *staged) wanted() (n int) {
 
 // commit makes the store what the keys are now, in one step, if they were until then what was read; else it is errWatched, and
 // nothing was done.
+// Nothing is asked of the store if a single key was read: that read was of one instant. An error but errWatched and
+// client.ErrUnknownOutcome says that nothing was done.
 func (t *staged) commit() error {
 	var used []*stagedKey
 	writes, several := false, false
@@ -447,6 +477,7 @@ func (t *staged) commit() error {
 		}
 	}
 	switch {
+	// Read keys may be of any namespace, as long as nothing is written.
 	case writes && several && t.moves:
 		return t.move(used[0], used[1])
 	case writes && several:
@@ -460,9 +491,11 @@ func (t *staged) commit() error {
 }
 
 // writes reports whether the key is to be changed in the store.
+// A key that was absent and is absent again has nothing to be written.
 func (k *stagedKey) writes() bool { return k.changed && (k.present || k.version != 0) }
 
 // op is the operation that makes the key what it is now, on condition that it was until then what was read.
+// Versions are never used twice, so the condition on one is a condition on all that the key was, its expiry and type among it.
 func (k *stagedKey) op() client.Op {
 	o := client.Op{Kind: client.OpKeep, Key: k.bytes, Cond: client.IfVersion, Version: k.version}
 	if k.version == 0 {
@@ -497,6 +530,7 @@ func (t *staged) move(from, to *stagedKey) error {
 
 // write is commit for keys of one namespace, some of which are to be changed; afterwards their versions are those that they have now. The
 // store may read for it as much as was read before, for which there is memory.
+// A lone key that changes takes one conditional operation, which is cheaper than a transaction of the store.
 func (t *staged) write(keys []*stagedKey) error {
 	ops := t.opsOf(len(keys))
 	read := oneLimit
@@ -529,6 +563,7 @@ func (t *staged) write(keys []*stagedKey) error {
 }
 
 // refused reports whether an operation was not performed since its key has changed.
+// ErrNotFound is of a delete, or of a version that has gone; ErrExists of a key that had been absent.
 func refused(err error) bool {
 	return errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists)
 }
@@ -585,6 +620,7 @@ func (c *conn) stagedError(err error) string {
 }
 
 // performSeveral performs a command on several keys by itself.
+// It writes one reply to w, whether it went well or not.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
 	t, err := c.performStaged(began, c.g.namesOf(nil, cmd, c.db, args), nil, func(t *staged) {
 		t.moves = cmd == moveCommand
@@ -607,6 +643,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		lo, hi int
 		bad    string
 	}
+	// Each reply is a part of t.out, and is found by its place since t.out may be moved while it grows.
 	replies := make([]reply, len(queue))
 	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
@@ -680,6 +717,7 @@ func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName
 }
 
 // selected is the database behind a SELECT in database db.
+// A number that is refused leaves the database as it is; the SELECT says so when its reply is due.
 func (c *conn) selected(db int, args [][]byte) int {
 	if n, bad := c.dbIndex(args[1]); bad == "" {
 		return n

@@ -12,6 +12,10 @@ import (
 
 // Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a copy. The order in
 // which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+//
+// An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all of it. So streams
+// are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is atomic with all that it tells
+// groups, across gateways, without a lock that somebody might not give back.
 
 // streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
 func streamCommands() []*command {
@@ -45,6 +49,7 @@ func streamCommands() []*command {
 }
 
 const (
+	// The texts are Redis's, which clients print as they come.
 	xgroupHelp = `CREATE <key> <groupname> <id|$> [option]
     Create a new consumer group. Options are:
     * MKSTREAM
@@ -68,6 +73,7 @@ STREAM <key> [FULL [COUNT <count>]
 )
 
 // onStreams names the event of a command that changes a stream; "": it has none.
+// An event "" keeps nameEvents from giving the command's own name to one.
 func onStreams(event string, c *command) *command {
 	if c.event = (keyEvent{onStream, event}); event == "" {
 		c.event.class = onNothing
@@ -86,6 +92,7 @@ const (
 )
 
 // readStream is the key's stream, empty if there is none; ok is false behind a reply that says why not.
+// The stream refers to the value. Its entries are checked as they are read, so each reading may find damage.
 func (k *key) readStream(name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
 	if !k.is(client.Stream, w) {
 		return nil, false
@@ -93,6 +100,7 @@ func (k *key) readStream(name []byte, w *resp.Writer) (s *collection.Stream, ok 
 	return parsedStream(k.value, name, w)
 }
 
+// parsedStream is the stream in b; ok as in readStream.
 func parsedStream(b, name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
 	s, err := collection.ParseStream(b)
 	return s, streamOK(err, name, w)
@@ -116,11 +124,13 @@ func (k *key) editStream(name []byte, grow int, w *resp.Writer) (s *collection.S
 }
 
 // setStream makes an edited stream the key's; false: it replied that it is too long.
+// groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other collections.
 func (k *key) setStream(s *collection.Stream, groups bool, name []byte, w *resp.Writer) bool {
 	return k.setEdited(client.Stream, s.Bytes(groups), name, w)
 }
 
 // parseNumber reads a part of an id as Redis does: a decimal integer, or else what C's strtoull takes.
+// So "-1" is the largest number for the latter, but a negative integer for the former, which refuses it.
 func parseNumber(b []byte) (n uint64, ok bool) {
 	if i, ok := resp.ParseInt(b); ok {
 		return uint64(i), i >= 0
@@ -135,6 +145,7 @@ func parseNumber(b []byte) (n uint64, ok bool) {
 }
 
 // parseIDAs reads ms, ms-seq, and if auto is set ms-*, of which all is then false; missing is the seq of an id without one.
+// ms is in Unix ms by convention only. A text longer than 127 bytes is none, as in Redis.
 func parseIDAs(b []byte, missing uint64, auto bool) (id collection.StreamID, all, ok bool) {
 	if len(b) > 127 {
 		return id, false, false
@@ -162,6 +173,7 @@ func parseID(b []byte) (id collection.StreamID, ok bool) {
 }
 
 // parseEdge reads an end of an interval, which with ( in front of it is not in it; bad is the reply to a wrong one.
+// An id without its second number stands for all of that millisecond: the first at the start of the interval, the last at its end.
 func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	missing := uint64(0)
 	if end {
@@ -199,6 +211,7 @@ func writeID(w *resp.Writer, id collection.StreamID) {
 	w.Bulk(id.Append(a[:0]))
 }
 
+// writeEntry is an entry as all commands have it: its id, and an array of fields and values by turns, in RESP3, too.
 func writeEntry(w *resp.Writer, e collection.StreamEntry) {
 	w.Array(2)
 	writeID(w, e.ID)
@@ -243,17 +256,19 @@ func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamI
 }
 
 // trimArgs are the options of XADD and XTRIM.
+// Blocks of StreamTrim is ~: only whole blocks of entries go, which is cheaper.
 type trimArgs struct {
 	collection.StreamTrim
 	some   bool // there is something to trim by
-	noMake bool
+	noMake bool // NOMKSTREAM
 	id     collection.StreamID
-	given  bool // the id, of which
-	whole  bool // seq is too
-	fields [][]byte
+	given  bool     // the id, of which
+	whole  bool     // seq is too
+	fields [][]byte // fields and values by turns, behind the id
 }
 
 // parseTrim reads options, and for XADD the id and what is behind it.
+// The error replies are Redis's, and its order of checks.
 func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 	limited := false
 	i := 2
@@ -266,6 +281,7 @@ func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 			if a.some {
 				return a, errOneTrim
 			}
+			// Without = or ~ it is =: all that is beyond the bound goes.
 			a.some, a.ByID, a.Blocks = true, fold(o, "minid"), false
 			if is := string(args[i+1]); more > 1 && (is == "~" || is == "=") {
 				a.Blocks = is == "~"
@@ -302,6 +318,7 @@ func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 		return a, errLimitTrim
 	case !add && !a.some:
 		return a, errNoTrim
+	// LIMIT bounds the work of a trimming that need not be exact, so it has no meaning for one that must be.
 	case limited && !a.Blocks:
 		return a, errLimitOnly
 	case !limited && a.Blocks:
@@ -311,6 +328,7 @@ func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
 	return a, ""
 }
 
+// parseBound reads the number of MAXLEN or the id of MINID.
 func (a *trimArgs) parseBound(b []byte) (bad string) {
 	if a.ByID {
 		var ok bool
@@ -330,6 +348,8 @@ func (a *trimArgs) parseBound(b []byte) (bad string) {
 	return ""
 }
 
+// cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind the last. The
+// trimming is a part of the same write.
 func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseTrim(args, true)
 	switch {
@@ -363,6 +383,7 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 		w.Error("ERR The ID specified in XADD is equal or smaller than the target stream top item")
 		return
 	}
+	// The entry is added before trimming, and counts for MAXLEN; a bound of 0 takes it away again.
 	s.Add(id, a.fields)
 	gone := 0
 	if a.some {
@@ -381,31 +402,34 @@ func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // nextID is the id of a new entry, which is not behind last if the arguments ask for such a one.
+// now is this gateway's clock, in Unix ms. The result is not behind last if there is none in that millisecond.
 func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.StreamID {
 	next, _ := last.Next()
 	switch {
-	case !a.given && uint64(now) > last.MS:
+	case !a.given && uint64(now) > last.MS: // *, in a new millisecond
 		return collection.StreamID{MS: uint64(now)}
-	case !a.given:
+	case !a.given: // *, in the same one, or with a clock that is behind
 		return next
-	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64:
+	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64: // ms-*, in a millisecond that is full: XADD refuses it
 		return last
-	case !a.whole && a.id.MS == last.MS:
+	case !a.whole && a.id.MS == last.MS: // ms-*, in the last entry's millisecond
 		return next
 	}
 	return a.id
 }
 
+// cmdXLen reads the number of entries, which the encoding has.
 func cmdXLen(k *key, args [][]byte, w *resp.Writer) {
 	if s, ok := k.readStream(args[1], w); ok {
 		w.Int(int64(s.Len()))
 	}
 }
 
+// xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the entries.
 func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	start, end := args[2], args[3]
 	if reverse {
-		start, end = end, start
+		start, end = end, start // XREVRANGE names the upper end first
 	}
 	from, bad := parseEdge(start, false)
 	var to collection.StreamID
@@ -439,6 +463,7 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 }
 
 // parseIDs reads all arguments as ids.
+// If one of them is wrong it replied so.
 func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool) {
 	for _, b := range args {
 		id, ok := parseID(b)
@@ -451,6 +476,7 @@ func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool
 	return ids, true
 }
 
+// cmdXDel leaves the entries pending in groups that had them; XCLAIM and XAUTOCLAIM forget those.
 func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
 	if !k.hasOrZero(client.Stream, w) {
 		return
@@ -471,11 +497,13 @@ func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
 		}
 		gone += bit(was)
 	}
+	// Nothing is written for ids that were not there.
 	if gone == 0 || k.setStream(s, false, args[1], w) {
 		w.Int(gone)
 	}
 }
 
+// cmdXTrim replies with how many entries went.
 func cmdXTrim(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseTrim(args, false)
 	if bad != "" {
@@ -495,6 +523,7 @@ func cmdXTrim(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXSetID is for those who copy streams between stores: it sets what XADD and groups count by.
 func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
 	id, ok := parseID(args[2])
 	if !ok {
@@ -536,6 +565,7 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// An id before the last entry's would let XADD give ids a second time.
 	top, err := s.Edge(true)
 	switch {
 	case !streamOK(err, args[1], w):
@@ -575,6 +605,8 @@ func (k *key) streamInfo(name []byte, w *resp.Writer) (s *collection.Stream, fir
 	return s, first, streamOK(err, name, w)
 }
 
+// cmdXInfoStream looks at all entries before it replies, so that damage is an error and no half of a reply. The numbers of the radix tree are
+// what Redis would have.
 func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
 	s, first, ok := k.streamInfo(args[2], w)
 	if !ok {
@@ -644,6 +676,7 @@ func writeEdge(w *resp.Writer, s *collection.Stream, last bool) {
 func writeRead(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID) {
 	w.BulkString("last-delivered-id")
 	writeID(w, g.Last)
+	// Both numbers are null if entries in the middle were deleted, so that nobody can count what the group has passed.
 	w.BulkString("entries-read")
 	intOrNull(w, g.Read, g.Read != -1)
 	w.BulkString("lag")
@@ -651,6 +684,7 @@ func writeRead(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, 
 	intOrNull(w, lag, ok)
 }
 
+// intOrNull is for numbers that a group may not know any more.
 func intOrNull(w *resp.Writer, n int64, ok bool) {
 	if ok {
 		w.Int(n)
@@ -660,6 +694,7 @@ func intOrNull(w *resp.Writer, n int64, ok bool) {
 }
 
 // writeGroup is a group as XINFO STREAM FULL tells of it, with count of what is pending unless that is 0.
+// Its times are Unix ms.
 func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID, count int64) {
 	w.Map(7)
 	w.BulkString("name")
@@ -681,6 +716,7 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 		w.Int(p.Delivered)
 		w.Int(p.Times)
 	}
+	// The pending entries are kept by id for the whole group, and sorted out by consumer for this reply alone.
 	pending := make([][]collection.PendingEntry, len(g.Consumers))
 	for i := range g.Pending.Len() {
 		p := g.Pending.At(i)
@@ -711,6 +747,7 @@ func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup,
 	}
 }
 
+// cmdXInfoGroups has the groups in the order of their names.
 func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
 	s, first, ok := k.streamInfo(args[2], w)
 	if !ok {
@@ -729,6 +766,7 @@ func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXInfoConsumers tells idle times in ms, by this gateway's clock.
 func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) {
 	s, _, ok := k.streamInfo(args[2], w)
 	if !ok {
@@ -758,6 +796,7 @@ func asText(b []byte) string {
 	return string(b)
 }
 
+// noGroup and noKeyOrGroup are Redis's texts, of which clients look at the first word.
 func noGroup(name, group []byte) string {
 	return "NOGROUP No such consumer group '" + asText(group) + "' for key name '" + asText(name) + "'"
 }

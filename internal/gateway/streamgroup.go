@@ -11,12 +11,18 @@ import (
 
 // Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
 
+// A group is a part of its stream's record: the last id that it has read, its consumers, and the entries that were delivered to them
+// and not acknowledged, which are pending. So a delivery, an XACK or a claim is one update of the record, and of two gateways that
+// deliver at a time one does so again, on what the other has left.
+
 // groupArgs are the options of XGROUP CREATE and SETID.
+// make is MKSTREAM, and read ENTRIESREAD, -1 if that is not given or not known.
 type groupArgs struct {
 	make bool
 	read int64
 }
 
+// parseGroup reads what is behind the id. SETID has the same options but for MKSTREAM.
 func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	a.read = -1
 	for i := 5; i < len(args); i++ {
@@ -39,6 +45,7 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	return a, ""
 }
 
+// wrongGroupArgs is the reply to arguments that no subcommand has.
 func wrongGroupArgs(args [][]byte) string {
 	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
 }
@@ -51,6 +58,7 @@ func (k *key) hasStream(w *resp.Writer) bool {
 	return k.present && k.is(client.Stream, w)
 }
 
+// cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last id.
 func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseGroup(args, true)
 	if bad != "" {
@@ -85,6 +93,7 @@ func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it has no room.
+// grow is in bytes. A change takes effect with setStream.
 func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup, ok bool) {
 	if !k.hasStream(w) {
 		return nil, nil, false
@@ -98,6 +107,7 @@ func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.
 	return s, g, g != nil
 }
 
+// cmdXGroupSetID changes nothing of what is pending.
 func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseGroup(args, false)
 	if bad != "" {
@@ -131,6 +141,7 @@ func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXGroupDestroy wakes the group's clients that wait, as every write of a stream does; they are told that it is gone.
 func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
 	if !k.hasStream(w) {
 		return
@@ -139,17 +150,20 @@ func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
+	// All that was pending goes with the group.
 	was := s.RemoveGroup(args[3])
 	if !was || k.setStream(s, true, args[2], w) {
 		w.Int(bit(was))
 	}
 }
 
+// cmdXGroupCreateConsumer is for tools: a consumer is made when it is first heard of.
 func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
 	if !ok {
 		return
 	}
+	// A consumer that is there is not seen by this: its idle time goes on.
 	if _, found := g.Consumer(args[4]); found {
 		w.Int(0)
 		return
@@ -160,6 +174,7 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that was.
 func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
@@ -176,6 +191,7 @@ func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // cmdXAck looks at the ids when it knows that there is a group.
+// It counts those that were pending, and writes only if there are some.
 func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Stream, w) {
 		return
@@ -206,13 +222,15 @@ func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // pendingArgs are those of XPENDING with a range.
+// idle is in ms, 0 for any; from and to are both in the range.
 type pendingArgs struct {
 	idle, count int64
 	from, to    collection.StreamID
-	consumer    []byte
-	some        bool // a consumer is named
+	consumer    []byte // if some
+	some        bool   // a consumer is named
 }
 
+// parsePending reads XPENDING with a range; without one there is nothing to read.
 func parsePending(args [][]byte) (a pendingArgs, bad string) {
 	if len(args) < 6 || len(args) > 9 {
 		return a, errSyntax
@@ -240,6 +258,7 @@ func parsePending(args [][]byte) (a pendingArgs, bad string) {
 	return a, bad
 }
 
+// cmdXPending is a read: unlike XREADGROUP it does not note that a consumer was seen.
 func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
 	var a pendingArgs
 	if len(args) != 3 {
@@ -265,6 +284,7 @@ func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // writePending is all that is pending, in numbers.
+// The numbers of consumers are text there, as in Redis, and those with nothing pending are left out.
 func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	w.Array(4)
 	n := g.Pending.Len()
@@ -291,6 +311,7 @@ func writePending(w *resp.Writer, g *collection.StreamGroup) {
 	}
 }
 
+// write is the entries of the range, with their consumer, the ms since they were delivered, and how often they were.
 func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64) {
 	consumer, found := -1, true
 	if a.some {
@@ -298,6 +319,7 @@ func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64
 	}
 	var list []collection.PendingEntry
 	i, _ := g.Pending.Find(a.from)
+	// Without that consumer there is nothing pending for it.
 	for ; found && i < g.Pending.Len() && int64(len(list)) < a.count; i++ {
 		p := g.Pending.At(i)
 		if p.ID.Compare(a.to) > 0 {
@@ -318,16 +340,18 @@ func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64
 }
 
 // claim is what XCLAIM and XAUTOCLAIM work on.
+// It works on a copy of the stream, which becomes the key's at the end, or not at all.
 type claim struct {
 	s        *collection.Stream
 	g        *collection.StreamGroup
-	consumer int // -1 before the first entry is claimed
-	changed  bool
+	consumer int         // -1 before the first entry is claimed
+	changed  bool        // there is something to write
 	out      resp.Writer // what the reply has of each entry
-	n        int
+	n        int         // entries in out
 }
 
 // beginClaim looks for the group; grow is for how many it may add to what is pending.
+// args are alike in both commands: key, group and consumer. ok is false behind a reply, or without room.
 func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok bool) {
 	if !k.is(client.Stream, w) {
 		return c, false
@@ -343,6 +367,7 @@ func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok b
 }
 
 // take gives an entry to the consumer of that name, who is made if need be, and adds it to the reply.
+// With justID the reply has the id alone.
 func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
 	if c.consumer < 0 {
 		made := false
@@ -361,12 +386,14 @@ func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collectio
 }
 
 // drop forgets a pending entry that has been deleted.
+// i is its place among what is pending, and those behind it move up.
 func (c *claim) drop(i int) {
 	c.g.Drop(i)
 	c.changed = true
 }
 
 // end makes what has changed the key's.
+// false: it replied that the stream is too long. A claim that found nothing writes nothing.
 func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 	return !c.changed || k.setStream(c.s, true, name, w)
 }
@@ -374,12 +401,13 @@ func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 // claimArgs are the options of XCLAIM.
 type claimArgs struct {
 	ids         []collection.StreamID
-	delivered   int64 // -1: not given
-	times       int64 // -1: not given
-	last        collection.StreamID
-	force, just bool
+	delivered   int64               // -1: not given
+	times       int64               // -1: not given
+	last        collection.StreamID // LASTID: the group has read up to there at least
+	force, just bool                // FORCE, JUSTID
 }
 
+// parseClaim reads ids up to the first argument that is none, and then options. now is in Unix ms.
 func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 	a.delivered, a.times = -1, -1
 	i := 5
@@ -427,6 +455,8 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 	return a, ""
 }
 
+// cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names. Of two consumers
+// that claim an entry at a time with a least time of idleness, the second one finds that it is not idle.
 func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 	c, ok := k.beginClaim(args, len(args), w)
 	if !ok {
@@ -444,6 +474,7 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 	if a.last.Compare(c.g.Last) > 0 {
 		c.g.Last, c.changed = a.last, true
 	}
+	// A time in the future would keep the entry from ever becoming idle.
 	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.now {
 		a.delivered = k.now
 	}
@@ -455,18 +486,19 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 		}
 		var p collection.PendingEntry
 		switch {
-		case !found && pending:
+		case !found && pending: // it has been deleted, and nobody needs it any more
 			c.drop(i)
 			continue
 		case pending:
 			if p = c.g.Pending.At(i); idle > 0 && k.now-p.Delivered < idle {
 				continue
 			}
-		case !found || !a.force:
+		case !found || !a.force: // FORCE claims an entry that nobody had
 			continue
 		default:
 			p = collection.PendingEntry{ID: id, Times: 1}
 		}
+		// JUSTID is no delivery, so it does not count as one, as in Redis.
 		p.Delivered = a.delivered
 		if a.times >= 0 {
 			p.Times = a.times
@@ -484,6 +516,8 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 // autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
 const autoClaimTries = 10
 
+// cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end, and with the ids of
+// entries that were deleted meanwhile, which it forgets.
 func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
 	if !ok {
@@ -514,6 +548,7 @@ func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	}
 	var deleted []collection.StreamID
 	i, _ := c.g.Pending.Find(from)
+	// The tries bound the work of a call on a group of which little has been idle for long enough.
 	for tries := count * autoClaimTries; tries > 0 && count > 0 && i < c.g.Pending.Len(); tries-- {
 		p := c.g.Pending.At(i)
 		e, found, err := c.s.Find(p.ID)

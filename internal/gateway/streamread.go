@@ -17,18 +17,20 @@ import (
 const blockedCount = 1000
 
 // readArgs are those of XREAD and XREADGROUP.
+// It lives as long as the command waits. from and news are by the place in names.
 type readArgs struct {
-	ofGroup         bool
-	group, consumer []byte // of XREADGROUP
-	noAck           bool
-	count           int64 // 0: all
-	names, ids      [][]byte
+	ofGroup         bool     // XREADGROUP
+	group, consumer []byte   // of XREADGROUP
+	noAck           bool     // NOACK: what is delivered is not pending
+	count           int64    // 0: all
+	names, ids      [][]byte // of the streams, and from where on each is read
 
 	from []collection.StreamID // that names have been read up to, since the first try
 	news []bool                // the id is >
 }
 
 // blockingRead makes XREAD or XREADGROUP.
+// Clients of XREAD wait in no line, since they take nothing, and those of a group in the group's.
 func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
 	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, string) {
 		a := &readArgs{ofGroup: ofGroup}
@@ -65,6 +67,7 @@ func readSpans(args [][]byte) (keys, also acl.Span) {
 }
 
 // parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait without BLOCK.
+// The arguments are kept.
 func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad string) {
 	timeout = noWait
 	i := 1
@@ -94,6 +97,7 @@ func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad
 			}
 			a.from, a.news = make([]collection.StreamID, len(a.ids)), make([]bool, len(a.ids))
 			return timeout, ""
+		// The group and the consumer may be named again, and the last ones count.
 		case more > 1 && fold(o, "group"):
 			if !a.ofGroup {
 				return 0, "ERR The GROUP option is only supported by XREADGROUP. You called XREAD instead."
@@ -127,6 +131,7 @@ func parseMillis(b []byte) (time.Duration, string) {
 }
 
 // streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads one as it was at some time.
+// Without that, every XADD to one of its streams would make it read all of them again.
 func (a *readArgs) streamOf(t *staged, name []byte) *key {
 	if t.mayWait && !a.ofGroup {
 		return t.peek(name)
@@ -135,6 +140,7 @@ func (a *readArgs) streamOf(t *staged, name []byte) *key {
 }
 
 // begin looks at a stream and its id when the client comes; bad is the reply to a wrong one.
+// $ is what the stream has last at this moment, and stays that while the client waits.
 func (a *readArgs) begin(t *staged, i int) (bad string) {
 	k, name, id := a.streamOf(t, a.names[i]), a.names[i], string(a.ids[i])
 	if k.present && k.typ != client.Stream {
@@ -169,6 +175,7 @@ func (a *readArgs) begin(t *staged, i int) (bad string) {
 }
 
 // try reads what there is in streams of these names. A client that waits has its ids from the first time.
+// A stream named twice is read twice. It returns false, without a reply, if there is nothing new in any of them.
 func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 	t.load(names...)
 	if !again {
@@ -179,6 +186,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 			}
 		}
 	}
+	// The number of streams comes before them, so they are put together apart; fail has the error of the first one that fails.
 	var out, fail resp.Writer
 	out.Proto = w.Proto
 	n := 0
@@ -186,6 +194,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 		if !slices.ContainsFunc(names, func(s []byte) bool { return string(s) == string(name) }) {
 			continue
 		}
+		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and nothing new to others.
 		k := a.streamOf(t, name)
 		if t.failed() {
 			return true
@@ -223,6 +232,7 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 }
 
 // limit is how many entries the reply may have of each stream.
+// 0 is no limit.
 func (a *readArgs) limit(again bool) int64 {
 	if again && a.count == 0 {
 		return blockedCount
@@ -231,6 +241,7 @@ func (a *readArgs) limit(again bool) int64 {
 }
 
 // read reads one stream; ok is false if it failed, which it says, or has no room.
+// served says that the reply has the stream: XREADGROUP of what is pending has it even if that is nothing.
 func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Writer) (served, ok bool) {
 	name := a.names[i]
 	s, ok := parsedStream(k.value, name, fail)
@@ -249,6 +260,7 @@ func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Wr
 		}
 		from = g.Last
 	}
+	// Nearly always a client that is up to date is told so by the last id, without a look at entries.
 	start, ok := from.Next()
 	if !ok || start.Compare(s.Last) > 0 {
 		return false, true
@@ -265,6 +277,7 @@ func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Wr
 }
 
 // head begins what the reply has of a stream.
+// The whole is a map from names to entries in RESP3, and in RESP2 an array of pairs.
 func (a *readArgs) head(name []byte, out *resp.Writer) {
 	if out.Proto != 3 {
 		out.Array(2)
@@ -273,6 +286,8 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 }
 
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
+// It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use. If the reply
+// is lost on its way the entry is pending, and the consumer reads it again.
 func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
 	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
 	if !ok {
@@ -285,6 +300,7 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
 	err = s.Range(start, collection.MaxStreamID, false, func(e collection.StreamEntry) bool {
+		// As long as no entry in between was deleted, the group's count goes up by one for each; else it is counted anew, if it can be.
 		if g.Read != -1 && !s.HasDeleted(e.ID, first) {
 			g.Read++
 		} else if s.Added > 0 {
@@ -301,6 +317,7 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 }
 
 // see notes that the consumer was seen, and makes it if it is new.
+// consumer is its place among the group's.
 func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer int) {
 	consumer, made := g.See(a.consumer, k.now)
 	if made {
@@ -310,6 +327,7 @@ func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer i
 }
 
 // readAgain gives what is pending for the consumer once more.
+// It counts as another delivery of each. Entries that were deleted are ids with null.
 func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) bool {
 	name := a.names[i]
 	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0), fail)
@@ -321,6 +339,7 @@ func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) b
 	var list resp.Writer
 	list.Proto = out.Proto
 	n := int64(0)
+	// The consumer's own history is what is pending for it, which others' acknowledgements do not touch.
 	start, more := a.from[i].Next()
 	j, _ := g.Pending.Find(start)
 	for ; more && j < g.Pending.Len() && (a.count == 0 || n < a.count); j++ {

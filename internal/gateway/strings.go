@@ -17,16 +17,18 @@ import (
 
 // key is one key's state while the commands of a unit run on it, one after the
 // other.
+// It is loaded for each try, a unit's by unit.load and a staged one's by takeRead. Commands change it by set, delete and the like, never
+// the store; nothing of it is shared between goroutines.
 type key struct {
 	now      int64 // Unix ms, the same for all of them
-	maxValue int
+	maxValue int   // bytes, Options.MaxValueBytes
 
-	present bool
-	value   []byte // not to be written to, unless mutable made it
-	expires int64  // Unix ms; 0: never
-	flags   uint32
+	present bool        // if not, the four below are zero
+	value   []byte      // not to be written to, unless mutable made it
+	expires int64       // Unix ms; 0: never
+	flags   uint32      // memcached's; SET and its like make them 0
 	typ     client.Type // of value; Plain if it is not present
-	changed bool
+	changed bool        // by a command; there is something to write
 
 	own   []byte // what mutable uses; kept from unit to unit
 	count int64  // what a command that sums over its keys adds
@@ -50,6 +52,7 @@ func (k *key) is(t client.Type, w *resp.Writer) bool {
 }
 
 // hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another type, so.
+// Redis has such commands look whether there is a key before they look at its type.
 func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
 	if !k.present {
 		w.Int(0)
@@ -79,6 +82,7 @@ func (k *key) delete() {
 
 // mutable is the value in a buffer that may be written to, with room for n bytes; ok is
 // false, and the command is to be given up, if that needs memory that has to be taken first.
+// n is the length that the value is going to have at most, in bytes. The copy is what makes a command safe to run again.
 func (k *key) mutable(n int) (b []byte, ok bool) {
 	if n > k.room {
 		k.want = n
@@ -147,6 +151,7 @@ type setArgs struct {
 // SET and GETEX differ in what they allow, and Redis has a reply for each mistake: the order in
 // which the cases are looked at is that of its parser (parseExtendedStringArgumentsOrReply in
 // t_string.c).
+// name is for the error reply. A unit of time may be given several times, in Redis, too, and the last number counts.
 func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, bad string) {
 	var num, unit []byte
 	isUnit := func(o []byte) bool {
@@ -211,6 +216,7 @@ func badExpire(name string) string { return "ERR invalid expire time in '" + nam
 
 // bulkOrNull is the reply of a command that returns the value as it is at the moment, before or
 // after the change.
+// The value is copied to w, so that it may change afterwards.
 func bulkOrNull(k *key, w *resp.Writer) {
 	if k.present {
 		w.Bulk(k.value)
@@ -364,6 +370,7 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
+// cmdStrlen is 0 for a key that is not there, and counts bytes.
 func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) {
 	if k.is(client.Plain, w) {
 		w.Int(int64(len(k.value)))
@@ -438,6 +445,8 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
+// cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no increment is ever lost,
+// whichever gateways they come by. All of a batch on one key are one update.
 func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
 func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
 
@@ -495,6 +504,7 @@ const (
 // parseLongDouble reads what strtold(3) does: decimal and hexadecimal numbers and infinity, no
 // spaces before them, and none of the underscores that Go allows. Long inputs are refused, since
 // they would take time that grows with the square of their length.
+// Numbers beyond an x87's exponents are refused, where strtold would give infinity.
 func parseLongDouble(b []byte) (*big.Float, bool) {
 	s := string(b)
 	if s == "" || len(s) > 5<<10 || isSpace(s[0]) {
@@ -556,6 +566,7 @@ func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // appendSum appends a + b, as INCRBYFLOAT writes it; ok is false if that is no finite number.
+// It is exact to 64 bits of mantissa, and has 17 digits behind the point at most. -0 is written as 0.
 func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
 	if a.IsInf() || b.IsInf() {
 		return dst, false
@@ -622,6 +633,7 @@ func ttl(k *key, w *resp.Writer, absolute, millis bool) {
 	}
 }
 
+// cmdTTL and the others that tell an expiry differ in their unit, and in whether it counts from now.
 func cmdTTL(k *key, _ [][]byte, w *resp.Writer)         { ttl(k, w, false, false) }
 func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true) }
 func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
@@ -636,6 +648,7 @@ func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
 	w.Int(bit(yes))
 }
 
+// cmdExpire and the others that set an expiry differ likewise. Each rewrites the record, since the expiry is a part of it.
 func cmdExpire(k *key, args [][]byte, w *resp.Writer)  { expire(k, args, w, "expire", true, false) }
 func cmdPExpire(k *key, args [][]byte, w *resp.Writer) { expire(k, args, w, "pexpire", false, false) }
 func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) {
@@ -648,6 +661,7 @@ func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) {
 // expire is the four commands that set the expiry. Redis's order of checks is kept: options,
 // their combination, the number, and then the key. A time that has passed deletes the key and is
 // answered with 1.
+// A key that does not expire has, to GT and LT, the expiry at infinity.
 func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) {
 	var nx, xx, gt, lt bool
 	for _, o := range args[3:] {
@@ -723,6 +737,7 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 }
 
 // encodingOf is the one that Redis would have chosen for a collection.
+// Tools print it, and nothing here depends on it: collections have encodings of their own (package collection).
 func encodingOf(t client.Type, value []byte) string {
 	switch t {
 	case client.Hash:
@@ -752,6 +767,7 @@ func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
 	}
 }
 
+// adjust ends two of Redis's error texts.
 const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust."
 
 // cmdFreq answers as a Redis whose policy is about time: counts of uses mean something to clients of the store alone.
@@ -765,6 +781,7 @@ func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
 
 // cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is noted, and the error is
 // that of a Redis that counts uses only.
+// It is no keyFunc, since the time is not in the record.
 func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
 	if bad := badKey(c.in, args[2]); bad != "" {
 		w.Error(bad)
@@ -797,6 +814,7 @@ const (
 
 // cmdMemoryUsage estimates one copy of the record. SAMPLES is checked and ignored, since a
 // string has nothing to sample.
+// The unit is bytes. Each further copy takes as much, and the index its share besides.
 func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) {
 	if rest := args[3:]; len(rest) > 0 {
 		if len(rest) != 2 || !fold(rest[0], "samples") {

@@ -9,6 +9,7 @@ import (
 )
 
 // foldOf says how a command's replies for its keys make one.
+// The zero value is of commands on one key.
 type foldOf uint8
 
 const (
@@ -20,6 +21,7 @@ const (
 
 // specialOf are writes that most often need not see what was there: batch.admitOne makes a put
 // of them if their options allow it, which costs the store one round trip instead of two.
+// 0 is a command that is none of them.
 type specialOf uint8
 
 const (
@@ -30,6 +32,7 @@ const (
 )
 
 // command is what there is to know of a command, or a subcommand ("config|get").
+// Commands are made at the program's start and do not change, so any goroutine may look at them. They are compared by their pointers.
 type command struct {
 	name  string // lower case
 	id    int    // place in metrics.commands
@@ -42,7 +45,7 @@ type command struct {
 	// spans says which arguments are keys where that depends on others; the numbers above are then for COMMAND.
 	spans func(args [][]byte) (keys, also acl.Span)
 
-	group, summary string
+	group, summary string // of COMMAND DOCS
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
@@ -69,10 +72,10 @@ type command struct {
 
 	// For the rules of users; see rules.go.
 	categories        acl.Category
-	needs, needsLater acl.Need // of the first key, and of those behind it
-	inDatabase        bool     // works in the database of SELECT
-	channels          channelArgs
-	event             keyEvent // of a key that it changes
+	needs, needsLater acl.Need    // of the first key, and of those behind it
+	inDatabase        bool        // works in the database of SELECT
+	channels          channelArgs // which arguments are channels
+	event             keyEvent    // of a key that it changes
 }
 
 // served reports whether kvd performs the command; others have a name so that they can be
@@ -82,6 +85,7 @@ func (cmd *command) served() bool {
 }
 
 // subcommand returns nil for an unknown one.
+// name is in any case, and need not be one at all.
 func (cmd *command) subcommand(name []byte) *command {
 	var a [maxName]byte
 	if len(name) > len(a) {
@@ -95,6 +99,7 @@ func (cmd *command) subcommand(name []byte) *command {
 const maxName = 32
 
 // lower appends b, with ASCII letters in lower case, to dst.
+// Bytes that are no ASCII letters stay as they are, as in C's locale.
 func lower(dst, b []byte) []byte {
 	for _, c := range b {
 		if c >= 'A' && c <= 'Z' {
@@ -113,6 +118,7 @@ var (
 )
 
 // find returns nil for an unknown command.
+// It is called for every command, and allocates nothing.
 func find(name []byte) *command {
 	var a [maxName]byte
 	if len(name) > len(a) {
@@ -122,12 +128,14 @@ func find(name []byte) *command {
 }
 
 // register numbers a command, in the order of the table.
+// Numbers are this program's only: nothing stores or sends them.
 func register(c *command) {
 	c.id = len(commandsByID)
 	commandsByID = append(commandsByID, c)
 }
 
 // keyed makes a command on the key that is its argument at.
+// Its group is by its name, unless ofGroup says another one. That it writes, or counts as a lookup, follows from its kind.
 func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *command {
 	group := "string"
 	switch {
@@ -153,11 +161,13 @@ func (cmd *command) with(s specialOf) *command {
 }
 
 // onKeys makes a command on several keys, which it reads and changes in one step.
+// first, last and step are as in COMMAND; 0 for all says that other fields tell where the keys are.
 func onKeys(name string, arity, first, last, step int, group string, f severalFunc, summary string) *command {
 	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary, keys: f}
 }
 
 // countedAt says that the argument at is the number of keys that follow it.
+// The number is the client's, and keySpans distrusts it.
 func countedAt(at int, c *command) *command { c.counted = at; return c }
 
 // writes marks a command that may change a key; those on one key say it by their kind.
@@ -170,6 +180,7 @@ func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, []
 }
 
 // container is a command of subcommands; f, if not nil, serves it alone.
+// The subcommands' names begin with the container's and a bar, and their arity counts both words.
 func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte), subs ...*command) *command {
 	c := &command{name: name, arity: -2, group: group, summary: summary, conn: f, sub: make(map[string]*command)}
 	if f != nil {
@@ -203,6 +214,7 @@ func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
 }
 
 // Commands that have nothing to do, and succeed.
+// They are for what a client does when it connects or ends, and would fail over.
 func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 

@@ -17,10 +17,13 @@ import (
 )
 
 // tracker is how a connection's client caches (CLIENT TRACKING). It does not change, but for broken.
+// The connection's goroutine makes it, and makes another one for each change; others read it.
 type tracker struct {
+	// The client hears of what it reads, only when it says so before each command (OPTIN), or unless it says so (OPTOUT), or of all keys with
+	// its prefixes (BCAST).
 	redirect             int64 // the connection that hears of it, 0: this one
 	bcast, optIn, optOut bool
-	noLoop               bool
+	noLoop               bool        // it does not hear of its own writes
 	prefixes             []string    // of BCAST
 	broken               atomic.Bool // the connection of redirect is gone
 }
@@ -49,12 +52,14 @@ const (
 // trackTable knows which clients cache what. Its keys are those that clients without BCAST have read, each with the version that
 // they read: writes through this gateway and its peers take them out, and a look at the version now and then finds what
 // was written past them, and what has expired. Lock order: the table before an output.
+// A key's life in it: enterKey before the read, setVersion after it, and invalidation, which takes it out; a client that reads it again
+// enters it again, as in Redis.
 type trackTable struct {
-	clients atomic.Int32 // that have a tracker; for a look without a lock
-	checks  sync.WaitGroup
+	clients atomic.Int32   // that have a tracker; for a look without a lock
+	checks  sync.WaitGroup // the goroutine that looks at versions
 
 	sync.Mutex
-	most     int
+	most     int // keys: Options.TrackingKeys
 	keys     map[trackedName]*trackedKey
 	size     int                                // bytes of the keys
 	items    int                                // connections of all keys
@@ -63,6 +68,7 @@ type trackTable struct {
 	checking bool                               // a goroutine looks at versions
 }
 
+// trackedName is a key's name as clients of its database have it, without a prefix.
 type trackedName struct {
 	db  int
 	key string
@@ -70,9 +76,9 @@ type trackedName struct {
 
 // trackedKey is a key that clients cache.
 type trackedKey struct {
-	conns   map[*conn]struct{}
-	read    bool   // else it is being read, and nothing is known
-	version uint64 // that was read; 0: there was no such key
+	conns   map[*conn]struct{} // whose clients cache it
+	read    bool               // else it is being read, and nothing is known
+	version uint64             // that was read; 0: there was no such key
 }
 
 const (
@@ -101,6 +107,8 @@ func (t *trackTable) counts() (keys, items, prefixes int) {
 func (g *Gateway) tracks() bool { return g.tracked.clients.Load() > 0 || g.o.Peers.WantsKeys() }
 
 // wrote says that c's client has written a key, or may have.
+// It is called when the store has answered, and before the client's reply is sent: a client that hears of a write and reads again finds
+// it. The peers are told the name without its database, so that their clients of any database drop it.
 func (g *Gateway) wrote(c *conn, key []byte) {
 	g.o.Peers.Changed(key)
 	if g.tracked.clients.Load() > 0 {
@@ -119,6 +127,7 @@ func (g *Gateway) wroteAll(c *conn) {
 // ---- reading -----------------------------------------------------------------
 
 // tracksReads reports whether the client caches what the command at hand reads.
+// With BCAST nothing is noted at reads: such clients hear of every key with their prefixes.
 func (c *conn) tracksReads() bool {
 	t := c.tracker.Load()
 	return t != nil && !t.bcast && (!t.optIn || c.caching == cachingYes) && (!t.optOut || c.caching != cachingNo)
@@ -139,6 +148,7 @@ func (b *batch) beginTracking() {
 }
 
 // endTracking remembers the versions that were read.
+// Long values are read when their replies are due, and noted then (readLarge).
 func (b *batch) endTracking() {
 	if b.c.tracker.Load() == nil {
 		return
@@ -150,6 +160,7 @@ func (b *batch) endTracking() {
 	}
 }
 
+// endTrackingOf notes what was read of one key; a unit that wrote it, or failed, has no version to go by, and the next look decides.
 func (b *batch) endTrackingOf(u *unit) {
 	version := u.got
 	if u.err != nil || u.kind > read {
@@ -159,6 +170,7 @@ func (b *batch) endTrackingOf(u *unit) {
 }
 
 // enterKey notes that a connection's client caches a key. A table that is full loses others, whose clients are told.
+// Which of the others go is up to the map's order, which is as good as chance. An invalidation too many costs a client one read.
 func (t *trackTable) enterKey(c *conn, db int, key []byte) {
 	t.Lock()
 	defer t.Unlock()
@@ -191,6 +203,8 @@ func (t *trackTable) enterKey(c *conn, db int, key []byte) {
 }
 
 // setVersion notes which version of a key was read. Those who read another one before are told.
+// Two clients that read at about the same time may report the older version last; then it is the newer one's client that is told, for
+// nothing, and the next check finds the difference for the other.
 func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version uint64) {
 	t.Lock()
 	defer t.Unlock()
@@ -215,9 +229,11 @@ func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version
 // ---- invalidation ------------------------------------------------------------
 
 // invalidate tells those who cache a key, of any database, that it was written, by connection c unless that is nil.
+// A writer with NOLOOP is not told of its own writes, and forgets the key all the same.
 func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
 	t.Lock()
 	defer t.Unlock()
+	// Peers tell names without databases, so a key of that name counts as written in each of them.
 	for db := range g.o.Databases {
 		t.invalidateLocked(g, box, c, trackedName{db, string(key)})
 	}
@@ -233,6 +249,7 @@ func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
 	}
 }
 
+// invalidateLocked takes a key out and tells its clients. Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
 func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) {
 	k := t.keys[name]
 	if k == nil {
@@ -267,6 +284,7 @@ func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
 
 // tell pushes an invalidation to a connection, or to the one that hears in its place; key nil: of all keys. A
 // connection of RESP2 can only hear it as a message.
+// The caller holds the table's lock. The connection of redirect may end at any time: then c itself hears of that, once, if it can.
 func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 	tr, to := c.tracker.Load(), c
 	if tr.redirect != 0 {
@@ -274,6 +292,7 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 		to = g.mu.conns[tr.redirect]
 		g.mu.Unlock()
 		if to == nil {
+			// A client of RESP2 cannot be told; it sees the flag in CLIENT TRACKINGINFO.
 			if tr.broken.Swap(true) || !c.seenP3.Load() {
 				return
 			}
@@ -291,6 +310,7 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 	case to.seenP3.Load():
 		w.Push(2)
 		w.BulkString("invalidate")
+	// As in Redis any subscription of that connection will do: in RESP2 only one that listens can be told.
 	case tr.redirect != 0 && to.listens.Load() > 0:
 		w.Push(3)
 		w.BulkString("message")
@@ -339,6 +359,7 @@ func (c *conn) stopTracking() {
 }
 
 // track begins to note what the client caches, or goes on in another way.
+// It waits until the peers have heard, before the client reads anything that it would cache.
 func (c *conn) track(t *tracker) {
 	g := c.g
 	x := &g.tracked
@@ -355,6 +376,7 @@ func (c *conn) track(t *tracker) {
 		}
 		x.prefixes[p][c] = struct{}{}
 	}
+	// Clients with BCAST have no keys in the table, so there is nothing to look at for them.
 	if !x.checking && !t.bcast && g.ctx.Err() == nil {
 		x.checking = true
 		x.checks.Go(g.checkTracked)
@@ -363,6 +385,7 @@ func (c *conn) track(t *tracker) {
 	c.awaitInterest()
 }
 
+// cmdClientTracking reads all options before it changes anything, as Redis does.
 func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
 	t := &tracker{}
 	for i := 3; i < len(args); i++ {
@@ -423,6 +446,7 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
 const maxPrefixes = 1024
 
 // conflict is why t cannot follow was, which is nil for a client that begins to cache. It completes t's prefixes.
+// The texts are Redis's. Prefixes that overlap are refused, so that no client hears of a key twice.
 func (t *tracker) conflict(was *tracker) string {
 	const again = " mode before disabling tracking for this client, and then re-enabling it with a different mode."
 	switch {
@@ -465,6 +489,7 @@ func (t *tracker) conflict(was *tracker) string {
 	return ""
 }
 
+// cmdClientCaching holds for the next command alone, or for the transaction that begins with it; dispatch ends it.
 func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) {
 	t := c.tracker.Load()
 	switch {
@@ -525,10 +550,13 @@ func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) {
 
 // checkTracked looks at the versions of all keys that are cached, in as many steps as they take, once in each
 // Options.TrackingCheck. It ends when no client caches any more.
+// The goroutine belongs to the trackTable; Close waits for it. The steps are spread over the time between two checks, so that the
+// store meets a trickle of lookups and no burst.
 func (g *Gateway) checkTracked() {
 	for {
 		began := time.Now()
 		names := g.tracked.names()
+		// All steps together take Options.TrackingCheck, if the store is fast enough, and no step is nearer to the one before than that makes it.
 		for i, steps := 0, (len(names)+checkBatch-1)/checkBatch; i < steps; i++ {
 			g.checkVersions(names[i*checkBatch : min((i+1)*checkBatch, len(names))])
 			if !g.pause(time.Until(began.Add(g.o.TrackingCheck * time.Duration(i+1) / time.Duration(steps)))) {
@@ -542,6 +570,7 @@ func (g *Gateway) checkTracked() {
 }
 
 // pause waits, and reports whether the Gateway goes on.
+// A time that is not positive still gives way to Close.
 func (g *Gateway) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -554,6 +583,7 @@ func (g *Gateway) pause(d time.Duration) bool {
 }
 
 // names are the keys that have been read.
+// A copy, since the lock must not be held while the store is asked.
 func (t *trackTable) names() []trackedName {
 	t.Lock()
 	defer t.Unlock()
@@ -561,6 +591,7 @@ func (t *trackTable) names() []trackedName {
 }
 
 // rests ends the checking if no client caches any more.
+// checking is changed with the lock that track holds when it decides whether to begin another goroutine.
 func (t *trackTable) rests() bool {
 	t.Lock()
 	defer t.Unlock()
@@ -572,6 +603,7 @@ func (t *trackTable) rests() bool {
 
 // checkVersions looks at some keys, and tells of those whose version is another one than the one that was read. A key that cannot
 // be looked at now is left to the next time, unless it was never read.
+// Typed, since collections are cached like other values, and have versions only for those who take them.
 func (g *Gateway) checkVersions(names []trackedName) {
 	var box outbox
 	defer box.flush()
@@ -582,7 +614,7 @@ func (g *Gateway) checkVersions(names []trackedName) {
 		var asked []trackedName
 		for _, n := range names {
 			if n.db == db {
-				ops = append(ops, client.Op{Kind: client.OpGet, Key: d.stored([]byte(n.key))})
+				ops = append(ops, client.Op{Kind: client.OpGet, Key: d.stored([]byte(n.key)), Typed: true})
 				asked = append(asked, n)
 			}
 		}
@@ -607,6 +639,7 @@ func (g *Gateway) checkVersions(names []trackedName) {
 }
 
 // versionOfLarge reads a value that takes memory of the budget.
+// want is in bytes. The share is its own, so that no connection is held to account for it.
 func (g *Gateway) versionOfLarge(api client.API, key []byte, want int) (version uint64, err error) {
 	share := g.o.Budget.Share(func(int64) {})
 	defer share.Close()
@@ -617,8 +650,9 @@ func (g *Gateway) versionOfLarge(api client.API, key []byte, want int) (version 
 	defer share.Drop(n)
 	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, want), 10*time.Second)
 	defer cancel()
-	it, err := api.Get(ctx, key)
-	return it.Version, err
+	op := [1]client.Op{{Kind: client.OpGet, Key: key, Typed: true}}
+	api.Do(ctx, op[:])
+	return op[0].Item.Version, op[0].Err
 }
 
 // compare tells of a key whose version is another one than the one that was read.

@@ -465,6 +465,23 @@ func TestWritesPastTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	invalidated("k")
+	// Collections are written by other gateways that are no peers, the long one with more memory than a look has.
+	for k, n := range map[string]int{"hash": 1, "long hash": 200_000} {
+		a.want(t, ":1\r\n", "HSET", k, "f", strings.Repeat("x", n))
+		a.want(t, ":1\r\n", "HLEN", k)
+		if k == "hash" {
+			a.want(t, bulk("x"), "HGET", k, "f")
+		}
+		ops := []client.Op{{Kind: client.OpGet, Key: []byte(k), Typed: true}}
+		if db.Do(t.Context(), ops); ops[0].Err != nil {
+			t.Fatal(ops[0].Err)
+		}
+		put := []client.Op{{Kind: client.OpPut, Key: []byte(k), Value: ops[0].Item.Value, Type: ops[0].Item.Type}}
+		if db.Do(t.Context(), put); put[0].Err != nil {
+			t.Fatal(put[0].Err)
+		}
+		invalidated(k)
+	}
 }
 
 // A table that is full forgets keys, whose clients are told; one whose clients are gone is empty.

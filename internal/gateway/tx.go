@@ -11,13 +11,15 @@ import (
 )
 
 // transaction is what MULTI and WATCH have said.
+// It belongs to the connection, and only what serves that uses it. MULTI and WATCH are independent of each other: a watch may be there
+// without a queue.
 type transaction struct {
-	queueing bool
-	broken   bool // a command was refused: EXEC must fail
-	queue    []queued
-	bytes    int
-	db       int // in which what is queued next is going to work
-	watched  []watch
+	queueing bool     // behind MULTI
+	broken   bool     // a command was refused: EXEC must fail
+	queue    []queued // in the order in which they came
+	bytes    int      // of the share, for queue
+	db       int      // in which what is queued next is going to work
+	watched  []watch  // each key once, whatever its database
 }
 
 // queued is a command that EXEC will perform. Its arguments are a copy, since those of the
@@ -43,6 +45,7 @@ const queuedOverhead, argOverhead = 64, 24
 // push queues a command; false if the transaction would take more memory than one command may.
 // Bytes are reserved before they are copied, so that many unfinished transactions cannot exhaust
 // the gateway.
+// It may wait for memory. false is not the end of the transaction, which the caller marks as broken.
 func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 	n := queuedOverhead + argOverhead*len(args)
 	size := 0
@@ -58,6 +61,7 @@ func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 	for i, a := range args {
 		at := len(all)
 		all = append(all, a...)
+		// The capacity ends with the argument, so that an append to one cannot run into the next.
 		own[i] = all[at:len(all):len(all)]
 	}
 	t.queue = append(t.queue, queued{cmd, own})
@@ -66,6 +70,7 @@ func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 }
 
 // end forgets all but what is watched.
+// It may be called when there is none.
 func (t *transaction) end(c *conn) {
 	c.share.Drop(int64(t.bytes))
 	t.queueing, t.broken, t.queue, t.bytes = false, false, nil, 0
@@ -130,6 +135,7 @@ next:
 
 // versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
 // record has the version, and dropped.
+// An error but "not found" may be of any kind; WATCH and OBJECT IDLETIME report it and have changed nothing.
 func versionOf(c *conn, name []byte) (uint64, error) {
 	ops := [1]client.Op{{Kind: client.OpGet, Key: c.in.stored(name), Typed: true}}
 	give, err := c.do(func(ctx context.Context) error {
@@ -151,6 +157,8 @@ func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
 
 // cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one update of the store,
 // in which a watched key is compared, too; any other is staged.
+// An error is that of sending, and ends the connection. The replies null (a watched key has changed) and EXECABORT say that
+// nothing was done; an error of the store says by itself whether it was.
 func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	w := &b.w
 	t := &c.tx
@@ -186,6 +194,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	}
 	for _, x := range watched {
 		_, u := b.unitOf([]byte(x.name))
+		// A watched key that the queue only reads need not be written: its version is compared when it has been read, which was one instant.
 		u.watched, u.version = true, x.version
 		if u.kind = max(u.kind, read); u.kind > read {
 			u.kind = update
@@ -208,6 +217,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 
 // onOneKey reports whether a transaction and what it watches are about one key, or none, of the connection's database: that takes
 // the store a round trip less than what is staged, which reads first.
+// A queue of nothing but PING and its like counts as one of one key: the batch performs that without asking the store.
 func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 	var name []byte
 	other := func(n []byte) bool {

@@ -61,6 +61,7 @@ func inGroup(group string, list []*command) []*command {
 }
 
 // sortedSet is the sorted set of a key, empty if there is none. Otherwise it replies with an error.
+// The set refers to the key's value, and is good until that changes.
 func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
 	if !k.is(client.SortedSet, w) {
 		return z, false
@@ -78,7 +79,9 @@ func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool
 
 // changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is left. If it could not,
 // the command is to be given up: it has replied, or the key says how much room it wants.
+// drop and add are as in collection.ZSet.AppendChanged. The expiry stays.
 func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
+	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
 	for _, d := range drop {
 		left -= d.Hi - d.Lo
@@ -109,8 +112,10 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 }
 
 // storeSortedSet replaces the key, whatever it was, by a set of these members.
+// list is put in order; its members may lie in any key's value, also in this one's. An empty list deletes the key.
 func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
 	slices.SortFunc(list, collection.CompareZ)
+	// They are put back if the command is given up, which leaves the key as it was.
 	expires, flags := k.expires, k.flags
 	k.expires, k.flags = 0, 0
 	if !k.changeSortedSet(collection.ZSet{}, nil, list, w) {
@@ -130,12 +135,14 @@ func zsetEncoding(value []byte) string {
 
 // ---- members -------------------------------------------------------------------
 
+// cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
 func cmdZCard(k *key, args [][]byte, w *resp.Writer) {
 	if z, ok := k.sortedSet(args[1], w); ok {
 		w.Int(int64(z.Len()))
 	}
 }
 
+// cmdZScore is null for a member that is not there. Scores are doubles in RESP3, and text in RESP2.
 func cmdZScore(k *key, args [][]byte, w *resp.Writer) {
 	if z, ok := k.sortedSet(args[1], w); ok {
 		writeScore(w, z, z.Find(args[2]))
@@ -151,6 +158,7 @@ func writeScore(w *resp.Writer, z collection.ZSet, at int) {
 	w.Double(z.Score(at))
 }
 
+// cmdZMScore passes over the set once for many members, and searches for a few.
 func cmdZMScore(k *key, args [][]byte, w *resp.Writer) {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
@@ -162,6 +170,7 @@ func cmdZMScore(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// zrank is ZRANK and ZREVRANK, which count from 0. Members of equal score are in the order of their bytes.
 func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
@@ -178,11 +187,13 @@ func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
 	}
 }
 
+// cmdZRem counts a member that is named twice once.
 func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
 		return
 	}
+	// A place comes as often as its member is named, and must be dropped once.
 	places := z.Places(args[2:])
 	slices.Sort(places)
 	places = slices.Compact(places)
@@ -204,7 +215,7 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 type zaddArgs struct {
 	nx, xx, gt, lt, ch, incr bool
 	scores                   []float64
-	members                  [][]byte
+	members                  [][]byte // as many as scores
 }
 
 // parseZAdd reads options, scores and members, and returns the error reply otherwise.
@@ -232,6 +243,7 @@ func parseZAdd(args [][]byte) (a zaddArgs, bad string) {
 	return a, errSyntax
 }
 
+// parsePairs reads what follows the options. All scores are good before any member is touched.
 func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
 	switch {
 	case len(args)%2 != 0:
@@ -253,6 +265,8 @@ func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
 	return ""
 }
 
+// cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the score, or null
+// if the options forbade it.
 func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseZAdd(args[2:])
 	if bad != "" {
@@ -262,6 +276,7 @@ func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
 	zadd(k, args[1], &a, w)
 }
 
+// cmdZIncrBy is ZADD with INCR, and makes a member that is not there.
 func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
 	by, ok := scoreOf(args[2])
 	if !ok {
@@ -273,10 +288,10 @@ func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
 
 // zmember is a member that ZADD names: where it stands, and the score that it is to have.
 type zmember struct {
-	at      int // in the old set; -1: nowhere
-	present bool
+	at      int  // in the old set; -1: nowhere
+	present bool // it is in the set, or has just been added
 	score   float64
-	changed bool
+	changed bool // score is not that of the old set
 }
 
 // set gives the member a score as the options allow, and says whether it did nothing at all. A sum that is
@@ -309,6 +324,7 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 
 // zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set of
 // all that has changed.
+// If one of the sums is no number nothing is changed. The cost is that of the whole set, once, however many members there are.
 func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	z, ok := k.sortedSet(name, w)
 	if !ok {
@@ -324,6 +340,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	for i, name := range a.members {
 		m := &list[i]
 		m.at = places[i]
+		// A member that is named again goes on from what its first mention has made of it, as if the commands had been two.
 		if first != nil {
 			if j, again := first[string(name)]; again {
 				m = &list[j]
@@ -379,6 +396,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 // maxRandomBytes bounds the reply for members that may come again and again, since their number is the client's.
 const maxRandomBytes = collection.MaxLen
 
+// cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps again.
 func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 	if len(args) == 2 {
 		z, ok := k.sortedSet(args[1], w)
@@ -425,6 +443,7 @@ func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // writeRandom replies with n members, some of them several times.
+// A reply that becomes too long is taken back, and an error takes its place.
 func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 	start := w.Len()
 	if n <= maxRandomBytes {
@@ -463,6 +482,7 @@ func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
 }
 
 // scoreText is a score where Redis sends no double. In a listpack it has integers as such.
+// small says that Redis would keep the set in a listpack.
 func scoreText(f float64, small bool) string {
 	switch {
 	case math.IsInf(f, 0):

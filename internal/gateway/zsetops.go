@@ -28,6 +28,7 @@ func combiningCommands() []*command {
 }
 
 // cmdZRangeStore stores what ZRANGE returns.
+// Source and destination may be the same key.
 func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
 	q := zquery{auto: true, store: true}
 	if bad := q.parse(args[3:]); bad != "" {
@@ -51,7 +52,7 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
 // zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
 type zpopArgs struct {
 	names [][]byte
-	top   bool
+	top   bool // the highest scores
 	count int64
 }
 
@@ -82,6 +83,7 @@ func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
 
 // try pops from the first of names that has something, and replies with its name behind a head. In nested replies a member and
 // its score are an array.
+// names are those of the sets whose turn it is; false: none of them has a member, and nothing was written.
 func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int), nested bool) bool {
 	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
 		if z, ok := k.sortedSet(name, w); ok {
@@ -115,6 +117,7 @@ func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // parseBZPop is for BZPOPMIN and BZPOPMAX.
+// Each takes one member of one set, the first that has some.
 func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 	return func(args [][]byte) (b blocking, bad string) {
 		a := zpopArgs{top: top, count: 1}
@@ -130,6 +133,7 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 	}
 }
 
+// parseBZMPop reads a timeout and then what ZMPOP has; a wrong count is found before a wrong timeout, as in Redis.
 func parseBZMPop(args [][]byte) (b blocking, bad string) {
 	a, bad := parseZMPop(args[2:])
 	if bad != "" {
@@ -143,18 +147,21 @@ func parseBZMPop(args [][]byte) (b blocking, bad string) {
 // ---- union, intersection and difference --------------------------------------------
 
 // zsource is a set that is combined with others.
+// The set refers to a key's value, or to bytes of its own if the key is a set without scores.
 type zsource struct {
 	z      collection.ZSet
-	weight float64
+	weight float64 // 1 without WEIGHTS
 }
 
 // aggregate makes one score of two.
+// Neither argument is a NaN, unless a product was.
 type aggregate func(a, b float64) float64
 
 // combination is what ZUNION and its relatives ask for.
+// It is made for one try, and may be used up by it.
 type combination struct {
 	sources    []zsource
-	aggregate  aggregate
+	aggregate  aggregate // of the scores of one member in several sets
 	withScores bool
 	limit      int64 // of what ZINTERCARD counts; 0: none
 }
@@ -163,6 +170,7 @@ type combination struct {
 type combiner func(x *combination) []collection.ZEntry
 
 // zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where the result goes.
+// Sets of a few members are combined without asking for memory, and others after it was taken, by how many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		x, ok := t.readCombination(name, args[at:], w)
@@ -202,6 +210,7 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 const freeMembers, memberCost = 512, 128
 
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
+// args begin with the number of sets. ok is false behind a reply, or if all of it is given up. All sets are conditions of what is written.
 func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x *combination, ok bool) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
@@ -218,6 +227,7 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
 	t.load(names...)
+	// All sets are looked at before the options, also those that cannot matter any more: the first error must be Redis's.
 	for _, name := range names {
 		z, ok := t.membersOf(name, w)
 		if !ok || t.failed() {
@@ -258,6 +268,7 @@ func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok b
 }
 
 // parse reads the options, and returns the error reply otherwise.
+// Each command has some of the options: those that store give no scores, and differences have neither weights nor aggregates.
 func (x *combination) parse(name string, opts [][]byte) (bad string) {
 	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name), name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
@@ -308,6 +319,7 @@ func addScores(a, b float64) float64 {
 	return 0
 }
 
+// lesserScore and greaterScore keep a if the scores are equal, which tells 0 from -0 as Redis does.
 func lesserScore(a, b float64) float64 {
 	if b < a {
 		return b
@@ -336,6 +348,7 @@ func (x *combination) smallestFirst() {
 }
 
 // uniteSets is ZUNION.
+// Members are found by a map of all of them, which memberCost stands for.
 func uniteSets(x *combination) (list []collection.ZEntry) {
 	x.smallestFirst()
 	at := make(map[string]int)
@@ -380,6 +393,7 @@ func intersectSets(x *combination) []collection.ZEntry {
 }
 
 // subtractSets is ZDIFF.
+// Scores are those of the first set.
 func subtractSets(x *combination) []collection.ZEntry {
 	list, names := membersIn(x.sources[0].z)
 	for _, s := range x.sources[1:] {
@@ -396,6 +410,7 @@ func subtractSets(x *combination) []collection.ZEntry {
 }
 
 // membersIn lists the members of a set, with and without their scores.
+// Both lists are the caller's; the members' bytes are the set's.
 func membersIn(z collection.ZSet) (list []collection.ZEntry, names [][]byte) {
 	for i := range z.Len() {
 		list = append(list, z.Entry(i))

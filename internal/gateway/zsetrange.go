@@ -15,6 +15,7 @@ import (
 
 // parseFloat is strtod(3) for all of b: decimal and hexadecimal numbers, infinity and NaN, behind white space. exact is false
 // for a number that has no double, which is then infinite or 0.
+// Long texts are refused, since they cost time, and so are Go's underscores. ok is false for what is no number at all.
 func parseFloat(b []byte) (f float64, exact, ok bool) {
 	for len(b) > 0 && isSpace(b[0]) {
 		b = b[1:]
@@ -32,6 +33,7 @@ func parseFloat(b []byte) (f float64, exact, ok bool) {
 		return 0, false, false
 	}
 	exact = err == nil
+	// ParseFloat makes 0 of what is too small for a double without an error; only digits that are all 0 are exactly that.
 	if f == 0 {
 		mantissa, _, _ := strings.Cut(strings.ToLower(digits), "e")
 		if strings.HasPrefix(mantissa, "0x") {
@@ -43,6 +45,7 @@ func parseFloat(b []byte) (f float64, exact, ok bool) {
 }
 
 // scoreOf is a number as an argument must have it.
+// It takes no white space, no number that has no double, and no NaN; infinities are good.
 func scoreOf(b []byte) (f float64, ok bool) {
 	if len(b) == 0 || isSpace(b[0]) {
 		return 0, false
@@ -52,11 +55,12 @@ func scoreOf(b []byte) (f float64, ok bool) {
 }
 
 // bound is an end of a range of scores or of members.
+// A range of scores uses score, and one of members the others.
 type bound struct {
 	score  float64
-	member []byte
-	open   bool // the bound itself is not in the range
-	inf    int  // of members: -1 or 1 if it stands before or behind all of them
+	member []byte // of ranges by members
+	open   bool   // the bound itself is not in the range
+	inf    int    // of members: -1 or 1 if it stands before or behind all of them
 }
 
 // scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too large infinite.
@@ -75,6 +79,7 @@ func scoreBound(b []byte) (x bound, ok bool) {
 }
 
 // lexBound reads an end of a range of members.
+// Each must say whether it is in the range, by [ or (, or be - or +.
 func lexBound(b []byte) (x bound, ok bool) {
 	switch {
 	case len(b) == 1 && b[0] == '-':
@@ -132,6 +137,7 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, bad string) {
 }
 
 // at is the places of the range in a set, none of them if Lo is not less than Hi. Ranks are counted from the other end if rev.
+// A range of members means something only if all scores are equal, as in Redis; otherwise it is some range, and harms nothing.
 func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 	n := z.Len()
 	switch s.by {
@@ -168,17 +174,19 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 }
 
 // zquery is what ZRANGE and its relatives ask for.
+// Its fields by, rev, auto and store say before parse which command it is.
 type zquery struct {
 	zspan
 	by            orderBy
-	rev           bool
+	rev           bool // from the highest on
 	auto          bool // by and rev may be arguments
-	store         bool
+	store         bool // of ZRANGESTORE, whose reply has no scores
 	withScores    bool
 	offset, limit int64 // limit -1: none
 }
 
 // parse reads the arguments from the two ends on, and returns the error reply otherwise.
+// BYSCORE and BYLEX with REV have the upper end first, as the commands do that they replace.
 func (q *zquery) parse(args [][]byte) (bad string) {
 	q.limit = -1
 	chosen, turned := !q.auto, !q.auto
@@ -211,6 +219,7 @@ func (q *zquery) parse(args [][]byte) (bad string) {
 	case q.withScores && q.by == byLex:
 		return "ERR syntax error, WITHSCORES not supported in combination with BYLEX"
 	}
+	// The ends of ranks are turned round with the places, and not here.
 	lower, upper := args[0], args[1]
 	if q.rev && q.by != byRank {
 		lower, upper = upper, lower
@@ -220,6 +229,7 @@ func (q *zquery) parse(args [][]byte) (bad string) {
 }
 
 // places is where the members that are asked for stand.
+// It is in the order of the set; writeMembers turns it round if rev.
 func (q *zquery) places(z collection.ZSet) collection.Span {
 	p := q.at(z, q.rev)
 	if q.by == byRank {
@@ -269,6 +279,7 @@ func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, wit
 
 // beginMembers begins an array of members: in RESP2 their scores are elements of their own, in RESP3 a member
 // and its score are an array.
+// So many writeMember must follow.
 func beginMembers(w *resp.Writer, n int, withScores bool) {
 	if withScores && w.Proto != 3 {
 		n *= 2
@@ -287,6 +298,7 @@ func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
 }
 
 // zremRange removes a range.
+// It replies with how many members went, and deletes the key with its last one.
 func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) {
 	s, bad := parseSpan(by, args[2], args[3])
 	if bad != "" {
@@ -305,6 +317,7 @@ func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) {
 }
 
 // zcount counts a range.
+// It searches both ends, and looks at no member between them.
 func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) {
 	s, bad := parseSpan(by, args[2], args[3])
 	if bad != "" {
@@ -318,6 +331,7 @@ func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) {
 }
 
 // zpop is ZPOPMIN and ZPOPMAX.
+// Without a count it replies flat in RESP3, too, as Redis does.
 func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
 	n, nested := int64(1), false
 	if len(args) > 3 {
@@ -347,6 +361,7 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
 
 // popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their number. In
 // nested replies a member and its score are an array.
+// z still refers to the value of before, in a buffer that the change did not touch. If there is no room yet it writes nothing.
 func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) {
 	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
 	if top {

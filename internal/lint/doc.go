@@ -11,5 +11,7 @@
 // Words are held to the glossary of docs/protocol.md, whose last column names what is
 // not written for a word; see words_test.go.
 //
+// Files and functions have lengths that a reader can hold, and the packages of the data path a share of comments; see shape_test.go.
+//
 // The form is Tailscale's depaware and its tests of forbidden imports.
 package lint

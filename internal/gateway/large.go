@@ -1,0 +1,136 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+)
+
+// Values that are longer than an operation may read without asking. Nobody knows how long a value is before it was found, so every
+// operation is tried within a small limit first (inside.LimitMemory), which is enough for nearly all of them and costs no look
+// at the Budget. An operation that needs more ends with a *inside.TooLargeError that names the length, has done nothing, and is tried
+// again with memory of the connection's share for that length. The share is what bounds a gateway: many clients that read
+// long values at a time wait for each other's memory instead of taking the process down.
+
+// performLarge performs a unit again that needs memory of the share. Reads are put off until
+// their replies are due, except in an EXEC, since many large values may not fit at a time.
+// A value's length is known when it has been found, so the answer to the first try is how much
+// to take. The order matters: memory first, then the operation; a write that was refused for
+// want of memory has not happened.
+// It is called for a unit with any error, and leaves one that is none of memory as it is.
+func (b *batch) performLarge(u *unit) {
+	c := b.c
+	held, reads := int64(0), oneLimit
+	for range largeTries {
+		var large *inside.TooLargeError
+		switch {
+		case errors.As(u.err, &large):
+			if u.kind <= read && !b.hold {
+				u.large, u.err = large.Want, nil
+				return
+			}
+			reads = max(reads, large.Want)
+		case errors.Is(u.err, errRoom):
+			if u.k.want == 0 {
+				u.outRoom *= 8
+			} else { // the unit's next command may want a little more
+				u.k.room = max(u.k.want, min(2*u.k.room, u.k.maxValue))
+			}
+		default:
+			large = nil
+			c.share.Drop(held - b.keep(u, held))
+			return
+		}
+		n := readCost*int64(reads) + writeCost*int64(u.k.room) + 2*int64(u.outRoom)
+		if err := c.take(n - held); err != nil {
+			c.share.Drop(held)
+			u.takeAnswer(client.Item{}, err)
+			return
+		}
+		held = max(held, n)
+		clear(b.ops)
+		b.performOne(inside.LimitMemory(c.ctx, reads), u)
+	}
+	c.share.Drop(held - b.keep(u, held))
+}
+
+// keep leaves of the held bytes of the share what stands for what a unit has for its
+// replies, and returns how many these are.
+// The factors are upper bounds of what buffers that grew by doubling have: a unit's replies, and a value with its reply.
+func (b *batch) keep(u *unit, held int64) int64 {
+	u.k.own = nil
+	if u.kind > read {
+		u.into, u.k.value = nil, nil
+	}
+	n := min(held, int64(2*u.out.Len()+3*len(u.k.value)))
+	b.held += n
+	return n
+}
+
+// readLarge performs a read that was put off. give is to be called when its reply has been
+// written; until then paid bytes of the share stand for the reply.
+// It reads one value at a time: a pipeline of GETs of long values would otherwise have all of them in
+// memory, and be sent none of it meanwhile.
+// If the key is gone by now, or another try fails, that is the unit's answer.
+func (b *batch) readLarge(u *unit) (paid int64, give func()) {
+	c := b.c
+	if u.track {
+		c.out.cork()
+		defer b.endTrackingOf(u)
+	}
+	held, more := int64(0), int64(0)
+	for range largeTries {
+		n := 2 * int64(u.large)
+		if err := c.take(n - held); err != nil {
+			u.takeAnswer(client.Item{}, err)
+			break
+		}
+		held = max(held, n)
+		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
+		c.in.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
+		u.takeAnswer(op[0].Item, op[0].Err)
+		var large *inside.TooLargeError
+		if !errors.As(u.err, &large) {
+			break
+		}
+		u.large = large.Want
+	}
+	if u.err == nil && u.k.typ != client.Plain {
+		more = (framing - 1) * int64(len(u.k.value))
+		if err := c.take(more); err != nil {
+			more = 0
+			u.takeAnswer(client.Item{}, err)
+		}
+	}
+	// The value's memory is one half, that of the reply takes the place of what it was read to.
+	return held/2 + more, func() {
+		u.k.value = nil
+		c.share.Drop(held - held/2)
+	}
+}
+
+// getInto reads a value to the start of *buf, which it makes longer if it must.
+// The length that did not fit is the one to make room for, and an eighth more, since values of
+// one kind differ a little. It tries again as often as somebody makes the value longer in
+// between; LimitMemory bounds that.
+// The value is (*buf)[:n], and there until the buffer is used again. Any other error than ErrShortBuffer is the store's.
+func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int, error) {
+	if cap(*buf) == 0 {
+		*buf = make([]byte, 512)
+	}
+	for {
+		b := (*buf)[:cap(*buf)]
+		*buf = b
+		n, err := api.GetInto(ctx, name, b)
+		if err == nil {
+			return n, nil
+		}
+		if !errors.Is(err, io.ErrShortBuffer) {
+			return 0, err
+		}
+		*buf = make([]byte, n+n/8)
+	}
+}
