@@ -13,8 +13,8 @@ import (
 
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
-// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and grows by doubling until its
-// bound. From there on a key whose set is full has another one, and replacement is round-robin.
+// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and a key whose set is full has another one. It grows by
+// doubling until its bound; from there on replacement is round-robin.
 //
 // All lanes of a session share it, and any goroutine may call its methods, none of which waits. An entry is a seqlock of its own
 // (Lameter, "Effective Synchronization on Linux/NUMA Systems", 2005): a writer marks it busy, changes it and counts, and a reader that saw one or the other
@@ -116,10 +116,9 @@ func (c *wordCache) partOf(check uint64) uint64 { return check >> c.shift }
 
 // find makes x the entry of a key with fingerprint fp, and reports whether there is one.
 func (c *wordCache) find(x *cached, check uint64, fp uint16) bool {
-	p := c.partOf(check)
-	t := c.tables[p].Load()
+	t := c.tables[c.partOf(check)].Load()
 	ok, full := t.sets[check&t.mask].find(x, check, fp)
-	if !ok && full && len(t.sets) == c.parts[p].max {
+	if !ok && full {
 		ok, _ = t.second(check).find(x, check, fp)
 	}
 	x.t = t
@@ -222,6 +221,15 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry, word uint64) {
 	return e, word
 }
 
+// room is where a key belongs in the table: in its own set, first, or in its second one.
+func (t *cacheTable) room(check uint64) (e *cacheEntry, word uint64, first bool) {
+	if e, word = t.sets[check&t.mask].room(check); e != nil {
+		return e, word, true
+	}
+	e, word = t.second(check).room(check)
+	return e, word, false
+}
+
 // touch loads where find will look: a set is two cache lines.
 func (c *wordCache) touch(check uint64) uint64 {
 	t := c.tables[c.partOf(check)].Load()
@@ -247,18 +255,17 @@ func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	i := c.partOf(check)
 	p := &c.parts[i]
 	t := c.tables[i].Load()
-	set := &t.sets[check&t.mask]
-	e, w := set.room(check)
-	for e == nil && len(t.sets) < p.max && int(p.used.Load())*8 > len(t.sets)*cacheWays*3 && c.grow(i, t) {
+	e, w, first := t.room(check)
+	for !first && len(t.sets) < p.max {
+		// Two cache misses for each of many keys are not worth the memory, and a key that is forgotten is worth still less.
+		if load := int(p.used.Load()) * 8 / cacheWays; load <= 3*len(t.sets) && (e != nil || load <= len(t.sets)) || !c.grow(i, t) {
+			break
+		}
 		t = c.tables[i].Load()
-		set = &t.sets[check&t.mask]
-		e, w = set.room(check)
-	}
-	if e == nil && len(t.sets) == p.max {
-		e, w = t.second(check).room(check)
+		e, w, first = t.room(check)
 	}
 	if e == nil {
-		e = &set[p.hand.Add(1)%cacheWays]
+		e = &t.sets[check&t.mask][p.hand.Add(1)%cacheWays]
 		w = e.word.Load()
 	}
 	if e.set(w, check, &h, now) && w == 0 {
@@ -313,7 +320,7 @@ func (t *cacheTable) take(old *cacheEntry) int64 {
 	if w == 0 || !old.load(&x, check, layout.Word(w).FP()) {
 		return 0
 	}
-	e, _ := t.sets[check&t.mask].room(check)
+	e, _, _ := t.room(check)
 	if e == nil {
 		return 0
 	}
