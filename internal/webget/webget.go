@@ -17,6 +17,8 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/certs"
 )
 
 // headBytes bounds what comes before a page.
@@ -37,6 +39,11 @@ func get(ctx context.Context, u *url.URL, creds *tls.Config, limit int) (status 
 	switch u.Scheme {
 	case "http":
 	case "https":
+		if creds != nil {
+			if creds, err = certs.ForHost(creds, u.Hostname()); err != nil {
+				return 0, nil, err
+			}
+		}
 		dial = (&tls.Dialer{Config: creds}).DialContext
 	default:
 		return 0, nil, fmt.Errorf("scheme %q: want http or https", u.Scheme)

@@ -2,6 +2,7 @@ package webget
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
@@ -43,7 +45,20 @@ func TestGet(t *testing.T) {
 	secret.EnableHTTP2 = true // which Get does not ask for
 	secret.StartTLS()
 	defer secret.Close()
-	for _, base := range []string{clear.URL, secret.URL} {
+	ca, cert, key := a.Files(a.Role("operator", "o"))
+	files := certs.Files{CA: ca, Cert: cert, Key: key}
+	fixed, err := files.LoadConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	followed, err := certs.Open(certs.Options{Files: files})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []struct {
+		base  string
+		creds *tls.Config
+	}{{clear.URL, nil}, {clear.URL, fixed}, {secret.URL, fixed}, {secret.URL, followed.Config()}} {
 		for _, c := range []struct {
 			path   string
 			status int
@@ -56,11 +71,11 @@ func TestGet(t *testing.T) {
 			{"/none", 404, "404 page not found\n", ""},
 			{"/away", 302, `<a href="/page">Found</a>.` + "\n\n", ""},
 		} {
-			u, err := url.Parse(base + c.path)
+			u, err := url.Parse(from.base + c.path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			status, page, err := Get(t.Context(), u, a.Config(a.Role("operator", "o")), limit)
+			status, page, err := Get(t.Context(), u, from.creds, limit)
 			if status != c.status || string(page) != c.page || (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), u.String())) {
 				t.Errorf("%s: %d, %q, %v", u, status, page, err)
 			}
