@@ -8,8 +8,9 @@ BUF = github.com/bufbuild/buf/cmd/buf@v1.75.0
 FUZZTIME ?= 10s
 
 LDFLAGS = -s -w -X main.version=$(VERSION)
-# gRPC's tracing page brings a template engine, with which the linker leaves out no method of any type.
-TAGS = grpcnotrace
+# gRPC's tracing page brings a template engine, with which the linker leaves out no method of any type. HTTP/2 of net/http nobody
+# uses: pages are for HTTP/1.1, and gRPC has an HTTP/2 of its own. Tests and deploy/release read this line.
+TAGS = grpcnotrace,nethttpomithttp2
 STATIC = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
 .PHONY: help

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -50,10 +51,14 @@ var sources = sync.OnceValue(func() error {
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "kvd-deploy-")
+	var tags string
 	if err == nil {
 		binDir = dir
+		tags, err = buildTags()
+	}
+	if err == nil {
 		// As make build has it, so that the sizes are those that ship.
-		build := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir, "../cmd/kvd", "../cmd/kvctl")
+		build := exec.Command("go", "build", "-trimpath", "-tags", tags, "-ldflags", "-s -w", "-o", dir, "../cmd/kvd", "../cmd/kvctl")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		build.Stderr = os.Stderr
 		err = build.Run()
@@ -69,15 +74,28 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// buildTags are those of the programs that ship, which the Makefile names.
+func buildTags() (string, error) {
+	b, err := os.ReadFile("../Makefile")
+	if err != nil {
+		return "", err
+	}
+	m := regexp.MustCompile(`(?m)^TAGS = ([a-z0-9,]+)$`).FindSubmatch(b)
+	if m == nil {
+		return "", errors.New("../Makefile: no line TAGS = a,b")
+	}
+	return string(m[1]), nil
+}
+
 // The binaries stay small enough to be copied into every image: no debugging data, no paths of the
 // machine that built them, and in kvctl nothing of the store's processes.
 func TestSizes(t *testing.T) {
-	for _, flag := range []string{"-trimpath", "-s -w", "grpcnotrace"} {
+	for _, flag := range []string{"-trimpath", "-s -w", "-tags $(TAGS)"} {
 		if n := strings.Count(read(t, "../Makefile"), flag); n == 0 {
 			t.Errorf("make build lacks %s", flag)
 		}
 	}
-	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 31_000_000} {
+	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 30_000_000} {
 		st, err := os.Stat(filepath.Join(commands(t), name))
 		if err != nil {
 			t.Fatal(err)

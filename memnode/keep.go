@@ -230,7 +230,7 @@ func (n *Node) allocator() *rdma.Device {
 }
 
 // adopt maps a region that item holds and makes it one of the node's, or one that it retains.
-func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
+func (n *Node) adopt(k *keptRegion, item *keeper.Item) (*region, error) {
 	if item == nil {
 		return nil, errors.New("the keeper does not hold its memory")
 	}
@@ -435,13 +435,13 @@ func (n *Node) saveState(reg *registration) error {
 		}
 	}
 	n.mu.Unlock()
-	slices.SortFunc(s.regions, func(a, b keptRegion) int { return int(int64(a.pg) - int64(b.pg)) })
+	slices.SortFunc(s.regions, func(a, b *keptRegion) int { return int(int64(a.pg) - int64(b.pg)) })
 	return n.keep.file.write(s)
 }
 
 // keptAs is what the state says of r, without its keys.
-func (r *region) keptAs(pg uint32) keptRegion {
-	return keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
+func (r *region) keptAs(pg uint32) *keptRegion {
+	return &keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
 		regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
 }
 

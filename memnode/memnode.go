@@ -513,8 +513,8 @@ func (n *Node) Stats() Stats {
 	}
 	slices.SortFunc(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
 	for _, d := range n.devices {
-		for ns, q := range d.quotas {
-			pd := d.pds[ns]
+		for _, ns := range slices.Sorted(maps.Keys(d.quotas)) {
+			q, pd := d.quotas[ns], d.pds[ns]
 			if pd == nil {
 				continue
 			}
@@ -523,7 +523,6 @@ func (n *Node) Stats() Stats {
 			}
 		}
 	}
-	slices.SortFunc(s.Quotas, func(a, b QuotaStats) int { return cmp.Compare(a.Namespace, b.Namespace) })
 	return s
 }
 

@@ -18,7 +18,7 @@ type state struct {
 	cluster, node, host string
 	nodeID              uint32
 	incarnation, boot   uint64
-	regions             []keptRegion
+	regions             []*keptRegion
 }
 
 // keptRegion is a region whose memory the keeper holds.
@@ -129,7 +129,7 @@ func decodeState(b []byte) (*state, error) {
 	s := &state{cluster: r.text(), node: r.text(), host: r.text(), nodeID: r.u32(), incarnation: r.u64(), boot: r.u64()}
 	seen := make(map[uint32]bool)
 	for n := r.u32(); n > 0 && r.ok; n-- {
-		k := keptRegion{item: r.text(), pg: r.u32(), namespace: r.u32(), epoch: r.u32(), since: r.u64(),
+		k := &keptRegion{item: r.text(), pg: r.u32(), namespace: r.u32(), epoch: r.u32(), since: r.u64(),
 			regionBytes: r.u64(), indexSize: r.u64(), pageBytes: r.u64(), incarnation: r.u64()}
 		keys := int(r.take(1)[0])
 		for range min(keys, maxRegionKeys) {

@@ -14,7 +14,7 @@ import (
 func someState(regions int) *state {
 	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9}
 	for k := range regions {
-		s.regions = append(s.regions, keptRegion{
+		s.regions = append(s.regions, &keptRegion{
 			item: fmt.Sprintf("region/%d/1", k), pg: uint32(k + 1), namespace: 3, epoch: 5, since: 11, regionBytes: regionBytes, indexSize: indexBytes, pageBytes: 2 << 20,
 			keys: []keptKeys{{"tcp", 1, 2}, {"shm", 3, 4}},
 		})

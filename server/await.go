@@ -103,7 +103,7 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	h := fnv.New64a()
 	put := func(list ...uint64) {
 		for _, v := range list {
-			_ = binary.Write(h, binary.LittleEndian, v) // never fails
+			_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, v)) // never fails
 		}
 	}
 	for _, w := range r.Regions {

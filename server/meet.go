@@ -186,8 +186,7 @@ func newsOfGateways(list []*dirpb.PeerGateway) uint64 {
 	h := fnv.New64a()
 	for _, g := range list {
 		for _, s := range [][]byte{g.Id, []byte(g.Addr), []byte(g.HostId)} {
-			_ = binary.Write(h, binary.LittleEndian, uint64(len(s))) // never fails
-			h.Write(s)
+			_, _ = h.Write(append(binary.LittleEndian.AppendUint64(nil, uint64(len(s))), s...)) // never fails
 		}
 	}
 	return h.Sum64() | 1

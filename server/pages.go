@@ -166,8 +166,7 @@ func newsOfPages(list []*dirpb.PageAt) uint64 {
 	h := fnv.New64a()
 	for _, x := range list {
 		for _, s := range []string{x.Role, x.Name, x.Addr, strconv.FormatBool(x.Tls)} {
-			_ = binary.Write(h, binary.LittleEndian, uint64(len(s))) // never fails
-			_, _ = h.Write([]byte(s))                                // nor does this
+			_, _ = h.Write(append(binary.LittleEndian.AppendUint64(nil, uint64(len(s))), s...)) // never fails
 		}
 	}
 	return h.Sum64() | 1

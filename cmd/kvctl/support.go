@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/buildinfo"
+	"github.com/kvd-project/kvd/internal/webget"
 )
 
 // Bounds of what a bundle takes of each source.
@@ -149,15 +150,13 @@ func (a *app) fillBundle(ctx context.Context, b *archive, pages []*url.URL, cfg 
 	if err := b.add("status.json", state, err); err != nil {
 		return err
 	}
-	h := &http.Client{Timeout: a.timeout, Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	paths := [][2]string{{"metrics", "/metrics"}}
 	if o.profiles {
 		paths = append(paths, [2]string{"goroutines", "/debug/pprof/goroutine?debug=1"}, [2]string{"heap", "/debug/pprof/heap"})
 	}
 	for i, u := range pages {
 		for _, p := range paths {
-			page, err := fetchPage(ctx, h, u.String()+p[1])
+			page, err := a.fetchPage(ctx, u, p[1], cfg)
 			if err := b.add(fmt.Sprintf("http-%d-%s/%s", i+1, strings.NewReplacer(":", "-", "/", "-").Replace(u.Host), p[0]), page, err); err != nil {
 				return err
 			}
@@ -187,22 +186,16 @@ func (a *app) stateForBundle(ctx context.Context) (state []byte, err error) {
 	return append(state, '\n'), err
 }
 
-func fetchPage(ctx context.Context, h *http.Client, address string) ([]byte, error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+func (a *app) fetchPage(ctx context.Context, process *url.URL, path string, cfg *tls.Config) ([]byte, error) {
+	u, err := process.Parse(path)
 	if err != nil {
 		return nil, err
 	}
-	rep, err := h.Do(q)
-	if err != nil {
-		return nil, err
-	}
-	defer rep.Body.Close()
-	if rep.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers with status %d", address, rep.StatusCode)
-	}
-	page, err := io.ReadAll(io.LimitReader(rep.Body, maxPageBytes+1))
-	if err == nil && len(page) > maxPageBytes {
-		err = fmt.Errorf("%s is longer than %d bytes", address, maxPageBytes)
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	code, page, err := webget.Get(ctx, u, cfg, maxPageBytes)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("%s answers with status %d", u, code)
 	}
 	return page, err
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -24,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/rights"
+	"github.com/kvd-project/kvd/internal/webget"
 )
 
 // memnodeHealth serves the gRPC health protocol for a role without a gRPC
@@ -103,7 +104,7 @@ is what a container without a shell runs as its health check.`,
 			return usageError{fmt.Errorf("address %q: want host:port, or that after http:// or https://", args[0])}
 		}
 		if web {
-			return a.healthHTTP(cmd.Context(), scheme+"://"+addr, page, h)
+			return a.healthHTTP(cmd.Context(), scheme+"://"+addr+page, h)
 		}
 		return a.health(cmd.Context(), args[0], h)
 	}
@@ -135,29 +136,23 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 	return err
 }
 
-func (a *app) healthHTTP(ctx context.Context, base, page string, h *config.Health) error {
+func (a *app) healthHTTP(ctx context.Context, page string, h *config.Health) error {
+	u, err := url.Parse(page)
+	if err != nil {
+		return usageError{err}
+	}
 	cfg, err := h.TLS.Load()
 	if err != nil {
 		return usageError{err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+page, nil)
+	code, body, err := webget.Get(ctx, u, cfg, healthBytes)
 	if err != nil {
-		return usageError{err}
+		return err
 	}
-	c := http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
-	r, err := c.Do(q)
-	if err != nil {
-		return err // it names the address
-	}
-	defer r.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(r.Body, 4<<10))
-	if err != nil {
-		return fmt.Errorf("%s: %w", base, err)
-	}
-	if r.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", base, r.Status, strings.TrimSpace(string(body)))
+	if code != http.StatusOK {
+		return fmt.Errorf("%s: %d %s: %s", u, code, http.StatusText(code), strings.TrimSpace(string(body)))
 	}
 	_, err = fmt.Fprintln(a.stdout, healthpb.HealthCheckResponse_SERVING)
 	return err

@@ -7,6 +7,7 @@ out=$(realpath "$1")
 cd "$(dirname "$0")"
 tree=$(realpath ../..)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:?seconds since 1970}
+tags=$(sed -n 's/^TAGS = //p' "$tree/Makefile")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # The store's module, and what cobra's generator of man pages depends on besides, at the versions of this one.
@@ -26,7 +27,7 @@ for program in kvd kvctl; do
 	"$tree/cmd/$program/manual_of.go": "$PWD/pages/$program.go"
 }}
 EOF
-	CGO_ENABLED=0 go -C "$tree" build -modfile "$work/go.mod" -mod=mod -buildvcs=false -tags grpcnotrace,pages -overlay "$work/overlay.json" -o "$work/$program" "./cmd/$program"
+	CGO_ENABLED=0 go -C "$tree" build -modfile "$work/go.mod" -mod=mod -buildvcs=false -tags "${tags:?of the Makefile},pages" -overlay "$work/overlay.json" -o "$work/$program" "./cmd/$program"
 	# No variable of the environment may show in a default.
 	env -i SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" "$work/$program" "$out"
 done

@@ -81,14 +81,13 @@ func (s *librarySet) find(name []byte) function { return s.functions[strings.ToL
 // add adds a library unless one of its functions is there already; then it reports that one's name.
 // There must be no library of that name. If taken is not empty nothing was added.
 func (s *librarySet) add(l *luascript.Library) (taken string) {
-	for i := range l.Functions {
-		if name := l.Functions[i].Name; s.find([]byte(name)).library != nil {
-			return name
+	for _, f := range l.Functions {
+		if s.find([]byte(f.Name)).library != nil {
+			return f.Name
 		}
 	}
 	s.libraries[l.Name] = l
-	for i := range l.Functions {
-		f := &l.Functions[i]
+	for _, f := range l.Functions {
 		if name := strings.ToLower(f.Name); s.functions[name].library == nil {
 			s.functions[name] = function{f, l}
 		}

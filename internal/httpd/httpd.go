@@ -114,13 +114,15 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	guests := s.door.Listen(lis)
 	s.http = &http.Server{
 		Handler: newCrowd().handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
-		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs, Protocols: new(http.Protocols),
 	}
+	// A connection is busy while its request is answered, so it has one at a time; see crowd. Programs as make builds them have no HTTP/2.
+	s.http.Protocols.SetHTTP1(true)
 	go func() {
 		defer close(s.done)
 		var err error
 		if o.TLS != nil {
-			s.http.TLSConfig = certs.With(o.TLS, func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
+			s.http.TLSConfig = certs.With(o.TLS, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
 			err = s.http.ServeTLS(guests, "", "")
 		} else {
 			err = s.http.Serve(guests)

@@ -70,6 +70,7 @@ var imports = []row{
 	{"internal/keeper/keepertest", "", "it makes folders, and knows no keeper"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
+	{"internal/webget", "internal/certs", "a page is bytes, whatever process gives it"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv", "it serves what it is handed, whatever the process is"},
 	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},

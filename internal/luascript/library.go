@@ -21,7 +21,7 @@ type Library struct {
 	// Source is all of it, with its first line.
 	Source string
 	// Functions are in the order of their names.
-	Functions []Function
+	Functions []*Function
 
 	proto *lua.FunctionProto
 }
@@ -121,7 +121,8 @@ func (p *Pool) Load(t *Task, source []byte, limit time.Duration) (*Library, erro
 			err = errors.New("Error registering functions: " + text)
 		}
 		for _, r := range s.registered {
-			l.Functions = append(l.Functions, r.Function)
+			f := r.Function // without the callback, which is the sandbox's
+			l.Functions = append(l.Functions, &f)
 		}
 		return s.end(err)
 	})
@@ -131,7 +132,7 @@ func (p *Pool) Load(t *Task, source []byte, limit time.Duration) (*Library, erro
 	if len(l.Functions) == 0 {
 		return nil, errors.New("No functions registered")
 	}
-	slices.SortFunc(l.Functions, func(a, b Function) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.Functions, func(a, b *Function) int { return strings.Compare(a.Name, b.Name) })
 	return l, nil
 }
 

@@ -119,7 +119,7 @@ func Problems(st *dirpb.StatusReply) []Problem {
 // copyProblems are the placement groups that hold nothing or lack copies, by namespace.
 func copyProblems(st *dirpb.StatusReply) (all []Problem) {
 	for _, n := range st.GetMap().GetNamespaces() {
-		groups := make(map[Problem][]string)
+		groups, mends := make(map[string][]string), make(map[string]string) // by Problem.What
 		for _, p := range st.GetMap().GetPgs() {
 			want := int(n.GetReplicas())
 			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want {
@@ -139,14 +139,14 @@ func copyProblems(st *dirpb.StatusReply) (all []Problem) {
 				k.What += ", and no other memory node has room for one"
 				k.Mend = "start another memory node with room (kvd memnode --name NAME --memory SIZE), or one that is down"
 			}
-			groups[k] = append(groups[k], number(p.GetId()))
+			groups[k.What], mends[k.What] = append(groups[k.What], number(p.GetId())), k.Mend
 		}
-		for _, k := range slices.SortedFunc(maps.Keys(groups), func(a, b Problem) int { return strings.Compare(a.What, b.What) }) {
-			what := "placement group"
-			if len(groups[k]) > 1 {
-				what += "s"
+		for _, what := range slices.Sorted(maps.Keys(groups)) {
+			noun := "placement group"
+			if len(groups[what]) > 1 {
+				noun += "s"
 			}
-			all = append(all, Problem{fmt.Sprintf("namespace %s: %s %s: %s", n.GetName(), what, strings.Join(groups[k], ", "), k.What), k.Mend})
+			all = append(all, Problem{fmt.Sprintf("namespace %s: %s %s: %s", n.GetName(), noun, strings.Join(groups[what], ", "), what), mends[what]})
 		}
 	}
 	return all

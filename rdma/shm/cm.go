@@ -178,7 +178,7 @@ func refuse(nc net.Conn) {
 	}
 	said := 0
 	_ = raw.Read(func(fd uintptr) bool {
-		said, _, _ = unix.Recvfrom(int(fd), make([]byte, maxFrame), unix.MSG_DONTWAIT)
+		said, _ = unix.Read(int(fd), make([]byte, maxFrame)) // which does not block: net has made it so
 		return true
 	})
 	if said > 0 {
