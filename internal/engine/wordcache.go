@@ -43,7 +43,7 @@ type cacheTable struct {
 }
 
 const (
-	cacheParts    = 16
+	cacheParts    = 4
 	cacheWays     = 4
 	cacheEntryLen = 32
 	cacheSetLen   = cacheWays * cacheEntryLen
@@ -258,7 +258,7 @@ func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	e, w, first := t.room(check)
 	for !first && len(t.sets) < p.max {
 		// Two cache misses for each of many keys are not worth the memory, and a key that is forgotten is worth still less.
-		if load := int(p.used.Load()) * 8 / cacheWays; load <= 3*len(t.sets) && (e != nil || load <= len(t.sets)) || !c.grow(i, t) {
+		if load := int(p.used.Load()) * 8 / cacheWays; load <= 4*len(t.sets) && (e != nil || load <= len(t.sets)) || !c.grow(i, t) {
 			break
 		}
 		t = c.tables[i].Load()
