@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
@@ -139,6 +141,23 @@ func paths(b *testing.B, c *client.Client, s *keySet) {
 				}
 				i++
 			}
+		})
+	}
+	// Each processor has a goroutine: -cpu 2 has two.
+	for _, o := range ops {
+		b.Run(o.name+" in parallel", func(b *testing.B) {
+			b.ReportAllocs()
+			ctx, goroutines := b.Context(), atomic.Int64{}
+			b.RunParallel(func(pb *testing.PB) {
+				v, i := make([]byte, valueLen), int(goroutines.Add(1))*s.len()/runtime.GOMAXPROCS(0)
+				for pb.Next() {
+					if err := o.do(ctx, c, s, i, v); err != nil {
+						b.Error(err)
+						return
+					}
+					i++
+				}
+			})
 		})
 	}
 	const batch = 16
