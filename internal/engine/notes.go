@@ -21,12 +21,15 @@ type Frequency interface {
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
 // how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It
-// serves one goroutine at a time.
+// serves one goroutine at a time. It begins small and doubles as keys come, since each lookup in a table that is much longer than its keys
+// need misses the processor's caches and those of the page tables. A table that grows forgets, so each key is noted once more.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {
 	cells []uint32
 	shift uint8
+	used  int // cells that are not 0
+	max   int // bits of the index at most
 }
 
 const (
@@ -34,12 +37,20 @@ const (
 	noteTickMask = 1<<noteTickBits - 1
 	noteHitBits  = 6
 	maxNoteHits  = 1<<noteHitBits - 1
+	// leastNotes is how many bits the index of the first table has, and noteRoom how many cells there are at least for each that is used.
+	leastNotes, noteRoom = 10, 4
 )
 
 // newNoteTable makes a table of at most maxBytes.
 func newNoteTable(maxBytes int) *noteTable {
-	n := max(10, bits.Len(uint(maxBytes/4))-1)
-	return &noteTable{cells: make([]uint32, 1<<n), shift: uint8(64 - n)}
+	t := &noteTable{max: max(leastNotes, bits.Len(uint(maxBytes/4))-1)}
+	t.alloc(leastNotes)
+	return t
+}
+
+// alloc makes an empty table.
+func (t *noteTable) alloc(bits int) {
+	t.cells, t.shift, t.used = make([]uint32, 1<<bits), uint8(64-bits), 0
 }
 
 // cell is where accesses to a key are counted, and the tag that tells it from other keys of the cell. The multiplier is the
@@ -64,6 +75,13 @@ func (t *noteTable) hit(check uint64, now, interval uint32) bool {
 	c, tag := t.cell(check)
 	v := *c
 	if v&^(1<<(noteTickBits+noteHitBits)-1) != tag || v == 0 {
+		if v == 0 {
+			if t.used++; t.used*noteRoom > len(t.cells) && 64-int(t.shift) < t.max {
+				t.alloc(64 - int(t.shift) + 1)
+				t.used = 1
+				c, tag = t.cell(check)
+			}
+		}
 		*c = tag | 1<<noteTickBits | (now-interval)&noteTickMask
 		return true
 	}
