@@ -500,6 +500,8 @@ func (s *sess) grantOnce(ask session.Ask) {
 			s.c.o.Logger.Warn("no memory granted", "pg", pg, "err", r.Err)
 		}
 		return // renewals make the waiting ask again
+	case len(r.Grant.GetRuns()) == 0 && ask.Ahead:
+		return
 	case len(r.Grant.GetRuns()) == 0 && s.evictor != nil && !s.core.Idle(pg, r.Grant.GetComingUnits()):
 		s.evictor.starves(pg, units)
 	}

@@ -139,6 +139,8 @@ type Core struct {
 		notes             []*noteTable // see notesOf
 	}
 	leaked atomic.Bool // memory was lost track of
+	// exhaustedUntil is the number of the renewal from which on Exhausted is false of every placement group.
+	exhaustedUntil atomic.Uint64
 
 	shut, dead atomic.Bool
 	over       chan struct{}  // closed once dead
@@ -486,6 +488,7 @@ func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.exhausted[pg], c.mu.quota[pg] = c.sendSeq.Load()+1, quota
+	c.exhaustedUntil.Store(c.mu.exhausted[pg] + exhaustedRenewals) // sendSeq only grows
 }
 
 // lackedLocked says that pg has no memory left.

@@ -70,6 +70,9 @@ func (l *Lane) Held(pg uint32) uint64 {
 
 // Exhausted reports whether the directory had no memory of pg to grant lately.
 func (c *Core) Exhausted(pg uint32) bool {
+	if c.sendSeq.Load() >= c.exhaustedUntil.Load() {
+		return false // each PUT to a cache asks, and the lock is the session's
+	}
 	at := c.exhausted(pg)
 	return at != 0 && c.sendSeq.Load() < at+exhaustedRenewals
 }

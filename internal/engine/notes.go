@@ -22,11 +22,19 @@ type Frequency interface {
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
-// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. Lanes that
-// share a table (see Core.notesOf) lose an access now and then.
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It begins small and doubles as keys come,
+// since each lookup in a table that is much longer than its keys need misses the processor's caches and those of the page tables. A table that
+// grows forgets, so each key is noted once more. Lanes that share one (see Core.notesOf) lose an access now and then.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {
+	cells atomic.Pointer[noteCells]
+	used  atomic.Int64 // cells that are not 0
+	max   int          // bits of the index at most
+}
+
+// noteCells is as many cells as shift leaves of a hash.
+type noteCells struct {
 	cells []uint32
 	shift uint8
 }
@@ -36,19 +44,24 @@ const (
 	noteTickMask = 1<<noteTickBits - 1
 	noteHitBits  = 6
 	maxNoteHits  = 1<<noteHitBits - 1
+	// leastNotes is how many bits the index of the first table has, and noteRoom how many cells there are at least for each that is used.
+	leastNotes, noteRoom = 10, 4
 )
 
 // newNoteTable makes a table of at most maxBytes.
 func newNoteTable(maxBytes int) *noteTable {
-	n := max(10, bits.Len(uint(maxBytes/4))-1)
-	return &noteTable{cells: make([]uint32, 1<<n), shift: uint8(64 - n)}
+	t := &noteTable{max: max(leastNotes, bits.Len(uint(maxBytes/4))-1)}
+	t.cells.Store(newNoteCells(leastNotes))
+	return t
 }
+
+func newNoteCells(bits int) *noteCells { return &noteCells{make([]uint32, 1<<bits), uint8(64 - bits)} }
 
 // cell is where accesses to a key are counted, and the tag that tells it from other keys of the cell. The multiplier is the
 // golden ratio's, as in Fibonacci hashing (Knuth, TAOCP 6.4): neighbouring checks spread over the table.
-func (t *noteTable) cell(check uint64) (c *uint32, tag uint32) {
+func (x *noteCells) cell(check uint64) (c *uint32, tag uint32) {
 	h := check * 0x9E3779B97F4A7C15
-	return &t.cells[h>>t.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)
+	return &x.cells[h>>x.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)
 }
 
 // touch loads what hit will look at. t may be nil.
@@ -56,16 +69,23 @@ func (t *noteTable) touch(check uint64) uint32 {
 	if t == nil {
 		return 0
 	}
-	c, _ := t.cell(check)
+	c, _ := t.cells.Load().cell(check)
 	return atomic.LoadUint32(c)
 }
 
 // hit counts an access at tick now and reports whether it is to be noted: interval
 // ticks after the last one, when hits overflow, or when nothing is known.
 func (t *noteTable) hit(check uint64, now, interval uint32) bool {
-	c, tag := t.cell(check)
+	x := t.cells.Load()
+	c, tag := x.cell(check)
 	v := atomic.LoadUint32(c)
 	if v&^(1<<(noteTickBits+noteHitBits)-1) != tag || v == 0 {
+		if v == 0 && t.used.Add(1)*noteRoom > int64(len(x.cells)) && 64-int(x.shift) < t.max {
+			if t.cells.CompareAndSwap(x, newNoteCells(64-int(x.shift)+1)) {
+				t.used.Store(1)
+			}
+			c, tag = t.cells.Load().cell(check)
+		}
 		atomic.StoreUint32(c, tag|1<<noteTickBits|(now-interval)&noteTickMask)
 		return true
 	}
@@ -78,7 +98,7 @@ func (t *noteTable) hit(check uint64, now, interval uint32) bool {
 
 // noted says that the key's accesses have been noted at tick now, and how many.
 func (t *noteTable) noted(check uint64, now uint32) (hits uint32) {
-	c, tag := t.cell(check)
+	c, tag := t.cells.Load().cell(check)
 	if v := atomic.LoadUint32(c); v&^(1<<(noteTickBits+noteHitBits)-1) == tag {
 		hits = v >> noteTickBits & maxNoteHits
 	}

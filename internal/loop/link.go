@@ -34,9 +34,10 @@ type Link struct {
 	s    *Loops
 	fd   int // in a loop; else -1
 
-	least        int // Calm, but for tests
-	calm, calmed int // times that the client is to say little, and did so far
-	stayed       int // reads in the loop
+	least        int    // Calm, but for tests
+	calm, calmed int    // times that the client is to say little, and did so far
+	stayed       int    // reads in the loop
+	window       uint32 // of its loop, when it was read last
 	deposed      bool
 	back         chan error // capacity 1
 	waiting      sync.Mutex

@@ -11,7 +11,7 @@
 // never stopped, since one that was might have happened; so each is performed for its connection
 // alone, and holds up no other's reply.
 //
-// A loop that has had no pause for a while gives connections to another, until it has; so the processors that
+// Loops that have no pause any more share their connections with others, if more requests are served then; so the processors that
 // loops take are as many as their clients need, and clients that one has time for wake one thread.
 //
 // The protocol is left to the server, whose connections are [Conn] values with a [Link] each.
@@ -85,16 +85,17 @@ const (
 	turnConns, turnLookups = 64, 128
 	// window is how long a loop's pauses are added up for its load.
 	window = 5 * time.Millisecond
-	// A loop whose load is saturated gives a connection to another, one in a window. A loop behind the first takes its
-	// connections back to it while both together would have no more than slack.
+	// More loops are tried when those in use are saturated, and half of them go out of use when these would have no more than slack.
 	saturated, slack = 90, 60 // percent
+	// level is how much more load than another a loop has at least that gives connections to it.
+	level = 10 // percent
 	// tick is how often a loop calls Conn.Tick.
 	tick = time.Second
 )
 
 // Loops are a server's: at most one for every second processor, made when the first connection enters one.
-// The first serves all connections until it is saturated, and then moves some to the next; they come back when it has time
-// for them. Two that share what one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
+// The first serves all connections until it is saturated and more of them serve more requests, see plan.
+// Two that share what one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
 // and meet at the lanes of the store: they took half as much processor time again for the same requests.
 // The exported fields are set before that.
 type Loops struct {
@@ -103,17 +104,22 @@ type Loops struct {
 	// Logger receives background errors. Required.
 	Logger *slog.Logger
 
-	once sync.Once
-	all  []*Loop
+	once  sync.Once
+	all   []*Loop
+	plan  *plan        // the first loop's
+	inUse atomic.Int32 // plan.use
 }
 
 // Loop is one goroutine and what it serves.
 type Loop struct {
-	of    *Loops
-	first *Loop // nil: this is it
-	p     *poll.Poller
-	done  chan struct{}
-	load  atomic.Int32 // percent of the time of the window before that it did not wait
+	of   *Loops
+	id   int // in Loops.all
+	p    *poll.Poller
+	done chan struct{}
+	// Of the window before: load is the percentage of the time that it did not wait, and busy how many connections had something to
+	// say. A loop that gives a connection away adds what that takes to the other's.
+	load, busy atomic.Int32
+	served     atomic.Uint64 // times that a connection had something to say, but for those of this window
 
 	mu struct {
 		sync.Mutex
@@ -123,9 +129,12 @@ type Loop struct {
 	// The goroutine's that runs it.
 	ready    []int // descriptors to be read, from next on
 	next     int
-	laden    bool          // a connection is to be given to another loop
+	surplus  int           // connections that are to be given to other loops when they have something to say
 	began    time.Time     // of this window
 	paused   time.Duration // in it
+	window   uint32        // its number
+	reads    int           // in it
+	active   int           // connections that were read in it
 	swept    time.Time
 	ticked   []Conn
 	turn     []Conn // read; turn[at:] are to be answered
@@ -145,56 +154,43 @@ type asked struct {
 	from, to int
 }
 
-// loopFor returns the loop for a connection that is in from now on, or nil to leave it there: the first that is not
-// saturated, else the one with the fewest connections, which must be fewer than those of from. A loop that is not
-// saturated itself gives to the first alone.
+// loopFor returns the loop in use, other than from, that has the least to do; nil: there is none.
 func (s *Loops) loopFor(from *Loop) (best *Loop) {
 	s.makeLoops()
-	fewest := math.MaxInt
-	if from != nil {
-		if !from.isSaturated() {
-			if from.isSpare() {
-				return from.first
-			}
-			return nil
+	for i, l := range s.all {
+		if i == int(s.inUse.Load()) {
+			break
 		}
-		fewest = from.conns() - 1
-	}
-	for _, l := range s.all {
-		if l == from {
-			continue
-		}
-		if !l.isSaturated() {
-			return l
-		}
-		if n := l.conns(); n < fewest {
-			best, fewest = l, n
+		if l != from && (best == nil || l.lessThan(best)) {
+			best = l
 		}
 	}
 	return best
 }
 
-func (l *Loop) isSaturated() bool { return l.load.Load() >= saturated }
-
-// isSpare reports whether the first loop has time for what l does.
-func (l *Loop) isSpare() bool {
-	return l.first != nil && l.load.Load()+l.first.load.Load() <= slack
+// lessThan reports whether l has less to do than m. Loops without a pause are told apart by their connections.
+func (l *Loop) lessThan(m *Loop) bool {
+	if a, b := l.load.Load(), m.load.Load(); a < saturated || b < saturated {
+		return a < b
+	}
+	return l.busy.Load() < m.busy.Load()
 }
 
 func (s *Loops) makeLoops() {
 	s.once.Do(func() {
 		// As many processors are left to those who do not wait.
-		for range runtime.GOMAXPROCS(0) / 2 {
-			var first *Loop
-			if len(s.all) > 0 {
-				first = s.all[0]
-			}
-			l, err := newLoop(s, first)
+		for i := range runtime.GOMAXPROCS(0) / 2 {
+			l, err := newLoop(s, i)
 			if err != nil {
 				s.Logger.Warn("connections have a goroutine each", "err", err)
-				return
+				break
 			}
 			s.all = append(s.all, l)
+		}
+		s.plan = newPlan(len(s.all))
+		s.inUse.Store(1)
+		for _, l := range s.all {
+			go l.run()
 		}
 	})
 }
@@ -239,16 +235,15 @@ func (l *Loop) conns() int {
 	return len(l.mu.conns)
 }
 
-func newLoop(s *Loops, first *Loop) (*Loop, error) {
+func newLoop(s *Loops, id int) (*Loop, error) {
 	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	l := &Loop{of: s, first: first, p: p, done: make(chan struct{}), began: now, swept: now}
+	l := &Loop{of: s, id: id, p: p, done: make(chan struct{}), began: now, swept: now}
 	l.mu.conns = make(map[int]Conn)
 	l.renew()
-	go l.run()
 	return l, nil
 }
 
@@ -283,7 +278,7 @@ func (l *Loop) run() {
 			l.mu.Lock()
 			c := l.mu.conns[fd]
 			l.mu.Unlock()
-			if c == nil || l.laden && l.relieved(c) {
+			if c == nil || l.surplus > 0 && l.relieved(c) {
 				continue
 			}
 			if l.read(c) {
@@ -309,9 +304,69 @@ func (l *Loop) run() {
 
 // relieved gives a connection, which has something to say, to a loop that has time for it, if there is one.
 func (l *Loop) relieved(c Conn) bool {
+	l.surplus--
 	to := l.of.loopFor(l)
-	l.laden = false
-	return to != nil && c.Link().move(to)
+	if to == nil || !c.Link().move(to) {
+		return false
+	}
+	to.load.Add(max(l.load.Load()/max(l.busy.Load(), 1), 1))
+	to.busy.Add(1)
+	return true
+}
+
+// endWindow says how busy the loop was, and what follows of that.
+func (l *Loop) endWindow(now time.Time) {
+	took := now.Sub(l.began)
+	load := int32(100 - 100*l.paused/took)
+	l.load.Store(load)
+	l.busy.Store(int32(l.active))
+	l.served.Add(uint64(l.reads))
+	if l.id == 0 {
+		l.of.revise(now)
+	}
+	l.surplus = l.surplusOf(load)
+	l.began, l.paused, l.reads, l.active = now, 0, 0, 0
+	l.window++
+}
+
+// surplusOf is how many connections others are to have, at a load of this window.
+func (l *Loop) surplusOf(load int32) int {
+	use := int(l.of.inUse.Load())
+	if l.id >= use {
+		return math.MaxInt
+	}
+	to := l.of.loopFor(l)
+	if to == nil {
+		return 0
+	}
+	switch other := to.load.Load(); {
+	case load-other >= level:
+		return max(l.active*int(load-other)/int(2*load), 1)
+	case load >= saturated && other >= saturated:
+		return max(l.active-int(to.busy.Load()), 0) / 2
+	}
+	return 0
+}
+
+// revise has the plan look at the loops.
+func (s *Loops) revise(now time.Time) {
+	if len(s.all) == 1 {
+		return
+	}
+	t := tally{conns: s.Conns()}
+	for i, l := range s.all {
+		t.served += l.served.Load()
+		if i < s.plan.use {
+			t.load += int(l.load.Load())
+		}
+	}
+	was := s.plan.use
+	s.plan.revise(now, t)
+	for i := was; i < s.plan.use; i++ {
+		s.all[i].load.Store(0) // these are of a time when the loop was in use
+		s.all[i].busy.Store(0)
+	}
+	s.inUse.Store(int32(s.plan.use))
 }
 
 // wait waits until something is ready, and reports whether the loop was closed: it has no connections then.
@@ -323,10 +378,11 @@ func (l *Loop) wait() (closed bool) {
 	if l.p.Slept() {
 		l.paused += now.Sub(before)
 	}
-	if took := now.Sub(l.began); took >= window {
-		l.load.Store(int32(100 - 100*l.paused/took))
-		l.began, l.paused = now, 0
-		l.laden = l.isSaturated() || l.isSpare()
+	if now.Sub(l.began) >= window {
+		l.endWindow(now)
+		// The runtime's monitor takes the processor from a goroutine that has not given it up for 10 ms and is in a system
+		// call when it looks. Then it looks every 20 µs for a while: it took 4 % of a gateway's processor time.
+		runtime.Gosched()
 	}
 	if now.Sub(l.swept) >= tick {
 		l.swept = now
@@ -371,7 +427,13 @@ func (l *Loop) read(c Conn) (deposed bool) {
 	}()
 	err = c.Read(l.next == len(l.ready) && len(l.turn) == 0)
 	if err != ErrNothing {
-		c.Link().stayed++
+		k := c.Link()
+		k.stayed++
+		l.reads++
+		if k.window != l.window {
+			k.window = l.window
+			l.active++
+		}
 	}
 	return
 }

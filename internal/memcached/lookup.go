@@ -83,7 +83,7 @@ func (c *conn) performLookups() {
 		if err != nil {
 			op.Item, op.Err = client.Item{}, err
 		}
-		if errors.As(op.Err, new(*inside.TooLargeError)) {
+		if op.Err != nil && errors.As(op.Err, new(*inside.TooLargeError)) { // what is new is on the heap
 			c.answerLarge(op, l)
 		} else {
 			c.answer(op, l)

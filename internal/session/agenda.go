@@ -62,7 +62,7 @@ type Agenda struct {
 		ackPause int64
 		backlog  bool // the last one could not take all that is to go
 
-		wants  map[uint32]uint32 // units of the largest place that is missed, by placement group
+		wants  map[uint32]uint32 // units of the largest place that is missed, by placement group; 0: none is yet
 		grants map[uint32]*grant // under way, by placement group
 		early  []*dirpb.GrantExtentReply
 		ending bool // no more grants are asked for
@@ -119,6 +119,7 @@ type Ask struct {
 	// one is tried.
 	Within int64
 	Grant  *dirpb.GrantExtentRequest  // AskGrant
+	Ahead  bool                       // AskGrant: no operation misses it yet
 	Fence  *dirpb.SessionStateRequest // AskFence
 	Split  *dirpb.RequestSplitRequest // AskSplit
 
@@ -152,6 +153,9 @@ type Reply struct {
 type agendaPG struct {
 	grow     uint32 // units to ask for next
 	notUntil int64  // no grant is asked for before
+	notAhead int64  // nor ahead
+	paced    sample // when pace was counted
+	pace     uint64 // units taken in about the time between two renewals
 	samples  [4]sample
 	own      int64  // when own memory was last looked at for what is too much
 	lacked   uint32 // units of the largest place that was missed lately, and when

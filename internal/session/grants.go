@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
@@ -12,12 +13,17 @@ import (
 const (
 	firstGrant = 1 << 14 // units: 1 MiB
 	maxGrant   = layout.ExtentUnits
+	// aheadShare is which part of a placement group's memory a session has free at most because it asked ahead.
+	aheadShare = 8
+	// aheadPause is how soon it asks ahead again if there was nothing.
+	aheadPause = int64(time.Second)
 )
 
 // grant is a call under way.
 type grant struct {
 	view  uint64 // map version under which it was asked for
 	units uint32 // of a place
+	ahead bool   // no operation misses it yet
 }
 
 // WantMemory notes that an operation misses a place of so many units.
@@ -42,10 +48,15 @@ func (a *Agenda) grantDue(pg uint32, now int64) (Ask, bool) {
 	if now < p.notUntil || !a.askable(pg) {
 		return Ask{}, false
 	}
+	ahead := units == 0
+	if units = max(units, 1); ahead && now < p.notAhead {
+		delete(a.mu.wants, pg)
+		return Ask{}, false
+	}
 	delete(a.mu.wants, pg)
-	g := &grant{view: a.core.View().Version, units: units}
+	g := &grant{view: a.core.View().Version, units: units, ahead: ahead}
 	a.mu.grants[pg] = g
-	return Ask{Kind: AskGrant, grant: g, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.Session(), PgId: pg,
+	return Ask{Kind: AskGrant, grant: g, Ahead: ahead, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.Session(), PgId: pg,
 		WantUnits: max(p.grow, firstGrant, units), PlaceUnits: units}}, true
 }
 
@@ -68,6 +79,10 @@ func (a *Agenda) granted(q Ask, r Reply, now int64) {
 	if r.Grant.GetTerm() < a.mu.term {
 		a.mu.unsure = true
 		return // of a leadership that has ended
+	}
+	if len(r.Grant.GetRuns()) == 0 && q.grant.ahead {
+		p.notAhead = now + aheadPause
+		return
 	}
 	if len(r.Grant.GetRuns()) == 0 {
 		p.grow, p.notUntil = q.grant.units, now+a.o.RefusedPause
@@ -93,6 +108,42 @@ func (a *Agenda) granted(q Ask, r Reply, now int64) {
 	p.grow = min(2*q.Grant.GetWantUnits(), maxGrant)
 	a.mu.early = append(a.mu.early, r.Grant)
 	a.takeEarly()
+	for _, m := range a.core.Heaps() {
+		if m.PG == pg {
+			a.wantAhead(m, p)
+		}
+	}
+}
+
+// wantAhead wants memory before an operation misses some: one that does waits for the directory's decision, and so do those that
+// are performed together with it. A session keeps as much free as it took between the last two renewals, since what it unlinks
+// meanwhile comes out of limbo with a later one.
+func (a *Agenda) wantAhead(m engine.Memory, p *agendaPG) {
+	v := a.core.View()
+	if v == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation || p.pace <= firstGrant ||
+		a.core.Short(m.PG) || a.core.Exhausted(m.PG) {
+		return
+	}
+	x := v.PG(m.PG)
+	if m.Heap.Stats().Free >= min(p.pace, uint64(x.HeapHi-x.HeapLo)/aheadShare) {
+		return
+	}
+	if _, wanted := a.mu.wants[m.PG]; !wanted {
+		a.mu.wants[m.PG] = 0
+	}
+}
+
+// notePace notes how much the session takes in the time between two renewals.
+func (a *Agenda) notePace(p *agendaPG, now int64, taken uint64) {
+	took := now - p.paced.at
+	if p.paced.at != 0 && took < a.o.Renew/2 {
+		return // in a hurry
+	}
+	p.pace = 0
+	if took < 2*a.o.Renew {
+		p.pace = taken - min(taken, p.paced.taken)
+	}
+	p.paced = sample{max(now, 1), taken}
 }
 
 // isEarly reports whether a grant of a placement group waits for the session's map.

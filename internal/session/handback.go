@@ -69,6 +69,8 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 			continue
 		}
 		p.sample(now, f.Taken())
+		a.notePace(p, now, f.Taken())
+		a.wantAhead(m, p)
 		if s.Short {
 			places = max(places, handBacksShort)
 		}

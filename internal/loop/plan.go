@@ -1,0 +1,88 @@
+package loop
+
+import "time"
+
+const (
+	// trial is how long requests are counted before and after more loops begin to serve.
+	trial = 100 * time.Millisecond
+	// settling is left out of it: connections change their loop when they say something.
+	settling = 20 * time.Millisecond
+	// leastGain is how many times as many requests twice as many loops must serve at least.
+	leastGain = 1.1
+	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest.
+	leastRest, mostRest = 2 * time.Second, time.Minute
+)
+
+// tally is what loops have done, as plan looks at it.
+type tally struct {
+	load   int    // percent of the time that the loops in use did not wait, summed up
+	served uint64 // by all loops, since ever: times that a connection had something to say
+	conns  int    // in all loops
+}
+
+// plan says how many loops are in use. Loops that have no time left do not tell by that alone whether others would help: a client that
+// has one thread, as redis-benchmark has, keeps a loop busy nearly all the time and gains nothing by a second one. Two
+// then find fewer connections ready at a time, sleep and wake more often and meet at the store's lanes. So
+// twice as many loops are a trial, and stay in use only if they serve clearly more.
+// A plan has no clock and no loops of its own; it serves one goroutine.
+type plan struct {
+	most int     // loops
+	use  int     // of them, from the first on
+	gain float64 // leastGain, but for tests
+
+	began, tried time.Time     // the period over which requests are counted; the trial of which it is the second
+	from         tally         // when it began
+	full         bool          // the loops in use have been saturated since
+	before       float64       // requests a second before the trial; 0: there is none
+	rest         time.Duration // after the next trial that fails
+	resting      time.Time     // no trial before
+}
+
+func newPlan(most int) *plan { return &plan{most: most, use: 1, gain: leastGain, rest: leastRest} }
+
+// revise is told what the loops have done, once in a while.
+func (p *plan) revise(now time.Time, t tally) {
+	saturatedNow := t.load >= saturated*p.use
+	p.full = p.full && saturatedNow
+	took := now.Sub(p.began)
+	switch {
+	case p.before > 0 && now.Sub(p.tried) < settling:
+		p.restart(now, t, saturatedNow)
+	case p.before > 0 && took >= trial:
+		p.endTrial(now, t, took)
+	case p.before > 0:
+	case p.use > 1 && t.load <= slack*p.use/2:
+		p.use /= 2
+		p.restart(now, t, false)
+	case !p.full:
+		p.restart(now, t, saturatedNow)
+	case took < trial || p.use == p.most || now.Before(p.resting):
+	default:
+		p.before, p.tried = p.rate(t, took), now
+		p.use = min(2*p.use, p.most)
+		p.restart(now, t, false)
+	}
+}
+
+// endTrial keeps the loops in use if they have served enough.
+func (p *plan) endTrial(now time.Time, t tally, took time.Duration) {
+	switch same := t.conns == p.from.conns; {
+	case p.rate(t, took) >= p.gain*p.before:
+		p.rest = leastRest
+	case same:
+		p.resting = now.Add(p.rest)
+		p.rest = min(2*p.rest, mostRest)
+		fallthrough
+	default: // clients came or went, so it tells nothing
+		p.use = (p.use + 1) / 2
+	}
+	p.before = 0
+	p.restart(now, t, false)
+}
+
+// rate is how many requests a second there were since the period began.
+func (p *plan) rate(t tally, took time.Duration) float64 {
+	return float64(t.served-p.from.served) / took.Seconds()
+}
+
+func (p *plan) restart(now time.Time, t tally, full bool) { p.began, p.from, p.full = now, t, full }

@@ -1,0 +1,98 @@
+package loop
+
+import (
+	"testing"
+	"time"
+)
+
+// planned drives a plan by a clock of its own.
+type planned struct {
+	*plan
+	now time.Time
+	t   tally
+}
+
+// run goes on for d: the loops in use have a load and serve rate requests a second, both by how many they are.
+func (p *planned) run(d time.Duration, load, rate func(use int) int) {
+	for end := p.now.Add(d); p.now.Before(end); p.now = p.now.Add(window) {
+		p.t.load = load(p.use) * p.use
+		p.t.served += uint64(float64(rate(p.use)) * window.Seconds())
+		p.revise(p.now, p.t)
+	}
+}
+
+func newPlanned(most int) *planned {
+	return &planned{plan: newPlan(most), now: time.Unix(1, 0), t: tally{conns: 50}}
+}
+
+func each(n int) func(int) int   { return func(int) int { return n } }
+func double(n int) func(int) int { return func(use int) int { return use * n } }
+func (p *planned) want(t *testing.T, what string, use int) {
+	t.Helper()
+	if p.use != use {
+		t.Errorf("%s: %d loops are in use, want %d", what, p.use, use)
+	}
+}
+
+// TestPlanNoGain: a second loop that serves no more requests goes out of use, and is tried less and less often.
+func TestPlanNoGain(t *testing.T) {
+	p := newPlanned(2)
+	p.run(time.Second, each(80), each(1000))
+	p.want(t, "a loop that has pauses", 1)
+	trials, in := []time.Duration{}, false
+	for began := p.now; p.now.Sub(began) < 5*time.Minute; {
+		p.run(window, each(95), each(100_000))
+		if now := p.use == 2; now != in {
+			if in = now; in {
+				trials = append(trials, p.now.Sub(began))
+			}
+		}
+	}
+	if n := len(trials); n < 6 || n > 12 {
+		t.Errorf("%d trials in 5 minutes, want 6 to 12: %v", n, trials)
+	}
+	for i := 2; i < len(trials); i++ {
+		if a, b := trials[i-1]-trials[i-2], trials[i]-trials[i-1]; b < a-window || b > mostRest+time.Second {
+			t.Errorf("trials at %v: the pauses do not become longer", trials)
+			break
+		}
+	}
+}
+
+// TestPlanGain: loops that serve more stay in use, and are tried by twos, until few requests are left for them.
+func TestPlanGain(t *testing.T) {
+	p := newPlanned(6)
+	for _, use := range []int{2, 4, 6} {
+		before := p.use
+		for began := p.now; p.use == before; {
+			if p.run(window, each(95), double(100_000)); p.now.Sub(began) > time.Second {
+				t.Fatalf("%d loops are saturated, and no more are tried", before)
+			}
+		}
+		p.want(t, "saturated loops", use)
+	}
+	p.run(time.Minute, each(95), double(100_000))
+	p.want(t, "loops that all serve as much", 6)
+	p.run(time.Minute, each(40), double(40_000))
+	p.want(t, "loops that have pauses", 6)
+	p.run(time.Minute, func(use int) int { return 180 / use }, each(180_000))
+	p.want(t, "loops of which half have time for all", 3)
+	p.run(time.Second, each(1), each(10))
+	p.want(t, "idle loops", 1)
+}
+
+// TestPlanClientsGo: a trial in which clients come or go tells nothing, so the next one is soon.
+func TestPlanClientsGo(t *testing.T) {
+	p := newPlanned(2)
+	for range 3 {
+		for began := p.now; p.use == 1; {
+			if p.run(window, each(95), each(100_000)); p.now.Sub(began) > time.Second {
+				t.Fatal("no trial within a second")
+			}
+		}
+		p.run(settling+2*window, each(95), each(100_000))
+		p.t.conns++
+		p.run(trial+2*window, each(50), each(100_000))
+		p.want(t, "a trial in which a client came", 1)
+	}
+}
