@@ -329,6 +329,15 @@ func (l *Loop) endWindow(now time.Time) {
 	l.window++
 }
 
+// countRead counts that the connection of k had something to say.
+func (l *Loop) countRead(k *Link) {
+	l.reads++
+	if k.window != l.window {
+		k.window = l.window
+		l.active++
+	}
+}
+
 // surplusOf is how many connections others are to have, at a load of this window.
 func (l *Loop) surplusOf(load int32) int {
 	use := int(l.of.inUse.Load())
@@ -428,11 +437,8 @@ func (l *Loop) read(c Conn) (deposed bool) {
 	err = c.Read(l.next == len(l.ready) && len(l.turn) == 0)
 	if err != ErrNothing {
 		k := c.Link()
-		k.stayed++
-		l.reads++
-		if k.window != l.window {
-			k.window = l.window
-			l.active++
+		if k.stayed++; !k.deposed { // else another goroutine runs the loop
+			l.countRead(k)
 		}
 	}
 	return
