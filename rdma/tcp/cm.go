@@ -64,10 +64,7 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	_ = nc.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	sk, err := newSock(nc)
-	if err != nil {
-		return nil, err
-	}
+	sk := newSock(nc)
 	var conn net.Conn = sk
 	if d.o.TLSClient != nil {
 		host, _, err := net.SplitHostPort(r.Addr)
@@ -118,11 +115,13 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	}
 	d.mu.lastQP++
 	q.num = d.mu.lastQP
+	if err := c.attach(q); err != nil {
+		return nil, err
+	}
 	d.mu.qps[q] = struct{}{}
 	p.qps++
 	c.qps++
 	d.watchLocked()
-	c.attach(q)
 	return q, nil
 }
 
