@@ -353,6 +353,43 @@ func TestCloseDuringWait(t *testing.T) {
 	}
 }
 
+// TestCloseWhileWriting ends a QP whose WRITE waits for room in the socket, as its memory node reads nothing: by Abort at once, by
+// Close after a PeerTimeout.
+func TestCloseWhileWriting(t *testing.T) {
+	for _, abort := range []bool{false, true} {
+		t.Run(fmt.Sprintf("abort %v", abort), func(t *testing.T) {
+			limit := 500 * time.Millisecond
+			if abort {
+				limit = 10 * rdmatest.Patience // that of the test's own is earlier
+			}
+			e := rdmatest.NewEnv(t, waiting(harness(t, Options{}, Options{PeerTimeout: limit})))
+			l := e.Unconnected(maxMsg)
+			mr := e.Memory(64, rdmatest.All) // its key is a stranger's to the silent one
+			addr, _ := silent(t)
+			q, err := e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, addr, nil)
+			e.Must(err)
+			w := l.Write(mr, 0, l.Buf(maxMsg))
+			w.ID = 7
+			if n, err := q.PostSend([]rdma.WR{w}); n != 1 {
+				t.Fatal(err)
+			}
+			end := q.Close
+			if abort {
+				end = q.Abort
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- end() }()
+			if err := receive(t, ended, "the end"); !errors.Is(err, ErrUnconfirmed) {
+				t.Errorf("it gave %v, want ErrUnconfirmed", err)
+			}
+			var wcs [2]rdma.WC
+			if n := l.CQ.Poll(wcs[:]); n != 1 || wcs[0].ID != 7 || wcs[0].Status != driver.WRFlushErr {
+				t.Errorf("%d WCs, %+v; want WR_FLUSH_ERR", n, wcs[0])
+			}
+		})
+	}
+}
+
 // TestDialDuringWait: a QP that is new on a CQ under a Wait is waited for as well.
 func TestDialDuringWait(t *testing.T) {
 	c := newCrowd(t, 1, Options{PeerTimeout: rdmatest.Patience})
