@@ -40,6 +40,7 @@ var _ driver.CQ = (*cq)(nil)
 func newCQ(d *device, depth int) *cq {
 	c := &cq{d: d, ready: make(chan struct{}, 1)}
 	c.able = runtime.GOMAXPROCS(0) > 1 && d.o.TLSClient == nil
+	c.looks = runtime.GOMAXPROCS(0) > 2
 	size := 16
 	for size < min(depth, 256) { // push makes room
 		size *= 2

@@ -39,7 +39,10 @@ type reading struct {
 	// able is false if one processor runs all goroutines, since a switch is cheap there, and over TLS, with which
 	// a Wait took several times as long in some runs.
 	able bool
-	own  struct {
+	// looks: a Wait looks for a moment before it sleeps, see lookSoon. It was no gain on two processors.
+	looks bool
+	vain  uint // Waits since the last look that found something; the waiting goroutine's
+	own   struct {
 		sync.Mutex // held by a Wait and by the minder except while they are in the poller
 		qps        []*qp
 		poller     *poll.Poller  // of those that are byCQ; nil: there was none yet
@@ -266,6 +269,7 @@ func (c *cq) park(until, now time.Time) bool {
 	var ready []int
 	if !some {
 		c.own.Unlock()
+		c.lookSoon()
 		ready, _ = c.own.poller.Wait(-1)
 		c.own.Lock()
 	}
@@ -276,6 +280,26 @@ func (c *cq) park(until, now time.Time) bool {
 	w.Unlock()
 	c.advanceAll(ready)
 	return !woken
+}
+
+const (
+	// soon is how long a Wait looks for replies before it sleeps. Most replies within a machine come earlier, and then
+	// neither side pays for waking this one.
+	soon = 15 * time.Microsecond
+	// vainLooks in a row are a sign that replies take longer; from then on a Wait looks once in lookAgain times.
+	vainLooks, lookAgain = 4, 64
+)
+
+// lookSoon looks for replies for a moment. The goroutine of a Wait alone calls it.
+func (c *cq) lookSoon() {
+	switch {
+	case !c.looks || c.vain >= vainLooks && c.vain%lookAgain != 0:
+		c.vain++
+	case c.own.poller.Look(soon):
+		c.vain = 0
+	default:
+		c.vain++
+	}
 }
 
 // setAlarmLocked arranges a Wake at the time until, or before; zero is none.
