@@ -251,20 +251,29 @@ func (m *syncMap) getBoxed(i int, dst []byte) int {
 	return copy(dst, v.([]byte))
 }
 
-// BenchmarkTCPMultiGet is MultiGet of 64 keys, with the processor time of both
+// spentOn adds the processor time of both sides to b's figures; it is called before the loop, what it returns behind it.
+func (s *store) spentOn(b *testing.B) func() {
+	self, other := cpu(b, os.Getpid()), cpu(b, s.pid)
+	return func() {
+		b.ReportMetric(float64(cpu(b, os.Getpid())-self)/float64(b.N), "client-cpu-ns/op")
+		b.ReportMetric(float64(cpu(b, s.pid)-other)/float64(b.N), "store-cpu-ns/op")
+	}
+}
+
+// BenchmarkTCPMultiGet is MultiGet of 64 keys, and Do of 64 with Into, with the processor time of both
 // sides.
 func BenchmarkTCPMultiGet(b *testing.B) {
 	st := startStore(b, 1<<30)
 	s := newKeySet(scaled(100_000, 1_000))
 	st.sized(b, "multi", s.len())
 	for _, lanes := range []int{1, 2} {
+		c := st.open(b, "tcp", "multi", lanes)
+		load(b, c, s)
 		b.Run(fmt.Sprintf("lanes=%d", lanes), func(b *testing.B) {
-			c := st.open(b, "tcp", "multi", lanes)
-			load(b, c, s)
 			keys := make([][]byte, 64)
 			b.ReportAllocs()
 			i := 0
-			self, other := cpu(b, os.Getpid()), cpu(b, st.pid)
+			report := st.spentOn(b)
 			for b.Loop() {
 				for k := range keys {
 					keys[k] = s.at(i)
@@ -276,8 +285,81 @@ func BenchmarkTCPMultiGet(b *testing.B) {
 					}
 				}
 			}
-			b.ReportMetric(float64(cpu(b, os.Getpid())-self)/float64(b.N), "client-cpu-ns/op")
-			b.ReportMetric(float64(cpu(b, st.pid)-other)/float64(b.N), "store-cpu-ns/op")
+			report()
 		})
+		b.Run(fmt.Sprintf("Do/lanes=%d", lanes), func(b *testing.B) {
+			x := newBatcher(s, 64, 0)
+			b.ReportAllocs()
+			report := st.spentOn(b)
+			for b.Loop() {
+				if err := x.do(b.Context(), c, client.OpGet); err != nil {
+					b.Fatal(err)
+				}
+			}
+			report()
+		})
+	}
+}
+
+// BenchmarkTCPCopies is Put with one copy and with two, and the processor time of both sides.
+func BenchmarkTCPCopies(b *testing.B) {
+	st := startStore(b, 1<<30, 2)
+	s := newKeySet(scaled(100_000, 1_000))
+	for _, copies := range []uint32{1, 2} {
+		ns := fmt.Sprint("r", copies)
+		st.namespace(b, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
+			Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+		c := st.open(b, "tcp", ns)
+		load(b, c, s)
+		b.Run(ns, func(b *testing.B) {
+			v, i := make([]byte, valueLen), 0
+			b.ReportAllocs()
+			report := st.spentOn(b)
+			for b.Loop() {
+				if _, err := c.Put(b.Context(), s.at(i), v, client.PutOptions{}); err != nil {
+					b.Fatal(err)
+				}
+				i++
+			}
+			report()
+		})
+	}
+}
+
+// BenchmarkTCPValues is Put and GetInto of large values, in memory all of whose pages have been used, with the processor
+// time of both sides.
+func BenchmarkTCPValues(b *testing.B) {
+	st := startStore(b, 2<<30)
+	st.namespace(b, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1, Segments: 1, IndexPercent: 1})
+	c := st.open(b, "tcp", "values")
+	key, v := []byte("large"), make([]byte, 4<<20)
+	for range scaled(2048, 1) {
+		if _, err := c.Put(b.Context(), key, v[:1<<20], client.PutOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, size := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+		for _, x := range []struct {
+			name string
+			do   func(ctx context.Context) error
+		}{
+			{"Put", func(ctx context.Context) error {
+				_, err := c.Put(ctx, key, v[:size], client.PutOptions{})
+				return err
+			}},
+			{"GetInto", func(ctx context.Context) error { _, err := c.GetInto(ctx, key, v); return err }},
+		} {
+			b.Run(fmt.Sprintf("%s of %d KiB", x.name, size>>10), func(b *testing.B) {
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				report := st.spentOn(b)
+				for b.Loop() {
+					if err := x.do(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+				report()
+			})
+		}
 	}
 }

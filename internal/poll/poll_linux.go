@@ -68,13 +68,32 @@ func (p *Poller) Wake() {
 // Slept reports whether the last Wait had to wait: nothing was ready yet. It is for the goroutine that calls Wait.
 func (p *Poller) Slept() bool { return p.slept }
 
+// countEvents is how many events there are.
+func (p *Poller) countEvents() int {
+	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
+	return max(int(k), 0)
+}
+
+// Look looks again and again, for d at most, and reports whether Wait would return at once. In between, other threads may have
+// the processor. It is for the goroutine that calls Wait.
+func (p *Poller) Look(d time.Duration) bool {
+	for began := time.Now(); ; {
+		switch {
+		case p.countEvents() > 0:
+			return true
+		case time.Since(began) >= d:
+			return false
+		}
+		_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+}
+
 // Wait returns the descriptors that can be read, or have ended, when there are
 // some, and whether Wake was called since the last time; after d, which has the grain of a millisecond, it
 // returns none. A negative d is no limit. The slice stays valid until the next call.
 func (p *Poller) Wait(d time.Duration) (ready []int, woken bool) {
 	// Mostly something is ready, and then the processor need not be given up for the call.
-	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
-	n := max(int(k), 0)
+	n := p.countEvents()
 	p.slept = n == 0
 	limit := -1
 	if d >= 0 {

@@ -124,3 +124,29 @@ func TestCloseLeavesNoDescriptors(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
 }
+
+// TestLook: a look finds what Wait would return, and nothing before that is there.
+func TestLook(t *testing.T) {
+	p := open(t)
+	a, peer := pair(t)
+	if err := p.Add(a); err != nil {
+		t.Fatal(err)
+	}
+	if p.Look(0) {
+		t.Error("it found something where nothing is")
+	}
+	if _, err := unix.Write(peer, []byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if !p.Look(0) {
+		t.Error("it did not find input")
+	}
+	if ready, woken := p.Wait(-1); len(ready) != 1 || ready[0] != a || woken {
+		t.Errorf("Wait gave %v, %v", ready, woken)
+	}
+	p.Remove(a)
+	p.Wake()
+	if !p.Look(0) {
+		t.Error("it did not find a Wake")
+	}
+}

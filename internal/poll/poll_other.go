@@ -31,5 +31,8 @@ func (*Poller) Wake() {}
 // Slept is false.
 func (*Poller) Slept() bool { return false }
 
+// Look is false.
+func (*Poller) Look(time.Duration) bool { return false }
+
 // Wait returns at once.
 func (*Poller) Wait(time.Duration) ([]int, bool) { return nil, false }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,10 +64,7 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	_ = nc.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	sk, err := newSock(nc)
-	if err != nil {
-		return nil, err
-	}
+	sk := newSock(nc)
 	var conn net.Conn = sk
 	if d.o.TLSClient != nil {
 		host, _, err := net.SplitHostPort(r.Addr)
@@ -117,11 +115,13 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	}
 	d.mu.lastQP++
 	q.num = d.mu.lastQP
+	if err := c.attach(q); err != nil {
+		return nil, err
+	}
 	d.mu.qps[q] = struct{}{}
 	p.qps++
 	c.qps++
 	d.watchLocked()
-	c.attach(q)
 	return q, nil
 }
 
@@ -136,15 +136,27 @@ func printable(s string) string {
 }
 
 // control sizes a socket's buffers before it connects or listens, when the
-// window scale is still open.
-func (d *device) control(_, _ string, c syscall.RawConn) error {
+// window scale is still open, and chooses how it is paced.
+func (d *device) control(_, addr string, c syscall.RawConn) error {
 	var err error
 	cerr := c.Control(func(fd uintptr) {
 		err = errors.Join(
 			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, d.o.SocketBuffer),
 			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, d.o.SocketBuffer))
+		if a, aerr := netip.ParseAddrPort(addr); aerr == nil && a.Addr().Unmap().IsLoopback() {
+			unpace(int(fd))
+		}
 	})
 	return errors.Join(cerr, err)
+}
+
+// unpace lets a socket send as fast as it can if the machine's congestion control is BBR: that sends in small pieces, each at its
+// time, and on the loopback device there is nothing to be gentle to. It has to come before the connection, which keeps its pace
+// otherwise; accepted ones have the listener's. Any other congestion control stays, and so does BBR where reno is forbidden.
+func unpace(fd int) {
+	if cc, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil && strings.HasPrefix(cc, "bbr") {
+		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
+	}
 }
 
 // tune makes a connection prompt and quick to notice a dead peer, and returns

@@ -40,7 +40,7 @@ var _ driver.CQ = (*cq)(nil)
 func newCQ(d *device, depth int) *cq {
 	c := &cq{d: d, ready: make(chan struct{}, 1)}
 	c.able = runtime.GOMAXPROCS(0) > 1 && d.o.TLSClient == nil
-	c.wake.left.L = &c.wake
+	c.looks = runtime.GOMAXPROCS(0) > 2
 	size := 16
 	for size < min(depth, 256) { // push makes room
 		size *= 2
@@ -121,9 +121,12 @@ func (c *cq) Close() error {
 		c.wake.alarm.Stop()
 	}
 	c.wake.Unlock()
-	if e := c.own.several; e != nil {
-		_ = e.file.Close()
-		c.own.several = nil
+	c.own.Lock()
+	defer c.own.Unlock()
+	if p := c.own.poller; p != nil {
+		c.dismissLocked()
+		p.Close()
+		c.own.poller = nil
 	}
 	return nil
 }

@@ -280,8 +280,7 @@ func FuzzReplyFrame(f *testing.F) {
 		s := &script{in: in, step: int(step) + 1, pauses: pauses}
 		q := newQP(d, p.(*pd), c.(*cq), s, s, 1<<20)
 		if pauses {
-			q.sock = &sock{}
-			q.sock.nowait.Store(true)
+			q.sock = &sock{} // a detached one
 		}
 		b := g.all[guardSize:]
 		wrs := []driver.WR{

@@ -10,8 +10,8 @@
 // side that posts.
 //
 // Concurrency and buffer ownership are those of package driver. The goroutine that waits for a
-// CQ reads the replies itself (wait.go); while nobody does, every QP has one goroutine
-// for that. Another one writes only while requests do not fit into the socket. Large
+// CQ reads the replies itself (wait.go); while nobody does, a goroutine of the CQ
+// does. Another one writes only while requests do not fit into the socket. Large
 // WRITEs are sent from the caller's buffer and READs land in it directly.
 //
 // Batching replies until the input is drained follows Redis and memcached; the

@@ -80,18 +80,14 @@ type qp struct {
 	}
 	writers sync.WaitGroup
 
-	by      readBy        // guarded by cq.own
-	listed  bool          // in cq.own.several; guarded by cq.own
-	stopped chan struct{} // closed when the reading goroutine has ended; guarded by cq.own
-	broken  atomic.Bool   // the connection was closed by this side
+	by readBy // guarded by cq.own
 
 	// The reader's: who that is, see wait.go.
 	buf    []byte
 	r, w   int
-	done   uint64        // WRs answered
-	status driver.Status // that of WR done, which the waiting goroutine is about to hand out; or 0
-	midway bool          // within the payload of the reply to WR done
-	rest   []byte        // of its Local, not filled yet
+	done   uint64 // WRs answered
+	midway bool   // within the payload of the reply to WR done
+	rest   []byte // of its Local, not filled yet
 	batch  []completion
 	repaid int64 // bytes of unreplied to give back
 
@@ -301,9 +297,7 @@ func (q *qp) check(w *driver.WR, keys *localKeys) driver.Status {
 
 // breakConn ends the connection; the reader notices and flushes.
 func (q *qp) breakConn() {
-	q.broken.Store(true)
 	_ = q.nc.Close()
-	q.cq.wakeParked()
 }
 
 // writeFailed leaves the connection to Close if that is why.
@@ -380,8 +374,13 @@ func (q *qp) gather(b *doorbell, p []byte) error {
 }
 
 func (q *qp) writeGathered(b *doorbell) error {
-	b.rest = b.pieces
-	_, err := b.rest.WriteTo(q.conn) // writev(2) on a TCP connection
+	var err error
+	if q.detached() {
+		err = q.sock.writeAll(b.pieces)
+	} else {
+		b.rest = b.pieces
+		_, err = b.rest.WriteTo(q.conn) // writev(2) on a TCP connection
+	}
 	clear(b.pieces)
 	b.pieces, b.rest, b.gathered = b.pieces[:0], nil, 0
 	if err == nil {
@@ -396,6 +395,27 @@ func (q *qp) readReplies() {
 		q.finish(status)
 	}
 }
+
+// readOut is the reader goroutine of a detached connection whose QP is being closed.
+func (q *qp) readOut() {
+	until := time.Now().Add(q.d.o.PeerTimeout)
+	for {
+		q.sock.drained = false
+		if status := q.read(); status != 0 {
+			q.finish(status)
+			return
+		}
+		left := time.Until(until)
+		if left <= 0 {
+			q.finish(driver.RetryExcErr)
+			return
+		}
+		q.sock.awaitInput(int(left.Milliseconds()) + 1)
+	}
+}
+
+// detached reports whether the connection is read by its CQ.
+func (q *qp) detached() bool { return q.sock != nil && q.sock.detached() }
 
 // due says whether replies are outstanding; the reader's.
 func (q *qp) due() bool { return q.done != q.posted.Load() }
@@ -506,7 +526,7 @@ func (q *qp) begin() driver.Status {
 
 // stop says what a failed read means; see read.
 func (q *qp) stop(err error) driver.Status {
-	if q.sock != nil && q.sock.nowait.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
+	if q.detached() && errors.Is(err, os.ErrDeadlineExceeded) {
 		return 0
 	}
 	return driver.RetryExcErr
@@ -561,25 +581,42 @@ func (q *qp) Close() error {
 // Abort is Close without the wait, also of a Close under way.
 func (q *qp) Abort() error {
 	q.aborted.Store(true)
-	_ = q.nc.SetReadDeadline(time.Unix(1, 0))
+	if !q.detached() {
+		_ = q.nc.SetReadDeadline(time.Unix(1, 0))
+	} else if q.State() == driver.StateClosed {
+		q.breakConn()
+	}
 	return q.Close()
 }
 
 func (q *qp) close() error {
 	q.state.Store(uint32(driver.StateClosed))
 	// A goroutine that is writing stops, perhaps within a request, which the agent then does not complete.
-	_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
+	if q.detached() {
+		q.sock.halted.Store(true)
+	} else {
+		_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
+	}
 	q.mu.Lock()
 	//lint:ignore SA2001 a PostSend that saw the old state has returned
 	q.mu.Unlock()
 	q.writers.Wait()
 	q.cq.detach(q)
-	_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
-	if q.aborted.Load() {
+	switch aborted := q.aborted.Load(); {
+	case q.detached():
+		if aborted {
+			q.breakConn()
+		}
+	case aborted:
 		_ = q.nc.SetReadDeadline(time.Unix(1, 0))
+	default:
+		_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
 	}
 	_ = q.nc.CloseWrite()
 	<-q.gone
+	if q.detached() {
+		q.sock.release()
+	}
 
 	d := q.d
 	d.mu.Lock()

@@ -1,32 +1,32 @@
 package tcp
 
 import (
-	"errors"
-	"io"
-	"net"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvd-project/kvd/internal/poll"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// A QP's replies are read by a goroutine of its own or, from the first Wait on,
-// by whoever waits for its CQ: that saves waking another goroutine for each burst
-// of replies. A QP whose CQ nobody has waited for from one tick of the watch timer to
-// the next goes back to a goroutine, so that a peer's end is noticed, and replies to
-// what is unsignaled are taken in, while nobody waits.
+// The connections of a CQ are in a poller (epoll) of its own, and whoever waits for the CQ waits in the kernel for all of them at
+// once and reads what has come: no other goroutine has to be woken for a burst of replies. The thread that waits is
+// held meanwhile and woken by the kernel itself; a goroutine parked by the runtime needs its poller first, a thread that
+// looks for goroutines, and on the way often another one or two that find none.
+//
+// While nobody waits, from one tick of the watch timer to the next and before the first Wait, a goroutine of the CQ, its
+// minder, does the same, so that a peer's end is noticed and replies to what is unsignaled are taken in.
+//
+// Where that is no gain, see reading.able, each QP has a goroutine that reads.
 
 // readBy says who reads a QP's replies. The zero value is invalid.
 type readBy uint8
 
 const (
+	// byGoroutine: one of its own.
 	byGoroutine readBy = 1 + iota
-	byWaiter
+	// byCQ: the Wait under way, or the minder.
+	byCQ
 	// byCloser: a goroutine, until the end; Close waits for it.
 	byCloser
 	// byNobody: the connection has ended.
@@ -39,21 +39,23 @@ type reading struct {
 	// able is false if one processor runs all goroutines, since a switch is cheap there, and over TLS, with which
 	// a Wait took several times as long in some runs.
 	able bool
-	own  struct {
-		sync.Mutex // held by a Wait except while it is parked
+	// looks: a Wait looks for a moment before it sleeps, see lookSoon. It was no gain on two processors.
+	looks bool
+	vain  uint // Waits since the last look that found something; the waiting goroutine's
+	own   struct {
+		sync.Mutex // held by a Wait and by the minder except while they are in the poller
 		qps        []*qp
-		goroutines int  // how many of qps are byGoroutine
-		inside     bool // a Wait is under way
-		waited     bool // one was, since the last tick
-		several    *several
+		poller     *poll.Poller  // of those that are byCQ; nil: there was none yet
+		inside     bool          // a Wait is under way
+		waited     bool          // one was, since the last tick
+		minder     chan struct{} // closed when that has ended; nil: there is none
+		dismissed  bool          // the minder is to end
 	}
-	owns   atomic.Bool          // some of own.qps are byWaiter
-	slept  bool                 // the Wait under way has let go of own; its goroutine's
-	parked atomic.Pointer[park] // what it waits for meanwhile
+	owns   atomic.Bool // Waits read, and there is no minder
+	parked atomic.Bool // a Wait is in the poller, or about to be; stored under wake
 	wake   struct {
 		sync.Mutex
 		woken bool
-		left  sync.Cond // a park has ended
 		// alarm is a Wake at the time at: one that comes early does no harm, and setting it
 		// anew for every wait costs more.
 		alarm *time.Timer
@@ -61,200 +63,76 @@ type reading struct {
 	}
 }
 
-// past is a deadline that interrupts.
-var past = time.Unix(1, 0)
-
-// park is what a Wait blocks on: one connection, or several.
-type park struct {
-	raw   syscall.RawConn
-	f     interface{ SetReadDeadline(time.Time) error }
-	ready func(fd uintptr) bool // for RawConn.Read: takes in what is there; false to wait for more
-	cut   bool                  // f's read deadline is past; guarded by wake
-}
-
-// mend takes back what has cut p, or is said to have.
-func (p *park) mend() {
-	if p.cut {
-		p.cut = false
-		_ = p.f.SetReadDeadline(time.Time{})
-	}
-}
-
-// sock is the connection below TLS. Its reader may ask it not to wait.
-type sock struct {
-	*net.TCPConn
-	park
-	// nowait makes Read return os.ErrDeadlineExceeded where it would wait.
-	nowait atomic.Bool
-	// The reader's:
-	drained bool // the last read left nothing
-	got     bool // some read gave something
-	buf     []byte
-	n       int
-	err     error
-	read    func(fd uintptr)
-}
-
-func newSock(c *net.TCPConn) (*sock, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	s := &sock{TCPConn: c, park: park{raw: raw, f: c}}
-	// Made once: a closure made per call would be an allocation per call.
-	s.read = func(fd uintptr) {
-		for {
-			if s.n, s.err = syscall.Read(int(fd), s.buf); s.err != syscall.EINTR {
-				return
-			}
-		}
-	}
-	return s, nil
-}
-
-func (s *sock) Read(p []byte) (int, error) {
-	if !s.nowait.Load() {
-		return s.TCPConn.Read(p)
-	}
-	if s.drained {
-		return 0, os.ErrDeadlineExceeded
-	}
-	s.buf = p
-	err := s.raw.Control(s.read)
-	s.buf = nil
-	switch {
-	case err != nil:
-		return 0, err
-	case s.err == syscall.EAGAIN:
-		s.drained = true
-		return 0, os.ErrDeadlineExceeded
-	case s.err != nil:
-		return 0, os.NewSyscallError("read", s.err)
-	case s.n == 0 && len(p) > 0:
-		return 0, io.EOF
-	}
-	s.drained, s.got = s.n < len(p), true
-	return s.n, nil
-}
-
-// several is an epoll descriptor over connections, itself in the runtime's poller.
-type several struct {
-	park
-	file   *os.File
-	events [16]unix.EpollEvent
-	n      int
-}
-
-func newSeveral(c *cq) (*several, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil { // or NewFile would not poll it
-		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	f := os.NewFile(uintptr(fd), "epoll")
-	raw, err := f.SyscallConn()
-	if err = errors.Join(err, f.SetReadDeadline(time.Time{})); err != nil { // the poller does not watch it
-		_ = f.Close()
-		return nil, err
-	}
-	e := &several{park: park{raw: raw, f: f}, file: f}
-	e.ready = func(fd uintptr) bool {
-		if c.slept {
-			return true
-		}
-		n, err := unix.EpollWait(int(fd), e.events[:], 0)
-		e.n = max(n, 0)
-		return n > 0 || err != nil || !c.fallAsleep(&e.park)
-	}
-	return e, nil
-}
-
-// ctl adds q's connection to e or takes it away.
-func (e *several) ctl(op int, q *qp) error {
-	var err error
-	cerr := e.raw.Control(func(efd uintptr) {
-		cerr := q.sock.raw.Control(func(fd uintptr) {
-			err = unix.EpollCtl(int(efd), op, int(fd), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(q.num)})
-		})
-		err = errors.Join(cerr, err)
-	})
-	return errors.Join(cerr, err)
-}
-
 var _ driver.Waiter = (*cq)(nil)
 
-// attach makes q one of the CQ's and starts its reader.
-func (c *cq) attach(q *qp) {
+// attach makes q one of the CQ's, and somebody read it. If it fails, q is of no use.
+func (c *cq) attach(q *qp) error {
 	o := &c.own
 	o.Lock()
 	defer o.Unlock()
+	if !c.able {
+		o.qps = append(o.qps, q)
+		q.by = byGoroutine
+		go q.readReplies()
+		return nil
+	}
+	if o.poller == nil {
+		p, err := poll.New()
+		if err != nil {
+			return err
+		}
+		o.poller = p
+	}
+	if err := q.sock.detach(); err != nil {
+		return err
+	}
+	if err := o.poller.Add(q.sock.fd); err != nil {
+		q.sock.release()
+		return err
+	}
 	o.qps = append(o.qps, q)
-	// The poller forgets what came before it is asked: so a read that finds nothing, and
-	// not one that found a little, precedes the wait.
-	q.sock.ready = func(uintptr) bool {
-		if c.slept {
-			return true
-		}
-		over := c.take(q)
-		return over || c.n.Load() > 0 || q.sock.got || !c.fallAsleep(&q.sock.park)
+	q.by = byCQ
+	if !c.owns.Load() {
+		c.mindLocked()
 	}
-	c.giveLocked(q, byGoroutine)
+	return nil
 }
 
-// giveLocked has a goroutine read q.
-func (c *cq) giveLocked(q *qp, by readBy) {
-	if q.by == byWaiter {
-		if q.listed {
-			_ = c.own.several.ctl(unix.EPOLL_CTL_DEL, q)
-			q.listed = false
-		}
-		c.wake.Lock()
-		q.sock.mend()
-		c.wake.Unlock()
-		q.sock.nowait.Store(false)
-	}
-	if q.by = by; by == byGoroutine {
-		c.own.goroutines++
-	}
-	q.stopped = make(chan struct{})
-	go func() {
-		defer close(q.stopped)
-		q.readReplies()
-	}()
-}
-
-// giveBackLocked ends the waiting goroutines' reading.
-func (c *cq) giveBackLocked() {
-	for _, q := range c.own.qps {
-		if q.by == byWaiter {
-			c.giveLocked(q, byGoroutine)
-		}
-	}
+// mindLocked starts the minder, if there is none.
+func (c *cq) mindLocked() {
 	c.owns.Store(false)
+	if c.own.minder == nil {
+		c.own.minder = make(chan struct{})
+		go c.mind(c.own.minder)
+	}
 }
 
-// takeLocked makes this goroutine the reader of every QP.
-func (c *cq) takeLocked() {
-	for _, q := range c.own.qps {
-		if q.by != byGoroutine {
-			continue
+// mind is the minder.
+func (c *cq) mind(ended chan<- struct{}) {
+	defer close(ended)
+	o := &c.own
+	for {
+		ready, _ := o.poller.Wait(-1)
+		o.Lock()
+		if o.dismissed {
+			o.Unlock()
+			return // what is ready stays so
 		}
-		q.sock.nowait.Store(true)
-		_ = q.sock.SetReadDeadline(past)
-		<-q.stopped
-		c.own.goroutines--
-		select {
-		case <-q.gone:
-			q.by = byNobody
-			continue
-		default:
-		}
-		_ = q.sock.SetReadDeadline(time.Time{})
-		q.by = byWaiter
-		c.owns.Store(true)
+		c.advanceAll(ready)
+		o.Unlock()
+	}
+}
+
+// dismissLocked ends the minder. It lets go of own meanwhile.
+func (c *cq) dismissLocked() {
+	o := &c.own
+	if ended := o.minder; ended != nil {
+		o.dismissed = true
+		o.poller.Wake()
+		o.Unlock()
+		<-ended
+		o.Lock()
+		o.minder, o.dismissed = nil, false
 	}
 }
 
@@ -272,51 +150,43 @@ func (c *cq) detach(q *qp) {
 	}
 	switch q.by {
 	case byGoroutine:
-		o.goroutines--
 		q.by = byCloser
-	case byWaiter:
-		w := &c.wake
-		w.Lock()
-		for c.parked.Load() == &q.sock.park {
-			c.wakeLocked()
-			w.left.Wait()
-		}
-		w.Unlock()
-		c.giveLocked(q, byCloser)
+	case byCQ:
+		o.poller.Remove(q.sock.fd)
+		q.by = byCloser
+		go q.readOut()
+		c.wakeParked() // a Wait for this one alone has nothing to wait for any more
 	}
 }
 
-// tick gives the QPs of a CQ that nobody waits for to goroutines, and looks whether idle ones have ended.
+// tick has a CQ that nobody waits for minded, and looks whether idle connections have ended.
 func (c *cq) tick() {
 	o := &c.own
 	o.Lock()
 	defer o.Unlock()
-	if !o.inside && !o.waited && c.owns.Load() {
-		c.giveBackLocked()
+	if !c.owns.Load() {
+		return
+	}
+	if !o.inside && !o.waited {
+		c.mindLocked()
+		return
 	}
 	o.waited = false
 	for _, q := range o.qps {
-		// A Wait reads the connections with something outstanding: the end of an idle one shows here.
-		if q.by == byWaiter && !q.due() && c.parked.Load() != &q.sock.park {
+		if !q.due() { // else a Wait is under way, or soon is
 			c.advance(q)
 		}
 	}
 }
 
-// Ready gives the QPs with something outstanding to goroutines if a Wait has taken
-// them.
+// Ready has the CQ minded if anything is outstanding.
 func (c *cq) Ready() <-chan struct{} {
 	if c.owns.Load() {
 		o := &c.own
 		o.Lock()
 		defer o.Unlock()
-		if !o.inside {
-			for _, q := range o.qps {
-				if q.by == byWaiter && q.due() {
-					c.giveBackLocked()
-					break
-				}
-			}
+		if !o.inside && c.waits() {
+			c.mindLocked()
 		}
 	}
 	return c.ready
@@ -325,21 +195,15 @@ func (c *cq) Ready() <-chan struct{} {
 func (c *cq) Wake() {
 	c.wake.Lock()
 	defer c.wake.Unlock()
-	c.wakeLocked()
-}
-
-func (c *cq) wakeLocked() {
-	w := &c.wake
-	if p := c.parked.Load(); p != nil && !w.woken {
-		p.cut = true
-		_ = p.f.SetReadDeadline(past)
+	if c.parked.Load() && !c.wake.woken {
+		c.own.poller.Wake()
 	}
-	w.woken = true
+	c.wake.woken = true
 }
 
 // wakeParked is Wake, if a Wait is parked.
 func (c *cq) wakeParked() {
-	if c.parked.Load() != nil {
+	if c.parked.Load() {
 		c.Wake()
 	}
 }
@@ -361,120 +225,81 @@ func (c *cq) Wait(d time.Duration) bool {
 	defer o.Unlock()
 	o.inside, o.waited = true, true
 	defer func() { o.inside = false }()
-	if o.goroutines > 0 {
-		c.takeLocked()
+	if !c.owns.Load() {
+		c.owns.Store(true)
+		c.dismissLocked()
 	}
 	for {
-		c.finishOver()
 		if c.n.Load() > 0 {
 			return true
 		}
-		p := c.choose()
-		if p == nil {
+		if !c.waits() {
 			return false
 		}
-		if !c.park(p, until, now) {
-			c.finishOver()
+		if !c.park(until, now) {
 			return true
 		}
-		if e := o.several; e != nil && p == &e.park {
-			for _, ev := range e.events[:e.n] {
-				for _, q := range o.qps {
-					if q.num == uint32(ev.Fd) {
-						c.advance(q)
-					}
-				}
-			}
-			e.n = 0
-		}
 	}
 }
 
-// finishOver does what advance does at the end for QPs that have come to it otherwise: in a
-// park, or because this side closed the connection, which wakes nobody.
-func (c *cq) finishOver() {
+// waits reports whether a connection that a Wait reads has something outstanding.
+func (c *cq) waits() bool {
 	for _, q := range c.own.qps {
-		if q.broken.Load() || q.status != 0 {
-			c.advance(q)
+		if q.by == byCQ && q.due() {
+			return true
 		}
 	}
+	return false
 }
 
-// choose says what to park on: the connection of the only QP with something
-// outstanding, or several; nil if there is none.
-func (c *cq) choose() *park {
-	o := &c.own
-	var one *qp
-	n := 0
-	for _, q := range o.qps {
-		if q.by == byWaiter && q.due() {
-			one = q
-			n++
-		}
-	}
-	switch n {
-	case 0:
-		return nil
-	case 1:
-		return &one.sock.park
-	}
-	if o.several == nil {
-		e, err := newSeveral(c)
-		if err != nil {
-			return c.decline()
-		}
-		o.several = e
-	}
-	for _, q := range o.qps {
-		if q.by == byWaiter && !q.listed && q.due() {
-			if err := o.several.ctl(unix.EPOLL_CTL_ADD, q); err != nil {
-				if q.broken.Load() {
-					continue // closed since; breakConn wakes the park
-				}
-				return c.decline()
-			}
-			q.listed = true
-		}
-	}
-	return &o.several.park
-}
-
-// decline is choose where the kernel has no descriptor or memory left.
-func (c *cq) decline() *park {
-	c.giveBackLocked()
-	return nil
-}
-
-// park takes in what p has, or else blocks until it may have something; false if woken, as
-// it is at the time until.
-func (c *cq) park(p *park, until, now time.Time) bool {
+// park blocks until a connection has brought something, and takes that in; false if woken, as it is at the time until.
+func (c *cq) park(until, now time.Time) bool {
 	w := &c.wake
 	w.Lock()
-	woken := w.woken
-	if w.woken = false; !woken {
-		p.mend()
-		c.setAlarmLocked(until, now)
-	}
-	w.Unlock()
-	if woken {
+	if w.woken {
+		w.woken = false
+		w.Unlock()
 		return false
 	}
-	c.slept = false
-	err := p.raw.Read(p.ready)
-	cut := errors.Is(err, os.ErrDeadlineExceeded) // by a Wake, or by an Abort under way
-	if c.slept || cut {
-		w.Lock()
-		c.parked.Store(nil)
-		woken = w.woken
-		w.woken = false
-		p.cut = p.cut || cut
-		w.left.Broadcast()
-		w.Unlock()
-	}
-	if c.slept {
+	c.setAlarmLocked(until, now)
+	c.parked.Store(true)
+	// A completion that another goroutine pushed before parked was set woke nobody.
+	some := c.n.Load() > 0
+	w.Unlock()
+	var ready []int
+	if !some {
+		c.own.Unlock()
+		c.lookSoon()
+		ready, _ = c.own.poller.Wait(-1)
 		c.own.Lock()
 	}
+	w.Lock()
+	c.parked.Store(false)
+	woken := w.woken
+	w.woken = false
+	w.Unlock()
+	c.advanceAll(ready)
 	return !woken
+}
+
+const (
+	// soon is how long a Wait looks for replies before it sleeps. Most replies within a machine come earlier, and then
+	// neither side pays for waking this one.
+	soon = 15 * time.Microsecond
+	// vainLooks in a row are a sign that replies take longer; from then on a Wait looks once in lookAgain times.
+	vainLooks, lookAgain = 4, 64
+)
+
+// lookSoon looks for replies for a moment. The goroutine of a Wait alone calls it.
+func (c *cq) lookSoon() {
+	switch {
+	case !c.looks || c.vain >= vainLooks && c.vain%lookAgain != 0:
+		c.vain++
+	case c.own.poller.Look(soon):
+		c.vain = 0
+	default:
+		c.vain++
+	}
 }
 
 // setAlarmLocked arranges a Wake at the time until, or before; zero is none.
@@ -491,40 +316,27 @@ func (c *cq) setAlarmLocked(until, now time.Time) {
 	w.at = until
 }
 
-// fallAsleep lets go of own for a wait; false if there is something to do already.
-func (c *cq) fallAsleep(p *park) bool {
-	w := &c.wake
-	w.Lock()
-	defer w.Unlock()
-	if w.woken {
-		return false
+// advanceAll is advance of the connections that are ready. If a connection has left since and another has its descriptor, that is
+// read in vain.
+func (c *cq) advanceAll(ready []int) {
+	for _, fd := range ready {
+		for _, q := range c.own.qps {
+			if q.by == byCQ && q.sock.fd == fd {
+				c.advance(q)
+			}
+		}
 	}
-	c.parked.Store(p)
-	// A completion that another goroutine pushed before parked was set woke nobody.
-	if c.n.Load() > 0 {
-		c.parked.Store(nil)
-		return false
-	}
-	c.slept = true
-	c.own.Unlock()
-	return true
 }
 
-// take reads what q's connection has brought, and says whether that was the last.
-func (c *cq) take(q *qp) (over bool) {
-	if q.by != byWaiter {
-		return true
-	}
-	q.sock.drained, q.sock.got = false, false
-	q.status = q.read()
-	return q.status != 0
-}
-
-// advance is take, and what has to be done at the end. Not for a park: closing a connection
-// waits for whoever uses it.
+// advance takes in what q's connection has brought, and does what has to be done at its end.
 func (c *cq) advance(q *qp) {
-	if q.by == byWaiter && (q.status != 0 || c.take(q)) {
+	if q.by != byCQ {
+		return
+	}
+	q.sock.drained = false
+	if status := q.read(); status != 0 {
+		c.own.poller.Remove(q.sock.fd)
 		q.by = byNobody
-		q.finish(q.status)
+		q.finish(status)
 	}
 }

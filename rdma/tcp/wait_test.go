@@ -30,14 +30,14 @@ func queueOf(t *testing.T, e *rdmatest.Env) *cq {
 	return last.cq
 }
 
-// readers says who reads each QP of a CQ, in the order of dialing.
-func (c *cq) readers() (by []readBy) {
+// readers says who reads each QP of a CQ, in the order of dialing, and whether the CQ is minded.
+func (c *cq) readers() (by []readBy, minded bool) {
 	c.own.Lock()
 	defer c.own.Unlock()
 	for _, q := range c.own.qps {
 		by = append(by, q.by)
 	}
-	return by
+	return by, c.own.minder != nil
 }
 
 // eventually waits for a condition that a timer of the device brings about.
@@ -140,8 +140,8 @@ func (c *crowd) wait(t *testing.T) rdma.WC {
 func TestWaitReads(t *testing.T) {
 	c := newCrowd(t, 3, Options{PeerTimeout: rdmatest.Patience})
 	q := queueOf(t, c.e)
-	if by := q.readers(); !slices.Equal(by, []readBy{byGoroutine, byGoroutine, byGoroutine}) {
-		t.Fatalf("read by %v before any Wait", by)
+	if by, minded := q.readers(); !minded || !slices.Equal(by, []readBy{byCQ, byCQ, byCQ}) {
+		t.Fatalf("read by %v, minded %v before any Wait", by, minded)
 	}
 	for round, order := range [][]int{{0}, {2, 1, 0}, {1, 0, 2}, {2}, {0, 2}} {
 		for _, i := range order {
@@ -154,8 +154,8 @@ func TestWaitReads(t *testing.T) {
 				t.Fatalf("round %d: %+v, want QP %d's", round, wc, i)
 			}
 		}
-		if by := q.readers(); !slices.Equal(by, []readBy{byWaiter, byWaiter, byWaiter}) {
-			t.Fatalf("round %d: read by %v", round, by)
+		if by, minded := q.readers(); minded || !slices.Equal(by, []readBy{byCQ, byCQ, byCQ}) {
+			t.Fatalf("round %d: read by %v, minded %v", round, by, minded)
 		}
 	}
 	if c.l.CQ.Wait(0) {
@@ -195,7 +195,7 @@ func TestWaitEnds(t *testing.T) {
 				}
 				woken := make(chan bool)
 				go func() { woken <- cq.Wait(time.Hour) }()
-				eventually(t, "the Wait is parked", func() bool { return queueOf(t, c.e).parked.Load() != nil })
+				eventually(t, "the Wait is parked", func() bool { return queueOf(t, c.e).parked.Load() })
 				cq.Wake()
 				if !receive(t, woken, "a woken Wait") {
 					t.Fatal("Wait has nothing to wait for")
@@ -267,8 +267,8 @@ func TestIdleAfterWait(t *testing.T) {
 	if s := c.qps[0].State(); s != driver.StateRTS {
 		t.Errorf("the other one is in state %d", s)
 	}
-	if by := queue.readers(); by[0] != byGoroutine {
-		t.Errorf("read by %v while nobody waits", by)
+	if by, minded := queue.readers(); !minded || by[0] != byCQ || by[1] != byNobody {
+		t.Errorf("read by %v, minded %v while nobody waits", by, minded)
 	}
 	c.post(0, rdma.Signaled) // and it can be waited for again
 	c.say[0] <- wrote(2)
@@ -286,7 +286,7 @@ func TestWaitLongerThanTicks(t *testing.T) {
 	if wc.Status != driver.RetryExcErr {
 		t.Fatalf("%+v, want RETRY_EXC_ERR of a silent peer", wc)
 	}
-	if by := queue.readers(); !slices.Equal(by, []readBy{byNobody}) {
+	if by, _ := queue.readers(); !slices.Equal(by, []readBy{byNobody}) {
 		t.Errorf("read by %v", by)
 	}
 }
@@ -329,7 +329,7 @@ func TestCloseDuringWait(t *testing.T) {
 						c.l.CQ.Wait(rdmatest.Patience)
 					}
 				}()
-				eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() != nil })
+				eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() })
 				end := c.qps[0].Close
 				if abort {
 					end = c.qps[0].Abort
@@ -353,6 +353,43 @@ func TestCloseDuringWait(t *testing.T) {
 	}
 }
 
+// TestCloseWhileWriting ends a QP whose WRITE waits for room in the socket, as its memory node reads nothing: by Abort at once, by
+// Close after a PeerTimeout.
+func TestCloseWhileWriting(t *testing.T) {
+	for _, abort := range []bool{false, true} {
+		t.Run(fmt.Sprintf("abort %v", abort), func(t *testing.T) {
+			limit := 500 * time.Millisecond
+			if abort {
+				limit = 10 * rdmatest.Patience // that of the test's own is earlier
+			}
+			e := rdmatest.NewEnv(t, waiting(harness(t, Options{}, Options{PeerTimeout: limit})))
+			l := e.Unconnected(maxMsg)
+			mr := e.Memory(64, rdmatest.All) // its key is a stranger's to the silent one
+			addr, _ := silent(t)
+			q, err := e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, addr, nil)
+			e.Must(err)
+			w := l.Write(mr, 0, l.Buf(maxMsg))
+			w.ID = 7
+			if n, err := q.PostSend([]rdma.WR{w}); n != 1 {
+				t.Fatal(err)
+			}
+			end := q.Close
+			if abort {
+				end = q.Abort
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- end() }()
+			if err := receive(t, ended, "the end"); !errors.Is(err, ErrUnconfirmed) {
+				t.Errorf("it gave %v, want ErrUnconfirmed", err)
+			}
+			var wcs [2]rdma.WC
+			if n := l.CQ.Poll(wcs[:]); n != 1 || wcs[0].ID != 7 || wcs[0].Status != driver.WRFlushErr {
+				t.Errorf("%d WCs, %+v; want WR_FLUSH_ERR", n, wcs[0])
+			}
+		})
+	}
+}
+
 // TestDialDuringWait: a QP that is new on a CQ under a Wait is waited for as well.
 func TestDialDuringWait(t *testing.T) {
 	c := newCrowd(t, 1, Options{PeerTimeout: rdmatest.Patience})
@@ -360,7 +397,7 @@ func TestDialDuringWait(t *testing.T) {
 	c.post(0, rdma.Signaled)
 	waited := make(chan bool)
 	go func() { waited <- c.l.CQ.Wait(0) }()
-	eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() != nil })
+	eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() })
 	addr, say := silent(t)
 	q, err := c.e.H.Active.Dial(c.e.Ctx(), c.l.PD, c.l.CQ, addr, nil)
 	c.e.Must(err)
@@ -396,7 +433,7 @@ func TestWaitLeavesNothingOpen(t *testing.T) {
 		c.take(t)
 		c.say[1] <- wrote(0)
 		c.wait(t)
-		if queueOf(t, c.e).own.several == nil {
+		if queueOf(t, c.e).own.poller == nil {
 			t.Fatal("no epoll descriptor")
 		}
 	}
