@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/loopback"
 	provider "github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
@@ -205,7 +206,7 @@ type rigNode struct {
 func newRig(t testing.TB, provider string, nodes int, lease time.Duration, change ...func(*server.Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
-		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
+		GRPCAddr: net.JoinHostPort(loopback.Host(), "0"), RaftAddr: net.JoinHostPort(loopback.Host(), "0"), Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
 	for _, f := range change {
 		f(&r.dirOpts)
 	}
@@ -294,15 +295,14 @@ func (r *rig) stopNode(i int) {
 	r.nodes[i].node = nil
 }
 
-// freeAddr is a loopback address that was free a moment ago.
+// freeAddr is a loopback address of this process that was free a moment ago.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 func (r *rig) status() *dirpb.StatusReply {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/loopback"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
@@ -212,15 +213,14 @@ func (d *daemon) signal(s os.Signal) int {
 	return d.wait()
 }
 
-// freeAddr is a loopback address that was free a moment ago.
+// freeAddr is a loopback address of this process that was free a moment ago.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // directory are the arguments of a directory node on folder data.

@@ -103,6 +103,7 @@ var imports = []row{
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
+	{"internal/loopback", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/verbstest", "", "it has only tests"},
