@@ -217,7 +217,7 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 	rd := startRedis(t)
 	n := scaled(100_000, 1_000)
 	s := newKeySet(n)
-	st.roomy(t, "throughput", n, scaled[uint64](1<<30, 64<<20))
+	st.roomy(t, "throughput", n, scaled[uint64](512<<20, 64<<20))
 	c := st.open(t, "shm", "throughput")
 	load(t, c, s)
 	rival := func(test string, n int) float64 {
