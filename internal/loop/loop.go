@@ -367,6 +367,7 @@ func (s *Loops) revise(now time.Time) {
 		t.served += l.served.Load()
 		if i < s.plan.use {
 			t.load += int(l.load.Load())
+			t.busy += int(l.busy.Load())
 		}
 	}
 	was := s.plan.use

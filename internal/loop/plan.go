@@ -4,12 +4,17 @@ import "time"
 
 const (
 	// trial is how long requests are counted before and after more loops begin to serve.
-	trial = 100 * time.Millisecond
+	trial = 30 * time.Millisecond
+	// mostlyFull is for how much of that time the loops in use must have been saturated, in percent: all clients pause now and then.
+	mostlyFull = 75
 	// settling is left out of it: connections change their loop when they say something.
-	settling = 20 * time.Millisecond
+	settling = 10 * time.Millisecond
+	// leastBusy is how many connections that have something to say each loop must have, so that others are tried.
+	leastBusy = 4
 	// leastGain is how many times as many requests twice as many loops must serve at least.
-	leastGain = 1.1
-	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest.
+	leastGain = 1.2
+	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest, until the loops have been
+	// nearly idle once.
 	leastRest, mostRest = 2 * time.Second, time.Minute
 )
 
@@ -18,6 +23,7 @@ type tally struct {
 	load   int    // percent of the time that the loops in use did not wait, summed up
 	served uint64 // by all loops, since ever: times that a connection had something to say
 	conns  int    // in all loops
+	busy   int    // of them, that had something to say of late
 }
 
 // plan says how many loops are in use. Loops that have no time left do not tell by that alone whether others would help: a client that
@@ -32,7 +38,8 @@ type plan struct {
 
 	began, tried time.Time     // the period over which requests are counted; the trial of which it is the second
 	from         tally         // when it began
-	full         bool          // the loops in use have been saturated since
+	looks        int           // how often revise was called since
+	full, low    int           // and found the loops in use saturated, and with time for twice as much
 	before       float64       // requests a second before the trial; 0: there is none
 	rest         time.Duration // after the next trial that fails
 	resting      time.Time     // no trial before
@@ -42,25 +49,33 @@ func newPlan(most int) *plan { return &plan{most: most, use: 1, gain: leastGain,
 
 // revise is told what the loops have done, once in a while.
 func (p *plan) revise(now time.Time, t tally) {
-	saturatedNow := t.load >= saturated*p.use
-	p.full = p.full && saturatedNow
+	p.looks++
+	switch {
+	case t.load >= saturated*p.use:
+		p.full++
+	case t.load <= slack*p.use/2:
+		p.low++
+	}
 	took := now.Sub(p.began)
 	switch {
-	case p.before > 0 && now.Sub(p.tried) < settling:
-		p.restart(now, t, saturatedNow)
+	case p.began.IsZero() || p.before > 0 && now.Sub(p.tried) < settling:
+		p.restart(now, t)
 	case p.before > 0 && took >= trial:
 		p.endTrial(now, t, took)
 	case p.before > 0:
-	case p.use > 1 && t.load <= slack*p.use/2:
+	case took < trial:
+	case p.use > 1 && p.low == p.looks:
 		p.use /= 2
-		p.restart(now, t, false)
-	case !p.full:
-		p.restart(now, t, saturatedNow)
-	case took < trial || p.use == p.most || now.Before(p.resting):
+		p.restart(now, t)
+	case 100*p.full < mostlyFull*p.looks || t.busy < leastBusy*p.use || p.use == p.most || now.Before(p.resting):
+		if p.low == p.looks { // clients that come back may ask for something else
+			p.rest, p.resting = leastRest, time.Time{}
+		}
+		p.restart(now, t)
 	default:
 		p.before, p.tried = p.rate(t, took), now
 		p.use = min(2*p.use, p.most)
-		p.restart(now, t, false)
+		p.restart(now, t)
 	}
 }
 
@@ -77,7 +92,7 @@ func (p *plan) endTrial(now time.Time, t tally, took time.Duration) {
 		p.use = (p.use + 1) / 2
 	}
 	p.before = 0
-	p.restart(now, t, false)
+	p.restart(now, t)
 }
 
 // rate is how many requests a second there were since the period began.
@@ -85,4 +100,6 @@ func (p *plan) rate(t tally, took time.Duration) float64 {
 	return float64(t.served-p.from.served) / took.Seconds()
 }
 
-func (p *plan) restart(now time.Time, t tally, full bool) { p.began, p.from, p.full = now, t, full }
+func (p *plan) restart(now time.Time, t tally) {
+	p.began, p.from, p.looks, p.full, p.low = now, t, 0, 0, 0
+}

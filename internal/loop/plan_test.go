@@ -22,7 +22,7 @@ func (p *planned) run(d time.Duration, load, rate func(use int) int) {
 }
 
 func newPlanned(most int) *planned {
-	return &planned{plan: newPlan(most), now: time.Unix(1, 0), t: tally{conns: 50}}
+	return &planned{plan: newPlan(most), now: time.Unix(1, 0), t: tally{conns: 50, busy: 50}}
 }
 
 func each(n int) func(int) int   { return func(int) int { return n } }
@@ -57,6 +57,29 @@ func TestPlanNoGain(t *testing.T) {
 			break
 		}
 	}
+}
+
+// TestPlanAnew: clients that come back after a time without any are tried at once, whatever was found before; a single one never is.
+func TestPlanAnew(t *testing.T) {
+	p := newPlanned(2)
+	p.run(10*time.Second, each(95), each(100_000))
+	p.want(t, "loops without gain", 1)
+	p.run(time.Second, each(5), each(1000))
+	p.t.busy = 1
+	p.run(time.Second, each(95), double(100_000))
+	p.want(t, "a loop of one busy connection", 1)
+	p.t.busy = 50
+	p.run(4*trial, each(95), double(100_000))
+	p.want(t, "loops that serve more than those before", 2)
+}
+
+// TestPlanPauses: clients that pause now and then are tried all the same, and those that often do are not.
+func TestPlanPauses(t *testing.T) {
+	p, n := newPlanned(2), 0
+	p.run(time.Second, func(int) int { n++; return 95 - n%3*10 }, each(100_000))
+	p.want(t, "a loop that has a pause two times of three", 1)
+	p.run(time.Second, func(use int) int { n++; return 95 - n%5/4*10 }, double(100_000))
+	p.want(t, "a loop that has a pause now and then", 2)
 }
 
 // TestPlanGain: loops that serve more stay in use, and are tried by twos, until few requests are left for them.
