@@ -59,7 +59,7 @@ func eventually(t testing.TB, within time.Duration, cond func() string) {
 // TestNoLeak churns a small region: every place that is unlinked comes back, so
 // the region never fills, and the session's accounts add up to what it was given.
 func TestNoLeak(t *testing.T) {
-	_, c := open(t, "shm", devstore.Options{CapacityBytes: 256 << 20}, client.Options{})
+	_, c := open(t, "shm", devstore.Options{CapacityBytes: 512 << 20}, client.Options{})
 	ctx := t.Context()
 	ops, workers, keys := 1_000_000, 4, 2_000
 	if testing.Short() {

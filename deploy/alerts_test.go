@@ -727,7 +727,10 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 	s.run["m1"].signal(syscall.SIGCONT)
 	w.firesNow("KvdUnknownOutcomes")
 
-	// A memory node may have no more address space.
+	// A memory node may have no more address space. The directory may have given it up while it stood still.
+	await(t, func() string { return "the memory node is not back" }, func() bool {
+		return strings.Contains(s.get("d1", "/metrics"), "\nkvd_directory_node_up{node=\"m1\"} 1\n")
+	})
 	s.run["m1"].limitSpace(32 << 20)
 	s.kvctl("", "namespace", "create", "more", "--bytes", "40MiB")
 	w.fires("KvdRegionsFailing")

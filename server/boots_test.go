@@ -65,10 +65,13 @@ func TestWaitForKeptCopy(t *testing.T) {
 	// It is silent again, and an operator gives it up.
 	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m9"})
 	wantCode(t, err, codes.NotFound, `"m9" does not exist`)
-	until(t, "the memory node to be waited for again", func() bool { return node().Waiting })
-	if _, err := c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"}); err != nil {
-		t.Fatal(err)
-	}
+	until(t, "the memory node to be silent for a lease, and given up", func() bool {
+		_, err := c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
+		if err != nil {
+			wantCode(t, err, codes.FailedPrecondition, "was heard within its lease")
+		}
+		return err == nil
+	})
 	st := statusOf(t, c).Map
 	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting || st.Pgs[0].State != dirpb.PGState_PG_LOST {
 		t.Errorf("the map has %v and %v", st.Nodes, st.Pgs)

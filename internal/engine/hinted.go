@@ -71,7 +71,8 @@ func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 		return len(ops), 0
 	}
 	l.touchHints(ops[:min(len(ops), hintedOps)])
-	ch := hintedChain{l: l, epoch: uint32(l.core.epoch.Load()), used: hintedRecords}
+	ch := hintedChain{l: l, began: l.core.epoch.Load(), used: hintedRecords}
+	ch.epoch = uint32(ch.began)
 	for ; n < len(ops) && ch.n < hintedOps; n++ {
 		h := &l.hints[ch.n]
 		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && c.immediate() && !ch.add(h, c) {
@@ -150,7 +151,8 @@ type hintedChain struct {
 	l     *Lane
 	conns [hintedCopies]*conn // by d
 	wrs   [hintedCopies]int   // by d
-	epoch uint32
+	began uint64 // the reclaim epoch at its start
+	epoch uint32 // its low bits
 	lease bool  // one of the ops needs it
 	n     int   // ops
 	used  int   // of the registered memory
@@ -285,7 +287,7 @@ func (ch *hintedChain) post() (done int) {
 		}
 	}
 	for i := range l.hints[:ch.n] {
-		if x := &l.hints[i]; x.shown > 0 && x.shown < x.pg.Replicas && !l.goOn(x) {
+		if x := &l.hints[i]; x.shown > 0 && x.shown < x.pg.Replicas && !l.goOn(x, ch.began) {
 			done++
 		}
 	}
@@ -338,8 +340,9 @@ func (ch *hintedChain) publish(whole bool) {
 	}
 }
 
-// goOn gives x's op, which the head has decided, a Task for the rest of its way; false: there is none, and the op is over.
-func (l *Lane) goOn(x *hinted) bool {
+// goOn gives x's op, which the head has decided, a Task for the rest of its way; false: there is none, and the op is over. The op
+// began in the reclaim epoch given, and keeps it.
+func (l *Lane) goOn(x *hinted, began uint64) bool {
 	op := x.op
 	op.flown += int32(x.shown)
 	l.Stats.Rounds[op.Kind] += uint64(x.shown)
@@ -354,6 +357,7 @@ func (l *Lane) goOn(x *hinted) bool {
 	}
 	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: x.at.flags(), Version: x.ver})
 	l.startFor(op, t)
+	t.epoch = began
 	return true
 }
 

@@ -75,7 +75,7 @@ var mutants = []mutant{
 	{"hinted-publish-undecided", "a PUT without a task is published if the head took it", []edit{{hinted,
 		"		if binary.LittleEndian.Uint64(ch.cells(x)) == uint64(x.way.X) {\n", "if true {\n"}}},
 	{"hinted-decided-given-up", "a PUT that the head has decided goes on, whatever is in its way", []edit{{hinted,
-		"x.shown > 0 && x.shown < x.pg.Replicas && !l.goOn(x) {", "false && !l.goOn(x) {"},
+		"x.shown > 0 && x.shown < x.pg.Replicas && !l.goOn(x, ch.began) {", "false && !l.goOn(x, ch.began) {"},
 		{hinted, "	if x.shown > 0 && x.shown < x.pg.Replicas {\n		return false // decided", "if false {\nreturn false // decided"}}},
 	{"record-first", "a cached GET reads the slot first, and words learnt at A are no hints", []edit{
 		{op, "	x[0].set(Read, Index, p, h.Off, word, 0, 0)\n	x[1].set(Read, Heap, p, h.X.Off(), rec, 0, 0)", "x[1].set(Read, Index, p, h.Off, word, 0, 0)\nx[0].set(Read, Heap, p, h.X.Off(), rec, 0, 0)"},
