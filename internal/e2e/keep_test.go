@@ -274,7 +274,7 @@ func TestWorkerAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(program, b, 0o700); err != nil {
+	if err := writeProgram(program, b, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, w.memnode("m1")...)

@@ -238,12 +238,20 @@ func (w *world) program(from string) program {
 	return p
 }
 
+// writeProgram is os.WriteFile of what is to be executed. No other goroutine starts a process meanwhile: until it executes its own
+// program, that has the file open for writing as well, and nobody can execute it ("text file busy").
+func writeProgram(path string, b []byte, mode os.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, b, mode)
+}
+
 // replace puts another program in its place at once, as install(1) and package managers do.
 func (p program) replace(w *world, from string) {
 	w.t.Helper()
 	b, err := os.ReadFile(from)
 	if err == nil {
-		err = os.WriteFile(string(p)+".new", b, 0o755)
+		err = writeProgram(string(p)+".new", b, 0o755)
 	}
 	if err == nil {
 		err = os.Rename(string(p)+".new", string(p))
@@ -609,7 +617,7 @@ func TestRestartByAnotherProgram(t *testing.T) {
 	w.must([]byte("v"), "--namespace", "one", "put", "k")
 	script := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(t.TempDir(), name)
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)); err != nil {
+		if err := errors.Join(writeProgram(path, []byte(text), 0o600), os.Chmod(path, mode)); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -234,6 +234,9 @@ func (c *Core) Close() error {
 		l.closeBuffers()
 		l.cache = none
 	}
+	c.taking.Lock()
+	c.in.Store(&installed{c.View(), none}) // nobody finds the tables any more
+	c.taking.Unlock()
 	c.maps.close()
 	return c.bufs.close()
 }

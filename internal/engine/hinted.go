@@ -151,12 +151,12 @@ type hintedChain struct {
 	l     *Lane
 	conns [hintedCopies]*conn // by d
 	wrs   [hintedCopies]int   // by d
-	began uint64 // the reclaim epoch at its start
-	epoch uint32 // its low bits
-	lease bool  // one of the ops needs it
-	n     int   // ops
-	used  int   // of the registered memory
-	most  uint8 // replicas of any PUT; 0: there is none
+	began uint64              // the reclaim epoch at its start
+	epoch uint32              // its low bits
+	lease bool                // one of the ops needs it
+	n     int                 // ops
+	used  int                 // of the registered memory
+	most  uint8               // replicas of any PUT; 0: there is none
 }
 
 // add adds x's verbs, if it can; false: they have to wait for another chain.
