@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // quietPatience bounds what takes seconds on a machine that is not busy.
@@ -80,4 +81,13 @@ func TestQuietSessions(t *testing.T) {
 		}
 		t.Logf("limbo ended after %v beside %d quiet sessions", took.Round(time.Millisecond), idlers)
 	}
+	quiet()
+	over, err := inside.Of(writer).UnderWay(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if over() {
+		t.Error("all that was under way has ended, and nobody was asked")
+	}
+	t.Logf("%v until all that was under way had ended", until("what is under way", over).Round(time.Millisecond))
 }

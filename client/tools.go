@@ -185,6 +185,16 @@ func (t tools) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, e
 	}
 }
 
+// UnderWay is of inside.Tools. The moment is like a place that comes into limbo, and passes like one, so the directory calls quiet sessions for it.
+func (t tools) UnderWay(ctx context.Context) (over func() bool, err error) {
+	s, err := t.c.live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tag := s.core.Unlinks()
+	return func() bool { return s.core.Released(tag) }, nil
+}
+
 // Work is of inside.Tools. Without a session none of the works was begun, and all have the same error.
 func (t tools) Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error {
 	s, err := t.c.live(ctx)

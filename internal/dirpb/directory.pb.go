@@ -1494,7 +1494,9 @@ type Member struct {
 	Boot  uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // of the process that published the keys
 	// Directory only: of a region that begins with what the memory node held when it was a member before,
 	// until every session writes there.
-	Retained      *Retained `protobuf:"bytes,70,opt,name=retained,proto3" json:"retained,omitempty"`
+	Retained *Retained `protobuf:"bytes,70,opt,name=retained,proto3" json:"retained,omitempty"`
+	// Directory only: of a joiner that began so, until it is a copy.
+	Rejoins       bool `protobuf:"varint,71,opt,name=rejoins,proto3" json:"rejoins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1569,6 +1571,13 @@ func (x *Member) GetRetained() *Retained {
 		return x.Retained
 	}
 	return nil
+}
+
+func (x *Member) GetRejoins() bool {
+	if x != nil {
+		return x.Rejoins
+	}
+	return false
 }
 
 // Retained is memory of a former member that is to be a member's again.
@@ -2001,6 +2010,8 @@ type Job struct {
 	// and, with wipe, that what is readable in the array goes, too.
 	ChildPgId uint32 `protobuf:"varint,18,opt,name=child_pg_id,json=childPgId,proto3" json:"child_pg_id,omitempty"`
 	Drop      bool   `protobuf:"varint,19,opt,name=drop,proto3" json:"drop,omitempty"`
+	// JOIN: the joiner began with what it held when it was a member before, so every word is to be looked at twice.
+	Rejoin bool `protobuf:"varint,26,opt,name=rejoin,proto3" json:"rejoin,omitempty"`
 	// No work before every session has acknowledged this map version; 0: none.
 	Barrier uint64 `protobuf:"varint,11,opt,name=barrier,proto3" json:"barrier,omitempty"`
 	Owner   uint32 `protobuf:"varint,12,opt,name=owner,proto3" json:"owner,omitempty"` // session of the janitor, 0: none
@@ -2159,6 +2170,13 @@ func (x *Job) GetChildPgId() uint32 {
 func (x *Job) GetDrop() bool {
 	if x != nil {
 		return x.Drop
+	}
+	return false
+}
+
+func (x *Job) GetRejoin() bool {
+	if x != nil {
+		return x.Rejoin
 	}
 	return false
 }
@@ -8746,14 +8764,15 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\rR\n" +
 	"generation\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xd7\x01\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xf1\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x120\n" +
 	"\x04keys\x18\x03 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x126\n" +
-	"\bretained\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\bretained\"\x91\x01\n" +
+	"\bretained\x18F \x01(\v2\x1a.kvd.directory.v1.RetainedR\bretained\x12\x18\n" +
+	"\arejoins\x18G \x01(\bR\arejoins\"\x91\x01\n" +
 	"\bRetained\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x14\n" +
 	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
@@ -8787,7 +8806,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
 	"\tabandoned\x18\x05 \x01(\bR\tabandoned\x12\x1a\n" +
-	"\bsegments\x18\x06 \x01(\rR\bsegments\"\x91\x05\n" +
+	"\bsegments\x18\x06 \x01(\rR\bsegments\"\xa9\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
@@ -8809,7 +8828,8 @@ const file_directory_proto_rawDesc = "" +
 	"\vwindow_most\x18\x19 \x01(\rR\n" +
 	"windowMost\x12\x1e\n" +
 	"\vchild_pg_id\x18\x12 \x01(\rR\tchildPgId\x12\x12\n" +
-	"\x04drop\x18\x13 \x01(\bR\x04drop\x12\x18\n" +
+	"\x04drop\x18\x13 \x01(\bR\x04drop\x12\x16\n" +
+	"\x06rejoin\x18\x1a \x01(\bR\x06rejoin\x12\x18\n" +
 	"\abarrier\x18\v \x01(\x04R\abarrier\x12\x14\n" +
 	"\x05owner\x18\f \x01(\rR\x05owner\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x12\x12\n" +

@@ -378,6 +378,9 @@ func (c *Core) Unlinks() (tag uint64) {
 	return tag
 }
 
+// Released reports whether what was tagged so is out of limbo: every operation, of any session, that was under way when the tag was given has ended.
+func (c *Core) Released(tag uint64) bool { return tag < c.releasable.Load() }
+
 // LastUnlink is the number of the renewal that was the last one sent when a place came into limbo last.
 func (c *Core) LastUnlink() uint64 { return c.unlinked.Load() }
 

@@ -37,6 +37,9 @@ type Tools interface {
 	Session(ctx context.Context) (uint32, error)
 	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.
 	ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error)
+	// UnderWay marks this moment: over reports whether every operation, of any session, that was under way then has ended, so that its verbs have
+	// completed or can have no effect any more. over never says so once the session in force at the call is lost.
+	UnderWay(ctx context.Context) (over func() bool, err error)
 	// Work performs a janitor's operations of one kind, several at a time, and leaves
 	// what they found in each. Errors stand in the order of works.
 	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error

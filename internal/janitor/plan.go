@@ -28,6 +28,8 @@ type Plan struct {
 	at   func(i int) repair.Work
 	// first operations are all to be done before any other begins.
 	first int
+	// outlasts says that the others also wait until all that anybody had under way when the first were done has ended.
+	outlasts bool
 }
 
 // Batch is where a batch of at most n operations from the lo-th on ends: one batch is
@@ -38,6 +40,10 @@ func (p *Plan) Batch(lo, n int) int {
 	}
 	return min(lo+n, p.Len)
 }
+
+// Outlasts reports whether the i-th operation is not to begin before every operation that was under way, anybody's, when the first pass
+// was done has ended.
+func (p *Plan) Outlasts(i int) bool { return p.outlasts && i >= p.first }
 
 // At is the i-th operation.
 func (p *Plan) At(i int) repair.Work { return p.at(i) }
@@ -67,7 +73,11 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 				return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 			}
 		}
-		return overArrays(kind, base, append(arraysOf(v, pg), statusArraysOf(pg)...), 1, layout.SegmentSize), nil
+		p := overArrays(kind, base, append(arraysOf(v, pg), statusArraysOf(pg)...), 1, layout.SegmentSize)
+		if job.GetKind() == dirpb.JobKind_JOB_JOIN && job.GetRejoin() {
+			p.twice()
+		}
+		return p, nil
 	case dirpb.JobKind_JOB_RECALL:
 		return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 	case dirpb.JobKind_JOB_SETTLE:
@@ -154,6 +164,16 @@ func overArrays(kind index.Kind, base repair.Work, as []array, per int, size uin
 		}
 		return w
 	}}
+}
+
+// twice makes the operations of p two passes. A joiner that retains a word that a lost head decided alone, such as the EMPTY of a delete, may take
+// that word once more: the delete comes again, by the same word. Somebody who read it before, and syncs the slot only then, takes the joiner back to
+// the word that came between. After the first pass no word at the joiner is a retained one that the chain does not have; so
+// whoever begins then does no such harm, and the second pass, when all others have ended, mends theirs.
+func (p *Plan) twice() {
+	n, at := p.Len, p.at
+	p.Len, p.first, p.outlasts = 2*n, n, true
+	p.at = func(i int) repair.Work { return at(i % n) }
 }
 
 // Add sums up what one operation found.

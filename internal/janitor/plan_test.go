@@ -137,3 +137,33 @@ func TestPlanOfStatusArrays(t *testing.T) {
 		}
 	}
 }
+
+// A rejoin goes over all words twice, and the second time waits for whatever was under way; a join of a member that began with zeroes does not.
+func TestPlanOfRejoin(t *testing.T) {
+	const index0 = layout.RegionPageSize
+	v, err := engine.ViewOf(&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
+		Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20,
+			Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}}}},
+		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: index0, Segments: 3}}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rejoin := range []bool{false, true} {
+		p, err := NewPlan(v, &dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN, PgId: 1, Rejoin: rejoin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen, outlasts := map[uint64]int{}, 0
+		for i := range p.Len {
+			if seen[p.At(i).Off]++; p.Outlasts(i) {
+				outlasts++
+			} else if outlasts > 0 || seen[p.At(i).Off] > 1 {
+				t.Errorf("rejoin %t: operation %d, at %#x, waits for nothing", rejoin, i, p.At(i).Off)
+			}
+		}
+		want := map[bool]int{false: 0, true: 3}[rejoin]
+		if len(seen) != 3 || p.Len != 3+want || outlasts != want || rejoin && (p.Batch(0, 8) != 3 || p.Batch(3, 8) != 6) {
+			t.Errorf("rejoin %t: %d operations at %v, %d of which wait", rejoin, p.Len, seen, outlasts)
+		}
+	}
+}

@@ -248,8 +248,20 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 		return err
 	}
 	told, stay := time.Now(), false
+	progress := func(done int) error {
+		if time.Since(told) <= 200*time.Millisecond {
+			return nil
+		}
+		told = time.Now()
+		return tell(&dirpb.ReportJobRequest{Done: uint64(done), Total: uint64(plan.Len)})
+	}
 	const tries = 4
 	for lo, hi := 0, 0; lo < plan.Len; lo = hi {
+		if plan.outlasts && lo == plan.first {
+			if err := outlast(ctx, c, session, func() error { return progress(lo) }); err != nil {
+				return err
+			}
+		}
 		works := make([]*repair.Work, 0, r.o.Window)
 		hi = plan.Batch(lo, r.o.Window)
 		for i := lo; i < hi; i++ {
@@ -260,8 +272,8 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			works = append(works, &w)
 		}
 		for try := 1; len(works) > 0; try++ {
-			if id, err := inside.Of(c).Session(ctx); err != nil || id != session {
-				return cmp.Or(err, ErrGone) // the claim went with the session
+			if err := owns(ctx, c, session); err != nil {
+				return err
 			}
 			var again []*repair.Work
 			for i, err := range r.perform(ctx, c, plan.Kind, works) {
@@ -282,14 +294,33 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			}
 			works = again
 		}
-		if time.Since(told) > 200*time.Millisecond {
-			told = time.Now()
-			if err := tell(&dirpb.ReportJobRequest{Done: uint64(lo), Total: uint64(plan.Len)}); err != nil {
-				return err
-			}
+		if err := progress(lo); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// owns fails if session, under which a job was claimed, is not the one in force: the claim went with it.
+func owns(ctx context.Context, c *client.Client, session uint32) error {
+	if id, err := inside.Of(c).Session(ctx); err != nil || id != session {
+		return cmp.Or(err, ErrGone)
+	}
+	return nil
+}
+
+// outlast waits until all that anybody has under way now has ended, which takes a reclaim epoch or two. It calls progress meanwhile.
+func outlast(ctx context.Context, c *client.Client, session uint32, progress func() error) error {
+	over, err := inside.Of(c).UnderWay(ctx)
+	for err == nil && !over() {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(10 * time.Millisecond):
+		}
+		err = cmp.Or(owns(ctx, c, session), progress())
+	}
+	return err
 }
 
 // perform does some operations. Those that empty a window have little time: whoever waits

@@ -49,6 +49,7 @@ type cl struct {
 	todo   []int // operations of plan not begun
 	report *dirpb.JobReport
 	tries  int
+	passed int // World.step at which the operations were done that the others are to outlast; 0: not yet
 
 	drift  int64 // of its clock, from waiting
 	woken  int   // World.effects at the last wake: waking earlier would find the same

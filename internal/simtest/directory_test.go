@@ -322,6 +322,9 @@ func (w *World) directoryChanged() {
 			}
 		}
 		for _, r := range w.copies(pg.Id) {
+			if !r.copied {
+				w.checkRejoined(r)
+			}
 			r.copied = true
 		}
 		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {

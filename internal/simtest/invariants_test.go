@@ -176,6 +176,9 @@ func (w *World) after(ev sim.Event) {
 	if !retained {
 		s.left[old] = epoch
 	}
+	if now != 0 && w.rejoins(r) && w.goesBack(r, s, now) {
+		return
+	}
 	if s.now = now; now != 0 || !retained { // else it is as the chain's, which has held nothing yet
 		s.past = append(s.past, now)
 	}
@@ -199,6 +202,11 @@ func (w *World) after(ev sim.Event) {
 	chain := w.chain(r.pg)
 	k := slices.Index(chain, r)
 	w.checkOrder(chain, k, s)
+	if k >= 0 && k < len(chain)-1 && w.rejoins(chain[k+1]) {
+		if o := chain[k+1].find(off); o != nil && o.stale && o.now == now {
+			w.believe(r, chain[k+1], o) // it is the chain's word once more, or has become it
+		}
+	}
 	w.checkStatus(r, off, old, now)
 	if old.Readable() {
 		for _, x := range w.names(r, old) {
@@ -231,6 +239,29 @@ func (w *World) after(ev sim.Event) {
 	if k == 0 {
 		w.checkUnique(string(rec.Key), now.FP())
 	}
+}
+
+// goesBack reports whether a joiner that retains words takes one that the replica before it has left already: somebody brings the slot up from a
+// retained word, and the chain has taken that word once more meanwhile. Nobody believes it.
+func (w *World) goesBack(r *region, s *slot, now layout.Word) bool {
+	chain := w.chain(r.pg)
+	prev := chain[len(chain)-2].find(s.off)
+	if prev == nil {
+		return false
+	}
+	to, at := slices.Index(prev.past, now), 0
+	for i, x := range s.past {
+		for ; at < len(prev.past) && prev.past[at] != x; at++ {
+		}
+		if to >= 0 && to <= at {
+			for _, y := range s.past[i:] {
+				delete(s.left, y)
+			}
+			s.now, s.stale, s.past = now, true, s.past[:i]
+			return true
+		}
+	}
+	return false
 }
 
 // checkOrder checks I2: a replica's history is an in-order subsequence of its

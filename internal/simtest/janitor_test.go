@@ -41,6 +41,7 @@ func (c *cl) claim() {
 		return
 	}
 	c.job, c.plan, c.report, c.todo, c.tries = j, p, janitor.Begin(j), c.todo[:0], 0
+	c.passed = 0
 	for i := p.Len - 1; i >= 0; i-- {
 		if p.At(i).Count || c.w.isRelevant(p.Kind, p.At(i)) {
 			c.todo = append(c.todo, i)
@@ -86,16 +87,36 @@ func (c *cl) stuck() bool {
 	return j != nil && (j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN)
 }
 
-// canWork reports whether the lane of the job's next operation is free.
+// canWork reports whether the job's next operation may begin, and its lane is free. An operation of the second pass begins when all has ended
+// that anybody had under way after the first, which a reclaim epoch tells the janitor (Tools.UnderWay): as places leave limbo, which before checks.
 func (c *cl) canWork() bool {
-	if n := len(c.todo); n > 0 {
-		return !c.within(c.todo[n-1] % len(c.lanes))
+	n := len(c.todo)
+	switch {
+	case n == 0:
+		return true
+	case c.outlasts() && c.passed == 0:
+		return len(c.run) == 0
+	case c.outlasts():
+		if o, _ := c.w.begunBefore(c.passed); o != nil {
+			return false
+		}
 	}
-	return true
+	return !c.within(c.todo[n-1] % len(c.lanes))
+}
+
+// outlasts reports whether the job's next operation is of the second of two passes.
+func (c *cl) outlasts() bool {
+	n := len(c.todo)
+	return n > 0 && c.plan.Outlasts(c.todo[n-1])
 }
 
 // work begins the next operation of the job, or ends it.
 func (c *cl) work() {
+	if c.outlasts() && c.passed == 0 {
+		c.passed = c.w.step
+		c.tell(uint64(len(c.todo)))
+		return
+	}
 	if n := len(c.todo); n > 0 {
 		i := c.todo[n-1]
 		c.todo = c.todo[:n-1]

@@ -63,7 +63,8 @@ type slot struct {
 	now  layout.Word
 	past []layout.Word          // what it has held but the first word, in order
 	left map[layout.Word]uint64 // E when it held the word last
-	// now is what a joiner retained, and the replica before it holds another word: nobody believes it.
+	// now is a word of a joiner that retains words, and the replica before it holds another one: nobody believes it. It is what was retained, or
+	// what an operation has set that began before the join's first pass was done.
 	stale bool
 }
 
@@ -191,16 +192,36 @@ func (w *World) checkRetained(prev, r *region) {
 		if !s.stale || o == nil || o.shown() != s.now {
 			continue
 		}
-		s.stale, s.past = false, append(s.past, s.now)
-		if !s.now.Readable() {
-			continue
+		w.believe(prev, r, s)
+	}
+}
+
+// believe has readers believe the retained word of a slot, which the replica before it holds by now.
+func (w *World) believe(prev, r *region, s *slot) {
+	s.stale, s.past = false, append(s.past, s.now)
+	if !s.now.Readable() {
+		return
+	}
+	w.believed++
+	for _, x := range w.records(prev, s.now) {
+		rec, err := w.recordAt(prev, x)
+		if n := layout.RecordLen(len(rec.Key), len(rec.Value)); err == nil && !bytes.Equal(r.bytes[x.Off():][:n], prev.bytes[x.Off():][:n]) {
+			w.fail(fmt.Errorf("I5: slot %#x of m%d has retained %v, which m%d holds, and %v is another record there", s.off, r.node.i, s.now, prev.node.i, x))
 		}
-		w.believed++
-		for _, x := range w.records(prev, s.now) {
-			rec, err := w.recordAt(prev, x)
-			if n := layout.RecordLen(len(rec.Key), len(rec.Value)); err == nil && !bytes.Equal(r.bytes[x.Off():][:n], prev.bytes[x.Off():][:n]) {
-				w.fail(fmt.Errorf("I5: slot %#x of m%d has retained %v, which m%d holds, and %v is another record there", s.off, r.node.i, s.now, prev.node.i, x))
-			}
+	}
+}
+
+// rejoins reports whether r is a joiner that began with what it retained, and no copy yet.
+func (w *World) rejoins(r *region) bool {
+	pg, c := w.st.PG(r.pg), w.chain(r.pg)
+	return pg.GetJoining() && len(c) > 0 && c[len(c)-1] == r && pg.Members[len(pg.Members)-1].GetRejoins()
+}
+
+// checkRejoined checks that nothing stale is left at a joiner that retained words as it becomes a copy.
+func (w *World) checkRejoined(r *region) {
+	for _, s := range r.slots {
+		if s.stale && s.now != 0 {
+			w.fail(fmt.Errorf("I10: m%d is a copy, and its slot %#x holds %v, which the replica before it has left", r.node.i, s.off, s.now))
 		}
 	}
 }

@@ -730,7 +730,7 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 			pg = proto.CloneOf(pg)
 			pg.Planned, pg.Leaving = nil, nil
 			for _, mem := range pg.Members {
-				mem.Retained = nil
+				mem.Retained, mem.Rejoins = nil, false
 			}
 		}
 		m.Pgs = append(m.Pgs, pg)

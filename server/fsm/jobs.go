@@ -264,6 +264,7 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 	case dirpb.JobKind_JOB_JOIN:
 		pg := s.editPG(j.PgId)
 		pg.Joining = false
+		pg.Members[len(pg.Members)-1].Rejoins = false
 		s.newEpoch(pg)
 	case dirpb.JobKind_JOB_MOVE:
 		s.endMove(j)

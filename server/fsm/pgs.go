@@ -554,6 +554,6 @@ func (s *State) emptied(pg *dirpb.PlacementGroup) bool {
 func (s *State) addJoin(pg *dirpb.PlacementGroup) {
 	s.addJob(&dirpb.Job{
 		Kind: dirpb.JobKind_JOB_JOIN, NamespaceId: pg.NamespaceId, PgId: pg.Id, Barrier: pg.ChangedVersion,
-		Reason: "a member joins the chain",
+		Reason: "a member joins the chain", Rejoin: pg.Members[len(pg.Members)-1].GetRejoins(),
 	})
 }

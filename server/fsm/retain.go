@@ -154,8 +154,8 @@ func (s *State) rejoin(pg *dirpb.PlacementGroup) {
 	s.editHeap(pg.Id).FrozenVersion = pg.ChangedVersion
 }
 
-// admit ends the rejoin of pg's joiner, if that is one, at a reclaim epoch: everybody writes to it from now on, so nothing of it grows old
-// any more. If some word of it may be older than I5 bears, it does not join.
+// admit ends the freeze for pg's joiner, if that began with what it retained, at a reclaim epoch: everybody writes to it from now on, so nothing of
+// it grows old any more. If some word of it may be older than I5 bears, it does not join.
 func (s *State) admit(pg *dirpb.PlacementGroup, epoch uint64) {
 	if !pg.Joining {
 		return
@@ -169,5 +169,5 @@ func (s *State) admit(pg *dirpb.PlacementGroup, epoch uint64) {
 		pg.Members, pg.Joining = pg.Members[:last], false
 		return
 	}
-	m.Retained = nil
+	m.Retained, m.Rejoins = nil, true
 }

@@ -115,8 +115,60 @@ func TestRejoinFreezes(t *testing.T) {
 		}
 		h.thaw(epoch)
 		pg = h.pg(1)
+		if m := h.s.Map(x).Pgs[0].Members; joins && m[1].Rejoins {
+			t.Errorf("a session sees %v", m)
+		}
 		if pg.State != active || pg.Joining != joins || (len(pg.Members) == 2) != joins || (len(h.s.JobsOf(1)) == 1) != joins || joins && pg.Members[1].Retained != nil {
 			t.Errorf("known at %d: %v, jobs %v", epoch, pg, h.s.JobsOf(1))
+		}
+		h.checkCopies()
+	}
+}
+
+// The words of a joiner that retained some are looked at twice, also if another member is lost meanwhile and the join begins again; those of one that began
+// with zeroes are not, nor is anything left of it in a copy.
+func TestRejoinIsAJob(t *testing.T) {
+	joins := func(h *harness) *dirpb.Job {
+		t.Helper()
+		for _, j := range h.s.JobsOf(1) {
+			if j.Kind == dirpb.JobKind_JOB_JOIN {
+				return j
+			}
+		}
+		t.Fatalf("nobody joins: %v", h.s.JobsOf(1))
+		return nil
+	}
+	for _, lost := range []bool{false, true} {
+		h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, Shards: 1})
+		since := h.pg(1).Members[1].Since
+		c := nodeDown(2, 100)
+		c.GetNodeDown().ReclaimEpoch = 5
+		h.do(c)
+		x := h.do(openIn(1, 0)).Session
+		end := func(j *dirpb.Job) {
+			t.Helper()
+			h.do(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: x.Id, JobId: j.Id}}})
+			h.do(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: x.Id, JobId: j.Id, Report: &dirpb.JobReport{}}}})
+		}
+		end(h.s.JobsOf(1)[0]) // the survivors are two
+		h.do(activate(1, h.pg(1).Epoch))
+		h.do(retaining(101, &dirpb.RetainedRegion{PgId: 1, Incarnation: 100, Since: since}))
+		h.do(h.planRetained(6))
+		h.do(publish(2, 101, 1, 77))
+		h.thaw(7)
+		if !joins(h).Rejoin {
+			t.Errorf("retained: %v", joins(h))
+		}
+		if lost {
+			h.do(nodeDown(3, 100))
+			h.thaw(8)
+			if !joins(h).Rejoin {
+				t.Errorf("begun again: %v", joins(h))
+			}
+		}
+		end(joins(h))
+		if pg := h.pg(1); pg.Joining || pg.Members[len(pg.Members)-1].Rejoins {
+			t.Errorf("a copy: %v", pg)
 		}
 		h.checkCopies()
 	}
