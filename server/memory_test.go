@@ -80,3 +80,51 @@ func TestMemoryGoesHome(t *testing.T) {
 		t.Fatalf("usage %v", u)
 	}
 }
+
+// A store does not grow slower with the sessions that came and went: each has its memory with as few calls as the first one, also
+// when nothing is left that was never granted, and what they left behind is many single units and a few long runs.
+func TestSessionsCameAndWent(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c := dial(t, n)
+	newMemnode(t, "m1", 1, just(n))
+	const (
+		sessions = 48
+		each     = 1 << 17 // units that a session takes
+		scraps   = 1000    // of which it leaves so many behind that are free, each between two that stay linked
+		calls    = 3       // two if a run is a little short
+	)
+	took := uint64(0)
+	for i := range sessions {
+		s := open(t, c)
+		var runs []*dirpb.ReturnedRun
+		sum, asked := uint64(0), 0
+		for ; sum < each && asked < calls; asked++ {
+			r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: s.SessionId, PgId: 1, WantUnits: uint32(each - sum), PlaceUnits: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range r.Runs {
+				runs, sum = append(runs, x), sum+uint64(x.Units)
+			}
+		}
+		if sum < each {
+			t.Fatalf("session %d has %d units after %d calls, want %d", i+1, sum, asked, each)
+		}
+		took += sum
+		var back []*dirpb.ReturnedRun
+		left := scraps
+		for _, x := range runs {
+			for ; left > 0 && x.Units > 2; left-- {
+				back = append(back, &dirpb.ReturnedRun{PgId: 1, Generation: 1, Unit: x.Unit, Units: 1, Fresh: true})
+				x.Unit, x.Units = x.Unit+2, x.Units-2
+			}
+			back = append(back, &dirpb.ReturnedRun{PgId: 1, Generation: 1, Unit: x.Unit, Units: x.Units, Fresh: true})
+		}
+		if _, err := c.CloseSession(testCtx(t), &dirpb.CloseSessionRequest{SessionId: s.SessionId, Runs: back}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if u := statusOf(t, c).Usage[0]; took < u.HeapUnits*5/4 || u.ReturnedUnits < u.HeapUnits*9/10 {
+		t.Fatalf("the test proves nothing: %d units were taken, and %d of %d are free", took, u.ReturnedUnits, u.HeapUnits)
+	}
+}

@@ -344,21 +344,27 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	}
 	c := &fsmpb.GrantExtent{SessionId: q.SessionId, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits}
 	var reply *dirpb.GrantExtentReply
-	// Most that find nothing, of which there may be many, need no entry in the log.
-	n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
-		_, c.MinEpoch = x.Epochs()
-		reply, err = s.CanGrant(c)
-	})
-	if err != nil {
-		return nil, refusal(err)
-	}
-	if len(reply.Runs) > 0 {
+	for again := true; again; {
+		// Most that find nothing, of which there may be many, need no entry in the log.
+		n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
+			_, c.MinEpoch = x.Epochs()
+			c.PlaceUnits = q.PlaceUnits
+			reply, err = s.FitGrant(c)
+		})
+		if err != nil {
+			return nil, refusal(err)
+		}
+		if len(reply.Runs) == 0 {
+			break
+		}
 		res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: c}})
 		if err != nil {
 			return nil, err
 		}
 		reply = res.Grant
 		n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Granted(s, q.PgId) })
+		// Others may have been granted the longer runs meanwhile, and there are shorter ones.
+		again = len(reply.Runs) == 0 && c.PlaceUnits > q.PlaceUnits
 	}
 	reply.Term = l.term
 	if len(reply.Runs) == 0 {

@@ -149,7 +149,7 @@ func (s *State) takeBackRuns(c *fsmpb.TakeBack) error {
 // and wait equally long, and without the shortest ones beyond MaxFreeRuns. The
 // units of a dropped run count as granted; a recall of their extent finds them.
 func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
-	var merged []*fsmpb.Run
+	merged := make([]*fsmpb.Run, 0, len(free))
 	for _, r := range free {
 		if n := len(merged); n > 0 {
 			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && r.Unit%extentUnits != 0 {
@@ -160,17 +160,27 @@ func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
 		merged = append(merged, r)
 	}
 	if over := len(merged) - MaxFreeRuns; over > 0 {
-		byLen := slices.Clone(merged)
-		slices.SortStableFunc(byLen, func(a, b *fsmpb.Run) int { return int(int64(a.Units) - int64(b.Units)) })
-		drop := make(map[uint32]bool, over)
-		for _, r := range byLen[:over] {
-			drop[r.Unit] = true
-		}
-		merged = slices.DeleteFunc(merged, func(r *fsmpb.Run) bool { return drop[r.Unit] })
+		merged = withoutShortest(merged, over)
 	}
 	h = copyHeap(h)
 	h.Free = merged
 	return h
+}
+
+// withoutShortest is runs without so many of the shortest; of those that are equally long, the first go.
+func withoutShortest(runs []*fsmpb.Run, over int) []*fsmpb.Run {
+	count := make(map[uint32]int)
+	for _, r := range runs {
+		count[r.Units]++
+	}
+	for _, units := range slices.Sorted(maps.Keys(count)) {
+		count[units] = min(count[units], over) // are to go
+		over -= count[units]
+	}
+	return slices.DeleteFunc(runs, func(r *fsmpb.Run) bool {
+		count[r.Units]--
+		return count[r.Units] >= 0
+	})
 }
 
 // ---- homes -------------------------------------------------------------------
@@ -266,31 +276,57 @@ func withoutHomes(homes []*fsmpb.Home, runs []*fsmpb.Run) []*fsmpb.Home {
 // granter works out one grant on a private copy of a heap.
 type granter struct {
 	h     *fsmpb.Heap
-	free  []*fsmpb.Run // of h, in a list of its own; matured ones have become fresh
+	free  []*fsmpb.Run // of h, in a list of its own; matured ones have become fresh, and nil are those that were granted
+	least uint32       // the shortest of free that is granted
 	left  uint64       // units still wanted
 	grant []*fsmpb.Run
+	// fresh are the runs of free that may be granted and are not yet, the shortest first: length<<32 + index in free.
+	// It is worked out by order, once nothing is put into free any more.
+	fresh   []uint64
+	ordered bool
 }
 
 // grantExtent gives a session memory for its own use: one run of at least
 // place_units, then more up to want_units. Units never granted go first, then
 // returned ones that are fresh or have waited long enough to count as fresh.
 func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
-	h, reply, err := s.planGrant(c)
-	if err != nil || h == nil {
+	g, reply, err := s.beginGrant(c)
+	if err != nil || g == nil || !g.fill() {
 		return reply, err
 	}
+	h := withFree(g.h, slices.DeleteFunc(g.free, func(r *fsmpb.Run) bool { return r == nil }))
+	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
+	h.Homes = withHomes(h.Homes, g.grant, c.SessionId)
 	s.putHeap(h)
+	s.tellGrant(g, reply)
 	return reply, nil
 }
 
-// CanGrant is what a grant would give now; nothing changes.
-func (s *State) CanGrant(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
-	_, reply, err := s.planGrant(c)
-	return reply, err
+// FitGrant is what a grant would give now; the state does not change. It raises the command's PlaceUnits before, since
+// the shortest runs are granted first, and no more than MaxGrantRuns: to the least length for which they are as much as is wanted,
+// or as much as can be.
+func (s *State) FitGrant(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
+	g, reply, err := s.beginGrant(c)
+	if err != nil || g == nil {
+		return reply, err
+	}
+	if g.fit() {
+		c.PlaceUnits = g.least
+	}
+	if g.fill() {
+		s.tellGrant(g, reply)
+	}
+	return reply, nil
 }
 
-// planGrant works out a grant and the heap after it; no heap: nothing is granted.
-func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtentReply, error) {
+func (s *State) tellGrant(g *granter, reply *dirpb.GrantExtentReply) {
+	for _, r := range g.grant {
+		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: g.h.PgId, Unit: r.Unit, Units: r.Units, Fresh: true, Generation: s.pgs[g.h.PgId].Generation})
+	}
+}
+
+// beginGrant works out how much is granted, if there are such runs; no granter: nothing is.
+func (s *State) beginGrant(c *fsmpb.GrantExtent) (*granter, *dirpb.GrantExtentReply, error) {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
 		return nil, nil, fmt.Errorf("session %d, live: %w", c.GetSessionId(), ErrNotFound)
@@ -313,9 +349,10 @@ func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtent
 	reply := &dirpb.GrantExtentReply{MapVersion: s.meta.MapVersion}
 	free := make([]*fsmpb.Run, 0, len(h.Free))
 	room := h.End - h.Watermark
+	merges := false // there are runs in free that may adjoin and be alike
 	for _, r := range h.Free {
 		if r.Returned != 0 && c.MinEpoch > r.Returned-1+ReuseEpochs {
-			r = &fsmpb.Run{Unit: r.Unit, Units: r.Units}
+			r, merges = &fsmpb.Run{Unit: r.Unit, Units: r.Units}, true
 		}
 		if r.Returned != 0 {
 			reply.WaitingUnits += uint64(r.Units)
@@ -338,29 +375,33 @@ func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtent
 	if want = max(min(want, room/grantShare), uint64(c.PlaceUnits), 1); moves {
 		want = max(uint64(c.PlaceUnits), min(want, moveGrant)) // it clears room, and takes no more than it needs
 	}
-	g := granter{h: withFree(h, free), left: min(want, extentUnits, room)}
-	g.free = g.h.Free
+	g := &granter{h: copyHeap(h), free: free, least: max(c.PlaceUnits, 1), left: min(want, extentUnits, room)}
+	if merges {
+		g.free = withFree(h, free).Free
+	}
 	// A session that moves records gives back as much, but only later.
-	n := uint64(max(c.PlaceUnits, 1))
+	n := uint64(g.least)
 	if w := s.namespaces[x.NamespaceId]; w.LimitBytes/layout.UnitSize != 0 && !moves && g.left >= n {
 		limit, granted := w.LimitBytes/layout.UnitSize, s.grantedUnits(w.Id)
 		if g.left = min(g.left, limit-min(limit, granted)); g.left < n {
 			reply.Quota = fmt.Sprintf("quota bytes: namespace %q has %d bytes, of %d", w.Name, granted*layout.UnitSize, w.LimitBytes)
 		}
 	}
-	if g.left < n || !g.place(n) {
+	if g.left < n {
 		return nil, reply, nil
 	}
+	return g, reply, nil
+}
+
+// fill grants runs, and reports whether there are any.
+func (g *granter) fill() bool {
+	if !g.place(uint64(g.least)) {
+		return false
+	}
 	// More, but nothing shorter than was asked for, which would be of no use.
-	for least := uint64(max(c.PlaceUnits, 1)); g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(least)); {
+	for g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse()) {
 	}
-	h = withFree(g.h, g.free)
-	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
-	h.Homes = withHomes(h.Homes, g.grant, x.Id)
-	for _, r := range g.grant {
-		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: pg.Id, Unit: r.Unit, Units: r.Units, Fresh: true, Generation: pg.Generation})
-	}
-	return h, reply, nil
+	return true
 }
 
 // grantShare is the part of what may be granted that one grant takes at most.
@@ -396,7 +437,7 @@ func (g *granter) place(n uint64) bool {
 		g.h.Watermark = next
 		return g.bump(n)
 	}
-	return g.reuse(n)
+	return g.reuse()
 }
 
 // bump grants from the watermark a run of at least n units and at most what is
@@ -412,27 +453,64 @@ func (g *granter) bump(n uint64) bool {
 	return true
 }
 
-// reuse grants from the shortest fresh free run of at least n units: long ones are for
+// reuse grants from the shortest fresh free run of at least the least length: long ones are for
 // places that need them.
-func (g *granter) reuse(n uint64) bool {
-	best := -1
-	for i, r := range g.free {
-		if r.Returned == 0 && uint64(r.Units) >= n && (best < 0 || r.Units < g.free[best].Units) {
-			best = i
-		}
-	}
-	if best < 0 {
+func (g *granter) reuse() bool {
+	g.order()
+	if len(g.fresh) == 0 {
 		return false
 	}
-	r := g.free[best]
+	i := uint32(g.fresh[0])
+	g.fresh = g.fresh[1:]
+	r := g.free[i]
 	take := min(uint64(r.Units), g.left)
 	g.add(uint64(r.Unit), take)
-	if take == uint64(r.Units) {
-		g.free = slices.Delete(g.free, best, best+1)
-	} else {
-		g.free[best] = &fsmpb.Run{Unit: r.Unit + uint32(take), Units: r.Units - uint32(take)}
+	if g.free[i] = nil; take < uint64(r.Units) { // and nothing is wanted any more
+		g.free[i] = &fsmpb.Run{Unit: r.Unit + uint32(take), Units: r.Units - uint32(take)}
 	}
 	return true
+}
+
+// order works out fresh, once.
+func (g *granter) order() {
+	if g.ordered {
+		return
+	}
+	g.ordered = true
+	for i, r := range g.free {
+		if r.Returned == 0 && r.Units >= g.least {
+			g.fresh = append(g.fresh, uint64(r.Units)<<32|uint64(i))
+		}
+	}
+	slices.Sort(g.fresh)
+}
+
+// fit raises least as FitGrant says, and reports whether it did. Units that were never granted go first, whatever least is.
+func (g *granter) fit() bool {
+	if g.h.Watermark < g.h.End {
+		return false
+	}
+	g.order()
+	sum, best, to := uint64(0), uint64(0), 0
+	least := uint64(g.least)
+	for from, x := range g.fresh { // as many runs from this one on as a grant may have, which end before to
+		for ; to < len(g.fresh) && to-from < MaxGrantRuns; to++ {
+			sum += g.fresh[to] >> 32
+		}
+		// A run that is as long as the one before is not granted without it.
+		if sum > best && (from == 0 || x>>32 > g.fresh[from-1]>>32) {
+			if best = sum; from > 0 {
+				least = min(x>>32, g.left)
+			}
+			if best >= g.left {
+				break
+			}
+		}
+		sum -= x >> 32
+	}
+	raised := least > uint64(g.least)
+	g.least, g.ordered, g.fresh = uint32(least), false, nil
+	return raised
 }
 
 func (g *granter) add(unit, n uint64) {

@@ -255,16 +255,16 @@ func TestArraysMature(t *testing.T) {
 }
 
 // To look whether a grant is possible changes nothing, and tells what the grant will be.
-func TestCanGrant(t *testing.T) {
+func TestFitGrantIsGranted(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := twoExtents(rt)
 		h.do(openIn(1, 0))
 		for range rapid.IntRange(1, 12).Draw(rt, "grants") {
 			c := grant(uint32(rapid.IntRange(1, 2).Draw(rt, "session")), 1, rapid.Uint32Range(0, 1<<17).Draw(rt, "want"), rapid.Uint32Range(0, 1<<15).Draw(rt, "place"), 5000)
 			before := h.rows()
-			can, err := h.s.CanGrant(c.GetGrantExtent())
+			can, err := h.s.FitGrant(c.GetGrantExtent())
 			if !slices.Equal(before, h.rows()) || len(h.s.takeChanges()) != 0 {
-				rt.Fatalf("CanGrant(%v) changed the state", c)
+				rt.Fatalf("FitGrant(%v) changed the state", c)
 			}
 			r := h.try(c)
 			if !proto.Equal(can, r.Grant) || (err == nil) != (r.Err == nil) || err != nil && err.Error() != r.Err.Error() {
