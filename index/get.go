@@ -71,6 +71,18 @@ func (o *Op) noteDue() bool {
 	return o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
 }
 
+// noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round that ends at its
+// replica: this one if there is a single copy, else publish's.
+func (o *Op) noteUpdate(due bool) {
+	if o.Route.PG.Replicas == 1 {
+		o.noteAccess(o.slot, due)
+		return
+	}
+	if o.noting, o.noteRead = due, due; due {
+		clear(o.word(2)) // nothing is known if publish does not come so far
+	}
+}
+
 // noteAccess adds, if the access at slot is to be noted, a READ of its access word to
 // the round.
 func (o *Op) noteAccess(slot uint8, due bool) {

@@ -353,9 +353,12 @@ func (c *client) begin(o *index.Op) {
 
 var errRefusedAbsent = errors.New("refused: absent")
 
-// valueOf is the value that a word stands for: longN is one of N bytes over the longest record.
+// valueOf is the value that a word stands for: longN is one of N bytes over the longest record, and kibN one of N KiB.
 func valueOf(word string) []byte {
 	var n int
+	if _, err := fmt.Sscanf(word, "kib%d", &n); err == nil {
+		return bytes.Repeat([]byte{'v'}, n<<10)
+	}
 	if _, err := fmt.Sscanf(word, "long%d", &n); err == nil {
 		return longValue(n)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // Hinted is a GET, or a PUT without condition, by what is remembered of its key: what it posts
-// and how the results are judged, in one round trip, and one for each further copy of a PUT. An Op whose key has a hint begins
+// and how the results are judged, in one round trip, and one for each further copy of a PUT, which brings record and word there. An Op whose key has a hint begins
 // with one. If nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
 // (see Fits). If the hint does not hold, nothing has happened, and the Op begins anew; if something else is in the way
 // after the head has decided a PUT, an Op goes on with it (see Op.GoOn).
@@ -69,12 +69,12 @@ func (h *Hinted) Seen(word, rec, key []byte, r *layout.Record) bool {
 	return wordAt(word) == h.X && h.X.Readable() && r.Parse(rec) == nil && bytes.Equal(r.Key, key)
 }
 
-// Write adds the WRITEs of N's record on every replica.
-func (h *Hinted) Write(a []Access, rec []byte) []Access {
+// Write adds the WRITEs of N's record on the replicas from one on that are before to.
+func (h *Hinted) Write(a []Access, rec []byte, from, to uint8) []Access {
 	n := len(a)
-	a = more(a, int(h.PG.Replicas))
+	a = more(a, int(to-from))
 	for r := range a[n:] {
-		a[n+r].set(Write, Heap, uint8(r), h.N.Off(), rec, 0, 0)
+		a[n+r].set(Write, Heap, from+uint8(r), h.N.Off(), rec, 0, 0)
 	}
 	return a
 }
@@ -87,7 +87,7 @@ func (h *Hinted) Swing(a []Access) []Access {
 }
 
 // Publish adds the CAS that carries N on to replica k. It may be posted only once every earlier replica has been seen to
-// take X→N.
+// take X→N, and behind the WRITE of N's record there: that is over without a failure, or the access before this one.
 func (h *Hinted) Publish(a []Access, k uint8) []Access {
 	a = more(a, 1)
 	a[len(a)-1].set(CAS, Index, k, h.Off, nil, uint64(h.X), uint64(h.N))
@@ -120,11 +120,11 @@ type Decided struct {
 }
 
 // GoOn makes of o, which has not started, the rest of a PUT that its caller began without it: sync brings the chain up to
-// the head. The record is whole on every replica, and nothing is under way. The places of d.X and d.N are o's from now on.
+// the head. The record is whole there, and nothing is under way. The places of d.X and d.N are o's from now on.
 func (o *Op) GoOn(d *Decided) {
 	o.Route, o.slot, o.x, o.xFlags, o.n = d.Route, d.Slot, d.X, d.Flags, d.N
 	o.version, o.flags = d.Version, o.Flags&layout.FlagsOfValue
-	o.havePlace, o.written, o.won = true, true, true
+	o.havePlace, o.written, o.won = true, 1, true
 	o.after = stepPublish
 }
 

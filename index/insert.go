@@ -41,14 +41,14 @@ func (o *Op) lockGroup() Action {
 	if p := o.Route.PG.tail(); p != 0 {
 		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
 	}
-	if !o.written && o.Kind != Prepare {
-		o.addRecord()
+	if o.Kind != Prepare {
+		o.addRecord(o.Route.PG.Replicas)
 	}
 	return o.post(stepLockGroup)
 }
 
 func (o *Op) gotLock() Action {
-	o.written = true
+	o.written = o.Route.PG.Replicas
 	// Before the lock, which is as damaged as the rest.
 	if err := o.damaged(o.groups[0], o.home(), 0); err != nil {
 		return o.finish(err)

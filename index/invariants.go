@@ -61,6 +61,10 @@ func (o *Op) checkAction(act Action) {
 		a(o.Kind.isTxn() || o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash), "decides on a record that is not its own")
 		a(o.n.State() == layout.Empty || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi), "decides on a place outside the heap")
 	}
+	if o.step == stepPublish && act == Post && o.havePlace {
+		x := &o.Accesses[0]
+		a(o.written > o.pubK || o.written == o.pubK && x.Verb == Write && x.Replica == o.pubK && x.Off == o.n.Off(), "publishes before its record is there")
+	}
 	a(!o.locked || o.lock != 0, "holds a lock that has no word")
 	a(!(o.deciding && o.won), "decided twice")
 	switch act {

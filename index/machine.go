@@ -162,7 +162,7 @@ func (o *Op) anyFailed() bool {
 // fault handles a failed access. After Reconnect nothing that was posted can
 // land any more, so what a READ then shows is final.
 func (o *Op) fault() Action {
-	if o.step == stepCASSlot && o.theCAS().Refused {
+	if o.step == stepCASSlot && o.theCAS(0).Refused {
 		o.deciding = false
 	}
 	o.Accesses = o.Accesses[:0]
@@ -175,7 +175,7 @@ func (o *Op) fault() Action {
 	default:
 		// The lock may have been taken: o.lock stays set, so that the next
 		// attempt knows its own word and the end clears it.
-		o.written, o.locked = false, false
+		o.written, o.locked = 0, false
 		o.adrift = true
 		if o.long() {
 			o.prepared, o.chunksWritten = false, false
@@ -193,7 +193,7 @@ func (o *Op) rebased() Action {
 		if o.step == stepCASSlot && o.deciding {
 			// It completed: what it found is known.
 			o.deciding = false
-			if layout.Word(o.theCAS().Found) == o.x {
+			if layout.Word(o.theCAS(0).Found) == o.x {
 				o.won = true
 			}
 		}
@@ -237,7 +237,7 @@ func (o *Op) start() Action {
 		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
 			o.dropPlace()
 		case o.Route.PG.Epoch != r.PG.Epoch:
-			o.written = false // not on every replica of this placement group epoch
+			o.written = 0 // the replicas are others in this placement group epoch
 			if o.long() {
 				o.prepared, o.chunksWritten = false, false
 			}

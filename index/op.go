@@ -44,9 +44,9 @@ type Op struct {
 	after     Step // where to go on after Reconnect or Refresh
 	pubK      uint8
 	havePlace bool
-	prepared  bool // n's record is encoded in own
-	written   bool // n's record is on every replica
-	deciding  bool // the CAS x→n at A is under way
+	prepared  bool  // n's record is encoded in own
+	written   uint8 // replicas, from the head on, that have n's record
+	deciding  bool  // the CAS x→n at A is under way
 	won       bool
 	adrift    bool // a failed WRITE to the Op's place may still land
 	atA       bool // what is under change was read at A, P need not show it
@@ -230,6 +230,9 @@ func (o *Op) MapVersion() (v uint64, ok bool) {
 // Posted reports whether the deciding verb has been posted without a known
 // result: the operation may have happened.
 func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
+
+// Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show afterwards.
+func (o *Op) Decides() bool { return o.step == stepCASSlot && o.Route.PG.Replicas > 1 }
 
 // Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
 // would: it may still end as if it had not begun.

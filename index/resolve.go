@@ -18,7 +18,7 @@ func (o *Op) resolved() Action {
 		// It did not happen. n may have been seen, so it is never posted again.
 		o.deciding, o.won = false, false
 		o.retire()
-		o.written = false
+		o.written = 0
 		return o.again(0)
 	}
 	if o.Kind.isTxn() {

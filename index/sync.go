@@ -10,7 +10,7 @@ import (
 
 // publish carries x→n from A down the chain. A stage may swing x→n blindly only
 // while every earlier one took exactly that; from the first other finding on,
-// sync takes over.
+// sync takes over. A replica that lacks n's record gets it in the same chain, before the CAS: if the WRITE fails the CAS does not happen.
 func (o *Op) publish() Action {
 	if o.Route.PG.Replicas == 1 {
 		return o.published()
@@ -22,13 +22,22 @@ func (o *Op) publish() Action {
 func (o *Op) publishStage() Action {
 	o.begin()
 	way := o.hinted()
+	if o.havePlace {
+		o.addRecord(o.pubK + 1)
+	}
 	o.Accesses = way.Publish(o.Accesses, o.pubK)
+	if o.noting && o.noteRead && o.pubK == o.Route.PG.Reader() {
+		o.Accesses = way.Note(o.Accesses, o.word(2))
+	}
 	return o.post(stepPublish)
 }
 
 func (o *Op) gotPublish() Action {
-	if f := layout.Word(o.Accesses[0].Found); f != o.x {
+	if f := layout.Word(o.theCAS(o.pubK).Found); f != o.x {
 		return o.sync(o.slot, o.pubK, stepPublish)
+	}
+	if o.havePlace {
+		o.written = max(o.written, o.pubK+1)
 	}
 	if o.pubK++; o.pubK < o.Route.PG.Replicas {
 		return o.publishStage()

@@ -188,10 +188,10 @@ func (o *Op) place(r *layout.Record) Action {
 	o.begin()
 	if o.final.have {
 		way := Hinted{PG: pg, N: o.final.word}
-		o.Accesses = way.Write(o.Accesses, o.final.own)
+		o.Accesses = way.Write(o.Accesses, o.final.own, 0, pg.Replicas)
 	}
 	way := o.hinted()
-	o.Accesses = way.Write(o.Accesses, o.intent.own)
+	o.Accesses = way.Write(o.Accesses, o.intent.own, 0, pg.Replicas)
 	return o.casSlot()
 }
 
@@ -330,7 +330,7 @@ func (o *Op) settleCopy() Action {
 	o.met.stands = o.met.in.Parent // whose chunks the copy names
 	o.begin()
 	way := o.hinted()
-	o.Accesses = way.Write(o.Accesses, o.final.own)
+	o.Accesses = way.Write(o.Accesses, o.final.own, 0, o.Route.PG.Replicas)
 	return o.casSlot()
 }
 

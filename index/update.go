@@ -16,7 +16,7 @@ func (o *Op) prepare(least uint64) Action {
 	o.version = o.env.Version(least)
 	if o.prepared {
 		layout.SetVersion(o.own, o.version)
-		o.written = false
+		o.written = 0
 		return 0
 	}
 	value, flags := o.Value, o.Flags&layout.FlagsOfValue
@@ -48,7 +48,7 @@ func (o *Op) prepare(least uint64) Action {
 	o.flags = flags
 	layout.EncodeRecord(o.own, layout.RecordHeader{Version: o.version, Flags: flags,
 		Expiry: o.Expiry, Writer: o.env.Session()}, o.Key, value)
-	o.prepared, o.written = true, false
+	o.prepared, o.written = true, 0
 	return 0
 }
 
@@ -58,18 +58,34 @@ func (o *Op) dropPlace() {
 		o.env.Unuse(o.Route.PG, o.n)
 		o.havePlace = false
 	}
-	o.prepared, o.written = false, false
+	o.prepared, o.written = false, 0
 	o.dropTxn(o.env.Unuse)
 	o.dropChunks(o.env.Unuse)
 }
 
-// addRecord adds the WRITEs of the record.
-func (o *Op) addRecord() {
-	way := o.hinted()
-	o.Accesses = way.Write(o.Accesses, o.own)
+// maxBehind is the longest record, in bytes, that a replica behind the head gets with the word that names it. The bytes of a longer one
+// take longer than a doorbell.
+const maxBehind = 16 << 10
+
+// withDecision is how many replicas, from the head on, have the record when the head decides. Those behind it get a short one with the
+// word; a long one goes to all at once, so that its bytes travel side by side, and so does a manifest: who syncs its word copies the
+// chunks, too, where it is not there.
+func (o *Op) withDecision() uint8 {
+	if len(o.own) > maxBehind || o.flags&layout.FlagManifest != 0 {
+		return o.Route.PG.Replicas
+	}
+	return 1
 }
 
-// update writes the record everywhere and swings x to it at A, in one round.
+// addRecord adds the WRITEs of the record on the replicas before to that lack it.
+func (o *Op) addRecord(to uint8) {
+	if o.written < to {
+		way := o.hinted()
+		o.Accesses = way.Write(o.Accesses, o.own, o.written, to)
+	}
+}
+
+// update writes the record at A, or everywhere if it is long, and swings x to it at A, in one round.
 func (o *Op) update() Action {
 	if o.x.State() == layout.Frozen && !o.isSettled() {
 		return o.isFrozen()
@@ -78,9 +94,7 @@ func (o *Op) update() Action {
 		return a
 	}
 	o.begin()
-	if !o.written {
-		o.addRecord()
-	}
+	o.addRecord(o.withDecision())
 	return o.casSlot()
 }
 
@@ -102,7 +116,7 @@ func (o *Op) casSlot() Action {
 	case o.x.State() == layout.Empty:
 		o.noting, o.noteRead = o.Route.PG.Notes(), false
 	default:
-		o.noteAccess(o.slot, o.noteDue() || o.xFlags.NotesExpiry(o.Route.PG, o.Expiry))
+		o.noteUpdate(o.noteDue() || o.xFlags.NotesExpiry(o.Route.PG, o.Expiry))
 	}
 	if o.locked && (o.Route.PG.Replicas == 1 || o.x.State() != layout.Empty) {
 		o.addUnlock()
@@ -111,22 +125,22 @@ func (o *Op) casSlot() Action {
 	return o.post(stepCASSlot)
 }
 
-// theCAS is the deciding access of this round.
-func (o *Op) theCAS() *Access {
+// theCAS is this round's CAS of the slot at replica k: at the head it decides.
+func (o *Op) theCAS(k uint8) *Access {
 	off := o.slotOff(o.slot)
 	for i := range o.Accesses {
-		if a := &o.Accesses[i]; a.Verb == CAS && a.Replica == 0 && a.Off == off {
+		if a := &o.Accesses[i]; a.Verb == CAS && a.Replica == k && a.Off == off {
 			return a
 		}
 	}
-	panic("index: no deciding access")
+	panic("index: no CAS of the slot")
 }
 
 func (o *Op) casDone() Action {
-	found := layout.Word(o.theCAS().Found)
+	found := layout.Word(o.theCAS(0).Found)
 	o.deciding = false
-	if o.Kind != Delete {
-		o.written = true // the WRITEs of this round completed
+	if o.havePlace { // the WRITEs of this round completed
+		o.written = max(o.written, o.withDecision())
 	}
 	if found == o.x {
 		o.won = true

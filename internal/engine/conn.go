@@ -233,7 +233,11 @@ func (l *Lane) reconnected(t *Task) bool {
 	if !l.current(t) {
 		return true // it goes on in another view
 	}
-	pg := l.view.PG(t.Op.Route.PG.ID)
+	return l.reaches(l.view.PG(t.Op.Route.PG.ID))
+}
+
+// reaches reports whether every replica of pg has a live connection, and asks for those that are down.
+func (l *Lane) reaches(pg *PG) bool {
 	ok := true
 	for r := range pg.Members {
 		ok = l.connOf(pg, uint8(r)) != nil && ok

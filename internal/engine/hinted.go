@@ -213,7 +213,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	accs := l.hintAccesses[:0]
 	if put {
 		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry, Writer: l.core.opts.Session}, op.Key, op.Value)
-		accs = x.way.Swing(x.way.Write(accs, x.rec))
+		accs = x.way.Swing(x.way.Write(accs, x.rec, 0, 1))
 		binary.LittleEndian.PutUint64(cells, ^uint64(x.way.X)) // a CAS that is not executed leaves it
 		ch.most = max(ch.most, pg.Replicas)
 		for d := uint8(1); d < pg.Replicas; d++ {
@@ -223,7 +223,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	} else {
 		accs = x.way.Look(accs, cells[:8:8], x.rec)
 	}
-	if x.noting {
+	if x.noting && (!put || pg.Replicas == 1) { // a PUT with copies READs the word where it is published
 		accs = x.way.Note(accs, cells[8:])
 	}
 	for i := range accs {
@@ -264,7 +264,7 @@ func (ch *hintedChain) post() (done int) {
 		return 0
 	}
 	l := ch.l
-	// The records behind the head first: its CAS, with its own record, decides.
+	// Where GETs read; then the heads of PUTs with copies, which decide.
 	whole := ch.postTo(0)
 	read := whole
 	for d := uint8(1); d < ch.most && whole; d++ {
@@ -307,7 +307,7 @@ func (ch *hintedChain) postTo(d uint8) bool {
 	return sent == n && !ch.l.poll()
 }
 
-// publish notes which PUTs the head has decided, and carries their words down the chain, replica by replica. After a
+// publish notes which PUTs the head has decided, and carries their records and words down the chain, replica by replica. After a
 // failure, or without the lease, it leaves that to goOn.
 func (ch *hintedChain) publish(whole bool) {
 	l := ch.l
@@ -326,8 +326,13 @@ func (ch *hintedChain) publish(whole bool) {
 	for k := uint8(1); k < ch.most && whole && l.valid(); k++ {
 		puts(k, func(x *hinted, cell []byte) {
 			binary.LittleEndian.PutUint64(cell, ^uint64(x.way.X))
-			accs := x.way.Publish(l.hintAccesses[:0], k)
-			ch.addWR(x, &accs[0], cell[:8:8])
+			accs := x.way.Publish(x.way.Write(l.hintAccesses[:0], x.rec, k, k+1), k)
+			if x.noting && k == x.pg.Reader() {
+				accs = x.way.Note(accs, ch.cells(x)[8:16])
+			}
+			for i := range accs {
+				ch.addWR(x, &accs[i], cell[:8:8])
+			}
 		})
 		for d := range ch.most {
 			whole = ch.postTo(d) && whole

@@ -41,6 +41,9 @@ func (l *Lane) post(t *Task) bool {
 	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
 		return false // the next try sees it
 	}
+	if t.Op.Decides() && !l.reaches(pg) {
+		return false // what is decided now could not be published
+	}
 	var conns [maxReplicas]*conn
 	var last [maxReplicas]int
 	leased := pg.Replicas > 1

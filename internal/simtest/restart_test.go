@@ -156,7 +156,7 @@ func init() {
 // restartMutants are mistakes about memory that outlives its process, those of memory nodes in how the simulator plays them.
 var restartMutants = []mutant{
 	{"restart-retries", "restart: what a lost connection takes with it may have happened", []edit{{op,
-		"	case o.deciding:\n		o.after = stepResolve\n	case o.won:\n		// Decided", "case o.deciding:\no.deciding, o.written = false, false\no.retire()\no.after = 0\ncase o.won:\n// Decided"}}},
+		"	case o.deciding:\n		o.after = stepResolve\n	case o.won:\n		// Decided", "case o.deciding:\no.deciding, o.written = false, 0\no.retire()\no.after = 0\ncase o.won:\n// Decided"}}},
 	{"restart-forgets-barred", "restart: a process bars all sessions but those that the directory names", []edit{{played,
 		"			n.barred[id] = !slices.Contains(admitted.Live, id)\n", "_ = id\n"}}},
 	{"restart-serves-unregistered", "restart: nobody connects before the directory has named those who live", []edit{{played,
