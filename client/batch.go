@@ -118,14 +118,24 @@ func (c *Client) Do(ctx context.Context, ops []Op) {
 
 // doAll is Do without Events; rounds are counted for them alone.
 func (c *Client) doAll(ctx context.Context, ops []Op) (rounds int) {
-	for lo := 0; lo < len(ops); lo += batchLimit {
-		rounds += c.doSome(ctx, ops[lo:min(lo+batchLimit, len(ops))])
+	most := batchLimit
+	if len(ops) > nearLimit && c.sess.Load().core.Lanes()[0].Synchronous() {
+		most = nearLimit
+	}
+	for lo := 0; lo < len(ops); lo += most {
+		rounds += c.doSome(ctx, ops[lo:min(lo+most, len(ops))])
 	}
 	return rounds
 }
 
-// batchLimit bounds the operations of one round of Do, and so its buffers.
-const batchLimit = 1024
+const (
+	// batchLimit bounds the operations of one round of Do, and so its buffers.
+	batchLimit = 1024
+	// nearLimit is the same for a store whose verbs are over when they are posted. There operations share no waits, and no more cache
+	// misses than a chain of engine.Hinted has; but all of them are looked at several times, half a KiB each, which the
+	// processor's nearest cache holds for so many.
+	nearLimit = 32
+)
 
 // batch is what a doSome needs, kept for the next.
 type batch struct {

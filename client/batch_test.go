@@ -302,6 +302,41 @@ func TestBatchesGivenUp(t *testing.T) {
 	}
 }
 
+// A batch of many operations has a round trip, and over shm, where they share no waits, one for each part that fits the processor's caches.
+func TestPartsOfBatch(t *testing.T) {
+	for provider, want := range map[string]int{"shm": 3, "tcp": 1} {
+		r := newRig(t, provider, 1, 5*time.Second)
+		var rounds atomic.Int64
+		o := r.options()
+		o.Events = &client.Events{
+			Begin: func(ctx context.Context, _ client.OpEvent) context.Context { return ctx },
+			End:   func(_ context.Context, op client.OpEvent) { rounds.Store(int64(op.Rounds)) },
+		}
+		c := r.client(o)
+		ops := make([]client.Op, 65)
+		for i := range ops {
+			ops[i] = client.Op{Kind: client.OpPut, Key: fmt.Appendf(nil, "key%d", i), Value: []byte("1")}
+		}
+		c.Do(t.Context(), ops)
+		// Some keys may not be remembered, or a lane may be busy, now and then.
+		eventually(t, 20*time.Second, func() string {
+			for i := range ops {
+				ops[i] = client.Op{Kind: client.OpGet, Key: ops[i].Key}
+			}
+			c.Do(t.Context(), ops)
+			for i := range ops {
+				if ops[i].Err != nil || string(ops[i].Item.Value) != "1" {
+					t.Fatalf("%s: %q, %v", ops[i].Key, ops[i].Item.Value, ops[i].Err)
+				}
+			}
+			if n := int(rounds.Load()); n != want {
+				return fmt.Sprintf("%s: %d round trips, want %d", provider, n, want)
+			}
+			return ""
+		})
+	}
+}
+
 // Collections go through every way a value goes, short and long, with users' flags and without, and whoever does not ask for
 // them is refused.
 func TestTypes(t *testing.T) {

@@ -131,8 +131,8 @@ type frequency struct{ c *Client }
 
 func (f frequency) Born(hash uint64) uint32 { return f.c.policy.Born(engine.Millis(), hash) }
 
-func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
-	return f.c.policy.Touched(engine.Millis(), old, hits)
+func (f frequency) Touched(nowMillis uint64, old layout.AccessWord, hits uint32) uint32 {
+	return f.c.policy.Touched(nowMillis, old, hits)
 }
 
 // newEvictor makes the evictor of a session. The policy, with what it has learnt, is the Client's and outlives sessions.

@@ -160,7 +160,7 @@ func (l *Lane) land(t *Task) {
 	l.Recycle(t)
 }
 
-// arrived judges one GET of a flight whose chain was executed whole, and answers it; false: it is not decided.
+// arrived judges one GET of a flight whose chain was executed whole, with a lease that is valid, and answers it; false: it is not decided.
 func (l *Lane) arrived(t *Task, x *hinted) bool {
 	op := x.op
 	if pg := l.view.PG(x.pg.ID); pg == nil || pg.Epoch != x.pg.Epoch || !pg.Active {
@@ -178,7 +178,7 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	h := x.hint
 	h.Version, h.Flags = r.Version, index.HintFlagsOf(r.Flags, r.Expiry)
 	l.cache.put(op.Check, h, uint32(t.epoch))
-	l.performed(x, cells, h.Word, r.Expiry)
+	l.performed(x, cells, h.Word, r.Expiry, true)
 	l.answerGet(op, r)
 	return true
 }

@@ -154,6 +154,7 @@ type hintedChain struct {
 	began uint64              // the reclaim epoch at its start
 	epoch uint32              // its low bits
 	lease bool                // one of the ops needs it
+	notes bool                // the access of one of them is to be noted
 	n     int                 // ops
 	used  int                 // of the registered memory
 	most  uint8               // replicas of any PUT; 0: there is none
@@ -223,6 +224,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	} else {
 		accs = x.way.Look(accs, cells[:8:8], x.rec)
 	}
+	ch.notes = ch.notes || x.noting
 	if x.noting && (!put || pg.Replicas == 1) { // a PUT with copies READs the word where it is published
 		accs = x.way.Note(accs, cells[8:])
 	}
@@ -273,14 +275,14 @@ func (ch *hintedChain) post() (done int) {
 	if ch.most > 1 {
 		ch.publish(whole)
 	}
-	valid := !ch.lease || l.valid()
+	valid := !ch.lease && !ch.notes || l.valid() // one look at the clock for all of them
 	for i := range l.hints[:ch.n] {
 		x := &l.hints[i]
 		ok := false
 		if x.put {
 			ok = ch.judgePut(x, whole, valid)
 		} else if read && (valid || x.pg.Replicas == 1) {
-			ok = ch.judgeRead(x)
+			ok = ch.judgeRead(x, valid)
 		}
 		if ok {
 			done++
@@ -371,13 +373,13 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 	return ch.l.hintTask.buf[x.cell*hintedCell:][:hintedCell]
 }
 
-func (ch *hintedChain) judgeRead(x *hinted) bool {
+func (ch *hintedChain) judgeRead(x *hinted, valid bool) bool {
 	op, r := x.op, &ch.l.found // off the stack, from where it would have to be copied
 	if !x.way.Seen(ch.cells(x), x.rec, op.Key, r) || !ch.l.answers(r) || op.Kind != index.Get && ch.change(x, r) {
 		return false
 	}
 	x.at.saw(ch.epoch)
-	ch.l.performed(x, ch.cells(x), x.way.X, r.Expiry)
+	ch.l.performed(x, ch.cells(x), x.way.X, r.Expiry, valid)
 	if op.Err != nil {
 		op.Version = r.Version
 		ch.l.finished(op)
@@ -439,21 +441,22 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 		l.Stats.Unknown++
 		op.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
 	}
-	l.performed(x, ch.cells(x), x.way.N, op.Expiry)
+	l.performed(x, ch.cells(x), x.way.N, op.Expiry, valid)
 	l.expires(op.Expiry, op.Hash)
 	l.finished(op)
 	return true
 }
 
-// performed counts an op that is over, and notes the access if that is due; w is its record's word, and cells what was read of the slot.
-func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64) {
+// performed counts an op that is over, and notes the access if that is due and the lease is valid; w is its record's word, and
+// cells what was read of the slot.
+func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64, valid bool) {
 	op := x.op
 	rounds := max(1, int32(x.shown))
 	op.Rounds = op.flown + rounds
 	l.Stats.Ops[op.Kind]++
 	l.Stats.Rounds[op.Kind] += uint64(rounds)
 	l.Stats.CacheHits++
-	if x.noting {
+	if x.noting && valid {
 		old := layout.AccessWord(binary.LittleEndian.Uint64(cells[8:]))
 		l.noteAccess(&x.pg.PG, x.way.Off, op.Hash, op.Check, w, old, expiry, false)
 	}

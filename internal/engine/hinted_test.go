@@ -507,3 +507,47 @@ func TestHintedExpired(t *testing.T) {
 		}
 	}
 }
+
+// A chain whose accesses are noted looks at the clock once, for the lease, and a lease that has ended keeps the notes back, but not what was read.
+func TestNotesOfChain(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.epoch++
+	r.generation = r.epoch
+	r.install(func(pg *dirpb.PlacementGroup) { pg.AccessBytes = rigIndex })
+	r.grant(rigLo+(rigIndex+layout.UnitSize-1)/layout.UnitSize, 2000)
+	const n = 8
+	var ops []*engine.Op
+	for i := range n {
+		key := fmt.Sprint("key", i)
+		r.put(key, "1")
+		ops = append(ops, &engine.Op{Kind: index.Get, Key: []byte(key), Hash: rigHash(key), Check: rigCheck(key)})
+	}
+	for _, valid := range []bool{true, false} {
+		r.millis += 60_000 // each is due
+		r.core.Tick()
+		r.renew(rigLease)
+		r.l.Pump()
+		if !valid {
+			r.now += 2 * rigLease
+		}
+		looks, notes := r.looks, r.l.Stats.Notes
+		if left := r.l.Hinted(ops); left != 0 {
+			t.Fatalf("valid %v: %d are left", valid, left)
+		}
+		if looks = r.looks - looks; looks != 1 {
+			t.Errorf("valid %v: %d looks at the clock", valid, looks)
+		}
+		want := uint64(0)
+		if valid {
+			want = n
+		}
+		if notes = r.l.Stats.Notes - notes; notes != want {
+			t.Errorf("valid %v: %d notes, want %d", valid, notes, want)
+		}
+		for _, op := range ops {
+			if op.Err != nil {
+				t.Errorf("valid %v: %s: %v", valid, op.Key, op.Err)
+			}
+		}
+	}
+}

@@ -16,9 +16,9 @@ import (
 type Frequency interface {
 	// Born is the count of a key that is new, by its hash.
 	Born(hash uint64) uint32
-	// Touched is the count after so many accesses more to a record whose access word
+	// Touched is the count, at a time in Unix ms, after so many accesses more to a record whose access word
 	// was old, 0 if that is not known.
-	Touched(old layout.AccessWord, hits uint32) uint32
+	Touched(nowMillis uint64, old layout.AccessWord, hits uint32) uint32
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
@@ -145,6 +145,9 @@ func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
 // Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the record.
 func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+	if !t.lane.valid() {
+		return
+	}
 	if o.Key != nil {
 		t.lane.noteAccess(o.Route.PG, off, o.Hash, o.Check, w, old, expiry, born)
 		return
@@ -157,8 +160,9 @@ func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWor
 }
 
 // noteAccess notes what has been counted of a key whose record is w's and whose access
-// word was old, if it was read; off is that of the slot.
+// word was old, if it was read; off is that of the slot. The lease is valid, or was when the chain that read old was over.
 func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+	now := l.core.millis.Load() // that of the words that are compared with it; no clock is read for a note
 	hits := uint32(1)
 	if l.notes != nil {
 		hits = l.notes.noted(check, l.core.ticks())
@@ -173,18 +177,18 @@ func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, 
 	case born:
 		count = f.Born(hash)
 	default:
-		count = f.Touched(old, hits)
+		count = f.Touched(now, old, hits)
 	}
-	l.postAccess(pg, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
+	l.postAccess(pg, off, layout.MakeAccess(w, now, count, expiry))
 }
 
-// postAccess posts the WRITE of an access word; nothing waits for its completion.
+// postAccess posts the WRITE of an access word; nothing waits for its completion. The lease is valid.
 func (l *Lane) postAccess(p *index.PG, off uint64, a layout.AccessWord) {
 	if l.view == nil {
 		return
 	}
 	pg := l.view.PG(p.ID)
-	if pg == nil || pg.Epoch != p.Epoch || !pg.Active || pg.Joining || pg.AccessOff == 0 || !l.valid() {
+	if pg == nil || pg.Epoch != p.Epoch || !pg.Active || pg.Joining || pg.AccessOff == 0 {
 		return
 	}
 	r := pg.Replicas - 1

@@ -29,6 +29,7 @@ const (
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
 // which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
+	looks  int // at a clock
 	t      *testing.T
 	fab    *sim.Fabric
 	wire   *wire
@@ -121,7 +122,7 @@ func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 	r.wire = &wire{Device: r.fab.Device("c"), fab: r.fab, caps: caps}
 	r.dev = rdma.NewDevice("sim", r.wire)
 	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{r.dev},
-		Control: r, SlabTasks: 8, Nanos: func() int64 { return r.now }, Millis: func() uint64 { return r.millis }})
+		Control: r, SlabTasks: 8, Nanos: func() int64 { r.looks++; return r.now }, Millis: func() uint64 { r.looks++; return r.millis }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,7 @@ type conn struct {
 	ctx, smallCtx context.Context
 	share         *netsrv.Share // of Options.Budget
 	rd            *resp.Reader
+	incoming      input // of nc
 	out           output
 	since         time.Time // connected
 	proto         int       // RESP's version, 2 or 3
@@ -50,6 +51,7 @@ type conn struct {
 	caching caching
 	tx      transaction
 	reply   replyMode
+	latest  *command // that lookup found; most clients say the same again and again
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
@@ -137,7 +139,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 		c.nc.SetReadDeadline(time.Time{})
 	}
 	c.deadline = half != 0 || idle > 0
-	n, err = c.nc.Read(p)
+	n, err = c.incoming.Read(p)
 	c.g.m.read.Add(uint64(n))
 	return n, err
 }
@@ -239,7 +241,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.becomeNew()
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
-	c.out.over(nc)
+	c.over(nc)
 	c.fresh()
 	c.active.Store(c.since.UnixMilli())
 	g.add(c)
@@ -589,7 +591,10 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 // first; in particular nobody learns before AUTH more than which commands exist.
 // It performs nothing, and may be asked twice about one command. args has one element at least.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
-	cmd = find(args[0])
+	if cmd = c.latest; cmd == nil || !fold(args[0], cmd.name) {
+		cmd = find(args[0])
+		c.latest = cmd
+	}
 	switch {
 	case cmd == nil:
 		cmd, bad = unknown, unknownCommand(args)

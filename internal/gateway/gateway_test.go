@@ -804,6 +804,21 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestSameAgain: the command that a connection remembers is taken for no other one, and no subcommand for a command.
+func TestSameAgain(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}}))
+	for range 2 {
+		p.want(t, "+OK\r\n", "SET", "a", "1")
+		p.want(t, "+OK\r\n", "sEt", "a", "2")
+		p.want(t, "$1\r\n2\r\n", "GET", "a")
+		p.want(t, "$1\r\n2\r\n", "get", "a")
+		p.want(t, "$-1\r\n", "CLIENT", "GETNAME")
+		p.want(t, "-ERR unknown command 'client|getname', with args beginning with: \r\n", "client|getname")
+		p.want(t, "-ERR unknown command 'client|getname', with args beginning with: \r\n", "client|getname")
+		p.want(t, ":1\r\n", "STRLEN", "a")
+	}
+}
+
 // TestAllocations: in the steady state commands allocate nothing but what the client
 // does: an object for a write, a handful for a batch of them.
 func TestAllocations(t *testing.T) {

@@ -22,8 +22,7 @@ func (c *conn) Link() *loop.Link { return &c.link }
 func (c *conn) Moved(fd int) {
 	c.into = nil
 	if fd < 0 {
-		c.nc = c.link.Net()
-		c.out.over(c.nc)
+		c.over(c.link.Net())
 		return
 	}
 	c.out.enterLoop()

@@ -76,28 +76,22 @@ const (
 func (o *output) init() {
 	o.room.L = &o.mu
 	o.write = func(fd uintptr) bool {
-		o.n, o.werr = syscall.Write(int(fd), o.p)
+		o.n, o.werr = loop.WriteNow(fd, o.p)
 		return true // never waits
 	}
 }
 
-// over says where to send to, outside of a loop. Nothing may be queued but messages that others push.
+// over says where to send to, outside of a loop; raw is nc's, see rawOf. Nothing may be queued but messages that others push.
 // A connection with TLS has no raw side: what it writes goes through its goroutine.
-// It is called by handle at first, and by conn.Moved. The goroutine that still sends by way of the loop is interrupted by a
+// It is called by conn.over. The goroutine that still sends by way of the loop is interrupted by a
 // deadline in the past, and goes on with nc where it was: moved tells it so.
-func (o *output) over(nc net.Conn) {
+func (o *output) over(nc net.Conn, raw syscall.RawConn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	defer o.flushLocked()
-	o.nc, o.raw, o.mu.place = nc, nil, atConn
+	o.nc, o.raw, o.mu.place = nc, raw, atConn
 	if o.mu.via != nil { // the goroutine that sends goes on with nc
 		o.mu.via.SetWriteDeadline(time.Unix(1, 0))
-	}
-	switch nc.(type) {
-	case *net.TCPConn, *net.UnixConn:
-		if raw, err := nc.(syscall.Conn).SyscallConn(); err == nil {
-			o.raw = raw
-		}
 	}
 }
 
@@ -140,11 +134,10 @@ func (o *output) send(p []byte, paid int64) error {
 		o.p, o.n, o.werr = p, 0, nil
 		err := o.raw.Write(o.write)
 		o.p = nil
-		if err == nil && o.werr != nil && !errors.Is(o.werr, syscall.EAGAIN) && !errors.Is(o.werr, syscall.EINTR) {
+		if err == nil && o.werr != loop.ErrNothing {
 			err = o.werr
 		}
 		o.mu.err = err
-		o.n = max(o.n, 0)
 		o.written.Add(uint64(o.n))
 		p = p[o.n:]
 	}

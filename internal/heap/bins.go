@@ -8,6 +8,9 @@ const (
 	rows    = 18 - colBits + 2 // the last holds a whole extent
 )
 
+// children of a node of a bin's heap.
+const children = 8
+
 const _ = uint(1<<18-ExtentUnits) + uint(ExtentUnits-1<<18)
 
 // bins holds the free blocks of own memory, by size. Row 0 has a bin for each size
@@ -19,6 +22,9 @@ const _ = uint(1<<18-ExtentUnits) + uint(ExtentUnits-1<<18)
 // but address order leaves five times fewer large requests unmet at three quarters
 // full (Johnstone and Wilson, "The Memory Fragmentation Problem: Solved?", ISMM
 // 1998), and a run that is refused costs a call to the directory.
+//
+// A heap has many children to a node: to move a block is a cache miss, in blocks, where to compare with
+// it is none, in the heap's own array.
 type bins struct {
 	rowMap uint32       // rows with a block
 	colMap [rows]uint32 // bins with a block
@@ -53,7 +59,7 @@ func (b *bins) remove(unit uint32) uint32 {
 	last := (*h)[n]
 	*h = (*h)[:n]
 	if last != unit {
-		if i := gone.pos; i > 0 && last < (*h)[(i-1)/2] {
+		if i := gone.pos; i > 0 && last < (*h)[(i-1)/children] {
 			b.rise(*h, i, last)
 		} else {
 			b.sink(*h, i, last)
@@ -70,7 +76,7 @@ func (b *bins) remove(unit uint32) uint32 {
 // rise puts unit into the heap h at i, or above.
 func (b *bins) rise(h []uint32, i, unit uint32) {
 	for i > 0 {
-		up := (i - 1) / 2
+		up := (i - 1) / children
 		if h[up] < unit {
 			break
 		}
@@ -85,10 +91,12 @@ func (b *bins) rise(h []uint32, i, unit uint32) {
 // sink puts unit into the heap h at i, or below.
 func (b *bins) sink(h []uint32, i, unit uint32) {
 	n := uint32(len(h))
-	for 2*i+1 < n {
-		down := 2*i + 1
-		if down+1 < n && h[down+1] < h[down] {
-			down++
+	for children*i+1 < n {
+		down := children*i + 1
+		for k := down + 1; k < min(children*i+children+1, n); k++ {
+			if h[k] < h[down] {
+				down = k
+			}
 		}
 		if unit < h[down] {
 			break

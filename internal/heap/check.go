@@ -79,7 +79,7 @@ func (s *space) checkBins(n int) error {
 		if b.blocks.get(bl.unit).pos != bl.pos {
 			return fmt.Errorf("block %+v is there twice", bl)
 		}
-		if bl.pos > 0 && h[(bl.pos-1)/2] >= bl.unit {
+		if bl.pos > 0 && h[(bl.pos-1)/children] >= bl.unit {
 			return fmt.Errorf("block %+v is out of order in bin %d.%d", bl, row, col)
 		}
 	}

@@ -67,27 +67,54 @@ func (k *Link) Net() net.Conn { return k.mu.nc }
 func (k *Link) Looped() bool { return k.fd >= 0 }
 
 // Read is net.Conn's Read without waiting, in a loop.
-func (k *Link) Read(p []byte) (int, error) {
-	n, _, errno := syscall.RawSyscall(unix.SYS_READ, uintptr(k.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+func (k *Link) Read(p []byte) (int, error) { return ReadNow(uintptr(k.fd), p) }
+
+// Write writes what the socket takes without waiting, in a loop. If that is not all, an ordinary
+// write of the rest meets the reason too.
+func (k *Link) Write(p []byte) int {
+	n, _ := WriteNow(uintptr(k.fd), p)
+	return n
+}
+
+// ReadNow is net.Conn's Read of a socket that does not block, and ErrNothing if there is nothing. Go's scheduler is not told of the
+// system call, as net.Conn tells it: it would take the processor away from a goroutine whose call takes longer than 20 µs, as those that
+// deliver to another process do, and would look for such goroutines every 20 µs as long as it finds some.
+func ReadNow(fd uintptr, p []byte) (int, error) {
+	n, errno := callNow(unix.SYS_READ, fd, p)
 	switch {
-	case errno == unix.EAGAIN || errno == unix.EINTR:
+	case errno == unix.EAGAIN:
 		return 0, ErrNothing
 	case errno != 0:
 		return 0, errno
 	case n == 0 && len(p) > 0:
 		return 0, io.EOF
 	}
-	return int(n), nil
+	return n, nil
 }
 
-// Write writes what the socket takes without waiting, in a loop. If that is not all, an ordinary
-// write of the rest meets the reason too.
-func (k *Link) Write(p []byte) int {
-	n, _, errno := syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-	if errno != 0 {
-		return 0
+// WriteNow writes what such a socket takes, likewise. ErrNothing says that it takes nothing.
+func WriteNow(fd uintptr, p []byte) (int, error) {
+	n, errno := callNow(unix.SYS_WRITE, fd, p)
+	switch {
+	case errno == unix.EAGAIN:
+		return 0, ErrNothing
+	case errno != 0:
+		return 0, errno
 	}
-	return int(n)
+	return n, nil
+}
+
+// callNow makes a system call that does not block.
+func callNow(call, fd uintptr, p []byte) (int, syscall.Errno) {
+	for {
+		n, _, errno := syscall.RawSyscall(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno == 0 {
+			return int(n), 0
+		}
+		if errno != unix.EINTR {
+			return 0, errno
+		}
+	}
 }
 
 // PushWrite is Write for goroutines that do not serve the connection, who take turns with those that do by a lock of their

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
@@ -149,5 +151,44 @@ func TestWatchPeer(t *testing.T) {
 		t.Error("a pipe is watched")
 	} else {
 		stop()
+	}
+}
+
+// A socket is read and written without waiting: there is something, nothing, no room, or an end.
+func TestReadNow(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := uintptr(fds[0]), uintptr(fds[1])
+	defer unix.Close(fds[0])
+	b := make([]byte, 64<<10)
+	read := func(what string, want int, wantErr error) {
+		t.Helper()
+		if n, err := ReadNow(near, b); n != want || err != wantErr {
+			t.Errorf("%s: %d, %v, want %d, %v", what, n, err, want, wantErr)
+		}
+	}
+	read("nothing has come", 0, ErrNothing)
+	if n, err := WriteNow(far, []byte("abc")); n != 3 || err != nil {
+		t.Errorf("written %d, %v", n, err)
+	}
+	read("three bytes", 3, nil)
+	n, sent := 0, 0
+	for err = nil; err == nil && sent < 64<<20; sent += n {
+		n, err = WriteNow(far, b)
+	}
+	if err != ErrNothing || sent == 0 {
+		t.Errorf("%d bytes written to nobody, %v", sent, err)
+	}
+	for got := 0; got < sent; got += n {
+		if n, err = ReadNow(near, b); err != nil {
+			t.Fatalf("after %d of %d bytes: %v", got, sent, err)
+		}
+	}
+	unix.Close(fds[1])
+	read("the end", 0, io.EOF)
+	if _, err := WriteNow(near, b); err != unix.EPIPE {
+		t.Errorf("written to nobody: %v", err)
 	}
 }

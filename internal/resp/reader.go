@@ -219,7 +219,30 @@ func (d *Reader) line(tooLong string) (line []byte, n int, err error) {
 	return b[:i], i + 2, nil
 }
 
+// short is the number behind byte want in the line at pos, and the length of the line with its end, if it has up to four digits. n is 0 for all
+// other lines, right or wrong: line and ParseInt are for them, and say the same of those that short takes.
+func (d *Reader) short(want byte) (number, n int) {
+	b := d.buf[d.r+d.pos : d.w]
+	if len(b) < 4 || b[0] != want || b[1] == '0' && b[2] != '\r' {
+		return 0, 0
+	}
+	for i, c := range b[1:min(6, len(b)-1)] {
+		switch {
+		case c >= '0' && c <= '9':
+			number = 10*number + int(c-'0')
+		case c == '\r' && i > 0:
+			return number, i + 3
+		default:
+			return 0, 0
+		}
+	}
+	return 0, 0
+}
+
 func (d *Reader) multibulk() ([][]byte, error) {
+	if count, n := d.short('*'); d.left == 0 && count > 0 && count <= d.Limits.Args {
+		d.pos, d.left = n, count
+	}
 	if d.left == 0 {
 		line, n, err := d.line("too big mbulk count string")
 		if err != nil {
@@ -240,6 +263,10 @@ func (d *Reader) multibulk() ([][]byte, error) {
 		d.left = int(count)
 	}
 	for d.left > 0 {
+		if size, n := d.short('$'); d.bulk < 0 && n > 0 && size <= d.Limits.Bulk && d.pos+n+size+2 <= d.Limits.Query {
+			d.pos += n
+			d.bulk = size
+		}
 		if d.bulk < 0 {
 			line, n, err := d.line("too big bulk count string")
 			if err != nil {

@@ -430,6 +430,51 @@ func skipReply(r *bufio.Reader) error {
 	return fmt.Errorf("type %q", line)
 }
 
+// The short way through the line of a length agrees with the long one, for every beginning of a line.
+func TestShort(t *testing.T) {
+	const letters = "$*019-\r\n\x00"
+	line := []byte{}
+	taken := 0
+	var try func()
+	try = func() {
+		for _, want := range "$*" {
+			d := NewReader(nil, testLimits())
+			d.buf, d.w = line, len(line)
+			number, n := d.short(byte(want))
+			if n == 0 {
+				continue
+			}
+			taken++
+			text, length, err := d.line("")
+			if err != nil || text[0] != byte(want) {
+				t.Fatalf("%q: %q, %v", line, text, err)
+			}
+			if v, ok := ParseInt(text[1:]); !ok || v != int64(number) || length != n {
+				t.Fatalf("%q: %d of %d bytes, want %d, %v, of %d", line, number, n, v, ok, length)
+			}
+		}
+		if len(line) == 7 {
+			return
+		}
+		for i := range letters {
+			line = append(line, letters[i])
+			try()
+			line = line[:len(line)-1]
+		}
+	}
+	try()
+	for _, whole := range []string{"$0\r\n", "*3\r\n", "$10\r\n", "$9999\r\n"} {
+		d := NewReader(nil, testLimits())
+		d.buf, d.w = []byte(whole), len(whole)
+		if _, n := d.short(whole[0]); n != len(whole) {
+			t.Errorf("%q goes the long way", whole)
+		}
+	}
+	if taken == 0 {
+		t.Error("none went the short way")
+	}
+}
+
 func TestNextAllocates(t *testing.T) {
 	wire := bytes.Repeat(encode([][]byte{[]byte("SET"), []byte("key"), []byte("value")}), 16)
 	src := bytes.NewReader(wire)

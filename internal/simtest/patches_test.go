@@ -47,7 +47,7 @@ var patches = []mutant{
 // byTest are the mistakes that tests of their packages have to notice.
 var byTest = []tested{
 	{"lease-not-checked-after-completion", "internal/engine", "TestLeaseEndsUnderWay", []edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
-	{"lease-not-checked-after-post", "internal/engine", "TestLeaseEndsWithinPost", []edit{{"internal/engine/hinted.go", "valid := !ch.lease || l.valid()", "valid := true"}}},
+	{"lease-not-checked-after-post", "internal/engine", "TestLeaseEndsWithinPost", []edit{{"internal/engine/hinted.go", "valid := !ch.lease && !ch.notes || l.valid()", "valid := true"}}},
 	{"late-reply-shortens-lease", "internal/engine", "TestLateReply", []edit{{"internal/engine/core.go", "if leaseEnd > c.leaseEnd.Load() {", "if leaseEnd != 0 {"}}},
 	{"lease-counts-from-its-answer", "internal/session", "TestAgendaLease", []edit{{"internal/session/renew.go", "p.GetMinEpoch(), r.Sent+int64(", "p.GetMinEpoch(), now+int64("}}},
 	{"asked-while-under-way", "internal/session", "TestAgendaQuestions", []edit{{"internal/session/questions.go", "x != nil && (x.until == 0 || now < x.until)", "x != nil && now < x.until"}}},
