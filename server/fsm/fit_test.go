@@ -80,9 +80,9 @@ func TestFitGrant(t *testing.T) {
 	}
 }
 
-// A grant that fits gives at least as much as that of any other length would give, and is what the command then gives. TestFitGrant has lengths
+// A grant that fits gives at least as much as the length that was asked for would give, and is what the command then gives. TestFitGrant has lengths
 // that are raised in any case.
-func TestFitGrantGivesMost(t *testing.T) {
+func TestFitGrantGivesNoLess(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var lengths []int
 		for range rapid.IntRange(1, 8).Draw(rt, "kinds") {
@@ -112,22 +112,6 @@ func TestFitGrantGivesMost(t *testing.T) {
 		least := c.GetGrantExtent().PlaceUnits
 		if least < asked || unitsOf(fit.Runs) < unitsOf(plain.Runs) {
 			rt.Fatalf("fits %d units, from %d units on; %d without, from %d on", unitsOf(fit.Runs), least, unitsOf(plain.Runs), asked)
-		}
-		if least > asked {
-			kinds := map[uint32]bool{} // of runs that may be granted: a length that there is not does as well as the next
-			for _, r := range h.s.Heap(1).Free {
-				if r.Returned == 0 || epoch > 0 {
-					kinds[r.Units] = true
-				}
-			}
-			for n := range kinds {
-				o := proto.CloneOf(c.GetGrantExtent())
-				o.PlaceUnits = n
-				other, err := h.s.CanGrant(o)
-				if err != nil || unitsOf(other.Runs) > unitsOf(fit.Runs) || unitsOf(other.Runs) == unitsOf(fit.Runs) && o.PlaceUnits >= asked && o.PlaceUnits < least {
-					rt.Fatalf("from %d units on there are %d, from %d on %d; %v", o.PlaceUnits, unitsOf(other.GetRuns()), least, unitsOf(fit.Runs), err)
-				}
-			}
 		}
 		if r := h.do(c); !proto.Equal(r.Grant, fit) {
 			rt.Fatalf("granted %v, and %v was to be", r.Grant, fit)
