@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
+	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -178,7 +179,7 @@ func (e *evictor) starves(pg, units uint32) {
 // run evicts when room is short, and sleeps otherwise. It is one goroutine for each session of a cache.
 func (e *evictor) run() {
 	defer e.s.wg.Done()
-	t := time.NewTimer(evictIdle)
+	t := alarm.NewTimer(evictIdle)
 	defer t.Stop()
 	for {
 		select {

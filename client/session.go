@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
@@ -52,17 +54,24 @@ type sess struct {
 	// performed is how many operations lanes had performed when control last looked.
 	performed uint64
 	due       chan struct{} // capacity 1: the agenda has something new
-	ready     chan struct{} // closed with the first map
-	once      sync.Once
-	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before; set by the first of both
-	closing   sync.Once
-	evictor   *evictor   // nil: this session evicts nothing
-	expiries  []expiries // by lane: what was put, for the sweep
-	counted   bool       // its lanes are in Client.mu.past; guarded by Client.mu
-	status    statusWords
-	replaced  chan struct{}         // closed when the Client has another session, or none for good
-	missing   chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more
-	refusal   atomic.Pointer[error] // why, from before missing is closed
+	// turn: control is away while it performs what is due itself; then wake starts another.
+	turn struct {
+		sync.Mutex
+		away bool
+		// alone is how many asks it performed itself, begun how many goroutines were started to perform or to control.
+		alone, begun uint64
+	}
+	ready    chan struct{} // closed with the first map
+	once     sync.Once
+	opened   atomic.Int32 // 1: it had its first map; 2: it was lost before; set by the first of both
+	closing  sync.Once
+	evictor  *evictor   // nil: this session evicts nothing
+	expiries []expiries // by lane: what was put, for the sweep
+	counted  bool       // its lanes are in Client.mu.past; guarded by Client.mu
+	status   statusWords
+	replaced chan struct{}         // closed when the Client has another session, or none for good
+	missing  chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more
+	refusal  atomic.Pointer[error] // why, from before missing is closed
 }
 
 // openSession opens a session, waits for its first map and puts it in force. was is the namespace of the
@@ -120,9 +129,8 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		s.wg.Add(1)
 		go s.evictor.run()
 	}
-	s.wg.Add(2)
-	go s.watch()
-	go s.control()
+	s.wg.Go(s.watch)
+	s.wg.Go(s.control)
 	select {
 	case <-s.ready:
 		old := c.sess.Swap(s) // before lost may replace it
@@ -145,7 +153,6 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 
 // watch follows the map for as long as the session lives, and installs every version that the directory sends.
 func (s *sess) watch() {
-	defer s.wg.Done()
 	err := s.c.dir.WatchMap(s.ctx, s.id, 0, func(m *dirpb.Map) error {
 		if m.GetRenew() {
 			s.agenda.Called()
@@ -199,13 +206,22 @@ func (s *sess) WantMap(uint64) { s.stir() }
 
 // control performs the session's agenda, until the session ends.
 func (s *sess) control() {
-	defer s.wg.Done()
-	t := time.NewTimer(0)
+	t := alarm.NewTimer(0)
 	defer t.Stop()
-	for {
+	for s.ctx.Err() == nil {
 		s.pumpIdle()
-		for _, ask := range s.agenda.Due(s.oldest) {
-			s.wg.Go(func() { s.perform(ask) })
+		asks := s.agenda.Due(s.oldest)
+		if len(asks) == 1 && s.agenda.Next() == math.MaxInt64 {
+			if !s.performAlone(asks[0]) {
+				return
+			}
+			continue
+		}
+		s.turn.Lock()
+		s.turn.begun += uint64(len(asks))
+		s.turn.Unlock()
+		for _, ask := range asks {
+			s.wg.Go(func() { s.perform(ask); s.wake() })
 		}
 		t.Reset(max(time.Duration(s.agenda.Next()-engine.Nanos()), 0))
 		select {
@@ -217,6 +233,30 @@ func (s *sess) control() {
 	}
 }
 
+// performAlone performs the only ask that is due when nothing else will be until something
+// happens. To start a goroutine for it, and to be woken by that, would wake two more threads of an idle process.
+// It returns false if something has happened meanwhile: then there is another goroutine that controls.
+func (s *sess) performAlone(ask session.Ask) bool {
+	s.turn.Lock()
+	s.turn.away = true
+	s.turn.alone++
+	s.turn.Unlock()
+	select {
+	case <-s.due: // before it was away
+		s.wake()
+	default:
+	}
+	s.perform(ask)
+	s.turn.Lock()
+	back := s.turn.away
+	s.turn.away = false
+	s.turn.Unlock()
+	if !back {
+		s.wake() // it has looked at the agenda before the answer came
+	}
+	return back
+}
+
 // wakeIf has control look at the agenda if that has changed.
 func (s *sess) wakeIf(changed bool) {
 	if changed {
@@ -226,6 +266,13 @@ func (s *sess) wakeIf(changed bool) {
 
 // wake has control look at the agenda.
 func (s *sess) wake() {
+	s.turn.Lock()
+	if s.turn.away {
+		s.turn.away = false
+		s.turn.begun++
+		s.wg.Go(s.control) // one that is away is counted until it sees this
+	}
+	s.turn.Unlock()
 	select {
 	case s.due <- struct{}{}:
 	default:
@@ -272,12 +319,11 @@ func (s *sess) perform(ask session.Ask) {
 	case session.AskDial:
 		s.dialOnce(ask)
 	}
-	s.wake()
 }
 
 // renewOnce performs one renewal. Tries after the first are renewals of their own, as the first may have been served.
 func (s *sess) renewOnce(ask session.Ask) {
-	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(ask.Within))
+	ctx, cancel := alarm.WithTimeout(s.ctx, time.Duration(ask.Within))
 	defer cancel()
 	var r session.Reply
 	tries := 0

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/token"
 )
@@ -255,7 +256,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	patience := min(max(4*reg.interval, exchangeTimeout/4), exchangeTimeout)
 	var rep *dirpb.HeartbeatReply
 	err := n.call(kicked, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := alarm.WithTimeout(ctx, patience)
 		defer cancel()
 		rep, err = d.Heartbeat(ctx, req)
 		return err
@@ -328,7 +329,7 @@ func (n *Node) reset() bool {
 
 // call is one exchange with the directory; ctx, which ends with the node's Close, ends it.
 func (n *Node) call(ctx context.Context, timeout time.Duration, fn func(context.Context, dirpb.DirectoryClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := alarm.WithTimeout(ctx, timeout)
 	defer cancel()
 	return n.o.Directory.Call(ctx, fn)
 }
@@ -355,7 +356,7 @@ func (n *Node) exchanged(what string, err error) {
 
 // wait sleeps for d or until early receives; false: the node is closed.
 func (n *Node) wait(d time.Duration, early <-chan struct{}) bool {
-	t := time.NewTimer(d)
+	t := alarm.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -38,6 +38,7 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -114,6 +115,7 @@ type Client struct {
 	opts   Options
 	closed context.Context // ends with Close
 	close  context.CancelFunc
+	idle   func() // releases alarm's waker
 
 	mu struct {
 		sync.Mutex
@@ -156,6 +158,7 @@ func Open(o Options) (*Client, error) {
 	o.TLS = o.Identities.Called(o.TLS, identity.Directory)
 	c := &Client{opts: o}
 	c.closed, c.close = context.WithCancel(context.Background())
+	c.idle = alarm.Hold()
 	for _, a := range o.Addrs {
 		if _, err := c.node(a); err != nil {
 			c.Close()
@@ -173,6 +176,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.close()
+	c.idle()
 	var errs []error
 	for _, n := range c.mu.nodes {
 		errs = append(errs, n.conn.Close())
@@ -206,7 +210,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			var sent atomic.Bool
 			actx, cancel := context.WithValue(ctx, sentKey{}, &sent), context.CancelFunc(func() {})
 			if idempotent {
-				actx, cancel = context.WithTimeout(actx, c.opts.AttemptTimeout)
+				actx, cancel = alarm.WithTimeout(actx, c.opts.AttemptTimeout)
 			}
 			began := time.Now()
 			err := fn(actx, n.rpc)

@@ -199,6 +199,25 @@ func TestFollowsLeader(t *testing.T) {
 	}
 }
 
+// A directory node is not told when a call is given up: it would set a timer for each, which wakes it though the call is long over.
+func TestNoDeadline(t *testing.T) {
+	c := newCluster(t)
+	told := make(chan bool, 1)
+	c.set(func() {
+		c.mu.renew = func(ctx context.Context, _ *fake) error {
+			_, ok := ctx.Deadline()
+			told <- ok
+			return nil
+		}
+	})
+	if err := c.open(c.addrs()...).Call(t.Context(), renew); err != nil {
+		t.Fatal(err)
+	}
+	if <-told {
+		t.Error("told of a deadline")
+	}
+}
+
 // A follower's hint is followed at once: nobody else is asked.
 func TestFollowsHint(t *testing.T) {
 	c := newCluster(t)

@@ -51,7 +51,6 @@ type Agenda struct {
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
 		sent     int64  // when the one was sent that was answered last
-		quiet    int64  // how long after it the next one is due, 0: as often as others
 		busy     bool   // operations were performed since the last one
 		wasBusy  bool   // and before it
 		awaits   uint64 // number of the renewal that was answered and said last that places are in limbo

@@ -116,17 +116,11 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	}
 	a.mu.told, a.mu.hurry, a.mu.renewing = k, false, true
 	a.mu.wasBusy, a.mu.busy = a.mu.busy, false
-	within := max(5*a.o.Renew, int64(time.Second))
-	if a.core.Quiet() {
-		// Nothing waits for it. A timer that is stopped wakes the process all the same when it
-		// would have run out: now it does when the next renewal is due.
-		within = max(within, a.mu.quiet)
-	}
 	a.core.SetQuiet(false)
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
 	q.InLimbo = a.core.InLimbo() && a.core.LastUnlink() >= a.mu.awaits
-	return Ask{Kind: AskRenew, Renew: q, Within: within}
+	return Ask{Kind: AskRenew, Renew: q, Within: max(5*a.o.Renew, int64(time.Second))}
 }
 
 // Again makes another try of a renewal whose fate is not known: a renewal of its own,
@@ -208,8 +202,7 @@ func (a *Agenda) rest(sent int64, millis uint64, now int64) {
 		a.core.SetQuiet(false)
 		return
 	}
-	a.mu.quiet = int64(min(millis, maxQuietMillis)) * int64(time.Millisecond)
-	a.mu.next = max(a.mu.next, sent+a.mu.quiet)
+	a.mu.next = max(a.mu.next, sent+int64(min(millis, maxQuietMillis))*int64(time.Millisecond))
 }
 
 // maxQuietMillis bounds what a session takes from a directory.
