@@ -272,7 +272,8 @@ func (o *Op) absent() Action {
 }
 
 // joinerBehind brings a slot up that a joiner shows in another state than the
-// replica before it, and looks again. Both were read side by side.
+// replica before it, and looks again. Both were read side by side. Only the joiner is
+// brought up: readers believe the replica before it, whatever the copies have among themselves.
 func (o *Op) joinerBehind(slot uint8) Action {
 	if o.env.ReadOnly() {
 		return o.again(Backoff) // somebody else will
@@ -281,7 +282,7 @@ func (o *Op) joinerBehind(slot uint8) Action {
 		o.retries = 0
 		return o.unlockAnd(Backoff)
 	}
-	return o.sync(slot, 1, stepStart)
+	return o.sync(slot, o.Route.PG.tail(), stepStart)
 }
 
 // joinerDiffers finds a slot in which the joiner's group j may hide or show the
