@@ -43,6 +43,8 @@ type Options struct {
 	Done func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
+
+	order *order // of all namespaces' jobs, which share processors; nil but in tests
 }
 
 // idleSession is how long a session without work is kept.
@@ -65,7 +67,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer dir.Close()
-	r := &runner{o: o, dir: dir, busy: make(map[string]bool)}
+	r := &runner{o: o, dir: dir, order: cmp.Or(o.order, &order{}), busy: make(map[string]bool)}
 	defer r.wg.Wait()
 	for {
 		var rep *dirpb.FindWorkReply
@@ -103,11 +105,12 @@ func Run(ctx context.Context, o Options) error {
 const waitForWork = time.Second
 
 type runner struct {
-	o    Options
-	dir  *dirclient.Client
-	wg   sync.WaitGroup
-	mu   sync.Mutex
-	busy map[string]bool // namespaces that a goroutine serves
+	o     Options
+	dir   *dirclient.Client
+	wg    sync.WaitGroup
+	order *order
+	mu    sync.Mutex
+	busy  map[string]bool // namespaces that a goroutine serves
 }
 
 // serve starts a goroutine for a namespace that has none.
@@ -247,6 +250,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	if err != nil {
 		return err
 	}
+	defer r.order.begin(job.GetKind())()
 	told, stay := time.Now(), false
 	progress := func(done int) error {
 		if time.Since(told) <= 200*time.Millisecond {
@@ -262,6 +266,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 				return err
 			}
 		}
+		r.order.turn(ctx, job.GetKind())
 		works := make([]*repair.Work, 0, r.o.Window)
 		hi = plan.Batch(lo, r.o.Window)
 		for i := lo; i < hi; i++ {

@@ -90,3 +90,86 @@ func TestJobsFollowEachOther(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A drain's joins wait while a placement group is recovered, but not for ever, and its recoveries go first.
+func TestRecoversBeforeJoins(t *testing.T) {
+	s, err := devstore.Start(t.Context(), devstore.Options{Nodes: 3, Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: s.Directory()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ended := make(chan dirpb.JobKind, 100)
+	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration, _ *dirpb.JobReport, err error) {
+		if err == nil {
+			ended <- kind
+		}
+	}}
+	recovering, counts := o.Order()
+	end := recovering()
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- janitor.Run(ctx, o) }()
+	defer func() {
+		cancel()
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	}()
+	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
+		t.Helper()
+		if err := dir.Call(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 16 << 20, Shards: 2, Segments: 1, IndexPercent: 5})
+		return err
+	})
+	head := "" // of the placement group of the first shard
+	for tick := time.NewTicker(time.Millisecond); head == ""; <-tick.C {
+		st, err := s.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range st.GetMap().GetNodes() {
+			if pgs := st.GetMap().GetPgs(); len(pgs) > 0 && pgs[0].GetState() == dirpb.PGState_PG_ACTIVE && n.GetId() == pgs[0].GetMembers()[0].GetNodeId() {
+				head = n.GetName()
+			}
+		}
+	}
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.DrainNode(ctx, &dirpb.DrainNodeRequest{Node: head})
+		return err
+	})
+	await := func(kind dirpb.JobKind) {
+		t.Helper()
+		for limit := time.After(time.Minute); ; {
+			select {
+			case k := <-ended:
+				if k == kind {
+					return
+				}
+			case <-limit:
+				t.Fatalf("no %v within a minute", kind)
+			}
+		}
+	}
+	await(dirpb.JobKind_JOB_JOIN)
+	if _, held := counts(); held == 0 {
+		t.Error("a join went on beside a recovery")
+	}
+	end()
+	await(dirpb.JobKind_JOB_RECOVER)
+	if begun, _ := counts(); begun < 2 {
+		t.Error("the recovery of the drain did not go first")
+	}
+}
