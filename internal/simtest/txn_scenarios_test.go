@@ -43,6 +43,11 @@ var txnScenarios = map[string]scenario{
 	"txn-delete-of-ones-own": {pair(1, Config{Nodes: 2, Deadlines: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0), k(Del, 10)}, {k(Get, 0), k(Get, 0)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 reaches", "c0 begins", "c0* -m0", "c1 begins", "c1*", "c0*", "c1 begins", "c1*"}},
 
+	// c0 has given up waiting for an intent that is still on its way to key10, and aborts the transaction. Its status word may serve no other: the
+	// intent arrives behind that.
+	"txn-intent-still-comes": {pair(1, Config{Nodes: 2, Deadlines: 1, Status: 1, Txns: [][]Part{two, {put(0), put(1)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0)}),
+		[]string{"c0 begins", "c0|m1 CAS p2|1", "c0* -m1", "c0 reaches", "c0* -m1", "c0 begins", "c0* -m1", "c0*", "c1 begins", "c1*", "c1 begins", "c1*"}},
+
 	// The coordinator is dead and its intents stand. Others insert beside them, and go on with their keys.
 	"txn-orphans": {pair(2, Config{Txns: [][]Part{two}, Crashes: 1, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 2), k(Put, 0), k(Get, 10)}, {k(Add, 13), k(Del, 10), k(Get, 0)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "c1*", "c1 is done", "c2 begins", "c2*", "c2 is done",
