@@ -14,8 +14,12 @@ import (
 type meeting struct {
 	word    layout.Word // that names it
 	in      layout.Intent
-	atA     bool // a writer met it: it looks at the heads
+	version uint64 // of the record after; that before has a lower one, a guard's both have it
+	atA     bool   // a writer met it: it looks at the heads
 	status  layout.Status
+	named   bool // recs have been read
+	shown   bool // every replica of the status word was seen to have the verdict
+	resume  bool // the Op waits, and looks at the status word next
 	verdict layout.Verdict
 	recs    [2][]byte // of the records before and after
 	// settled is an intent whose verdict every replica of its status word shows. It counts as a LIVE word of the record that
@@ -45,7 +49,7 @@ func (o *Op) meet(slot uint8, w layout.Word, r *layout.Record) Action {
 	o.noting = false
 	o.take(Hint{Word: w, Slot: slot})
 	if o.Kind != Get {
-		return o.readLost(w) // at the head, where it is to be changed
+		return o.meetAtA(r) // the head, where it is to be changed, has had it
 	}
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
 	if err != nil {
@@ -57,7 +61,7 @@ func (o *Op) meet(slot uint8, w layout.Word, r *layout.Record) Action {
 // lookThrough reads the value that an intent at the tail stands for. It waits for nobody and changes nothing.
 func (o *Op) lookThrough(w layout.Word, in layout.Intent) Action {
 	m := &o.need().met
-	m.word, m.in, m.atA = w, in, false
+	m.word, m.in, m.version, m.atA, m.named = w, in, 0, false, false
 	switch in.Kind {
 	case layout.IntentGuardAbsent:
 		return o.standsFor(nil) // whatever the verdict
@@ -74,7 +78,7 @@ func (o *Op) meetAtA(r *layout.Record) Action {
 		return o.finish(o.txnError(err))
 	}
 	m := &o.need().met
-	m.word, m.in, m.atA = o.x, in, true
+	m.word, m.in, m.version, m.atA, m.named = o.x, in, r.Version, true, false
 	return o.readStatus()
 }
 
@@ -95,16 +99,20 @@ func (o *Op) readStatus() Action {
 		return o.finish(o.txnError(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end}))
 	}
 	o.begin()
-	here := r.PG.ID == o.Route.PG.ID
+	here := r.PG.ID == o.Route.PG.ID && !m.named
 	if o.toStatus(&r); m.atA {
-		o.add(Access{Verb: Read, Space: Index, Off: m.in.Off, Buf: o.word(0)})
-		return o.post(stepReadStatus)
-	}
-	o.add(Access{Verb: Read, Space: Index, Replica: r.PG.Reader(), Off: m.in.Off, Buf: o.word(0)})
-	if r.PG.Joining {
-		o.add(Access{Verb: Read, Space: Index, Replica: r.PG.tail(), Off: m.in.Off, Buf: o.word(1)})
+		for k := range o.statusReads() {
+			o.add(Access{Verb: Read, Space: Index, Replica: k, Off: m.in.Off, Buf: o.word(int(k))})
+		}
+		here = here && o.needsRecord()
+	} else {
+		o.add(Access{Verb: Read, Space: Index, Replica: r.PG.Reader(), Off: m.in.Off, Buf: o.word(0)})
+		if r.PG.Joining {
+			o.add(Access{Verb: Read, Space: Index, Replica: r.PG.tail(), Off: m.in.Off, Buf: o.word(1)})
+		}
 	}
 	if here { // both records in the same round trip
+		m.named = true
 		for i, w := range [...]layout.Word{m.in.Parent, m.in.Final} {
 			if w.State() == layout.Live {
 				o.readNamed(i, w)
@@ -112,6 +120,27 @@ func (o *Op) readStatus() Action {
 		}
 	}
 	return o.post(stepReadStatus)
+}
+
+// statusReads is of how many replicas a writer reads the status word at once: of all, so that it need not bring up those that
+// show the verdict already.
+func (o *Op) statusReads() uint8 {
+	if n := o.Route.PG.Replicas; int(n) <= len(o.cells)/8 {
+		return n
+	}
+	return 1
+}
+
+// needsRecord reports whether a writer that meets an intent needs the record that it stands for: a Prepare that puts or deletes the
+// key whatever it holds does without.
+func (o *Op) needsRecord() bool {
+	switch o.Kind {
+	case Settle:
+		return false
+	case Prepare:
+		return o.Cond != Always || o.Txn.Effect == KeepKey
+	}
+	return o.Machine == nil
 }
 
 // statusEnd is where the index of pg ends, bytes from the start of the region.
@@ -149,6 +178,14 @@ func (o *Op) gotStatus() Action {
 	if o.Kind == Decide {
 		return o.gotDecided(s)
 	}
+	m.shown = false
+	if m.atA {
+		v, over := s.Of(m.in.Seq)
+		m.shown = v != layout.Undecided && !over && o.statusReads() == o.Route.PG.Replicas
+		for k := 1; m.shown && k < int(o.Route.PG.Replicas); k++ {
+			m.shown = layout.Status(wordAt(o.word(k))) == s
+		}
+	}
 	if !m.atA && o.Route.PG.Joining && wordAt(o.word(1)) != layout.Word(s) {
 		if o.env.ReadOnly() {
 			return o.again(Backoff)
@@ -179,37 +216,52 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 	}
 	m.status, m.verdict = s, v
 	switch {
-	case !m.atA:
+	case !m.atA, m.shown:
 		return o.statusKnown()
 	case v != layout.Undecided:
 		return o.sync(0, 1, stepSyncStatus)
 	}
-	if o.Kind != Prepare || !(&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(&m.in) {
-		if m.waitedFor != m.word { // others get on: the waits begin anew, short, or whoever came later would always be first
-			m.waitedFor, m.waits, o.Waits = m.word, 0, 0
-		}
-		if m.waits < o.patienceFor(m.in.Try) {
-			m.waits++
-			o.toParent()
-			return o.again(Backoff)
-		}
+	if m.waitedFor != m.word { // others get on: the waits begin anew, short, or whoever came later would always be first
+		m.waitedFor, m.waits, o.Waits = m.word, 0, 0
+	}
+	if m.waits < o.patienceFor(&m.in) {
+		m.waits++
+		m.resume = o.Machine == nil && o.Kind != Settle
+		o.toParent()
+		return o.again(Backoff)
 	}
 	o.begin()
 	o.add(Access{Verb: CAS, Space: Index, Off: m.in.Off, Expect: uint64(s), New: uint64(s.With(m.in.Seq, layout.Abort))})
 	return o.post(stepAbortStatus)
 }
 
-// patienceFor is how often the Op waits for a transaction in its try-th attempt before aborting it. The waits get longer each
-// time, up to a millisecond.
-func (o *Op) patienceFor(try uint8) int32 {
+// resumes reports whether the Op goes on where it waited for an intent. The map is the same as then, so that one look at the
+// status word tells as much as beginning anew would.
+func (o *Op) resumes(was *Route) bool {
+	if o.far == nil || !o.met.resume {
+		return false
+	}
+	o.met.resume = false
+	return was.PG == o.Route.PG && was.MapVersion == o.Route.MapVersion && was.Shard == o.Route.Shard
+}
+
+// patienceFor is how often the Op waits for the transaction of an intent before aborting it: a few times if that is younger, and
+// else more often with each of its attempts. The waits get longer each time, up to a millisecond.
+func (o *Op) patienceFor(in *layout.Intent) int32 {
+	n := int32(defaultPatience)
 	switch {
 	case o.Patience < 0:
 		return 0
+	case o.Kind == Prepare && (&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(in):
+		return youngerPatience
 	case o.Patience > 0:
-		return int32(o.Patience) << min(try, 4)
+		n = int32(o.Patience)
 	}
-	return defaultPatience << min(try, 4)
+	return n << min(in.Try, 4)
 }
+
+// youngerPatience is how often a transaction waits for a younger one, which most often is about to be decided.
+const youngerPatience = 2
 
 // defaultPatience is Op.Patience by default.
 const defaultPatience = 20
@@ -228,7 +280,6 @@ func (o *Op) gotAbort() Action {
 // statusKnown reads the record that the intent stands for. A writer comes here when every replica shows the verdict.
 func (o *Op) statusKnown() Action {
 	m := &o.met
-	here := o.parent != nil && o.parent.PG.ID == o.Route.PG.ID && !m.atA && o.step == stepReadStatus
 	o.toParent()
 	switch {
 	case o.Kind == Settle:
@@ -246,7 +297,10 @@ func (o *Op) statusKnown() Action {
 	case w.State() != layout.Live:
 		m.stands = 0
 		return o.standsFor(nil)
-	case here:
+	case !o.needsRecord():
+		return o.standsForWord(w, i)
+	case m.named:
+		m.named = false
 		m.recs[0], m.recs[1] = m.recs[i], m.recs[1-i]
 		m.stands = w
 		return o.gotStands()
@@ -306,6 +360,25 @@ func (o *Op) standsFor(r *layout.Record) Action {
 	}
 	o.atA = true
 	return o.changeAtA(r)
+}
+
+// standsForWord acts on the record under w, of which nobody needs to know more than the intent says: it is the i-th of the two that
+// this names.
+func (o *Op) standsForWord(w layout.Word, i int) Action {
+	m := &o.met
+	m.stands, m.settled = w, m.word
+	o.x, o.xVersion, o.xFlags, o.expired = m.word, m.version, 0, false
+	if m.in.Long&[...]layout.IntentLong{layout.LongParent, layout.LongFinal}[i] != 0 {
+		o.xFlags = HintManifest
+	}
+	o.atA = true
+	return o.place(nil)
+}
+
+// settledMeanwhile goes on after a CAS that expected a settled intent and found what it stands for, c: its owner was first.
+func (o *Op) settledMeanwhile(c layout.Word) Action {
+	o.x, o.met.settled = c, 0
+	return o.place(nil)
 }
 
 // changeAtA changes what x stands for at the head, of which r is the record, nil if the key is absent, if the Op's condition holds.

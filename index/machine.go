@@ -243,7 +243,11 @@ func (o *Op) start() Action {
 			}
 		}
 	}
+	was := o.Route
 	o.Route = r
+	if o.resumes(&was) {
+		return o.readStatus()
+	}
 	return o.dispatch()
 }
 

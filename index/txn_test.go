@@ -647,24 +647,6 @@ func TestTxnManyChunks(t *testing.T) {
 	}
 }
 
-// TestTxnAges: of two transactions that meet, the older aborts the younger at once, and the younger waits for the older.
-func TestTxnAges(t *testing.T) {
-	for _, tc := range []struct{ there, comes int }{{5, 3}, {3, 5}} {
-		w := txnWorld(t, 2, "put k old", false)
-		must(t, w.client(1).do(t, "prepare", "k", "put", "one", "x=3", "seq=1", fmt.Sprintf("ts=%d", tc.there)))
-		c := w.client(2)
-		must(t, c.start(fields(fmt.Sprintf("prepare k put two x=4 seq=1 ts=%d", tc.comes))))
-		for done := false; !done && c.action != index.Backoff; {
-			_, done = c.advance(1<<30, noFault)
-		}
-		aborted := layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])).Verdict() == layout.Abort
-		waits := c.action == index.Backoff
-		if older := tc.comes < tc.there; aborted != older || waits == older {
-			t.Errorf("of %d meets that of %d: aborts it %v, waits %v", tc.comes, tc.there, aborted, waits)
-		}
-	}
-}
-
 // TestSettledByEither: a settle whose compare-and-swap was not heard of finds the record's word in the slot, which another one has put there. The
 // places that went with the intent are the other one's.
 func TestSettledByEither(t *testing.T) {

@@ -154,6 +154,9 @@ func (o *Op) casDone() Action {
 
 // lost acts on a CAS at A that found c instead of x.
 func (o *Op) lost(c layout.Word) Action {
+	if o.Kind == Prepare && o.Txn.Effect != KeepKey && o.isSettled() && c == o.met.stands {
+		return o.settledMeanwhile(c)
+	}
 	o.env.Forget(o)
 	switch c.State() {
 	case layout.Frozen:

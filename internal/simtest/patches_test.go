@@ -88,7 +88,7 @@ var byTest = []tested{
 	{"maps-to-come-acknowledged", "server/lead", "TestAcksOfTheFuture", []edit{{"server/lead/lead.go", "max(x.acked, min(r.Acked, s.MapVersion()))", "max(x.acked, r.Acked)"}}},
 	{"maps-to-come-quiesced", "server/lead", "TestAcksOfTheFuture", []edit{{"server/lead/lead.go", "max(x.quiesced, acked, min(r.Quiesced, s.MapVersion()))", "max(x.quiesced, acked, r.Quiesced)"}}},
 	{"newest-by-an-old-word", "internal/engine", "TestMovedNowhere", []edit{{"internal/engine/core.go", "c.mu.newestSeq >= seq && c.mu.newest <= version", "seq > 0 && c.mu.newest <= version"}}},
-	{"txn-young-aborts-old", "index", "TestTxnAges", []edit{{"index/intent.go", "o.Kind != Prepare || !(&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(&m.in) {", "o.Kind != Prepare || (&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(&m.in) {"}}},
+	{"txn-young-aborts-old", "index", "TestTxnAges", []edit{{"index/intent.go", "o.Kind == Prepare && (&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(in):", "o.Kind == Prepare && !(&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(in):"}}},
 	{"newest-in-another-map", "index", "TestMovedNowhere", []edit{{"index", "o.MapCurrent != 0 && o.MapCurrent == o.Route.MapVersion", "o.MapCurrent != 0"}}},
 	{"moved-by-a-damaged-header", "index", "TestMoveDamaged", []edit{{"index/repair", "if err := o.image(0, 0).CheckHeader(); err != nil {", "if err := error(nil); err != nil {"}}},
 	{"hint-with-a-place-of-elsewhere", "index", "TestHintAtChildWithPlace", []edit{{"index", "if o.hasPlaces() && !samePlaces(o.Route.PG, c.PG) {", "if false {"}}},
