@@ -15,6 +15,9 @@ func meetWorld(t testing.TB, r uint8, elsewhere bool, effect string) (w *world, 
 	w = txnWorld(t, r, "put k old", elsewhere)
 	c = w.client(2)
 	must(t, c.do(t, "get", "k"))
+	for range 5 { // versions grow that client 2 does not know of
+		must(t, w.client(1).do(t, "put", "k", "old"))
+	}
 	must(t, w.client(1).do(t, fields("prepare k "+effect+" ts=1 "+txnAt(elsewhere))...))
 	return w, c
 }
@@ -48,6 +51,10 @@ func TestMeetDecided(t *testing.T) {
 				}
 				if got := c.stepsOf(t); !slices.Equal(got, want) {
 					t.Errorf("%s of an intent with %s, r=%d: %v, want %v", op, verdict, r, got, want)
+				}
+				there := w.client(1).txns["k"].Placed.Version
+				if v := c.op.Version; verdict == "commit" && (v < there || v == there && op != "keep") {
+					t.Errorf("%s of an intent, r=%d: version %d does not follow %d", op, r, v, there)
 				}
 			}
 		}

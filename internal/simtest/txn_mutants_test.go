@@ -19,6 +19,8 @@ var txnMutants = []mutant{
 		"Replica: r.PG.Reader(), Off: m.in.Off", "Replica: 0 * r.PG.Reader(), Off: m.in.Off"}}},
 	{"txn-verdict-at-A", "transaction: a writer brings the status word up before it acts on the verdict", []edit{{intents,
 		"	case v != layout.Undecided:\n		return o.sync(0, 1, stepSyncStatus)\n", "case v != layout.Undecided:\nreturn o.statusKnown()\n"}}},
+	{"txn-verdict-of-one", "transaction: a writer acts on a verdict that every replica shows", []edit{{intents,
+		"m.shown = layout.Status(wordAt(o.word(k))) == s", "m.shown = true"}}},
 	{"txn-overwritten", "transaction: nobody aborts without a CAS on the status word", []edit{{intents,
 		"	o.begin()\n	o.add(Access{Verb: CAS, Space: Index, Off: m.in.Off,", "if true {\nm.verdict = layout.Abort\nreturn o.statusKnown()\n}\no.begin()\no.add(Access{Verb: CAS, Space: Index, Off: m.in.Off,"}}},
 	{"txn-validated", "transaction: keys that are read get intents, too", []edit{{txns,
