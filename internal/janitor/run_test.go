@@ -108,8 +108,8 @@ func TestRecoversBeforeJoins(t *testing.T) {
 	}
 	defer dir.Close()
 	ended := make(chan dirpb.JobKind, 100)
-	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration, _ *dirpb.JobReport, err error) {
-		if err == nil {
+	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration, report *dirpb.JobReport, err error) {
+		if err == nil && (kind != dirpb.JobKind_JOB_JOIN || report.GetGroups() > 0) { // nothing waits in a placement group without shards
 			ended <- kind
 		}
 	}}
