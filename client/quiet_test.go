@@ -12,6 +12,34 @@ import (
 // quietPatience bounds what takes seconds on a machine that is not busy.
 const quietPatience = time.Minute
 
+// settles waits for what takes seconds on a machine that is not busy, and returns how long that was.
+func settles(t *testing.T, what string, cond func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	eventually(t, quietPatience, func() string {
+		if cond() {
+			return ""
+		}
+		return "no " + what
+	})
+	return time.Since(began)
+}
+
+// another opens a client of st's namespace, until the test's end.
+func another(t *testing.T, st *devstore.Store) *client.Client {
+	t.Helper()
+	c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
 // Sessions that do nothing are quiet, and yet places that another one unlinks leave limbo: they
 // are called, renew their leases, and are quiet again.
 func TestQuietSessions(t *testing.T) {
@@ -22,16 +50,7 @@ func TestQuietSessions(t *testing.T) {
 	st, writer := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: 30 * time.Second}, client.Options{})
 	idle := make([]*client.Client, idlers)
 	for i := range idle {
-		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		idle[i] = c
+		idle[i] = another(t, st)
 	}
 	put := func() {
 		t.Helper()
@@ -39,20 +58,9 @@ func TestQuietSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until := func(what string, cond func() bool) time.Duration {
-		t.Helper()
-		began := time.Now()
-		for !cond() {
-			if time.Since(began) > quietPatience {
-				t.Fatalf("waited %v for %s", quietPatience, what)
-			}
-			time.Sleep(time.Millisecond)
-		}
-		return time.Since(began)
-	}
 	quiet := func() {
 		t.Helper()
-		until("quiet", func() bool {
+		settles(t, "quiet", func() bool {
 			for _, c := range append([]*client.Client{writer}, idle...) {
 				if _, _, quiet := c.Renewals(); !quiet {
 					return false
@@ -70,7 +78,7 @@ func TestQuietSessions(t *testing.T) {
 		}
 		tag, _, _ := writer.Renewals()
 		put() // its place before is in limbo until every session has reported another reclaim epoch
-		took := until("the end of limbo", func() bool {
+		took := settles(t, "the end of limbo", func() bool {
 			_, released, _ := writer.Renewals()
 			return released > tag
 		})
@@ -89,75 +97,55 @@ func TestQuietSessions(t *testing.T) {
 	if over() {
 		t.Error("all that was under way has ended, and nobody was asked")
 	}
-	t.Logf("%v until all that was under way had ended", until("what is under way", over).Round(time.Millisecond))
+	t.Logf("%v until all that was under way had ended", settles(t, "what is under way", over).Round(time.Millisecond))
 }
 
 // An idle session starts no goroutine to renew its lease, since each wakes threads; and while a renewal lasts, another
 // goroutine sees to what happens.
 func TestQuietTurns(t *testing.T) {
-	if testing.Short() {
-		t.Skip("sessions are quiet after seconds in which nothing happens")
-	}
 	st, _ := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: time.Second}, client.Options{})
-	c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	until := func(what string, cond func() bool) {
-		t.Helper()
-		for began := time.Now(); !cond(); time.Sleep(time.Millisecond) {
-			if time.Since(began) > quietPatience {
-				t.Fatalf("waited %v for %s", quietPatience, what)
-			}
+	c := another(t, st)
+	// A map or a call may come at any time, and then somebody sees to it.
+	for began := time.Now(); ; {
+		settles(t, "quiet", func() bool { _, _, quiet := c.Renewals(); return quiet })
+		alone, begun := c.Turns()
+		renews(t, c, 5)
+		nowAlone, nowBegun := c.Turns()
+		if nowAlone >= alone+5 && nowBegun == begun {
+			break
+		}
+		if time.Since(began) > quietPatience {
+			t.Fatalf("of five renewals control performed %d, and started %d goroutines", nowAlone-alone, nowBegun-begun)
 		}
 	}
-	// A map or a call may come at any time, and then somebody sees to it.
-	until("five renewals without a goroutine", func() bool {
-		until("quiet", func() bool { _, _, quiet := c.Renewals(); return quiet })
-		sent, _, _ := c.Renewals()
-		alone, begun := c.Turns()
-		until("five renewals", func() bool { now, _, _ := c.Renewals(); return now >= sent+5 })
-		nowAlone, nowBegun := c.Turns()
-		return nowAlone >= alone+5 && nowBegun == begun
-	})
-	_, begun := c.Turns()
-	until("a wake-up while a renewal lasts", func() bool {
-		c.Wake()
-		_, now := c.Turns()
-		return now > begun
-	})
-	sent, _, _ := c.Renewals()
-	until("renewals behind it", func() bool { now, _, _ := c.Renewals(); return now >= sent+3 })
+	wakes(t, c)
+	renews(t, c, 3)
 }
 
 // A session renews its lease in time though it is woken again and again while a renewal lasts.
 func TestWokenTurns(t *testing.T) {
-	if testing.Short() {
-		t.Skip("control is seldom away")
-	}
 	st, _ := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: time.Second}, client.Options{})
-	c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices()})
-	if err != nil {
-		t.Fatal(err)
+	c := another(t, st)
+	for range 6 {
+		wakes(t, c)
+		renews(t, c, 2)
 	}
-	defer c.Close()
-	began, sent := time.Now(), uint64(0)
-	for turns := uint64(0); turns < 20; {
-		_, before := c.Turns()
-		c.Wake() // if control is away, another begins, which waits for nothing
-		if _, now := c.Turns(); now > before {
-			turns++
-			sent, _, _ = c.Renewals()
-			for now := sent; now < sent+2; now, _, _ = c.Renewals() {
-				if time.Since(began) > quietPatience {
-					t.Fatalf("no renewal follows the one that was under way at turn %d", turns)
-				}
-				time.Sleep(time.Millisecond)
-			}
-		}
-		if time.Since(began) > quietPatience {
-			t.Skip("control was hardly ever away")
-		}
-	}
+}
+
+// renews waits until c has sent n renewals more.
+func renews(t *testing.T, c *client.Client, n uint64) {
+	t.Helper()
+	sent, _, _ := c.Renewals()
+	settles(t, "renewals", func() bool { now, _, _ := c.Renewals(); return now >= sent+n })
+}
+
+// wakes wakes c's control until it is away, so that another goroutine begins in its place.
+func wakes(t *testing.T, c *client.Client) {
+	t.Helper()
+	_, begun := c.Turns()
+	settles(t, "wake-up while a renewal lasts", func() bool {
+		c.Wake()
+		_, now := c.Turns()
+		return now > begun
+	})
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/kvd-project/kvd/internal/janitor"
 )
 
-// A janitor that has work asks for more at once: a namespace that grows from one segment
-// goes through a hundred jobs, each of which follows from the one before.
-func TestJobsFollowEachOther(t *testing.T) {
-	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
+// start starts a store of some memory nodes without a janitor, until the test's end; call asks its directory.
+func start(t *testing.T, nodes int) (s *devstore.Store, call func(func(context.Context, dirpb.DirectoryClient) error)) {
+	t.Helper()
+	s, err := devstore.Start(t.Context(), devstore.Options{Nodes: nodes, Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,13 +28,19 @@ func TestJobsFollowEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dir.Close()
-	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
+	t.Cleanup(func() { dir.Close() })
+	return s, func(f func(context.Context, dirpb.DirectoryClient) error) {
 		t.Helper()
 		if err := dir.Call(t.Context(), f); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// A janitor that has work asks for more at once: a namespace that grows from one segment
+// goes through a hundred jobs, each of which follows from the one before.
+func TestJobsFollowEachOther(t *testing.T) {
+	s, call := start(t, 1)
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
 		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Shards: 4, Segments: 1, IndexPercent: 5})
 		return err
@@ -93,20 +99,7 @@ func TestJobsFollowEachOther(t *testing.T) {
 
 // A drain's joins wait while a placement group is recovered, but not for ever, and its recoveries go first.
 func TestRecoversBeforeJoins(t *testing.T) {
-	s, err := devstore.Start(t.Context(), devstore.Options{Nodes: 3, Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	dir, err := dirclient.Open(dirclient.Options{Addrs: s.Directory()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
+	s, call := start(t, 3)
 	ended := make(chan dirpb.JobKind, 100)
 	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration, report *dirpb.JobReport, err error) {
 		if err == nil && (kind != dirpb.JobKind_JOB_JOIN || report.GetGroups() > 0) { // nothing waits in a placement group without shards
@@ -124,12 +117,6 @@ func TestRecoversBeforeJoins(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
-		t.Helper()
-		if err := dir.Call(t.Context(), f); err != nil {
-			t.Fatal(err)
-		}
-	}
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
 		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 16 << 20, Shards: 2, Segments: 1, IndexPercent: 5})
 		return err
