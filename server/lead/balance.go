@@ -552,16 +552,18 @@ func (v *view) supply(h *fsmpb.Heap) (u supply) {
 	for _, r := range h.GetFree() {
 		n := uint64(r.Units)
 		u.granted -= min(u.granted, n)
-		switch {
-		case r.Returned == 0:
+		if mature(r, least) {
 			u.room += n
-		case least > r.Returned-1+fsm.ReuseEpochs:
-			u.room += n
-		default:
+		} else {
 			u.waits += n
 		}
 	}
 	return u
+}
+
+// mature reports whether a free run may be granted if the least reclaim epoch in use is this one.
+func mature(r *fsmpb.Run, least uint64) bool {
+	return r.Returned == 0 || least > r.Returned-1+fsm.ReuseEpochs
 }
 
 // ---- regions ---------------------------------------------------------------

@@ -91,6 +91,7 @@ type memory struct {
 	windowAt time.Duration // when
 	piecesAt time.Duration // since when enough has been free, in pieces; 0: it is not
 	counted  time.Duration // when a count was begun last
+	claim    uint64        // what counted as lost for some time when it was begun
 	retry    time.Duration // between two while memory is short
 	relief   uint64        // Leader.relief, as of
 	reliefAt time.Duration // 0: never looked
@@ -491,10 +492,32 @@ func (p *plan) account() {
 			m.low[1], m.low[0], m.lowAt = m.low[0], a.Lost, p.now
 		}
 		m.low[0] = min(m.low[0], a.Lost)
-		store := p.s.Namespace(p.s.PG(id).NamespaceId).GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE
-		l.hasty = l.hasty || a.Short && a.Waiting > 0 && (store || l.anyPoor(p.s, id))
+		l.hasty = l.hasty || l.hastens(p.s, id, a)
 	}
 	l.share(p)
+}
+
+// hastens reports whether memory of a placement group that waits for reclaim epochs is waited for: by writers of a store,
+// which have no other, by sessions that are poor, and where so much waits that what can be evicted is little.
+func (l *Leader) hastens(s *fsm.State, pg uint32, a *Account) bool {
+	return a.Short && a.Waiting > 0 && (!evicts(s, pg) || a.Waiting > a.Heap/8 || l.anyPoor(s, pg))
+}
+
+// evicts reports whether a placement group is one of a cache.
+func evicts(s *fsm.State, pg uint32) bool {
+	return s.Namespace(s.PG(pg).GetNamespaceId()).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE
+}
+
+// missed reports whether so much of a placement group that is short seems lost that a count is worth it. Writers of a store have
+// no other memory, so what is lost at the moment is enough. Sessions of a cache evict; between two words of theirs they link
+// and unlink much of it, and a recall by such a mistake takes from them what they hold. There it has to be lost for a while.
+func (l *Leader) missed(s *fsm.State, pg uint32, m *memory) bool {
+	heap := m.account.Heap
+	least := max(uint64(m.need), heap/32)
+	if evicts(s, pg) {
+		return m.lost() > least
+	}
+	return m.account.Lost > least || m.doubted(heap)
 }
 
 // lost is how much counts as lost for some time now.

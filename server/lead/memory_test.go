@@ -554,11 +554,21 @@ func TestComing(t *testing.T) {
 
 // Reclaim epochs run while somebody waits for memory that waits for them, and else they do not.
 func TestHasty(t *testing.T) {
-	for _, tc := range []struct{ short, waits, hasty bool }{{false, false, false}, {true, false, false}, {false, true, false}, {true, true, true}} {
-		w, a, b, u, _ := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+	const store, cache = dirpb.NamespaceMode_NAMESPACE_STORE, dirpb.NamespaceMode_NAMESPACE_CACHE
+	for _, tc := range []struct {
+		mode  dirpb.NamespaceMode
+		short bool
+		waits uint32 // units
+		hasty bool
+	}{
+		{store, false, 0, false}, {store, true, 0, false}, {store, false, 50_000, false}, {store, true, 50_000, true},
+		// In a cache others are evicted, unless there are few.
+		{cache, true, 50_000, false}, {cache, false, 150_000, false}, {cache, true, 150_000, true},
+	} {
+		w, a, b, _, _ := fullWorld(t, tc.mode)
 		w.l.Advance(w.s, w.now) // from now on
-		if tc.waits {
-			w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(u, 50_000)}})
+		if tc.waits > 0 {
+			w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(layout.ExtentUnits, tc.waits)}})
 			w.now += gather
 			w.take()
 		}
@@ -680,8 +690,28 @@ func TestReclaim(t *testing.T) {
 			}
 		})
 	}
+	// In a cache sessions evict and link all the time: what is lost has to be so for a while.
+	w, a, _, _, all := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_CACHE)
+	lost := func(units uint64) {
+		w.wait(time.Second)
+		w.l.Short(w.s, 1, 1000, w.now)
+		say(w, a, held(all, 0, 0, 0, int64(all-units)))
+		w.ack()
+		w.step()
+	}
+	for i := range 30 {
+		if lost(all / 4 * uint64(i%2)); len(w.s.Jobs()) > 0 {
+			t.Fatalf("%v, though nothing was lost a moment ago", w.s.Jobs()[0])
+		}
+	}
+	for i := 0; len(w.s.Jobs()) == 0 && i < 60; i++ {
+		lost(all / 4)
+	}
+	if jobs := w.s.Jobs(); len(jobs) != 1 || jobs[0].Reason != ReasonShort {
+		t.Fatalf("%v, with a quarter lost", jobs)
+	}
 	// An interval of 0: nothing by itself, whatever is short.
-	w, _, _, _, _ := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+	w, _, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
 	w.l.opts.ScrubInterval = 0
 	w.leak(w.open(1))
 	w.l.Short(w.s, 1, 1000, w.now)
@@ -776,6 +806,25 @@ func TestScrubbed(t *testing.T) {
 	w.say(Renewal{Session: a, Held: held(all, all/2, 0, all-all/2, 0)})
 	if q = scrub(w, a, ReasonLost); len(q) != 0 {
 		t.Fatalf("queued %v", q)
+	}
+	// A recall has what waits for reclaim epochs wait anew. Of extent 1 a quarter waits and less is lost, of extent 2 more.
+	w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+	w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(e, e/4), run(2*e, e/4)}})
+	w.now += gather
+	w.take()
+	left := w.s.Usage()[0].GrantedUnits
+	w.say(Renewal{Session: a, Held: held(left, 0, 0, 0, int64(left))})
+	if q = scrub(w, a, ReasonDirty, uint32(e-w.s.Heap(1).Start), e*3/4-e/5, e*3/4-e/3, e); len(q) != 1 || !slices.Equal(q[0].Extents, []uint32{2}) {
+		t.Fatalf("queued %v", q)
+	}
+	// In a cache no more than what counted as lost for a while.
+	for claim, want := range map[uint64]int{e / 4: 1, e: 2} {
+		w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_CACHE)
+		w.l.memory(w.s, 1).claim = claim
+		w.l.Short(w.s, 1, 1000, w.now)
+		if q = scrub(w, a, ReasonShort, uint32(e-w.s.Heap(1).Start), e/2, e/3, e); len(q) != 1 || len(q[0].Extents) != want {
+			t.Fatalf("queued %v of %d units that are lost", q, claim)
+		}
 	}
 	// An operator who asks only to look gets no recall.
 	w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)

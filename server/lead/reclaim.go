@@ -30,7 +30,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 		why, m.retry = ReasonDirty, retryShort
 	case !m.known && (short || p.now-last >= every):
 		why = ReasonTerm
-	case short && p.now-last >= m.retry && (m.account.Lost > max(uint64(m.need), u.GetHeapUnits()/32) || m.doubted(u.GetHeapUnits())),
+	case short && p.now-last >= m.retry && p.l.missed(p.s, pg.Id, m),
 		short && p.now-last >= min(m.retry, retryPieces) && p.toCompact(m):
 		why = ReasonShort
 		m.retry = min(2*m.retry, retryShortMost)
@@ -40,7 +40,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 	if why == "" {
 		return
 	}
-	m.counted = p.now
+	m.counted, m.claim = p.now, m.lost()
 	p.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: true, Count: true, Reason: why}, pg.Id)
 }
 
@@ -79,8 +79,15 @@ type gain struct {
 }
 
 // gains are a placement group's extents by what recalling them in place would give, most
-// first.
+// first. A recall has what waits for reclaim epochs in an extent wait for them anew, so those in which that is more are left out.
 func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
+	_, least := l.Epochs()
+	waits := make(map[uint32]uint64)
+	for _, r := range s.Heap(pg).GetFree() {
+		if !mature(r, least) {
+			waits[r.Unit/layout.ExtentUnits] += uint64(r.Units)
+		}
+	}
 	for _, e := range s.Extents(pg) {
 		if e.Recalled || e.Granted == 0 {
 			continue
@@ -97,7 +104,9 @@ func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
 			held += float64(units) * free
 		}
 		used := e.Linked + uint64(held)
-		out = append(out, gain{e.Number, e.Granted - min(e.Granted, used), e.Linked})
+		if units := e.Granted - min(e.Granted, used); units > waits[e.Number] {
+			out = append(out, gain{e.Number, units, e.Linked})
+		}
 	}
 	slices.SortStableFunc(out, func(a, b gain) int { return cmp.Compare(b.units, a.units) })
 	return out
@@ -134,6 +143,9 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	if j.Reason != ReasonRepair {
 		l.plan(s, now).account()
 		need = m.account.Lost
+	}
+	if evicts(s, j.PgId) && (j.Reason == ReasonShort || j.Reason == ReasonLost) {
+		need = min(need, m.claim)
 	}
 	// In place a recall takes no room and no copy, and leaves pieces. If there is time and
 	// room, an extent of which little is linked is emptied, so that it is free as a whole.
