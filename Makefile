@@ -198,14 +198,16 @@ test-pages: ## a store on huge pages, reserved as root while it runs, and one th
 
 SIM_RUNS ?= 44000
 SIM_STATES ?= 15000
+SIM_FIRST ?= 0
+SIM_LONG ?= 440000
 
 .PHONY: sim
 sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in each provider mode
-	$(GO) test -tags kvdinvariants -count 1 -v -timeout 0 -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -runs $(SIM_RUNS) -states $(SIM_STATES)
+	$(GO) test -tags kvdinvariants -count 1 -v -timeout 0 -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -seed $(SIM_FIRST) -runs $(SIM_RUNS) -states $(SIM_STATES)
 
 .PHONY: sim-long
-sim-long: ## ten times as many schedules, for some hours
-	$(MAKE) sim SIM_RUNS=440000 SIM_STATES=600000
+sim-long: ## ten times as many schedules, for some hours; SIM_LONG of a scope from seed SIM_FIRST on, so that parts can be run one after the other
+	$(MAKE) sim SIM_RUNS=$(SIM_LONG) SIM_STATES=600000
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
