@@ -408,7 +408,7 @@ func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bo
 				left: fmt.Sprintf("%d of %d regions left on %s%s", left, total, name, troubles(st))}
 			if now := activity(st); now != seen {
 				seen, changed = now, time.Now()
-			} else if time.Since(changed) > askAgain {
+			} else if time.Since(changed) > wonders {
 				p.left += "; nothing moves: no other memory node may have room"
 			}
 			return p, left == 0, nil
@@ -458,10 +458,12 @@ func (a *app) rebalanceCommand() *cobra.Command {
 	return c
 }
 
-// askAgain is how long nothing may happen before a wait for a drain wonders why, and
-// one for a rebalance asks for it again: a directory node that takes the lead knows
-// nothing of what was planned.
+// askAgain is how long nothing may happen before a wait for a rebalance asks for it again: a directory node that
+// takes the lead knows nothing of what was planned.
 const askAgain = 5 * time.Second
+
+// wonders is how long nothing may happen before a wait for a drain wonders why: it rests, and not for so long.
+const wonders = 15 * time.Second
 
 // stuck is how long nothing may happen before a wait for a drain or a rebalance gives up.
 const stuck = time.Minute

@@ -2021,6 +2021,7 @@ type Job struct {
 	Total         uint64 `protobuf:"varint,15,opt,name=total,proto3" json:"total,omitempty"`
 	Trouble       string `protobuf:"bytes,16,opt,name=trouble,proto3" json:"trouble,omitempty"`  // why it does not get on
 	Waiting       bool   `protobuf:"varint,17,opt,name=waiting,proto3" json:"waiting,omitempty"` // for its barrier
+	Calm          bool   `protobuf:"varint,27,opt,name=calm,proto3" json:"calm,omitempty"`       // nobody waits for it, so its janitor leaves most of the time to others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2226,6 +2227,13 @@ func (x *Job) GetTrouble() string {
 func (x *Job) GetWaiting() bool {
 	if x != nil {
 		return x.Waiting
+	}
+	return false
+}
+
+func (x *Job) GetCalm() bool {
+	if x != nil {
+		return x.Calm
 	}
 	return false
 }
@@ -8806,7 +8814,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
 	"\tabandoned\x18\x05 \x01(\bR\tabandoned\x12\x1a\n" +
-	"\bsegments\x18\x06 \x01(\rR\bsegments\"\xa9\x05\n" +
+	"\bsegments\x18\x06 \x01(\rR\bsegments\"\xbd\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
@@ -8836,7 +8844,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04done\x18\x0e \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x0f \x01(\x04R\x05total\x12\x18\n" +
 	"\atrouble\x18\x10 \x01(\tR\atrouble\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\x83\x03\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaiting\x12\x12\n" +
+	"\x04calm\x18\x1b \x01(\bR\x04calmJ\x04\b\a\x10\b\"\x83\x03\n" +
 	"\tJobReport\x12\x16\n" +
 	"\x06groups\x18\x01 \x01(\x04R\x06groups\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x04R\arecords\x12\x14\n" +

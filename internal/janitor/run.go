@@ -251,6 +251,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 		return err
 	}
 	defer r.order.begin(job.GetKind())()
+	calm := calmness{began: time.Now()}
 	told, stay := time.Now(), false
 	progress := func(done int) error {
 		if time.Since(told) <= 200*time.Millisecond {
@@ -267,8 +268,10 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			}
 		}
 		r.order.turn(ctx, job.GetKind())
-		works := make([]*repair.Work, 0, r.o.Window)
-		hi = plan.Batch(lo, r.o.Window)
+		window, rests := calm.pace(job, r.o.Window)
+		works := make([]*repair.Work, 0, window)
+		hi = plan.Batch(lo, window)
+		began := time.Now()
 		for i := lo; i < hi; i++ {
 			w := plan.At(i)
 			if stay {
@@ -299,6 +302,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			}
 			works = again
 		}
+		calm.rest(ctx, time.Since(began), rests)
 		if err := progress(lo); err != nil {
 			return err
 		}

@@ -35,7 +35,7 @@ var imports = []row{
 	{"internal/engine", "index internal/dirpb internal/heap internal/invariants internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
 	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
-	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
+	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout internal/ordered rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
 	{"internal/inside", "index index/repair internal/engine", "it names the types of a Client's tools; the Client brings them, so that its public API does not"},
 	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict internal/hostid internal/identity internal/engine internal/inside internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
@@ -51,8 +51,8 @@ var imports = []row{
 	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...", "it opens providers and does nothing with them"},
 
 	{"server/fsm/fsmpb", "internal/dirpb", "generated"},
-	{"server/fsm", "internal/dirpb internal/identity internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
-	{"server/lead", "internal/dirpb internal/invariants internal/layout server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
+	{"server/fsm", "internal/dirpb internal/identity internal/layout internal/ordered server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
+	{"server/lead", "internal/dirpb internal/invariants internal/layout internal/ordered server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
 	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
 	{"memnode", "internal/alarm internal/dirpb internal/hostid internal/identity internal/keeper internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
@@ -78,6 +78,7 @@ var imports = []row{
 	{"internal/config", "internal/certs internal/identity", "settings are plain values; roles fill Options from them"},
 
 	{"internal/alarm", "", "it wakes a process when it is due, whatever for"},
+	{"internal/ordered", "", "maps are maps, whatever is in them"},
 	{"internal/poll", "", "it asks the kernel which descriptors are ready, whatever they carry"},
 	{"internal/otlp", "internal/netsrv", "it exports what servers and collectors tell"},
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},

@@ -9,14 +9,13 @@
 package session
 
 import (
-	"maps"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -192,7 +191,7 @@ func (a *Agenda) DueWants() (asks []Ask) {
 	defer a.mu.Unlock()
 	now := a.core.Nanos()
 	a.takeEarly()
-	for _, pg := range slices.Sorted(maps.Keys(a.mu.wants)) {
+	for _, pg := range ordered.Keys(a.mu.wants) {
 		if q, ok := a.grantDue(pg, now); ok {
 			asks = append(asks, q)
 		}

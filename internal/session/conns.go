@@ -82,6 +82,9 @@ func (a *Agenda) IsUp(node uint32, incarnation uint64) bool {
 // linksDue gives the hang-ups and dials that are to begin now, and tells the lanes of memory
 // nodes that are down: their operations ask again.
 func (a *Agenda) linksDue(now int64) (asks []Ask) {
+	if len(a.mu.links) == 0 {
+		return nil
+	}
 	for _, e := range slices.SortedFunc(maps.Keys(a.mu.links), func(a, b end) int {
 		return cmp.Or(cmp.Compare(a.lane, b.lane), cmp.Compare(a.node, b.node))
 	}) {

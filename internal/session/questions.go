@@ -1,11 +1,10 @@
 package session
 
 import (
-	"maps"
 	"math"
-	"slices"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 // question is one to the directory that lanes want asked again and again until they know: it
@@ -29,7 +28,7 @@ func want(list map[uint32]*question, id uint32, now int64) bool {
 // questionsDue are the ids of the questions that are to be asked now, ascending: they are
 // under way from here on. Those whose pause is over are forgotten.
 func questionsDue(list map[uint32]*question, now int64) (ids []uint32) {
-	for _, id := range slices.Sorted(maps.Keys(list)) {
+	for _, id := range ordered.Keys(list) {
 		switch x := list[id]; {
 		case x.asked:
 		case x.until == 0:

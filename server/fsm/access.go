@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -194,7 +195,7 @@ func setOwner(w *dirpb.Namespace, owner string) {
 // many it began to fence.
 func (s *State) fenceBeyond(w *dirpb.Namespace) uint32 {
 	var ids []uint32
-	for _, x := range byID(s.sessions) {
+	for _, x := range ordered.Values(s.sessions) {
 		if x.NamespaceId == w.Id && x.Life == dirpb.SessionLife_SESSION_LIVE && RightOf(w, openerOf(x)) < wantedBy(x.ReadOnly) {
 			ids = append(ids, x.Id)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -53,7 +54,7 @@ func checkIDs[M proto.Message](what string, rows map[uint32]M, last uint32, id f
 
 func checkEach[M proto.Message](what string, rows map[uint32]M, check func(M) error) error {
 	var errs []error
-	for _, m := range byID(rows) {
+	for _, m := range ordered.Values(rows) {
 		if err := check(m); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}

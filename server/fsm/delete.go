@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 // maxNamed bounds the sessions that a refusal names.
@@ -28,7 +29,7 @@ func (s *State) deleteNamespace(q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteN
 	}
 	var live []uint32
 	var clients []string
-	for _, x := range byID(s.sessions) {
+	for _, x := range ordered.Values(s.sessions) {
 		if x.NamespaceId != w.Id || x.Life != dirpb.SessionLife_SESSION_LIVE {
 			continue
 		}

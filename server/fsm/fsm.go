@@ -21,16 +21,15 @@ package fsm
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -582,13 +581,13 @@ func (s *State) MapVersion() uint64 { return s.meta.MapVersion }
 func (s *State) Node(id uint32) *dirpb.Node { return s.nodes[id] }
 
 // Nodes are the memory nodes by id.
-func (s *State) Nodes() []*dirpb.Node { return byID(s.nodes) }
+func (s *State) Nodes() []*dirpb.Node { return ordered.Values(s.nodes) }
 
 // Session returns a session that is live or being fenced, or nil.
 func (s *State) Session(id uint32) *fsmpb.Session { return s.sessions[id] }
 
 // Sessions are the live ones and those being fenced, by id.
-func (s *State) Sessions() []*fsmpb.Session { return byID(s.sessions) }
+func (s *State) Sessions() []*fsmpb.Session { return ordered.Values(s.sessions) }
 
 // SessionCount is the number of sessions not yet fenced.
 func (s *State) SessionCount() int { return len(s.sessions) }
@@ -602,7 +601,7 @@ func (s *State) Life(id uint32) dirpb.SessionLife {
 }
 
 // Directory are the known directory nodes by id.
-func (s *State) Directory() []*fsmpb.Directory { return byID(s.directory) }
+func (s *State) Directory() []*fsmpb.Directory { return ordered.Values(s.directory) }
 
 // DirectoryNode returns one directory node or nil.
 func (s *State) DirectoryNode(id string) *fsmpb.Directory { return s.directory[id] }
@@ -622,7 +621,7 @@ func (s *State) NamespaceNamed(name string) *dirpb.Namespace {
 
 // PGs are the placement groups of a namespace, or of all for 0, by id.
 func (s *State) PGs(namespace uint32) []*dirpb.PlacementGroup {
-	all := byID(s.pgs)
+	all := ordered.Values(s.pgs)
 	if namespace == 0 {
 		return all
 	}
@@ -640,7 +639,7 @@ func (s *State) Shard(id uint32) *dirpb.Shard { return s.shards[id] }
 
 // Shards are the shards of a namespace, or of all for 0, by id.
 func (s *State) Shards(namespace uint32) []*dirpb.Shard {
-	all := byID(s.shards)
+	all := ordered.Values(s.shards)
 	if namespace == 0 {
 		return all
 	}
@@ -653,7 +652,7 @@ func (s *State) Job(id uint32) *dirpb.Job { return s.jobs[id].GetJob() }
 // Jobs are the background jobs by id.
 func (s *State) Jobs() []*dirpb.Job {
 	jobs := make([]*dirpb.Job, 0, len(s.jobs))
-	for _, j := range byID(s.jobs) {
+	for _, j := range ordered.Values(s.jobs) {
 		jobs = append(jobs, j.Job)
 	}
 	return jobs
@@ -671,7 +670,7 @@ func (s *State) FrozenVersion(pg uint32) uint64 { return s.heaps[pg].GetFrozenVe
 // Usage accounts every placement group's memory.
 func (s *State) Usage() []*dirpb.PGUsage {
 	heaps := make([]*dirpb.PGUsage, 0, len(s.heaps))
-	for _, id := range slices.Sorted(maps.Keys(s.heaps)) {
+	for _, id := range ordered.Keys(s.heaps) {
 		h := s.heaps[id]
 		var free, waiting, recalled uint64
 		for _, r := range h.Free {
@@ -704,12 +703,12 @@ func (s *State) Usage() []*dirpb.PGUsage {
 // A nil session is an operator: all namespaces, with their losses, planned and leaving
 // members too, no rkeys.
 func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
-	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: byID(s.nodes)}
+	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: ordered.Values(s.nodes)}
 	var only uint32
 	if x != nil {
 		only = x.NamespaceId
 	}
-	for _, w := range byID(s.namespaces) {
+	for _, w := range ordered.Values(s.namespaces) {
 		if only == 0 || w.Id == only {
 			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil) {
 				w = proto.CloneOf(w)
@@ -735,7 +734,7 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 		}
 		m.Pgs = append(m.Pgs, pg)
 	}
-	for _, sh := range byID(s.shards) {
+	for _, sh := range ordered.Values(s.shards) {
 		if only == 0 || sh.NamespaceId == only {
 			m.Shards = append(m.Shards, sh)
 		}
@@ -746,7 +745,7 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 // WantRegions are the regions that one process of a memory node must have.
 func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion {
 	var want []*dirpb.WantRegion
-	for _, pg := range byID(s.pgs) {
+	for _, pg := range ordered.Values(s.pgs) {
 		if pg.State == dirpb.PGState_PG_LOST {
 			continue
 		}
@@ -760,12 +759,4 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 		}
 	}
 	return want
-}
-
-func byID[K cmp.Ordered, V any](m map[K]V) []V {
-	out := make([]V, 0, len(m))
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		out = append(out, m[k])
-	}
-	return out
 }

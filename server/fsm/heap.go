@@ -3,12 +3,12 @@ package fsm
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"sort"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -80,7 +80,7 @@ func (s *State) takeBack(runs []back, epoch uint64) {
 	for _, r := range runs {
 		byPG[r.pg] = append(byPG[r.pg], r)
 	}
-	for _, pg := range slices.Sorted(maps.Keys(byPG)) {
+	for _, pg := range ordered.Keys(byPG) {
 		h, list := s.heaps[pg], byPG[pg]
 		if h == nil {
 			continue
@@ -173,7 +173,7 @@ func withoutShortest(runs []*fsmpb.Run, over int) []*fsmpb.Run {
 	for _, r := range runs {
 		count[r.Units]++
 	}
-	for _, units := range slices.Sorted(maps.Keys(count)) {
+	for _, units := range ordered.Keys(count) {
 		count[units] = min(count[units], over) // are to go
 		over -= count[units]
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -215,7 +216,7 @@ func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error)
 func (s *State) ring() []*dirpb.Node {
 	var domains [][]*dirpb.Node
 	at := make(map[string]int)
-	for _, n := range byID(s.nodes) {
+	for _, n := range ordered.Values(s.nodes) {
 		if !placeable(n) {
 			continue
 		}

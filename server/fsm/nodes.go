@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -150,7 +151,7 @@ func (s *State) takeDown(n *dirpb.Node, unixMillis int64, epoch uint64) {
 // the incarnation that follows at once, 0 for none. Nothing of any session can
 // land in lost memory, so the fences it owed are confirmed. The reclaim epoch, epoch, may be a lesser one, or 0 if nothing is to come back.
 func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch uint64) {
-	for _, pg := range byID(s.pgs) {
+	for _, pg := range ordered.Values(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
 			s.loseMember(pg.Id, n, next, unixMillis, epoch)
 			s.settlePG(pg.Id)
@@ -162,7 +163,7 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch u
 
 // confirmAll confirms every fence that n's incarnation owes.
 func (s *State) confirmAll(n *dirpb.Node) {
-	for _, x := range byID(s.roster.fencing) {
+	for _, x := range ordered.Values(s.roster.fencing) {
 		s.confirm(x, n.Id, n.Incarnation)
 	}
 }
@@ -238,7 +239,7 @@ func (s *State) drainNode(c *fsmpb.DrainNode) error {
 	n = proto.CloneOf(n)
 	n.Draining = !c.Cancel
 	s.putNode(n)
-	for _, pg := range byID(s.pgs) {
+	for _, pg := range ordered.Values(s.pgs) {
 		if n.Draining && pg.Planned.GetNodeId() == n.Id {
 			s.editPG(pg.Id).Planned = nil
 		}
@@ -270,7 +271,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 	s.setDeparted(n.Id, func(uint32, *fsmpb.Departed) *fsmpb.Departed { return nil })
 	delete(s.nodes, n.Id)
 	s.mark(idKey(rowNode, n.Id), nil)
-	for _, pg := range byID(s.pgs) {
+	for _, pg := range ordered.Values(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
 			s.forgetMember(pg.Id, n.Id)
 		}
@@ -288,7 +289,7 @@ func (s *State) refreshUsed() {
 			used[m.NodeId] += pg.RegionBytes
 		}
 	}
-	for _, n := range byID(s.nodes) {
+	for _, n := range ordered.Values(s.nodes) {
 		if n.UsedBytes != used[n.Id] {
 			n = proto.CloneOf(n)
 			n.UsedBytes = used[n.Id]

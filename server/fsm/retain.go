@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -33,7 +34,7 @@ func (s *State) depart(pg *dirpb.PlacementGroup, m *dirpb.Member, epoch uint64) 
 // setDeparted takes the departed members for which keep gives nil out of every placement group's list, and puts what it gives in
 // place of the others.
 func (s *State) setDeparted(node uint32, keep func(pg uint32, d *fsmpb.Departed) *fsmpb.Departed) {
-	for _, h := range byID(s.heaps) {
+	for _, h := range ordered.Values(s.heaps) {
 		i := slices.IndexFunc(h.Departed, func(d *fsmpb.Departed) bool { return d.NodeId == node })
 		if i < 0 {
 			continue
@@ -90,7 +91,7 @@ func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 	parts := func(d *fsmpb.Departed) bool {
 		return d.NodeId == node && d.Incarnation == n.GetIncarnation() && epoch <= d.Epoch+RetainEpochs // epoch may be of a moment before
 	}
-	for _, h := range byID(s.heaps) {
+	for _, h := range ordered.Values(s.heaps) {
 		pg := s.pgs[h.PgId]
 		copies := len(pg.Members)
 		if pg.Joining {
@@ -127,7 +128,7 @@ func (s *State) retain(pg *dirpb.PlacementGroup, node uint32, epoch uint64) (*di
 
 // arraysOf are the arrays that shards and children have in a placement group, by shard.
 func (s *State) arraysOf(pg uint32) (list []*dirpb.RetainedArray) {
-	for _, sh := range byID(s.shards) {
+	for _, sh := range ordered.Values(s.shards) {
 		if sh.PgId == pg {
 			list = append(list, &dirpb.RetainedArray{ShardId: sh.Id, Offset: sh.Offset, Segments: sh.Segments})
 		}

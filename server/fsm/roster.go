@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -102,7 +103,7 @@ func (s *State) Admitted() *dirpb.Sessions {
 // FenceWork are the sessions that one process of a memory node has yet to fence.
 func (s *State) FenceWork(node uint32, incarnation uint64) []uint32 {
 	var ids []uint32
-	for _, x := range byID(s.roster.fencing) {
+	for _, x := range ordered.Values(s.roster.fencing) {
 		for _, p := range x.Pending {
 			if p.NodeId == node && p.Incarnation == incarnation {
 				ids = append(ids, x.Id)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -80,7 +81,7 @@ func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
 	s.roster.noteSession(x.Id, s.sessions[x.Id], nil)
 	delete(s.sessions, x.Id)
 	s.mark(idKey(rowSession, x.Id), nil)
-	for _, j := range byID(s.jobs) {
+	for _, j := range ordered.Values(s.jobs) {
 		if j.Job.Owner == x.Id {
 			s.setOwner(j.Job.Id, 0)
 		}
@@ -106,7 +107,7 @@ func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
 // fence begins to fence sessions. Ids that are not live are skipped.
 func (s *State) fence(ids []uint32) {
 	var pending []*fsmpb.Incarnation
-	for _, n := range byID(s.nodes) {
+	for _, n := range ordered.Values(s.nodes) {
 		if n.State == dirpb.NodeState_NODE_UP {
 			pending = append(pending, &fsmpb.Incarnation{NodeId: n.Id, Incarnation: n.Incarnation})
 		}

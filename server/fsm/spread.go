@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 // Spread is where the copies can go that the placement groups of a namespace lack.
@@ -47,7 +48,7 @@ type SpreadOptions struct {
 // count for nothing.
 func (s *State) Spread(namespace uint32, copies int, o SpreadOptions) *Spread {
 	sp := &spreader{free: make(map[uint32]uint64), at: make(map[uint32][]*wanted)}
-	for _, n := range byID(s.nodes) {
+	for _, n := range ordered.Values(s.nodes) {
 		if used := n.UsedBytes + o.Given[n.Id]; placeable(n) && used <= n.CapacityBytes && (o.Usable == nil || o.Usable(n)) {
 			sp.nodes = append(sp.nodes, n)
 			sp.free[n.Id] = n.CapacityBytes - used
@@ -286,7 +287,7 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 // freeText lists what memory nodes that take regions have free, in bytes.
 func (s *State) freeText() string {
 	var out []string
-	for _, n := range byID(s.nodes) {
+	for _, n := range ordered.Values(s.nodes) {
 		if placeable(n) {
 			out = append(out, fmt.Sprintf("%d at %q", n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes), n.Name))
 		}

@@ -3,7 +3,6 @@ package fsm
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"sort"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -264,7 +264,7 @@ func (s *State) takeStatus(c *fsmpb.TakeStatus) error {
 	x := proto.CloneOf(s.sessions[c.SessionId])
 	x.StatusNumber = c.Number
 	s.putSession(x)
-	freed := slices.Sorted(maps.Keys(named))
+	freed := ordered.Keys(named)
 	for _, pg := range freed {
 		h, _ := withoutStatus(s.heaps[pg], func(b *fsmpb.HeldStatus) bool { return b.SessionId == x.Id && named[pg][b.Offset] })
 		s.putHeap(h)
@@ -305,7 +305,7 @@ func (s *State) endStatus(x *fsmpb.Session, settled bool) {
 // freeDead makes dead blocks free that no intent names any more, and lists the placement groups that had some.
 func (s *State) freeDead() (freed []uint32) {
 	settled := make(map[uint32]uint64) // by namespace
-	for _, pg := range byID(s.pgs) {
+	for _, pg := range ordered.Values(s.pgs) {
 		dead := s.heaps[pg.Id].GetStatusDead()
 		if len(dead) == 0 {
 			continue

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -478,7 +479,7 @@ func (p *plan) ease() {
 	for _, pg := range p.pgs {
 		groups[pg.NamespaceId]++
 	}
-	for ns, n := range sorted(groups) {
+	for ns, n := range ordered.All(groups) {
 		if n == 1 || p.s.Namespace(ns).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -173,7 +174,7 @@ func (f *filling) tick() {
 		}
 		f.ends[j.Id] = f.now + tick*time.Duration(1+f.parts[j.Id]/f.copies)
 	}
-	for id, at := range sorted(f.ends) {
+	for id, at := range ordered.All(f.ends) {
 		j := f.s.Job(id)
 		if f.now < at {
 			continue
@@ -221,7 +222,7 @@ func (f *filling) write() int {
 	for _, sh := range f.s.Shards(f.ns) {
 		byPG[sh.PgId] += grow[sh.Id]
 	}
-	for pg, n := range sorted(byPG) {
+	for pg, n := range ordered.All(byPG) {
 		if f.room(pg) < n {
 			if f.l.relieving(f.s, pg) {
 				return 1

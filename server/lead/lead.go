@@ -18,9 +18,7 @@
 package lead
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -28,6 +26,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -114,8 +113,10 @@ type Leader struct {
 	// By placement group. The next leader knows none of it, and waits a lease before it
 	// balances.
 	worked map[uint32]time.Duration // when something last worked on it
+	frozen map[uint32]time.Duration // since when it has been
 	took   map[uint32]took
-	eased  time.Duration // when Plan last looked for moves
+	eased  time.Duration            // when Plan last looked for moves
+	rests  map[uint32]time.Duration // by namespace: until when none of its placement groups begins to swap members
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
@@ -195,7 +196,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
-		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
+		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble),
 	}
 	if o.BalanceUnits == 0 {
@@ -460,7 +461,7 @@ func (l *Leader) Work(s *fsm.State, now time.Duration) []string {
 			names[s.Namespace(j.NamespaceId).GetName()] = true
 		}
 	}
-	return slices.Sorted(maps.Keys(names))
+	return ordered.Keys(names)
 }
 
 // Progress notes what a job's owner reports. Trouble means that it gives the job back:
@@ -491,7 +492,7 @@ func (l *Leader) Jobs(s *fsm.State, now time.Duration) []*dirpb.Job {
 // shown is a copy of j with what only the leader knows filled in.
 func (v *view) shown(j *dirpb.Job) *dirpb.Job {
 	j = proto.CloneOf(j)
-	j.Waiting = v.waiting(j)
+	j.Waiting, j.Calm = v.waiting(j), v.calm(j)
 	if k := v.l.jobs[j.Id]; k != nil {
 		j.Done, j.Total, j.Trouble = k.done, k.total, k.trouble
 	}
@@ -539,14 +540,3 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 
 // pause is until when a placement group is left alone.
 func (l *Leader) pause(now time.Duration) time.Duration { return now + min(l.opts.Lease, maxPause) }
-
-// sorted gives a map's values in the order of their keys.
-func sorted[K cmp.Ordered, V any](m map[K]V) func(func(K, V) bool) {
-	return func(yield func(K, V) bool) {
-		for _, k := range slices.Sorted(maps.Keys(m)) {
-			if !yield(k, m[k]) {
-				return
-			}
-		}
-	}
-}

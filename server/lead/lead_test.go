@@ -735,7 +735,7 @@ func TestDrain(t *testing.T) {
 	ns := w.create("n", 2, 4)
 	x := w.open(ns)
 	w.drain(2)
-	w.want(`group 1: memory node "m3" is to join: a member drains`, `group 2: memory node "m1" is to join: a member drains`)
+	w.want(`group 1: memory node "m3" is to join: a member drains`) // the other one waits
 	w.want()
 	w.publish()
 	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 2, 3)
@@ -743,11 +743,15 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("claimed %v before its barrier", j)
 	}
 	w.ack()
-	w.do(x, dirpb.JobKind_JOB_JOIN)
+	j := w.claim(x)
+	if j.GetKind() != dirpb.JobKind_JOB_JOIN || !j.Calm {
+		t.Fatalf("claimed %v, want a join for which nobody waits", j)
+	}
+	w.finish(x, j)
 	w.want() // not acknowledged
 	w.ack()
-	w.want(`group 2: memory node "m2" leaves: it drains`)
-	w.on(2, dirpb.PGState_PG_FROZEN, 3, 1)
+	w.want(`group 1: memory node "m2" leaves: it drains`)
+	w.on(1, dirpb.PGState_PG_FROZEN, 1, 3)
 	w.settleJobs(x)
 	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 3)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 3, 1)
@@ -756,6 +760,59 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("%d bytes are left on the drained node", used)
 	}
 	w.want()
+}
+
+// An eighth of a namespace's placement groups, and at least one, swap members at a time; one that cannot go on holds no other up.
+func TestDrainsByParts(t *testing.T) {
+	for nodes, atOnce := range map[int]int{3: 1, 15: 1, 16: 2} {
+		w := newWorld(t)
+		w.nodes(nodes, 8)
+		x := w.open(w.create("n", 2, 1))
+		w.drain(1) // it is in two placement groups
+		if n := w.step(); n != atOnce {
+			t.Fatalf("%d memory nodes: %d begin to swap members, want %d", nodes, n, atOnce)
+		}
+		w.publish()
+		w.ack()
+		if w.want(); atOnce == 2 {
+			continue
+		}
+		w.l.Progress(w.claim(x).Id, 0, 1, "stuck", w.now)
+		w.want("is to join: a member drains")
+	}
+}
+
+// After a freeze the next placement group rests before it swaps members.
+func TestRestsAfterFreeze(t *testing.T) {
+	for freeze, rests := range map[time.Duration]time.Duration{0: 0, 5 * time.Millisecond: 1280 * time.Millisecond, time.Second / 2: restMost} {
+		w := newWorld(t)
+		w.nodes(3, 8)
+		x := w.open(w.create("n", 2, 1))
+		w.drain(2)
+		w.want("group 1: memory node \"m3\" is to join")
+		w.publish()
+		w.ack()
+		w.do(x, dirpb.JobKind_JOB_JOIN)
+		w.ack()
+		w.want("group 1: memory node \"m2\" leaves")
+		w.on(1, dirpb.PGState_PG_FROZEN, 1, 3)
+		w.want() // no session has quiesced
+		w.now += freeze
+		w.ack()
+		w.do(x, dirpb.JobKind_JOB_RECOVER)
+		w.ack()
+		w.want("every session has quiesced")
+		w.ack()
+		thawed := w.now
+		for len(w.plan()) == 0 && w.now < thawed+time.Minute {
+			w.now += 5 * time.Millisecond
+			w.beat()
+			w.ack()
+		}
+		if took := w.now - thawed; took < rests || took > rests+10*time.Millisecond {
+			t.Errorf("after a freeze of %v the next one rests %v, want %v", freeze, took, rests)
+		}
+	}
 }
 
 // settleJobs lets everyone acknowledge and every job be done until nothing more is due.
@@ -1516,7 +1573,7 @@ func chaos(t *testing.T, seed uint64) []string {
 	}
 	calm := 0 // rounds in which nothing happened
 	for i := 0; calm < 3; i++ {
-		if i == 3000 {
+		if i == 10_000 {
 			t.Fatalf("seed %d: no end: jobs %v, groups %v, lately\n%s", seed, w.l.Jobs(w.s, w.now), w.s.PGs(ns), strings.Join(w.log[max(0, len(w.log)-10):], "\n"))
 		}
 		w.pass(10 * time.Millisecond)
@@ -1535,7 +1592,7 @@ func chaos(t *testing.T, seed uint64) []string {
 			work(x)
 		}
 		recalling := slices.ContainsFunc(w.s.PGs(ns), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
-		if w.step() == 0 && len(w.s.Jobs()) == 0 && !recalling && !dead() && w.now > 2*lease && len(w.l.paused) == 0 &&
+		if w.step() == 0 && len(w.s.Jobs()) == 0 && !recalling && !dead() && w.now > 2*lease && len(w.l.paused) == 0 && len(w.l.rests) == 0 &&
 			!slices.ContainsFunc(w.s.PGs(ns), func(pg *dirpb.PlacementGroup) bool { return pg.Planned != nil || pg.State != dirpb.PGState_PG_ACTIVE }) {
 			calm++
 		} else {

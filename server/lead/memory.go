@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -202,7 +203,7 @@ func (m *memory) back(now time.Duration, b *fsmpb.Back) {
 // memory is lost until it is counted.
 func (l *Leader) TakeBack(s *fsm.State, now time.Duration) *fsmpb.Command {
 	c := &fsmpb.TakeBack{Epoch: l.epoch}
-	for _, m := range sorted(l.memories) {
+	for _, m := range ordered.All(l.memories) {
 		if len(m.backs) == 0 || now-m.since < gather && len(m.backs) < maxBacks && !m.short(now) && l.opts.EpochInterval > 0 {
 			continue
 		}
@@ -303,7 +304,7 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 		return
 	}
 	l.forgetSession(id)
-	for pg, h := range sorted(x.held) {
+	for pg, h := range ordered.All(x.held) {
 		if m := l.memories[pg]; m != nil && m.generation == h.Generation {
 			m.base += h.NetUnits
 		}
@@ -463,7 +464,7 @@ func (p *plan) account() {
 			delete(l.memories, id)
 		}
 	}
-	for id, a := range sorted(sums) {
+	for id, a := range ordered.All(sums) {
 		m := l.memory(p.s, id)
 		// Memory of sessions that have not said yet how they use it is in use.
 		unsaid := int64(0)

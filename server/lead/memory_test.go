@@ -807,15 +807,30 @@ func TestScrubbed(t *testing.T) {
 	if q = scrub(w, a, ReasonLost); len(q) != 0 {
 		t.Fatalf("queued %v", q)
 	}
-	// A recall has what waits for reclaim epochs wait anew. Of extent 1 a quarter waits and less is lost, of extent 2 more.
-	w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
-	w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(e, e/4), run(2*e, e/4)}})
-	w.now += gather
-	w.take()
-	left := w.s.Usage()[0].GrantedUnits
-	w.say(Renewal{Session: a, Held: held(left, 0, 0, 0, int64(left))})
-	if q = scrub(w, a, ReasonDirty, uint32(e-w.s.Heap(1).Start), e*3/4-e/5, e*3/4-e/3, e); len(q) != 1 || !slices.Equal(q[0].Extents, []uint32{2}) {
-		t.Fatalf("queued %v", q)
+	// A recall has what waits for reclaim epochs wait anew, which matters if somebody waits for it. Of extent 1 a quarter waits and less is lost,
+	// of extent 2 more.
+	for _, tc := range []struct {
+		reason string
+		short  bool
+		want   []uint32
+	}{{ReasonDirty, true, []uint32{2}}, {ReasonDirty, false, []uint32{1, 2}}, {ReasonRepair, false, []uint32{1, 2}}} {
+		w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+		w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(e, e/4), run(2*e, e/4)}})
+		w.now += gather
+		w.take()
+		left := w.s.Usage()[0].GrantedUnits
+		w.say(Renewal{Session: a, Held: held(left, 0, 0, 0, int64(left))})
+		if tc.short {
+			w.l.Short(w.s, 1, 1000, w.now)
+		}
+		q = scrub(w, a, tc.reason, uint32(e-w.s.Heap(1).Start), e*3/4-e/5, e*3/4-e/3, e)
+		var extents []uint32
+		for _, j := range q {
+			extents = append(extents, j.Extents...)
+		}
+		if slices.Sort(extents); !slices.Equal(extents, tc.want) {
+			t.Fatalf("%+v: queued %v", tc, q)
+		}
 	}
 	// In a cache no more than what counted as lost for a while.
 	for claim, want := range map[uint64]int{e / 4: 1, e: 2} {

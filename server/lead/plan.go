@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -99,6 +100,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	}
 	p.forget()
 	p.noteWorkedPGs()
+	p.noteFreezes()
 	for _, pg := range p.pgs {
 		p.remake(pg)
 		p.part(pg)
@@ -106,7 +108,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	}
 	p.settleOrphans()
 	p.asked()
-	for ns := range sorted(l.leveling) {
+	for ns := range ordered.All(l.leveling) {
 		p.level(ns)
 	}
 	p.account()
@@ -294,6 +296,8 @@ func (p *plan) forget() {
 	}
 	maps.DeleteFunc(p.l.leveling, func(id uint32, _ bool) bool { return p.s.Namespace(id) == nil || p.s.Namespace(id).Deleting })
 	gone := func(id uint32) bool { return p.s.PG(id) == nil }
+	maps.DeleteFunc(p.l.frozen, func(id uint32, _ time.Duration) bool { return gone(id) })
+	maps.DeleteFunc(p.l.rests, func(_ uint32, until time.Duration) bool { return p.now >= until })
 	maps.DeleteFunc(p.l.worked, func(id uint32, _ time.Duration) bool { return gone(id) })
 	maps.DeleteFunc(p.l.settling, func(id uint32, at time.Duration) bool { return gone(id) || p.now >= at+p.l.pause(0) })
 	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
@@ -357,6 +361,9 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 	}
 	if len(pg.Members) > want {
 		p.dropSurplus(pg)
+		return
+	}
+	if len(pg.Members) == want && !p.maySwap(pg.NamespaceId) {
 		return
 	}
 	n, retain := p.former(pg), true

@@ -79,12 +79,13 @@ type gain struct {
 }
 
 // gains are a placement group's extents by what recalling them in place would give, most
-// first. A recall has what waits for reclaim epochs in an extent wait for them anew, so those in which that is more are left out.
-func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
+// first. A recall has what waits for reclaim epochs in an extent wait for them anew: if memory is short, those in which that is more
+// are left out.
+func (l *Leader) gains(s *fsm.State, pg uint32, short bool) (out []gain) {
 	_, least := l.Epochs()
 	waits := make(map[uint32]uint64)
 	for _, r := range s.Heap(pg).GetFree() {
-		if !mature(r, least) {
+		if short && !mature(r, least) {
 			waits[r.Unit/layout.ExtentUnits] += uint64(r.Units)
 		}
 	}
@@ -153,7 +154,7 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	empty := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId}
 	h := s.Heap(j.PgId)
 	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
-	for _, g := range l.gains(s, j.PgId) {
+	for _, g := range l.gains(s, j.PgId, short) {
 		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
 			break
 		}

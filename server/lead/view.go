@@ -203,6 +203,20 @@ func urgency(j *dirpb.Job) int {
 
 func urgent(j *dirpb.Job) bool { return urgency(j) == 2 }
 
+// calm reports whether nobody waits for j: it brings up a copy beyond those that there are to be, so that one can be given up.
+func (v *view) calm(j *dirpb.Job) bool {
+	return j.Kind == dirpb.JobKind_JOB_JOIN && !v.lacks(v.s.PG(j.PgId))
+}
+
+// lacks reports whether pg has fewer copies than it is to have; one that joins is none yet.
+func (v *view) lacks(pg *dirpb.PlacementGroup) bool {
+	n := len(pg.GetMembers())
+	if pg.GetJoining() {
+		n--
+	}
+	return n < int(v.s.Namespace(pg.GetNamespaceId()).GetReplicas())
+}
+
 // places are the placement groups that a job occupies.
 func places(pg, target uint32) []uint32 {
 	if target == 0 || target == pg {
