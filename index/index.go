@@ -236,6 +236,10 @@ const (
 	StepWriteCopies
 	StepSampleGroups
 	StepReadVictims
+	StepReadBehind
+	StepReadBefore
+	StepVerifyBehind
+	StepCASBehind
 	stepDone
 )
 
@@ -246,7 +250,8 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"abort-status", "sync-status", "read-intent", "sync-intent",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words", "set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",
-	"write-copies", "sample-groups", "read-victims", "done"}
+	"write-copies", "sample-groups", "read-victims",
+	"read-behind", "read-before", "verify-behind", "cas-behind", "done"}
 
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
 

@@ -41,7 +41,7 @@ func (o *Op) segmentDiffers() (list []wordRef) {
 func (o *Op) syncSegment() index.Action {
 	list := o.segmentDiffers()
 	o.Work.Synced += uint64(len(list))
-	return o.syncWords(list, o.finishWork)
+	return o.bringUp(list, o.finishWork)
 }
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on

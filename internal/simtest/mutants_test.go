@@ -103,6 +103,13 @@ var mutants = []mutant{
 		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != index.HeaderSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
+	{"up-order", "of many words that are brought up the one behind is read first, too", []edit{
+		{work, "o.readLags(index.StepReadBehind, k, lags, func(l *lag, w layout.Word) { l.q = w }", "o.readLags(index.StepReadBehind, k-1, lags, func(l *lag, w layout.Word) { l.b = w }"},
+		{work, "o.readLags(index.StepReadBefore, k-1, lags, func(l *lag, w layout.Word) { l.b = w }", "o.readLags(index.StepReadBefore, k, lags, func(l *lag, w layout.Word) { l.q = w }"}}},
+	{"up-crc-proves", "rejoins compare the records of many words with their predecessor's copies, too", []edit{{work,
+		"				if l.prev = l.prev[:n]; bytes.Equal(l.mine[:n], l.prev) {\n", "l.prev = l.prev[:n]\nif _, err := layout.ParseRecord(l.mine); err == nil {\n"}}},
+	{"up-no-record", "many words are brought up with their records", []edit{{work,
+		"		if l.prev != nil {\n			o.Add(", "if l.prev != nil {\nl.prev = nil\n}\nif l.prev != nil {\no.Add("}}},
 	{"joiner-any-empty", "a key is absent when a joiner and the copy before it show the same EMPTY word", []edit{{op,
 		"	if s, hides := o.joinerHides(g); hides {\n", "if s, hides := o.joinerHides(g); false && hides {\n"}}},
 	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/engine/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
