@@ -202,7 +202,7 @@ SIM_FIRST ?= 0
 SIM_LONG ?= 440000
 
 .PHONY: sim
-sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in each provider mode
+sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 2 * 10^6 schedules in each provider mode
 	$(GO) test -tags kvdinvariants -count 1 -v -timeout 0 -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -seed $(SIM_FIRST) -runs $(SIM_RUNS) -states $(SIM_STATES)
 
 .PHONY: sim-long
