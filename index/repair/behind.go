@@ -2,7 +2,6 @@ package repair
 
 import (
 	"bytes"
-	"encoding/binary"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -123,7 +122,7 @@ func (o *Op) verifyBehind(k uint8, lags []lag, left []wordRef, then func(left []
 					left = append(left, l.wordRef)
 					continue
 				}
-				n := layout.RecordLen(int(binary.LittleEndian.Uint16(l.prev[8:])), int(binary.LittleEndian.Uint32(l.prev[12:])))
+				n := layout.RecordLen(len(r.Key), len(r.Value))
 				if l.prev = l.prev[:n]; bytes.Equal(l.mine[:n], l.prev) {
 					l.prev = nil // R[k] has it
 				}

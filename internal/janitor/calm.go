@@ -13,8 +13,7 @@ import (
 // happens most in the beginning, with the keys that are used most. So at first such a job has one operation under way at a time, or two,
 // and rests between them. After calmFor there are twice as many every calmStep, so that much to do does not take for ever.
 type calmness struct {
-	began time.Time
-	owed  time.Duration // of rest
+	owed time.Duration // of rest
 }
 
 const (
@@ -23,9 +22,9 @@ const (
 	longestRest       = 200 * time.Millisecond
 )
 
-// pace is how many operations of a job may be under way at once, most at most, and how many times as long as they took it is to rest.
-func (c *calmness) pace(job *dirpb.Job, most int) (window, rests int) {
-	age := time.Since(c.began)
+// paceOf is how many operations of a job that began so long ago may be under way at once, most at most, and how many times as long as they
+// took it is to rest.
+func paceOf(job *dirpb.Job, age time.Duration, most int) (window, rests int) {
 	switch {
 	case !job.GetCalm() && job.GetKind() != dirpb.JobKind_JOB_MOVE:
 		return most, 0

@@ -40,25 +40,21 @@ func TestRests(t *testing.T) {
 func TestPace(t *testing.T) {
 	calm, move := &dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN, Calm: true}, &dirpb.Job{Kind: dirpb.JobKind_JOB_MOVE}
 	join, recover := &dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN}, &dirpb.Job{Kind: dirpb.JobKind_JOB_RECOVER}
-	synctest.Test(t, func(t *testing.T) {
-		c := calmness{began: time.Now()}
-		for _, tc := range []struct {
-			after               time.Duration
-			calm, move, another [2]int
-		}{
-			{0, [2]int{1, 3}, [2]int{2, 1}, [2]int{8, 0}},
-			{calmFor - 1, [2]int{1, 3}, [2]int{2, 1}, [2]int{8, 0}},
-			{1, [2]int{4, 1}, [2]int{4, 1}, [2]int{8, 0}},
-			{calmStep, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
-			{calmStep, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
-			{1000 * time.Hour, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
-		} {
-			time.Sleep(tc.after)
-			for job, want := range map[*dirpb.Job][2]int{calm: tc.calm, move: tc.move, join: tc.another, recover: tc.another} {
-				if window, rests := c.pace(job, 8); [2]int{window, rests} != want {
-					t.Errorf("%v: %d at once and %d times the rest after %v, want %v", job, window, rests, time.Since(c.began), want)
-				}
+	for _, tc := range []struct {
+		age                 time.Duration
+		calm, move, another [2]int
+	}{
+		{0, [2]int{1, 3}, [2]int{2, 1}, [2]int{8, 0}},
+		{calmFor - 1, [2]int{1, 3}, [2]int{2, 1}, [2]int{8, 0}},
+		{calmFor, [2]int{4, 1}, [2]int{4, 1}, [2]int{8, 0}},
+		{calmFor + calmStep - 1, [2]int{4, 1}, [2]int{4, 1}, [2]int{8, 0}},
+		{calmFor + calmStep, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
+		{1000 * time.Hour, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
+	} {
+		for job, want := range map[*dirpb.Job][2]int{calm: tc.calm, move: tc.move, join: tc.another, recover: tc.another} {
+			if window, rests := paceOf(job, tc.age, 8); [2]int{window, rests} != want {
+				t.Errorf("%v: %d at once and %d times the rest after %v, want %v", job, window, rests, tc.age, want)
 			}
 		}
-	})
+	}
 }

@@ -251,7 +251,8 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 		return err
 	}
 	defer r.order.begin(job.GetKind())()
-	calm := calmness{began: time.Now()}
+	var calm calmness
+	begun := time.Now()
 	told, stay := time.Now(), false
 	progress := func(done int) error {
 		if time.Since(told) <= 200*time.Millisecond {
@@ -268,7 +269,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			}
 		}
 		r.order.turn(ctx, job.GetKind())
-		window, rests := calm.pace(job, r.o.Window)
+		window, rests := paceOf(job, time.Since(begun), r.o.Window)
 		works := make([]*repair.Work, 0, window)
 		hi = plan.Batch(lo, window)
 		began := time.Now()

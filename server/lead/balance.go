@@ -510,12 +510,11 @@ func (l *Leader) balances(g *group) bool { return g.pg != nil && g.whole >= l.op
 func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 	v := l.newView(s, l.planned)
 	at := s.PG(pg)
-	if at == nil || s.Namespace(at.NamespaceId).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
+	if at == nil || evicts(s, pg) {
 		return false
 	}
-	trouble := func(j *dirpb.Job) bool { return l.jobs[j.Id] != nil && l.jobs[j.Id].trouble != "" }
 	for _, j := range v.jobs[pg] {
-		if j.PgId != pg || trouble(j) {
+		if j.PgId != pg || v.troubled(j) {
 			continue
 		}
 		if j.Kind == dirpb.JobKind_JOB_MOVE && j.TargetPgId != pg || j.Kind == dirpb.JobKind_JOB_CLEAN && j.ChildPgId != 0 && j.ChildPgId != pg {
@@ -526,7 +525,7 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 		return true
 	}
 	takes := func(g *group) bool {
-		return l.balances(g) && g.pg.State == dirpb.PGState_PG_ACTIVE && !slices.ContainsFunc(v.jobs[g.id], trouble)
+		return l.balances(g) && g.pg.State == dirpb.PGState_PG_ACTIVE && !slices.ContainsFunc(v.jobs[g.id], v.troubled)
 	}
 	room := func(g *group) bool { return takes(g) && !l.memory(s, g.id).short(l.planned) }
 	return v.balance(at.NamespaceId).next(byItself, func(g *group) bool { return g.id == pg && takes(g) }, room) != nil

@@ -669,7 +669,7 @@ func (l *Leader) share(p *plan) {
 	}
 	for _, pg := range p.pgs {
 		m := l.memory(p.s, pg.Id)
-		if !m.short(p.now) || p.s.Namespace(pg.NamespaceId).GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
+		if !m.short(p.now) || !evicts(p.s, pg.Id) {
 			continue
 		}
 		share, n := l.shareOf(p.s, pg.Id)

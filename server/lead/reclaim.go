@@ -82,11 +82,14 @@ type gain struct {
 // first. A recall has what waits for reclaim epochs in an extent wait for them anew: if memory is short, those in which that is more
 // are left out.
 func (l *Leader) gains(s *fsm.State, pg uint32, short bool) (out []gain) {
-	_, least := l.Epochs()
-	waits := make(map[uint32]uint64)
-	for _, r := range s.Heap(pg).GetFree() {
-		if short && !mature(r, least) {
-			waits[r.Unit/layout.ExtentUnits] += uint64(r.Units)
+	var waits map[uint32]uint64
+	if short {
+		_, least := l.Epochs()
+		waits = make(map[uint32]uint64)
+		for _, r := range s.Heap(pg).GetFree() {
+			if !mature(r, least) {
+				waits[r.Unit/layout.ExtentUnits] += uint64(r.Units)
+			}
 		}
 	}
 	for _, e := range s.Extents(pg) {

@@ -135,7 +135,7 @@ func (v *view) busy(pg *dirpb.PlacementGroup) string {
 	}
 	for _, j := range v.jobs[pg.Id] {
 		// It may be in trouble because memory is short, and what gives memory back is not to wait for it.
-		if j.Kind != dirpb.JobKind_JOB_SETTLE || v.l.jobs[j.Id] == nil || v.l.jobs[j.Id].trouble == "" {
+		if j.Kind != dirpb.JobKind_JOB_SETTLE || !v.troubled(j) {
 			return fmt.Sprintf("has job %d, %s", j.Id, j.Kind)
 		}
 	}
