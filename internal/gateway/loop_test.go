@@ -259,7 +259,7 @@ func (s *shared) Do(ctx context.Context, ops []client.Op) {
 // TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of
 // one of them, the others are answered.
 func TestTurn(t *testing.T) {
-	if n := runtime.GOMAXPROCS(2); n != 2 { // for one loop
+	if n := runtime.GOMAXPROCS(2); n != 2 { // few connections stay in the first loop
 		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
 	}
 	for name, c := range map[string]struct{ ask, answer string }{

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -216,9 +217,13 @@ func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
 	}
 }
 
+// outside is how often connections of this process said something outside of a loop: they need processors, too.
+var outside atomic.Uint64
+
 // Calmed is told that the client said so many commands at once, outside of a loop. It reports
 // whether it has been calm for so long that the connection should Enter.
 func (k *Link) Calmed(commands int) bool {
+	outside.Add(1)
 	if k.calmed++; commands > calmCommands {
 		k.calmed = 0
 	}

@@ -85,16 +85,17 @@ const (
 	turnConns, turnLookups = 64, 128
 	// window is how long a loop's pauses are added up for its load.
 	window = 5 * time.Millisecond
-	// More loops are tried when those in use are saturated, and half of them go out of use when these would have no more than slack.
-	saturated, slack = 90, 60 // percent
+	// saturated is the load from which on a loop is told from another by its connections, in percent.
+	saturated = 90
 	// level is how much more load than another a loop has at least that gives connections to it.
 	level = 10 // percent
 	// tick is how often a loop calls Conn.Tick.
 	tick = time.Second
 )
 
-// Loops are a server's: at most one for every second processor, made when the first connection enters one.
-// The first serves all connections until it is saturated and more of them serve more requests, see plan.
+// Loops are a server's: at most one for every second processor, and two for two, made when the first connection enters one.
+// The first serves all connections until more of them serve more requests, see plan. For every second processor there is one at most
+// while connections outside of loops have something to say.
 // Two that share what one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
 // and meet at the lanes of the store: they took half as much processor time again for the same requests.
 // The exported fields are set before that.
@@ -178,8 +179,13 @@ func (l *Loop) lessThan(m *Loop) bool {
 
 func (s *Loops) makeLoops() {
 	s.once.Do(func() {
-		// As many processors are left to those who do not wait.
-		for i := range runtime.GOMAXPROCS(0) / 2 {
+		processors := runtime.GOMAXPROCS(0)
+		shared := processors / 2 // as many are left to those who do not wait
+		n := max(shared, 2)
+		if processors == 1 {
+			n = 0
+		}
+		for i := range n {
 			l, err := newLoop(s, i)
 			if err != nil {
 				s.Logger.Warn("connections have a goroutine each", "err", err)
@@ -187,7 +193,7 @@ func (s *Loops) makeLoops() {
 			}
 			s.all = append(s.all, l)
 		}
-		s.plan = newPlan(len(s.all))
+		s.plan = newPlan(len(s.all), shared)
 		s.inUse.Store(1)
 		for _, l := range s.all {
 			go l.run()
@@ -362,7 +368,7 @@ func (s *Loops) revise(now time.Time) {
 	if len(s.all) == 1 {
 		return
 	}
-	t := tally{conns: s.Conns()}
+	t := tally{conns: s.Conns(), outside: outside.Load()}
 	for i, l := range s.all {
 		t.served += l.served.Load()
 		if i < s.plan.use {

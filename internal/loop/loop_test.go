@@ -92,6 +92,21 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
+// TestLoopsByProcessors: a single processor is left to goroutines, and two may both be for loops.
+func TestLoopsByProcessors(t *testing.T) {
+	was := runtime.GOMAXPROCS(0)
+	t.Cleanup(func() { runtime.GOMAXPROCS(was) })
+	for _, c := range []struct{ processors, loops, shared int }{{1, 0, 0}, {2, 2, 1}, {3, 2, 1}, {4, 2, 2}, {9, 4, 4}} {
+		runtime.GOMAXPROCS(c.processors)
+		s := &Loops{Context: t.Context(), Logger: slog.New(slog.DiscardHandler)}
+		s.makeLoops()
+		if len(s.all) != c.loops || s.plan.shared != c.shared {
+			t.Errorf("%d processors: %d loops, %d beside others, want %d and %d", c.processors, len(s.all), s.plan.shared, c.loops, c.shared)
+		}
+		s.Close()
+	}
+}
+
 // TestOneLoopFirst: connections that leave a loop time to wait share it.
 func TestOneLoopFirst(t *testing.T) {
 	s, _ := twoLoops(t, 10)

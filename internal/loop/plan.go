@@ -5,8 +5,13 @@ import "time"
 const (
 	// trial is how long requests are counted before and after more loops begin to serve.
 	trial = 30 * time.Millisecond
-	// mostlyFull is for how much of that time the loops in use must have been saturated, in percent: all clients pause now and then.
+	// worth is the load of the loops in use, in percent, from which on more are tried; below it half of them would do. A loop that waits for
+	// half of the time may wait for clients that wait for it, on the same processors.
+	worth = 40
+	// mostlyFull is for how much of that time the loops in use must have had that load, in percent: all clients pause now and then.
 	mostlyFull = 75
+	// leastOutside is for how many requests of loops one batch outside of them counts as work that needs a processor, too.
+	leastOutside = 32
 	// settling is left out of it: connections change their loop when they say something.
 	settling = 10 * time.Millisecond
 	// leastBusy is how many connections that have something to say each loop must have, so that others are tried.
@@ -20,44 +25,56 @@ const (
 
 // tally is what loops have done, as plan looks at it.
 type tally struct {
-	load   int    // percent of the time that the loops in use did not wait, summed up
-	served uint64 // by all loops, since ever: times that a connection had something to say
-	conns  int    // in all loops
-	busy   int    // of them, that had something to say of late
+	load    int    // percent of the time that the loops in use did not wait, summed up
+	served  uint64 // by all loops, since ever: times that a connection had something to say
+	outside uint64 // likewise, outside of all loops of the process
+	conns   int    // in all loops
+	busy    int    // of them, that had something to say of late
 }
 
-// plan says how many loops are in use. Loops that have no time left do not tell by that alone whether others would help: a client that
+// plan says how many loops are in use. Loops do not tell by their load alone whether others would help: a client that
 // has one thread, as redis-benchmark has, keeps a loop busy nearly all the time and gains nothing by a second one. Two
-// then find fewer connections ready at a time, sleep and wake more often and meet at the store's lanes. So
+// then find fewer connections ready at a time, sleep and wake more often and meet at the store's lanes. Clients of several threads on
+// the loop's own processors gain by a second one though the first waits for a third of the time. So
 // twice as many loops are a trial, and stay in use only if they serve clearly more.
 // A plan has no clock and no loops of its own; it serves one goroutine.
 type plan struct {
-	most int     // loops
-	use  int     // of them, from the first on
-	gain float64 // leastGain, but for tests
+	most   int     // loops
+	shared int     // of them, while connections outside of loops have something to say, too
+	use    int     // of them, from the first on
+	gain   float64 // leastGain, but for tests
 
 	began, tried time.Time     // the period over which requests are counted; the trial of which it is the second
 	from         tally         // when it began
 	looks        int           // how often revise was called since
-	full, low    int           // and found the loops in use saturated, and with time for twice as much
+	full, low    int           // and found that more loops, and that half of them, may be better
 	before       float64       // requests a second before the trial; 0: there is none
 	rest         time.Duration // after the next trial that fails
 	resting      time.Time     // no trial before
 }
 
-func newPlan(most int) *plan { return &plan{most: most, use: 1, gain: leastGain, rest: leastRest} }
+func newPlan(most, shared int) *plan {
+	return &plan{most: most, shared: min(most, shared), use: 1, gain: leastGain, rest: leastRest}
+}
 
 // revise is told what the loops have done, once in a while.
 func (p *plan) revise(now time.Time, t tally) {
 	p.looks++
 	switch {
-	case t.load >= saturated*p.use:
+	case t.load >= worth*p.use:
 		p.full++
-	case t.load <= slack*p.use/2:
+	case t.load <= worth*p.use/2:
 		p.low++
 	}
 	took := now.Sub(p.began)
+	limit := p.most
+	if (t.outside-p.from.outside)*leastOutside > t.served-p.from.served {
+		limit = p.shared
+	}
 	switch {
+	case p.use > limit:
+		p.before, p.use = 0, limit
+		p.restart(now, t)
 	case p.began.IsZero() || p.before > 0 && now.Sub(p.tried) < settling:
 		p.restart(now, t)
 	case p.before > 0 && took >= trial:
@@ -67,14 +84,14 @@ func (p *plan) revise(now time.Time, t tally) {
 	case p.use > 1 && p.low == p.looks:
 		p.use /= 2
 		p.restart(now, t)
-	case 100*p.full < mostlyFull*p.looks || t.busy < leastBusy*p.use || p.use == p.most || now.Before(p.resting):
+	case 100*p.full < mostlyFull*p.looks || t.busy < leastBusy*p.use || p.use >= limit || now.Before(p.resting):
 		if p.low == p.looks { // clients that come back may ask for something else
 			p.rest, p.resting = leastRest, time.Time{}
 		}
 		p.restart(now, t)
 	default:
 		p.before, p.tried = p.rate(t, took), now
-		p.use = min(2*p.use, p.most)
+		p.use = min(2*p.use, limit)
 		p.restart(now, t)
 	}
 }

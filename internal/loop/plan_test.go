@@ -8,8 +8,9 @@ import (
 // planned drives a plan by a clock of its own.
 type planned struct {
 	*plan
-	now time.Time
-	t   tally
+	now     time.Time
+	t       tally
+	outside int // batches a second outside of loops
 }
 
 // run goes on for d: the loops in use have a load and serve rate requests a second, both by how many they are.
@@ -17,12 +18,13 @@ func (p *planned) run(d time.Duration, load, rate func(use int) int) {
 	for end := p.now.Add(d); p.now.Before(end); p.now = p.now.Add(window) {
 		p.t.load = load(p.use) * p.use
 		p.t.served += uint64(float64(rate(p.use)) * window.Seconds())
+		p.t.outside += uint64(float64(p.outside) * window.Seconds())
 		p.revise(p.now, p.t)
 	}
 }
 
 func newPlanned(most int) *planned {
-	return &planned{plan: newPlan(most), now: time.Unix(1, 0), t: tally{conns: 50, busy: 50}}
+	return &planned{plan: newPlan(most, most), now: time.Unix(1, 0), t: tally{conns: 50, busy: 50}}
 }
 
 func each(n int) func(int) int   { return func(int) int { return n } }
@@ -37,8 +39,8 @@ func (p *planned) want(t *testing.T, what string, use int) {
 // TestPlanNoGain: a second loop that serves no more requests goes out of use, and is tried less and less often.
 func TestPlanNoGain(t *testing.T) {
 	p := newPlanned(2)
-	p.run(time.Second, each(80), each(1000))
-	p.want(t, "a loop that has pauses", 1)
+	p.run(time.Second, each(worth-1), each(1000))
+	p.want(t, "a loop that waits for most of the time", 1)
 	trials, in := []time.Duration{}, false
 	for began := p.now; p.now.Sub(began) < 5*time.Minute; {
 		p.run(window, each(95), each(100_000))
@@ -76,9 +78,9 @@ func TestPlanAnew(t *testing.T) {
 // TestPlanPauses: clients that pause now and then are tried all the same, and those that often do are not.
 func TestPlanPauses(t *testing.T) {
 	p, n := newPlanned(2), 0
-	p.run(time.Second, func(int) int { n++; return 95 - n%3*10 }, each(100_000))
+	p.run(time.Second, func(int) int { n++; return worth + 5 - n%3*10 }, each(100_000))
 	p.want(t, "a loop that has a pause two times of three", 1)
-	p.run(time.Second, func(use int) int { n++; return 95 - n%5/4*10 }, double(100_000))
+	p.run(time.Second, func(use int) int { n++; return worth + 5 - n%5/4*10 }, double(100_000))
 	p.want(t, "a loop that has a pause now and then", 2)
 }
 
@@ -98,10 +100,29 @@ func TestPlanGain(t *testing.T) {
 	p.want(t, "loops that all serve as much", 6)
 	p.run(time.Minute, each(40), double(40_000))
 	p.want(t, "loops that have pauses", 6)
-	p.run(time.Minute, func(use int) int { return 180 / use }, each(180_000))
+	p.run(time.Minute, func(use int) int { return (3*worth - 6) / use }, each(180_000))
 	p.want(t, "loops of which half have time for all", 3)
 	p.run(time.Second, each(1), each(10))
 	p.want(t, "idle loops", 1)
+}
+
+// TestPlanShares: connections outside of loops have processors of their own as soon as they say something.
+func TestPlanShares(t *testing.T) {
+	p := newPlanned(4)
+	p.shared = 2
+	p.run(time.Second, each(95), double(100_000))
+	p.want(t, "loops with nobody outside", 4)
+	p.outside = 2_000
+	p.run(time.Second, each(95), double(100_000))
+	p.want(t, "loops beside next to nobody", 4)
+	p.outside = 20_000
+	p.run(2*window, each(95), double(100_000))
+	p.want(t, "loops beside others", 2)
+	p.run(time.Minute, each(95), double(100_000))
+	p.want(t, "loops beside others, later", 2)
+	p.outside = 0
+	p.run(4*trial, each(95), double(100_000))
+	p.want(t, "loops with nobody outside again", 4)
 }
 
 // TestPlanClientsGo: a trial in which clients come or go tells nothing, so the next one is soon.
