@@ -196,13 +196,13 @@ test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: m
 test-pages: ## a store on huge pages, reserved as root while it runs, and one that locks its memory
 	internal/e2e/pages.sh 80 env CGO_ENABLED=0 $(GO) test -count 1 -p 1 -v -run 'Huge|Lock' ./internal/mem ./internal/e2e
 
-SIM_RUNS ?= 44000
+SIM_RUNS ?= 22000
 SIM_STATES ?= 15000
 SIM_FIRST ?= 0
-SIM_LONG ?= 440000
+SIM_LONG ?= 220000
 
 .PHONY: sim
-sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 2 * 10^6 schedules in each provider mode
+sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in each provider mode
 	$(GO) test -tags kvdinvariants -count 1 -v -timeout 0 -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -seed $(SIM_FIRST) -runs $(SIM_RUNS) -states $(SIM_STATES)
 
 .PHONY: sim-long

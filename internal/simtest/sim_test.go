@@ -386,6 +386,7 @@ func TestRandom(t *testing.T) {
 	}
 	for name, cfg := range wide {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // the two modes take different times
 			eachMode(t, cfg, func(t *testing.T, cfg Config) {
 				part := uint64(max(1, heavy[name]))
 				for i := range max(1, uint64(runs)/part) {
