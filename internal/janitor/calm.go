@@ -36,11 +36,12 @@ func paceOf(job *dirpb.Job, age time.Duration, most int) (window, rests int) {
 	return min(most, 2), 1
 }
 
-// rest rests for what was worked.
-func (c *calmness) rest(ctx context.Context, worked time.Duration, rests int) {
+// rest rests for what was worked, and tells for how long.
+func (c *calmness) rest(ctx context.Context, worked time.Duration, rests int) (rested time.Duration) {
 	if c.owed += time.Duration(rests) * worked; c.owed < leastRest {
-		return
+		return 0
 	}
+	began := time.Now()
 	t := time.NewTimer(min(c.owed, longestRest))
 	defer t.Stop()
 	select {
@@ -48,4 +49,5 @@ func (c *calmness) rest(ctx context.Context, worked time.Duration, rests int) {
 	case <-ctx.Done():
 	}
 	c.owed = 0
+	return time.Since(began)
 }

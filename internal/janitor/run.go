@@ -44,7 +44,8 @@ type Options struct {
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
 
-	order *order // of all namespaces' jobs, which share processors; nil but in tests
+	order *order                                                     // of all namespaces' jobs, which share processors; nil but in tests
+	paced func(job *dirpb.Job, operations int, rested time.Duration) // after each batch; nil but in tests
 }
 
 // idleSession is how long a session without work is kept.
@@ -303,7 +304,10 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			}
 			works = again
 		}
-		calm.rest(ctx, time.Since(began), rests)
+		rested := calm.rest(ctx, time.Since(began), rests)
+		if r.o.paced != nil {
+			r.o.paced(job, hi-lo, rested)
+		}
 		if err := progress(lo); err != nil {
 			return err
 		}

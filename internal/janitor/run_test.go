@@ -64,15 +64,15 @@ func TestJobsFollowEachOther(t *testing.T) {
 	defer cancel()
 	// Poll is never over: who only waits for it goes from one job to the next every half hour.
 	ended, stopped := make(chan dirpb.JobKind, 100), make(chan error, 1)
-	go func() {
-		stopped <- janitor.Run(ctx, janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Poll: 2 * time.Hour,
-			Done: func(kind dirpb.JobKind, _ time.Duration, _ *dirpb.JobReport, err error) {
-				if err != nil {
-					t.Errorf("%v: %v", kind, err)
-				}
-				ended <- kind
-			}})
-	}()
+	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Poll: 2 * time.Hour,
+		Done: func(kind dirpb.JobKind, _ time.Duration, _ *dirpb.JobReport, err error) {
+			if err != nil {
+				t.Errorf("%v: %v", kind, err)
+			}
+			ended <- kind
+		}}
+	pace := o.Pace()
+	go func() { stopped <- janitor.Run(ctx, o) }()
 	c, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Namespace: "n", Devices: s.Devices()})
 	if err != nil {
 		t.Fatal(err)
@@ -91,6 +91,9 @@ func TestJobsFollowEachOther(t *testing.T) {
 			t.Fatalf("left are %v", left)
 		}
 	}
+	if most, _ := pace(dirpb.JobKind_JOB_MOVE); most < 1 || most > 2 {
+		t.Errorf("moves had %d operations at once, want 1 or 2", most)
+	}
 	cancel()
 	if err := <-stopped; err != nil {
 		t.Error(err)
@@ -107,6 +110,7 @@ func TestRecoversBeforeJoins(t *testing.T) {
 		}
 	}}
 	recovering, counts := o.Order()
+	pace := o.Pace()
 	end := recovering()
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
@@ -151,6 +155,9 @@ func TestRecoversBeforeJoins(t *testing.T) {
 		}
 	}
 	await(dirpb.JobKind_JOB_JOIN)
+	if most, rested := pace(dirpb.JobKind_JOB_JOIN); most != 1 || rested == 0 {
+		t.Errorf("a join for which nobody waits had %d operations at once and rested for %v, want 1, and rests", most, rested)
+	}
 	if _, held := counts(); held == 0 {
 		t.Error("a join went on beside a recovery")
 	}
