@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"runtime"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,7 @@ type Core struct {
 
 	immediate bool      // a provider executes within PostSend
 	near      sync.Pool // of *Lane: the lanes of processors
+	nears     int       // that many, the first ones
 	nextNear  atomic.Uint32
 }
 
@@ -189,7 +191,8 @@ func NewCore(o Options) (*Core, error) {
 		caps := d.Caps()
 		c.immediate = c.immediate || caps.Synchronous && caps.SelfFencing
 	}
-	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(len(c.lanes))] }
+	c.nears = min(o.Lanes, runtime.GOMAXPROCS(0))
+	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(c.nears)] }
 	c.maps = newMappedTables(o.Devices[0])
 	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps)})
 	for i := range o.Lanes {

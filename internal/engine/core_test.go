@@ -2,6 +2,8 @@ package engine_test
 
 import (
 	"errors"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +12,41 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
+
+// Operations without a Task have as many lanes as there are processors, and others only while those are taken.
+func TestLanesOfProcessors(t *testing.T) {
+	was := runtime.GOMAXPROCS(2)
+	t.Cleanup(func() { runtime.GOMAXPROCS(was) })
+	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
+	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 5, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
+		Nanos: func() int64 { return 1 }, Millis: func() uint64 { return 1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(core.Close(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	var got []int
+	for range 6 {
+		got = append(got, core.OwnNear())
+	}
+	slices.Sort(got[:2])
+	if want := []int{0, 1, 2, 3, 4, -1}; !slices.Equal(got, want) {
+		t.Errorf("lanes %v one after the other, want %v", got, want)
+	}
+	for _, l := range core.Lanes() {
+		l.HandOver()
+	}
+	for range 100 {
+		id := core.OwnNear()
+		if id != 0 && id != 1 {
+			t.Fatalf("lane %d while lanes 0 and 1 are free", id)
+		}
+		core.Lanes()[id].HandOver()
+	}
+}
 
 // An operation that misses memory fails once the directory has said for some time that none
 // is on its way; waits for what is, so long; and not at all for a while after others did in

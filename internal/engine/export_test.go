@@ -6,6 +6,16 @@ func (c *Core) NoMemory(pg uint32, starved uint64, missed int64) error {
 	return c.noMemory(pg, starved, missed)
 }
 
+// OwnNear makes the caller the owner of a lane, as an operation without a Task does, and returns its id, -1 if there is none.
+func (c *Core) OwnNear() int {
+	near, l := c.ownNear()
+	c.near.Put(near)
+	if l == nil {
+		return -1
+	}
+	return l.id
+}
+
 func (c *Core) GaveUp(pg uint32, missed int64) { c.gaveUp(pg, missed) }
 
 func (c *Core) SetVain(pg uint32) { c.gaveUp(pg, c.opts.Nanos()-vainFor) }

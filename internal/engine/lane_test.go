@@ -159,6 +159,47 @@ func TestPlacesOfLostGeneration(t *testing.T) {
 	}
 }
 
+// A lane that needs many places keeps what left limbo and serves it again, though not as many at a time are needed as left it. It
+// keeps no more than it needs, and nothing when it needs none any more.
+func TestLimboServesAgain(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.startOver()
+	r.grant(rigLo, 4000)
+	r.put("a", "1")
+	puts := func(n int) {
+		t.Helper()
+		for range n {
+			if q := r.hinted(true, "a", "2"); !q.OK {
+				t.Fatal("no place")
+			}
+		}
+		r.renew(rigLease)
+		r.l.Pump()
+	}
+	for range 4 {
+		puts(400)
+	}
+	free := func() uint64 { return r.core.HeapOf(&r.core.View().PGs[1].PG).Stats().Free + r.l.CachedUnits() }
+	before := free()
+	for i := range 20 {
+		puts(400 - i%2*60)
+	}
+	if now := free(); now != before {
+		t.Errorf("%d units are free outside of limbo, and %d before PUTs whose number differs by a sixth", now, before)
+	}
+	puts(270)
+	puts(270)
+	if now := free(); now <= before {
+		t.Errorf("%d units are free outside of limbo, and %d before there were fewer PUTs", now, before)
+	}
+	for range 5 {
+		puts(0)
+	}
+	if n := r.l.LimboUnits(); n != 0 {
+		t.Errorf("%d units are in limbo when nothing is needed any more", n)
+	}
+}
+
 // Of an extent that is being recalled nothing is taken, wherever the session has it, and what
 // it unlinks there is nobody's.
 func TestRecalledExtent(t *testing.T) {

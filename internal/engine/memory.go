@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"math"
+
 	"golang.org/x/sys/cpu"
 
 	"github.com/kvd-project/kvd/index"
@@ -18,6 +20,7 @@ type laneMem struct {
 	// the lane's own, if it is one that needs places (used).
 	ready uint64
 	used  bool
+	taken int // places, since the last release
 	flow  *Flow
 	due   struct{ supply, taken, given int64 } // not in flow yet, units
 	shown int64                                // of limbo, in flow, units
@@ -31,6 +34,7 @@ type laneMem struct {
 // lanes share, every flowStep units: a shared cache line for each PUT would cost as much as its WRITE.
 func (m *laneMem) take(units uint32) {
 	m.used = true
+	m.taken++
 	m.due.taken += int64(units)
 	m.due.supply -= int64(units)
 	if m.due.taken >= flowStep {
@@ -94,22 +98,29 @@ func (l *Lane) wantMemory(t *Task) {
 }
 
 // release frees what has waited long enough in limbo, and the lane has not used again
-// since the last release.
+// since the last release. A lane that needs many places keeps half as many again as it took since then: how many leave limbo at a time
+// differs, and the session's heap is the dearer way from one time to the next.
 func (l *Lane) release(before uint64) {
 	l.released = before
 	for _, m := range l.mem {
 		if m == nil {
 			continue
 		}
-		free := m.ready
+		free, most := m.ready, math.MaxInt
 		if m.ready = before; m.cache.Starved() {
 			free = before
+		} else if m.taken >= keepFrom {
+			most = m.limbo.Ripe(before) - m.taken - m.taken/2
 		}
-		m.limbo.Release(free, m.cache.Free)
+		m.taken = 0
+		m.limbo.ReleaseSome(free, most, m.cache.Free)
 		m.show()
 	}
 	l.events++
 }
+
+// keepFrom is how many places a lane has to take between two releases, so that it keeps some.
+const keepFrom = 256
 
 // GiveBack returns the lane's idle places to the session's heaps, for other
 // lanes, unless it uses them itself and no other lacks them; if all is set (the session

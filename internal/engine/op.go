@@ -110,17 +110,12 @@ func (c *Core) Do(ctx context.Context, ops []*Op) {
 }
 
 // hinted performs what it can of ops without a Task, all of them on one lane that nobody owns, and returns how many are left and whether it found
-// such a lane. It takes the one that was used last on this processor, if that is free: then what a lane writes for each operation stays
-// in the processor's own cache, while lanes of keys go from one cache to the other with them.
+// such a lane.
 func (c *Core) hinted(ctx context.Context, ops []*Op) (left int, tried bool) {
-	near := c.near.Get().(*Lane)
-	l := near
-	for i := 1; !l.TryOwn(); i++ {
-		if i == len(c.lanes) {
-			c.near.Put(near)
-			return len(ops), false
-		}
-		l = c.lanes[(near.id+i)%len(c.lanes)]
+	near, l := c.ownNear()
+	if l == nil {
+		c.near.Put(near)
+		return len(ops), false
 	}
 	if !l.caughtUp() {
 		l.Turn()
@@ -129,8 +124,31 @@ func (c *Core) hinted(ctx context.Context, ops []*Op) (left int, tried bool) {
 		left = l.finishBegun(ctx, ops)
 	}
 	l.HandOver()
-	c.near.Put(l)
+	if l.id < c.nears {
+		near = l
+	}
+	c.near.Put(near)
 	return left, true
+}
+
+// ownNear makes the caller the owner of a lane, nil if all have one: of near, the one that was used last on this processor, if that is free.
+// So what a lane writes for each operation stays in the processor's own cache, while lanes of keys go from one cache to the other with
+// them. There are as many such lanes as processors. The others, of which a processor remembers none, serve if all of those are taken: what
+// a lane unlinks is memory for what comes to that lane later.
+func (c *Core) ownNear() (near, l *Lane) {
+	near = c.near.Get().(*Lane)
+	l = near
+	for i := 1; !l.TryOwn(); i++ {
+		switch {
+		case i == len(c.lanes):
+			return near, nil
+		case i < c.nears:
+			l = c.lanes[(near.id+i)%c.nears]
+		default:
+			l = c.lanes[i]
+		}
+	}
+	return near, l
 }
 
 // finishBegun waits for those of ops that Hinted has given Tasks, and returns how many are not begun.

@@ -1,6 +1,9 @@
 package heap
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 const (
 	colBits = 5
@@ -23,14 +26,23 @@ const _ = uint(1<<18-ExtentUnits) + uint(ExtentUnits-1<<18)
 // full (Johnstone and Wilson, "The Memory Fragmentation Problem: Solved?", ISMM
 // 1998), and a run that is refused costs a call to the directory.
 //
-// A heap has many children to a node: to move a block is a cache miss, in blocks, where to compare with
-// it is none, in the heap's own array.
+// A bin's heap has many children to a node, since to compare them takes no cache miss. A block that is no
+// more, because it was merged with another, stays in the heap until it comes to the top: to know
+// where in the heap each block is costs a cache miss for each level that another one moves.
+// Whether an entry is a block of the bin, the tiles know.
 type bins struct {
 	rowMap uint32       // rows with a block
 	colMap [rows]uint32 // bins with a block
-	heaps  [rows * cols][]uint32
-	blocks blocks
+	all    [rows * cols]bin
 }
+
+type bin struct {
+	blocks int      // free ones
+	heap   []uint32 // the first units of those, and of others
+}
+
+// maxOld is how many entries a heap may have, beyond twice its blocks, that are none.
+const maxOld = 64
 
 func binOf(size uint32) (row, col uint32) {
 	if size < cols {
@@ -40,57 +52,114 @@ func binOf(size uint32) (row, col uint32) {
 	return shift + 1, size>>shift - cols
 }
 
-func (b *bins) insert(unit, size uint32) {
+// freeSize is the length of the free block of own memory that starts at unit, 0 if none does.
+func (s *space) freeSize(unit uint32) uint32 {
+	num, off := split(unit)
+	if e := s.extents[num]; e != nil && e.tiles != nil && e.tiles.isFree(off) {
+		return e.tiles.end(off) - off
+	}
+	return 0
+}
+
+// isIn reports whether a free block of the bin starts at unit.
+func (s *space) isIn(unit, row, col uint32) bool {
+	size := s.freeSize(unit)
+	if size == 0 {
+		return false
+	}
+	r, c := binOf(size)
+	return r == row && c == col
+}
+
+// insert enters a block that has become free, which the tiles know.
+func (s *space) insert(unit, size uint32) {
 	row, col := binOf(size)
-	h := &b.heaps[row*cols+col]
-	*h = append(*h, unit)
-	b.blocks.put(block{unit: unit, size: size})
-	b.rise(*h, uint32(len(*h)-1), unit)
-	b.colMap[row] |= 1 << col
-	b.rowMap |= 1 << row
+	b := &s.bins.all[row*cols+col]
+	if len(b.heap) >= 2*b.blocks+maxOld {
+		b.heap = slices.DeleteFunc(b.heap, func(u uint32) bool { return u == unit || !s.isIn(u, row, col) })
+		slices.Sort(b.heap) // which makes it a heap
+		b.heap = slices.Compact(b.heap)
+	}
+	b.push(unit)
+	b.blocks++
+	s.bins.colMap[row] |= 1 << col
+	s.bins.rowMap |= 1 << row
 }
 
-// remove takes out the block at unit and returns its size.
-func (b *bins) remove(unit uint32) uint32 {
-	gone := b.blocks.take(unit)
-	row, col := binOf(gone.size)
-	h := &b.heaps[row*cols+col]
-	n := len(*h) - 1
-	last := (*h)[n]
-	*h = (*h)[:n]
-	if last != unit {
-		if i := gone.pos; i > 0 && last < (*h)[(i-1)/children] {
-			b.rise(*h, i, last)
-		} else {
-			b.sink(*h, i, last)
+// remove takes out a block that was inserted with that size.
+func (s *space) remove(unit, size uint32) {
+	row, col := binOf(size)
+	b := &s.bins.all[row*cols+col]
+	if b.blocks--; b.blocks > 0 {
+		if b.heap[0] == unit {
+			b.pop()
 		}
+		return
 	}
-	if n == 0 {
-		if b.colMap[row] &^= 1 << col; b.colMap[row] == 0 {
-			b.rowMap &^= 1 << row
-		}
+	b.heap = b.heap[:0]
+	if s.bins.colMap[row] &^= 1 << col; s.bins.colMap[row] == 0 {
+		s.bins.rowMap &^= 1 << row
 	}
-	return gone.size
 }
 
-// rise puts unit into the heap h at i, or above.
-func (b *bins) rise(h []uint32, i, unit uint32) {
+// find returns a block of at least so many units, if there is one, and its size.
+func (s *space) find(units uint32) (unit, size uint32, ok bool) {
+	// The first bin in which every block is large enough.
+	row, col := binOf(units)
+	up, upCol := row, col
+	if row > 0 {
+		up, upCol = binOf(units + 1<<(row-1) - 1)
+	}
+	m := s.bins.colMap[up] >> upCol << upCol
+	if m == 0 {
+		if r := s.bins.rowMap >> (up + 1) << (up + 1); r != 0 {
+			up = uint32(bits.TrailingZeros32(r))
+			m = s.bins.colMap[up]
+		}
+	}
+	if m != 0 {
+		upCol = uint32(bits.TrailingZeros32(m))
+		b := &s.bins.all[up*cols+upCol]
+		for !s.isIn(b.heap[0], up, upCol) {
+			b.pop()
+		}
+		return b.heap[0], s.freeSize(b.heap[0]), true
+	}
+	// Nothing left but the bin that units itself falls in. The search is linear,
+	// but only when memory is nearly out and units is not its bin's least.
+	for _, unit := range s.bins.all[row*cols+col].heap {
+		if size := s.freeSize(unit); size >= units && s.isIn(unit, row, col) {
+			return unit, size, true
+		}
+	}
+	return 0, 0, false
+}
+
+// push adds unit to the heap.
+func (b *bin) push(unit uint32) {
+	b.heap = append(b.heap, unit)
+	h, i := b.heap, len(b.heap)-1
 	for i > 0 {
 		up := (i - 1) / children
-		if h[up] < unit {
+		if h[up] <= unit {
 			break
 		}
 		h[i] = h[up]
-		b.blocks.get(h[i]).pos = i
 		i = up
 	}
 	h[i] = unit
-	b.blocks.get(unit).pos = i
 }
 
-// sink puts unit into the heap h at i, or below.
-func (b *bins) sink(h []uint32, i, unit uint32) {
-	n := uint32(len(h))
+// pop removes the least unit, of a heap that has one.
+func (b *bin) pop() {
+	n := len(b.heap) - 1
+	unit := b.heap[n]
+	h := b.heap[:n]
+	b.heap = h
+	if n == 0 {
+		return
+	}
+	i := 0
 	for children*i+1 < n {
 		down := children*i + 1
 		for k := down + 1; k < min(children*i+children+1, n); k++ {
@@ -98,113 +167,11 @@ func (b *bins) sink(h []uint32, i, unit uint32) {
 				down = k
 			}
 		}
-		if unit < h[down] {
+		if unit <= h[down] {
 			break
 		}
 		h[i] = h[down]
-		b.blocks.get(h[i]).pos = i
 		i = down
 	}
 	h[i] = unit
-	b.blocks.get(unit).pos = i
-}
-
-// find returns a block of at least size units, if there is one.
-func (b *bins) find(size uint32) (unit uint32, ok bool) {
-	// The first bin in which every block is large enough.
-	row, col := binOf(size)
-	up, upCol := row, col
-	if row > 0 {
-		up, upCol = binOf(size + 1<<(row-1) - 1)
-	}
-	m := b.colMap[up] >> upCol << upCol
-	if m == 0 {
-		if r := b.rowMap >> (up + 1) << (up + 1); r != 0 {
-			up = uint32(bits.TrailingZeros32(r))
-			m = b.colMap[up]
-		}
-	}
-	if m != 0 {
-		return b.heaps[up*cols+uint32(bits.TrailingZeros32(m))][0], true
-	}
-	// Nothing left but the bin that size itself falls in. The search is linear,
-	// but only when memory is nearly out and size is not its bin's least.
-	for _, unit := range b.heaps[row*cols+col] {
-		if b.blocks.get(unit).size >= size {
-			return unit, true
-		}
-	}
-	return 0, false
-}
-
-// blocks finds a free block by its first unit: open addressing with linear
-// probing, at a fraction of a Go map's cost.
-type blocks struct {
-	slots []block // a power of two, at most 3/4 full
-	n     int
-	shift uint32 // 32 - log2(len(slots))
-}
-
-type block struct {
-	unit uint32
-	size uint32 // 0 in an empty slot
-	pos  uint32 // in its bin's heap
-}
-
-func (t *blocks) home(unit uint32) uint32 { return unit * 0x9E3779B1 >> t.shift }
-
-// get returns the block at unit, which must be there. The result is valid until
-// the next put or take.
-func (t *blocks) get(unit uint32) *block {
-	mask := uint32(len(t.slots) - 1)
-	for i := t.home(unit); ; i = (i + 1) & mask {
-		if b := &t.slots[i]; b.unit == unit && b.size != 0 {
-			return b
-		}
-	}
-}
-
-func (t *blocks) put(b block) {
-	if 4*(t.n+1) > 3*len(t.slots) {
-		t.grow()
-	}
-	mask := uint32(len(t.slots) - 1)
-	i := t.home(b.unit)
-	for t.slots[i].size != 0 {
-		i = (i + 1) & mask
-	}
-	t.slots[i] = b
-	t.n++
-}
-
-func (t *blocks) grow() {
-	old := t.slots
-	t.slots = make([]block, max(64, 2*len(old)))
-	t.shift = 32 - uint32(bits.Len(uint(len(t.slots)-1)))
-	t.n = 0
-	for _, b := range old {
-		if b.size != 0 {
-			t.put(b)
-		}
-	}
-}
-
-// take removes the block at unit, which must be there, and moves later ones of
-// the same probe sequence up, so that no sequence has a hole.
-func (t *blocks) take(unit uint32) block {
-	mask := uint32(len(t.slots) - 1)
-	i := t.home(unit)
-	for t.slots[i].unit != unit || t.slots[i].size == 0 {
-		i = (i + 1) & mask
-	}
-	b := t.slots[i]
-	for j := (i + 1) & mask; t.slots[j].size != 0; j = (j + 1) & mask {
-		if (j-t.home(t.slots[j].unit))&mask >= (j-i)&mask {
-			t.slots[i] = t.slots[j]
-			i = j
-		}
-	}
-	t.slots[i] = block{}
-	t.n--
-	return b
 }

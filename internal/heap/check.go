@@ -61,43 +61,36 @@ func (s *space) check() error {
 
 // checkBins verifies that the bins hold the free blocks, of which there are n.
 func (s *space) checkBins(n int) error {
-	b := &s.bins
-	for _, bl := range b.blocks.slots {
-		if bl.size == 0 {
-			continue
-		}
-		num, off := split(bl.unit)
-		t := s.extents[num].tiles
-		if t == nil || !t.isFree(off) || t.end(off)-off != bl.size {
-			return fmt.Errorf("block %+v is not a free one", bl)
-		}
-		row, col := binOf(bl.size)
-		h := b.heaps[row*cols+col]
-		if int(bl.pos) >= len(h) || h[bl.pos] != bl.unit {
-			return fmt.Errorf("block %+v is not in bin %d.%d", bl, row, col)
-		}
-		if b.blocks.get(bl.unit).pos != bl.pos {
-			return fmt.Errorf("block %+v is there twice", bl)
-		}
-		if bl.pos > 0 && h[(bl.pos-1)/children] >= bl.unit {
-			return fmt.Errorf("block %+v is out of order in bin %d.%d", bl, row, col)
-		}
-	}
 	inBins := 0
-	for row, m := range b.colMap {
-		if got := b.rowMap>>row&1 != 0; got != (m != 0) {
+	for row, m := range s.bins.colMap {
+		if got := s.bins.rowMap>>row&1 != 0; got != (m != 0) {
 			return fmt.Errorf("row %d: marked %v, bins %#x", row, got, m)
 		}
 		for col := range cols {
-			h := b.heaps[row*cols+col]
-			if got := m>>col&1 != 0; got != (len(h) > 0) {
-				return fmt.Errorf("bin %d.%d: marked %v, holds %d", row, col, got, len(h))
+			b := &s.bins.all[row*cols+col]
+			if got := m>>col&1 != 0; got != (b.blocks > 0) {
+				return fmt.Errorf("bin %d.%d: marked %v, holds %d", row, col, got, b.blocks)
 			}
-			inBins += len(h)
+			if len(b.heap) == 0 {
+				continue
+			}
+			blocks := map[uint32]bool{}
+			for i, unit := range b.heap {
+				if i > 0 && b.heap[(i-1)/children] > unit {
+					return fmt.Errorf("bin %d.%d: %d is out of order", row, col, unit)
+				}
+				if s.isIn(unit, uint32(row), uint32(col)) {
+					blocks[unit] = true
+				}
+			}
+			if len(blocks) != b.blocks {
+				return fmt.Errorf("bin %d.%d: %d blocks are %d of %d entries", row, col, b.blocks, len(blocks), len(b.heap))
+			}
+			inBins += b.blocks
 		}
 	}
-	if inBins != n || b.blocks.n != n {
-		return fmt.Errorf("%d free blocks, %d in bins, %d known", n, inBins, b.blocks.n)
+	if inBins != n {
+		return fmt.Errorf("%d free blocks, %d in bins", n, inBins)
 	}
 	return nil
 }

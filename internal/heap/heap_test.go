@@ -878,40 +878,32 @@ func TestUnitSet(t *testing.T) {
 	})
 }
 
-func TestBlocks(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var l blocks
-		want := map[uint32]uint32{}
-		// Few homes, so that probe sequences run into each other.
-		unit := rapid.OneOf(rapid.Uint32Range(0, 40), rapid.Uint32Range(math.MaxUint32-40, math.MaxUint32))
-		for range rapid.IntRange(1, 300).Draw(t, "n") {
-			u := unit.Draw(t, "unit")
-			if _, ok := want[u]; ok {
-				if got := l.take(u); got.size != want[u] {
-					t.Fatalf("%d: took %+v", u, got)
-				}
-				delete(want, u)
-			} else {
-				want[u] = rapid.Uint32Range(1, 9).Draw(t, "size")
-				l.put(block{unit: u, size: want[u]})
-			}
+// A block that is cut and merged again and again, above another one in its bin, does not fill the bin's heap with what it was.
+func TestOldEntries(t *testing.T) {
+	h := New()
+	mustAdd(t, h, 0, 1)
+	mustAdd(t, h, 10, 3)
+	row, col := binOf(1)
+	b := &h.mu.bins.all[row*cols+col]
+	for range 1000 {
+		p := mustAlloc(t, h, 2)
+		if p.Unit != 10 || b.blocks != 2 {
+			t.Fatalf("allocated %v and left %d single units, want 2", p, b.blocks)
 		}
-		for u, size := range want {
-			if got := l.get(u); got.unit != u || got.size != size {
-				t.Fatalf("%d: %+v", u, got)
-			}
+		h.Unuse(p)
+		if len(b.heap) > 2*2+maxOld {
+			t.Fatalf("%d entries for a block", len(b.heap))
 		}
-		for i, b := range l.slots {
-			for j := l.home(b.unit); b.size != 0 && j != uint32(i); j = (j + 1) % uint32(len(l.slots)) {
-				if l.slots[j].size == 0 {
-					t.Fatalf("%d: a hole before slot %d", b.unit, i)
-				}
-			}
+	}
+	mustCheck(t, h)
+	for _, want := range []uint32{0, 10, 11, 12} {
+		if p := mustAlloc(t, h, 1); p.Unit != want {
+			t.Errorf("allocated %v, want unit %d", p, want)
 		}
-		if l.n != len(want) {
-			t.Fatalf("%d blocks, want %d", l.n, len(want))
-		}
-	})
+	}
+	if p, ok := h.Alloc(1); ok {
+		t.Errorf("allocated %v twice", p)
+	}
 }
 
 // Check is only worth something if it notices.
@@ -922,8 +914,8 @@ func TestCheckNotices(t *testing.T) {
 		"summary":    func(s *space) { s.extents[0].tiles.starts.l1[0] = 0 },
 		"kind":       func(s *space) { setBit(s.extents[0].tiles.free[:], 3) },
 		"ver":        func(s *space) { s.extents[0].tiles.setVer(700, 3) },
-		"bin":        func(s *space) { s.bins.remove(10) },
-		"twice":      func(s *space) { s.bins.insert(10, 10) },
+		"bin":        func(s *space) { s.remove(10, 10) },
+		"twice":      func(s *space) { s.insert(10, 10) },
 		"foreign":    func(s *space) { s.foreign[3][0].Unit++ },
 		"away":       func(s *space) { s.extents[0].markAway(2000, 2001, true) },
 		"foreignOwn": func(s *space) { s.extents[0].markAway(5, 6, true) },

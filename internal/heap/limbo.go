@@ -1,6 +1,11 @@
 package heap
 
-import "github.com/kvd-project/kvd/internal/invariants"
+import (
+	"math"
+	"sort"
+
+	"github.com/kvd-project/kvd/internal/invariants"
+)
 
 // Limbo holds places whose life has ended until no operation can meet them: a
 // queue of places, each with a tag (the reclaim epoch that has to pass, say) that
@@ -46,8 +51,18 @@ func (l *Limbo) Add(p Place, tag uint64) {
 // Release removes places from the front as long as their tag is below before,
 // hands each to f and returns their number. f may call Add.
 func (l *Limbo) Release(before uint64, f func(Place)) int {
+	return l.ReleaseSome(before, math.MaxInt, f)
+}
+
+// Ripe returns how many places have a tag below before.
+func (l *Limbo) Ripe(before uint64) int {
+	return sort.Search(l.Len(), func(i int) bool { return l.ring[int(l.head+uint64(i))&(len(l.ring)-1)].tag >= before })
+}
+
+// ReleaseSome is Release of at most so many places.
+func (l *Limbo) ReleaseSome(before uint64, most int, f func(Place)) int {
 	n := 0
-	for {
+	for n < most {
 		p, ok := l.take(before)
 		if !ok {
 			break

@@ -25,9 +25,14 @@ func TestLimboModel(t *testing.T) {
 			"release": func(t *rapid.T) {
 				before := rapid.Uint64Range(0, tag+1).Draw(t, "before")
 				var got []Place
-				n := l.Release(before, func(p Place) { got = append(got, p) })
-				if n != len(got) {
-					t.Fatalf("released %d, said %d", len(got), n)
+				ripe, most := l.Ripe(before), rapid.IntRange(-1, 1000).Draw(t, "most")
+				n := l.ReleaseSome(before, most, func(p Place) { got = append(got, p) })
+				if n != len(got) || n != max(0, min(ripe, most)) {
+					t.Fatalf("released %d of %d, %d at most, said %d", len(got), ripe, most, n)
+				}
+				got = slices.Grow(got, ripe)
+				if n += l.Release(before, func(p Place) { got = append(got, p) }); n != len(got) || n != ripe {
+					t.Fatalf("released %d of %d, said %d", len(got), ripe, n)
 				}
 				for _, p := range got {
 					if want[0].place != p || want[0].tag >= before {

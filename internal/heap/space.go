@@ -139,11 +139,11 @@ func (s *space) alloc(units uint32) (Place, bool) {
 			return p, true
 		}
 	}
-	unit, ok := s.bins.find(units)
+	unit, size, ok := s.find(units)
 	if !ok {
 		return Place{}, false
 	}
-	size := s.bins.remove(unit)
+	s.remove(unit, size)
 	num, off := split(unit)
 	t := s.extents[num].tiles
 	clearBit(t.free[:], off)
@@ -151,7 +151,7 @@ func (s *space) alloc(units uint32) (Place, bool) {
 		t.starts.add(off + units)
 		setBit(t.own[:], off+units)
 		setBit(t.free[:], off+units)
-		s.bins.insert(unit+units, rest)
+		s.insert(unit+units, rest)
 	}
 	s.free -= uint64(units)
 	return Place{Unit: unit, Units: units, Ver: t.ver(off)}, true
@@ -206,20 +206,20 @@ func (s *space) release(t *tiles, num, off, end uint32) {
 	s.free += uint64(end - off)
 	base := num * ExtentUnits
 	if end < ExtentUnits && t.isFree(end) {
-		s.bins.remove(base + end)
 		next := t.end(end)
+		s.remove(base+end, next-end)
 		t.drop(end)
 		end = next
 	}
 	if off > 0 {
 		if b := t.starts.prev(off - 1); t.isFree(b) {
-			s.bins.remove(base + b)
+			s.remove(base+b, off-b)
 			t.drop(off)
 			off = b
 		}
 	}
 	setBit(t.free[:], off)
-	s.bins.insert(base+off, end-off)
+	s.insert(base+off, end-off)
 }
 
 // drop merges the block at off into the one before it.
@@ -280,10 +280,10 @@ func (s *space) takeOwn(units uint64, least, under uint32, most int) []Run {
 func (s *space) disown(num, off, lo, hi uint32) {
 	e := s.extents[num]
 	t, base := e.tiles, num*ExtentUnits
-	s.bins.remove(base + off)
+	s.remove(base+off, t.end(off)-off)
 	if lo > off {
 		t.starts.add(lo)
-		s.bins.insert(base+off, lo-off)
+		s.insert(base+off, lo-off)
 	}
 	clearBit(t.own[:], lo)
 	clearBit(t.free[:], lo)
@@ -358,7 +358,7 @@ func (s *space) forget(num uint32) {
 		for off := uint32(0); off < ExtentUnits; off = t.end(off) {
 			size := uint64(t.end(off) - off)
 			if t.isFree(off) {
-				s.bins.remove(num*ExtentUnits + off)
+				s.remove(num*ExtentUnits+off, t.end(off)-off)
 				s.free -= size
 			}
 			if t.isOwn(off) {

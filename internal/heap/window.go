@@ -87,8 +87,8 @@ func (h *Heap) AllocFit(units, whole, most uint32) (Place, bool) {
 	}
 	h.mu.Lock()
 	size := uint32(0) // of the own block that fits best
-	if unit, ok := h.mu.bins.find(units); ok {
-		size = h.mu.bins.blocks.get(unit).size
+	if _, n, ok := h.mu.find(units); ok {
+		size = n
 	}
 	take := h.mu.foreignOf(units, whole)
 	switch {

@@ -128,6 +128,36 @@ func BenchmarkHeap(b *testing.B) {
 	})
 }
 
+// BenchmarkScattered frees places of one unit in any order, and takes as many, with a quarter of an extent free in
+// pieces of that length: what lanes return to the session's heap, and take from it, while records are overwritten.
+func BenchmarkScattered(b *testing.B) {
+	h := New()
+	mustAdd(b, h, 0, ExtentUnits)
+	live := make([]Place, ExtentUnits)
+	if n := h.AllocBatch(1, live); n != len(live) {
+		b.Fatalf("%d places", n)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	rng.Shuffle(len(live)/2, func(i, j int) { live[2*i], live[2*j] = live[2*j], live[2*i] })
+	free := ExtentUnits / 4
+	for i := range free {
+		h.Free(live[2*i])
+		live[2*i] = live[len(live)-1-2*i] // every second one stays
+	}
+	live = live[:len(live)-2*free]
+	b.ReportAllocs()
+	for at := 0; b.Loop(); at = (at + batchPlaces) % (len(live) - batchPlaces) &^ 1 {
+		ps := live[at : at+batchPlaces]
+		for i := 0; i < len(ps); i += 2 {
+			h.Free(ps[i])
+		}
+		for i := 0; i < len(ps); i += 2 {
+			ps[i], _ = h.Alloc(1)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*batchPlaces/2), "ns/place")
+}
+
 // benchMixed replaces random ones of many live places.
 func benchMixed(b *testing.B, alloc func(uint32) (Place, bool), free func(Place), most int) {
 	rng := rand.New(rand.NewPCG(1, 1))
