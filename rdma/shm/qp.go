@@ -48,11 +48,11 @@ type QP struct {
 	num   uint32
 	state atomic.Uint32 // driver.QPState
 
-	seq    uint64 // even: the cell's seq between operations
-	fence  uint64 // for barrier
-	deregs uint64 // Device.deregs when local was filled
-	primed uint64 // what prime has loaded: so that it is not optimized away
-	epoch  uint64 // table[0] when remote was checked
+	seq    uint64              // even: the cell's seq between operations
+	fence  uint64              // for barrier
+	deregs uint64              // Device.deregs when local was filled
+	lines  [primeLines]uintptr // of prime
+	epoch  uint64              // table[0] when remote was checked
 	local  [localCache]localMR
 	// remote is an open-addressed hash table, at most a quarter full: rkeys are
 	// random, so their low bits are the hash and the first probe nearly always
@@ -182,16 +182,17 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 const (
 	// primeChain is how many WRs are worth a prime.
 	primeChain = 4
-	// primeBytes is how much of a range prime loads: the processor sees by itself that a longer one is read on.
+	// primeBytes is how much of a range prime names: the processor sees by itself that a longer one is read on.
 	primeBytes = 256
+	primeLines = 128
 	lineBytes  = 64
 )
 
-// prime loads a byte of each cache line that the chain is about to use. The loads do not depend on each other, so the
-// processor waits for all of them at once, and not in each WR anew. Nothing is concluded from what it loads, and
-// what the fast path would not like it leaves alone.
+// prime names the cache lines that the chain is about to use to the processor, which waits for all of them at once then, and not in each WR
+// anew. A line that will be written to is asked for as such: if another processor wrote to it last, as to a slot or to a place that is used
+// again, to read it first would be half of the way. It leaves alone what the fast path would not like.
 func (q *QP) prime(wrs []driver.WR) {
-	sum := q.primed
+	n := 0
 	for i := range wrs {
 		w := &wrs[i]
 		size := uint64(len(w.Local))
@@ -199,14 +200,18 @@ func (q *QP) prime(wrs []driver.WR) {
 		if r.rkey != w.RKey || size == 0 || w.RemoteAddr > r.n || size > r.n-w.RemoteAddr {
 			continue
 		}
-		first := unsafe.Add(r.base, w.RemoteAddr)
-		last := unsafe.Add(first, min(size, primeBytes)-1)
-		for p := first; uintptr(p) < uintptr(last); p = unsafe.Add(p, lineBytes) {
-			sum += uint64(*(*byte)(p))
+		first := uintptr(r.base) + uintptr(w.RemoteAddr)
+		last := first + uintptr(min(size, primeBytes)) - 1
+		write := uintptr(0)
+		if w.Op != driver.OpRead {
+			write = 1
 		}
-		sum += uint64(*(*byte)(last))
+		for p := first &^ (lineBytes - 1); p <= last && n < primeLines; p += lineBytes {
+			q.lines[n] = p | write
+			n++
+		}
 	}
-	q.primed = sum
+	prefetch(&q.lines[0], n)
 }
 
 // atomically executes an atomic whose bounds and rights have been checked.
