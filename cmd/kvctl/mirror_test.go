@@ -197,12 +197,12 @@ func TestMirrorGoesByVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for later := uint64(0); later <= layout.VersionAt(uint64(1100*time.Millisecond)); {
+	for later := int64(0); later <= int64(layout.VersionAt(uint64(1100*time.Millisecond))); { // the first one may be earlier: sessions have clocks of their own
 		v, err := e.dst.Put(t.Context(), []byte("k"), []byte("somebody else's"), client.PutOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		later = v - it.Version
+		later = int64(v - it.Version)
 		time.Sleep(10 * time.Millisecond)
 	}
 	r, _ := e.mirror(exitOK, "src", "dst", "--margin", "1s")
