@@ -10,12 +10,13 @@ import (
 // Limbo holds places whose life has ended until no operation can meet them: a
 // queue of places, each with a tag (the reclaim epoch that has to pass, say) that
 // is no less than its predecessor's. It belongs to one goroutine. The zero value
-// is empty and ready.
+// is empty and ready. It grows by a chunk at a time: to move all that wait to a
+// larger array would hold up whoever adds the next one for milliseconds.
 type Limbo struct {
-	ring  []waiting // a power of two
-	head  uint64    // counts since the ring was last empty and dropped
-	tail  uint64
-	units uint64
+	ring       []*chunk // a power of two; the i-th chunk is ring[i%len(ring)]
+	head, tail uint64   // of the places ever added, those that are here
+	units      uint64
+	spare      []*chunk // maxSpare at most
 }
 
 type waiting struct {
@@ -24,28 +25,45 @@ type waiting struct {
 }
 
 const (
-	limboMin  = 64
-	limboKeep = 16 << 10 // a larger ring is dropped when it runs empty
+	chunkPlaces = 128
+	maxSpare    = 32
 )
+
+type chunk [chunkPlaces]waiting
+
+func (l *Limbo) at(i uint64) *waiting {
+	return &l.ring[i/chunkPlaces&uint64(len(l.ring)-1)][i%chunkPlaces]
+}
 
 // Add appends p.
 func (l *Limbo) Add(p Place, tag uint64) {
-	if l.Len() == len(l.ring) {
-		ring := make([]waiting, max(limboMin, 2*len(l.ring)))
-		if len(l.ring) > 0 {
-			at := int(l.head) & (len(l.ring) - 1)
-			copy(ring[copy(ring, l.ring[at:]):], l.ring[:at])
-		}
-		l.tail -= l.head
-		l.head = 0
-		l.ring = ring
+	if l.tail%chunkPlaces == 0 {
+		l.addChunk()
 	}
-	if invariants.On && l.Len() > 0 && l.ring[int(l.tail-1)&(len(l.ring)-1)].tag > tag {
+	if invariants.On && l.Len() > 0 && l.at(l.tail-1).tag > tag {
 		invariants.Assert(false, "limbo: %v with tag %d behind a later one", p, tag)
 	}
-	l.ring[int(l.tail)&(len(l.ring)-1)] = waiting{p, tag}
+	*l.at(l.tail) = waiting{p, tag}
 	l.tail++
 	l.units += uint64(p.Units)
+}
+
+// addChunk makes room behind the last chunk, which is full.
+func (l *Limbo) addChunk() {
+	first, next := l.head/chunkPlaces, l.tail/chunkPlaces
+	if n := uint64(len(l.ring)); next-first == n {
+		ring := make([]*chunk, max(4, 2*n))
+		for i := first; i < next; i++ {
+			ring[i&uint64(len(ring)-1)] = l.ring[i&(n-1)]
+		}
+		l.ring = ring
+	}
+	c := &l.ring[next&uint64(len(l.ring)-1)]
+	if n := len(l.spare) - 1; n >= 0 {
+		*c, l.spare = l.spare[n], l.spare[:n]
+	} else {
+		*c = new(chunk)
+	}
 }
 
 // Release removes places from the front as long as their tag is below before,
@@ -56,24 +74,20 @@ func (l *Limbo) Release(before uint64, f func(Place)) int {
 
 // Ripe returns how many places have a tag below before.
 func (l *Limbo) Ripe(before uint64) int {
-	return sort.Search(l.Len(), func(i int) bool { return l.ring[int(l.head+uint64(i))&(len(l.ring)-1)].tag >= before })
+	return sort.Search(l.Len(), func(i int) bool { return l.at(l.head+uint64(i)).tag >= before })
 }
 
 // ReleaseSome is Release of at most so many places.
 func (l *Limbo) ReleaseSome(before uint64, most int, f func(Place)) int {
 	n := 0
-	for n < most {
+	for ; n < most; n++ {
 		p, ok := l.take(before)
 		if !ok {
 			break
 		}
-		n++
 		f(p)
 	}
-	if l.head != l.tail {
-		return n
-	}
-	if len(l.ring) > limboKeep {
+	if l.head == l.tail && len(l.ring) > maxSpare {
 		*l = Limbo{}
 	}
 	return n
@@ -84,11 +98,17 @@ func (l *Limbo) take(before uint64) (Place, bool) {
 	if l.head == l.tail {
 		return Place{}, false
 	}
-	w := l.ring[int(l.head)&(len(l.ring)-1)]
+	w := *l.at(l.head)
 	if w.tag >= before {
 		return Place{}, false
 	}
-	l.head++
+	if l.head++; l.head%chunkPlaces == 0 {
+		c := &l.ring[(l.head-1)/chunkPlaces&uint64(len(l.ring)-1)]
+		if len(l.spare) < maxSpare {
+			l.spare = append(l.spare, *c)
+		}
+		*c = nil
+	}
 	if invariants.On && uint64(w.place.Units) > l.units {
 		invariants.Assert(false, "limbo: %v leaves, and there are %d units", w.place, l.units)
 	}
@@ -101,7 +121,7 @@ func (l *Limbo) Forget(extent uint32) (units uint64) {
 	var keep Limbo
 	units = l.units
 	for ; l.head != l.tail; l.head++ {
-		if w := l.ring[int(l.head)&(len(l.ring)-1)]; w.place.Unit/ExtentUnits != extent {
+		if w := l.at(l.head); w.place.Unit/ExtentUnits != extent {
 			keep.Add(w.place, w.tag)
 		}
 	}

@@ -52,8 +52,17 @@ func TestLimboModel(t *testing.T) {
 				if l.Len() != len(want) || l.Units() != units {
 					t.Fatalf("%d places, %d units, want %d, %d", l.Len(), l.Units(), len(want), units)
 				}
-				if len(want) == 0 && len(l.ring) > limboKeep {
-					t.Fatalf("empty, yet keeps a ring of %d", len(l.ring))
+				chunks := 0
+				for _, c := range l.ring {
+					if c != nil {
+						chunks++
+					}
+				}
+				if chunks > len(want)/chunkPlaces+2 || len(l.spare) > maxSpare {
+					t.Fatalf("%d chunks and %d to spare for %d places", chunks, len(l.spare), len(want))
+				}
+				if len(want) == 0 && len(l.ring) > maxSpare {
+					t.Fatalf("empty, yet keeps room for %d chunks", len(l.ring))
 				}
 			},
 		})
@@ -63,7 +72,7 @@ func TestLimboModel(t *testing.T) {
 // A function that Release calls may put the place back.
 func TestLimboAddWhileReleasing(t *testing.T) {
 	var l Limbo
-	for i := range uint32(limboMin) {
+	for i := range uint32(chunkPlaces) {
 		l.Add(Place{Unit: i, Units: 1}, 1)
 	}
 	var got []uint32
@@ -72,7 +81,7 @@ func TestLimboAddWhileReleasing(t *testing.T) {
 		l.Add(p, 2)
 		l.Add(p, 2)
 	})
-	if n != limboMin || l.Len() != 2*limboMin || !slices.IsSorted(got) || len(got) != limboMin {
+	if n != chunkPlaces || l.Len() != 2*chunkPlaces || !slices.IsSorted(got) || len(got) != chunkPlaces {
 		t.Errorf("released %d, %d wait, %v", n, l.Len(), got)
 	}
 }
