@@ -11,7 +11,7 @@
 // never stopped, since one that was might have happened; so each is performed for its connection
 // alone, and holds up no other's reply.
 //
-// Loops that have no pause any more share their connections with others, if more requests are served then; so the processors that
+// Loops that are busy share their connections with others, if more requests are served then; so the processors that
 // loops take are as many as their clients need, and clients that one has time for wake one thread.
 //
 // The protocol is left to the server, whose connections are [Conn] values with a [Link] each.
@@ -181,9 +181,9 @@ func (s *Loops) makeLoops() {
 	s.once.Do(func() {
 		processors := runtime.GOMAXPROCS(0)
 		shared := processors / 2 // as many are left to those who do not wait
-		n := max(shared, 2)
-		if processors == 1 {
-			n = 0
+		n := 0
+		if processors > 1 {
+			n = max(shared, 2)
 		}
 		for i := range n {
 			l, err := newLoop(s, i)
