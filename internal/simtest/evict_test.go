@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
@@ -246,10 +247,22 @@ type expiring struct {
 
 // mayExpire reports whether anything expires when the clock moves on. It does not move while
 // an operation on a key is under way: one judges by the clock what it read before, and by
-// that writes or answers after; expiry is linearizable only as far as clocks agree.
+// that writes or answers after; expiry is linearizable only as far as clocks agree. Nor does it if an update of what expires
+// was left by its client: if its CAS at the head was executed, it is visible when the tail is lost, or somebody publishes it.
 func (w *World) mayExpire() bool {
 	for _, c := range w.cls {
 		if c.life == live && slices.ContainsFunc(c.run, func(r *running) bool { return r.e != nil }) {
+			return false
+		}
+	}
+	for i := range w.hist {
+		e := &w.hist[i]
+		base := e.Old
+		if e.Verb == Incr {
+			base = strings.TrimSuffix(e.Value, "+")
+		}
+		if e.Out == Unknown && (e.Verb == Incr || e.Verb == CAS) &&
+			slices.ContainsFunc(w.expiring, func(x *expiring) bool { return x.e.Key == e.Key && x.e.Value == base }) {
 			return false
 		}
 	}
