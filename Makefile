@@ -207,7 +207,7 @@ sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and
 
 .PHONY: sim-long
 sim-long: ## ten times as many schedules, for some hours; SIM_LONG of a scope from seed SIM_FIRST on, so that parts can be run one after the other
-	$(MAKE) sim SIM_RUNS=$(SIM_LONG) SIM_STATES=600000
+	$(MAKE) sim SIM_RUNS=$(SIM_LONG) SIM_STATES=150000
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
