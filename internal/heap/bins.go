@@ -61,14 +61,13 @@ func (s *space) freeSize(unit uint32) uint32 {
 	return 0
 }
 
-// isIn reports whether a free block of the bin starts at unit.
-func (s *space) isIn(unit, row, col uint32) bool {
+// sizeIn is freeSize of a block of the bin, 0 if none starts at unit.
+func (s *space) sizeIn(unit, row, col uint32) uint32 {
 	size := s.freeSize(unit)
-	if size == 0 {
-		return false
+	if r, c := binOf(size); size == 0 || r != row || c != col {
+		return 0
 	}
-	r, c := binOf(size)
-	return r == row && c == col
+	return size
 }
 
 // insert enters a block that has become free, which the tiles know.
@@ -76,7 +75,7 @@ func (s *space) insert(unit, size uint32) {
 	row, col := binOf(size)
 	b := &s.bins.all[row*cols+col]
 	if len(b.heap) >= 2*b.blocks+maxOld {
-		b.heap = slices.DeleteFunc(b.heap, func(u uint32) bool { return u == unit || !s.isIn(u, row, col) })
+		b.heap = slices.DeleteFunc(b.heap, func(u uint32) bool { return u == unit || s.sizeIn(u, row, col) == 0 })
 		slices.Sort(b.heap) // which makes it a heap
 		b.heap = slices.Compact(b.heap)
 	}
@@ -120,15 +119,17 @@ func (s *space) find(units uint32) (unit, size uint32, ok bool) {
 	if m != 0 {
 		upCol = uint32(bits.TrailingZeros32(m))
 		b := &s.bins.all[up*cols+upCol]
-		for !s.isIn(b.heap[0], up, upCol) {
-			b.pop()
+		for size == 0 {
+			if unit, size = b.heap[0], s.sizeIn(b.heap[0], up, upCol); size == 0 {
+				b.pop()
+			}
 		}
-		return b.heap[0], s.freeSize(b.heap[0]), true
+		return unit, size, true
 	}
 	// Nothing left but the bin that units itself falls in. The search is linear,
 	// but only when memory is nearly out and units is not its bin's least.
 	for _, unit := range s.bins.all[row*cols+col].heap {
-		if size := s.freeSize(unit); size >= units && s.isIn(unit, row, col) {
+		if size := s.sizeIn(unit, row, col); size >= units {
 			return unit, size, true
 		}
 	}

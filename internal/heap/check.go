@@ -79,7 +79,7 @@ func (s *space) checkBins(n int) error {
 				if i > 0 && b.heap[(i-1)/children] > unit {
 					return fmt.Errorf("bin %d.%d: %d is out of order", row, col, unit)
 				}
-				if s.isIn(unit, uint32(row), uint32(col)) {
+				if s.sizeIn(unit, uint32(row), uint32(col)) != 0 {
 					blocks[unit] = true
 				}
 			}
