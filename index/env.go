@@ -49,10 +49,6 @@ type Hints interface {
 	// the word: off the path, and with no harm if it is lost. old is what was there, as
 	// far as it is known; born: the record is a new key's.
 	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
-
-	// Deleting reports whether another Delete or Settle of the Op's key by this session is posted and
-	// not decided.
-	Deleting(o *Op) bool
 }
 
 // Places is memory: local for buffers, and remote for records. Every place that an Op gets from Alloc it hands back

@@ -153,7 +153,6 @@ func (c *client) Crowded(uint32)                      { c.crowded++ }
 func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
 func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
 func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
-func (c *client) Deleting(*index.Op) bool             { return false }
 func (c *client) NoteDue(*index.Op) bool              { return true }
 
 // Note writes at once: nobody waits for it.

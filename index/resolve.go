@@ -9,8 +9,8 @@ func (o *Op) resolve() Action {
 
 func (o *Op) resolved() Action {
 	switch s := wordAt(o.word(0)); {
-	case s == o.n && o.Kind == Settle && s == o.Txn.Placed.Intent.Final:
-		// Others who settle leave this word, too: nobody can tell whose the places are that went with the intent.
+	case s == o.n && o.leftByOthers():
+		// Nobody can tell whose the places are that went with x.
 	case s == o.n:
 		o.deciding, o.won = false, true
 		return o.sync(o.slot, 1, stepPublish)
@@ -28,6 +28,13 @@ func (o *Op) resolved() Action {
 	}
 	o.leak()
 	return o.finish(ErrUnknown)
+}
+
+// leftByOthers reports whether others may leave n in place of x, too: an EMPTY word tells sessions apart and not the
+// operations of one, and everybody who settles a committed intent leaves its final record's word. An intent that
+// stands for nothing is left by one operation of a session only: deletes find no key there.
+func (o *Op) leftByOthers() bool {
+	return o.Kind == Delete || o.Kind == Settle && o.n == o.Txn.Placed.Intent.Final
 }
 
 // retire spends the place of a word that did not take effect.

@@ -306,9 +306,6 @@ func (o *Op) gotDecided(s layout.Status) Action {
 
 // settleEmpty leaves nothing in place of an intent.
 func (o *Op) settleEmpty() Action {
-	if twice := o.env.Deleting(o); twice {
-		return o.again(Backoff) // see casDelete
-	}
 	o.n = o.Txn.Placed.Word.Delete(o.env.Session())
 	o.begin()
 	return o.casSlot()

@@ -32,7 +32,7 @@ func (o *Op) startClean() index.Action {
 	})
 }
 
-// deleted is the EMPTY word that a delete by this session leaves.
+// deleted is the EMPTY word that any delete by this session leaves.
 func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.Env().Session()) }
 
 // movedWords lists the MOVED words of the groups at work. They name records that are the child's by now; of those

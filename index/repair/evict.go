@@ -204,13 +204,6 @@ func (o *Op) evictExpired() index.Action {
 	})
 }
 
-// evicted is the EMPTY word that an eviction leaves. It is not the one that a delete by the
-// same session leaves: if that has to look up what became of its CAS, it must not take the
-// place for its own.
-func (o *Op) evicted(x layout.Word) layout.Word {
-	return x.Delete(^o.Env().Session())
-}
-
 // evict removes the records of list, with the chunks of those that are manifests. A manifest that cannot be read any
 // more goes without its chunks, which recall finds.
 func (o *Op) evict(list, manifests []*item) index.Action {
@@ -226,7 +219,7 @@ func (o *Op) evict(list, manifests []*item) index.Action {
 		return nil
 	}
 	return o.fetch(manifests, 0, got, func() index.Action {
-		return o.emptyNow(list, o.evicted, func() index.Action {
+		return o.emptyNow(list, o.deleted, func() index.Action {
 			return o.publishSwings(func() index.Action {
 				o.unlinkFreed()
 				for i := range o.work.swings {

@@ -109,17 +109,6 @@ func (t *Task) Remember(o *index.Op, h index.Hint) {
 	t.lane.cache.put(o.Check, h, uint32(t.epoch))
 }
 
-// Deleting is index.Hints: a hint that is learnt while a DELETE of its key is under way would name a word that is
-// about to go.
-func (t *Task) Deleting(o *index.Op) bool {
-	for _, x := range t.lane.active { // a key's operations are all on one lane
-		if p := &x.Op; x != t && (p.Kind == index.Delete || p.Kind == index.Settle) && p.Check == o.Check && p.Posted() {
-			return true
-		}
-	}
-	return false
-}
-
 func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash)) }
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.

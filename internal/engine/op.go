@@ -66,7 +66,7 @@ func (c *Core) LaneOf(check uint64) int {
 	return int((check >> 32) * uint64(len(c.lanes)) >> 32)
 }
 
-// laneOf is the lane of op's key, or the one that op names. All Tasks of a key by one session are on one lane, which tells its deletes apart (see Task.Deleting).
+// laneOf is the lane of op's key, or the one that op names. All Tasks of a key by one session are on one lane.
 func (c *Core) laneOf(op *Op) *Lane {
 	if op.Lane != 0 {
 		return c.lanes[op.Lane-1]

@@ -63,7 +63,7 @@ var mutants = []mutant{
 		"	if o.Route.PG.Replicas == 1 {\n		return o.published()\n", "o.unlink()\nif o.Route.PG.Replicas == 1 {\nreturn o.published()\n"}}},
 	{"crc-proves", "sync compares the record with its predecessor's copy", []edit{{op,
 		"		same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || n < 0\n"}}},
-	{"empty-shared", "EMPTY carries its deleter", []edit{{op, "o.n = o.x.Delete(o.env.Session())", "o.n = o.x.Delete(0)"}}},
+	{"empty-is-mine", "an EMPTY word that is found is not taken for the one that was to be left", []edit{{op, "return o.Kind == Delete || o.Kind == Settle &&", "return o.Kind == Settle &&"}}},
 	{"insert-pair", "two READs of a group are no expectation and new word", []edit{{op, "		return o.sync(s, 1, stepSyncGroup)\n",
 		"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(s),\n" +
 			"Expect: uint64(layout.Group(o.groups[1]).Slot(int(s))), New: uint64(layout.Group(o.groups[0]).Slot(int(s)))})\n" +
@@ -160,13 +160,11 @@ var mutants = []mutant{
 	{"evict-frees-first", "an evicted place goes to limbo after its publish", []edit{{evict, "			return o.publishSwings(func() index.Action {\n				o.unlinkFreed()\n",
 		"o.unlinkFreed()\nreturn o.publishSwings(func() index.Action {\no.unlinkFreed()\n"}}},
 	{"evict-at-tail", "A decides evictions", []edit{
-		{evict, "		return o.emptyNow(list, o.evicted, func() index.Action {\n", "a := o.emptyNow(list, o.evicted, func() index.Action {\n"},
+		{evict, "		return o.emptyNow(list, o.deleted, func() index.Action {\n", "a := o.emptyNow(list, o.deleted, func() index.Action {\n"},
 		{evict, "				return o.finishWork()\n			})\n		})\n	})\n",
 			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.Replicas - 1\n}\nreturn a\n})\n"}}},
 	{"evict-frozen", "FROZEN words are not evicted", []edit{{evict, "if x.State() != layout.Live {\n				continue\n			}\n			if o.Work.Only", "if !x.Readable() {\ncontinue\n}\nif o.Work.Only"}}},
 	{"evict-unproven", "an access word proves no expiry", []edit{{evict, "if e.Access.Expired(now) && !e.Expired {", "if false {"}}},
-	{"evict-as-delete", "an eviction's EMPTY is no delete's of its session", []edit{{evict, "return x.Delete(^o.Env().Session())", "return o.deleted(x)"}}},
-	{"deletes-together", "a session's deletes of one key are decided one after the other", []edit{{op, "if o.env.Deleting(o) {", "if false {"}}},
 	{"unchanged-by-place", "\"unchanged\" goes by the whole word", []edit{{op, "case h.Word == o.x && h.Word.Readable():",
 		"case h.Word == o.x && h.Word.Readable(), h.Word.Unit() == o.x.Unit() && h.Word.Ver() == o.x.Ver():"}}},
 	{"gone-from-check", "an EMPTY in the slot that held the version proves no absence", []edit{{op,

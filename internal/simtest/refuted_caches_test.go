@@ -35,12 +35,14 @@ func init() {
 				"c0 renews", "c0 renews", "c0 begins", "c0*"})},
 		// c0 deletes the key and evicts it, on two lanes. The delete's CAS never happens, and it
 		// finds an EMPTY word of c0's own. Tempting: then it was the delete after all. The place
-		// would be given back twice. Harmless if an eviction leaves another word.
+		// would be given back twice.
 		"r31-deleted-and-evicted-by-one": {cache(Config{Lanes: 2, Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Evict, 0)}, {k(Get, 0)}}}),
 			cat([]string{"c0 begins", "c0 begins", "c0 fails before", "c0 connects to m0"}, repeated(8, "c0 m0 lane 1"), []string{"c0 m0 lane 0", "c0*"})},
-		// c0 deletes the key twice at once; the first one did it, and neither hears of it.
+		// c0 deletes the key twice at once; the first one did it, and neither hears of it; or the first one does.
 		"r31-deleted-twice-by-one": {Config{Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Del, 0)}, {k(Get, 0)}}, Setup: one, Warm: true},
 			[]string{"c0 begins", "c0 begins", "c0 fails after", "c0 m0", "c0*"}},
+		"r31-deleted-by-an-earlier-one": {Config{Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Del, 0)}, {k(Get, 0)}}, Setup: one, Warm: true},
+			[]string{"c0 begins", "c0 begins", "c0 m0", "c0 fails after", "c0 m0", "c0*"}},
 
 		// The word is on its way to the child, which may name the same place.
 		"r32-evicted-on-its-way": {splitting(cache(Config{Scripts: [][]Step{{k(Evict, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}})),

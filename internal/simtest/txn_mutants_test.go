@@ -41,7 +41,7 @@ var txnMutants = []mutant{
 		"if layout.RecordFlags(prev[10])&layout.FlagIntent != 0 {", "if false {"}}},
 	{"txn-intent-as-hint", "transaction: an intent is no hint", []edit{{txns,
 		"		o.env.Forget(o) // an intent is no hint\n", "o.env.Remember(o, Hint{Word: o.n.WithState(layout.Frozen), Version: o.version, Shard: o.Route.Shard, Slot: o.slot})\n"},
-		{op, "	if o.x.State() == layout.Frozen && !o.isSettled() {\n		return o.isFrozen()\n	}\n	if o.env.Deleting(o) {", "if o.env.Deleting(o) {"}}},
+		{op, "	if o.x.State() == layout.Frozen && !o.isSettled() {\n		return o.isFrozen()\n	}\n	o.n = o.x.Delete(", "o.n = o.x.Delete("}}},
 	{"txn-intent-as-parent", "transaction: an intent's parent is no intent", []edit{{txns,
 		"if in.Parent = o.met.stands; in.Parent == 0 {", "if in.Parent = o.x.WithState(layout.Live); in.Parent == 0 {"}}},
 	{"txn-parent-freed-early", "transaction: the record before is freed with the intent", []edit{{txns,
