@@ -10,19 +10,11 @@ func (s *space) check() error {
 			continue
 		}
 		t, base := e.tiles, uint32(num)*ExtentUnits
-		if err := t.starts.check(); err != nil {
+		if err := t.check(); err != nil {
 			return fmt.Errorf("extent %d: %w", num, err)
 		}
-		if !t.starts.has(0) {
+		if !t.isStart(0) {
 			return fmt.Errorf("extent %d: unit 0 starts no block", num)
-		}
-		for w := range t.own {
-			if x := (t.own[w] | t.free[w]) &^ t.starts.l0[w]; x != 0 {
-				return fmt.Errorf("extent %d: word %d has kinds %#x without a start", num, w, x)
-			}
-			if x := t.free[w] &^ t.own[w]; x != 0 {
-				return fmt.Errorf("extent %d: word %d has %#x free but not own", num, w, x)
-			}
 		}
 		wasFree, wasStrange := false, false
 		for off := uint32(0); off < ExtentUnits; off = t.end(off) {
@@ -40,8 +32,8 @@ func (s *space) check() error {
 			}
 			granted += uint64(size)
 			for i := off; i < off+size; i++ {
-				if v := t.ver(i); v > verMask || v != 0 && !hasBit(t.linked[:], i) {
-					return fmt.Errorf("unit %d: ver %d, linked %v", base+i, v, hasBit(t.linked[:], i))
+				if v := t.ver(i); v > verMask || v != 0 && !t.isLinked(i) {
+					return fmt.Errorf("unit %d: ver %d, linked %v", base+i, v, t.isLinked(i))
 				}
 			}
 			if isFree {
@@ -135,15 +127,27 @@ func (s *space) checkForeign() error {
 	return nil
 }
 
-func (s *unitSet) check() error {
-	for w, x := range s.l0 {
-		if got := s.l1[w>>6]>>(w&63)&1 != 0; got != (x != 0) {
-			return fmt.Errorf("starts: word %d is %#x, its summary says %v", w, x, got)
+func (t *tiles) check() error {
+	for v, p := range t.page {
+		if got := t.l2>>v&1 != 0; got != (t.l1[v] != 0) {
+			return fmt.Errorf("summary %d is %#x, marked %v", v, t.l1[v], got)
 		}
-	}
-	for v, x := range s.l1 {
-		if got := s.l2>>v&1 != 0; got != (x != 0) {
-			return fmt.Errorf("starts: summary %d is %#x, marked %v", v, x, got)
+		if p == nil {
+			if t.l1[v] != 0 {
+				return fmt.Errorf("summary %d is %#x, and there is no page", v, t.l1[v])
+			}
+			continue
+		}
+		for w, x := range p.starts {
+			if got := t.l1[v]>>w&1 != 0; got != (x != 0) {
+				return fmt.Errorf("page %d: word %d of starts is %#x, its summary says %v", v, w, x, got)
+			}
+			if x := (p.own[w] | p.free[w]) &^ x; x != 0 {
+				return fmt.Errorf("page %d: word %d has kinds %#x without a start", v, w, x)
+			}
+			if x := p.free[w] &^ p.own[w]; x != 0 {
+				return fmt.Errorf("page %d: word %d has %#x free but not own", v, w, x)
+			}
 		}
 	}
 	return nil

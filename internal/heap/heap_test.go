@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -837,10 +838,10 @@ func TestCoalesce(t *testing.T) {
 	})
 }
 
-func TestUnitSet(t *testing.T) {
+// Blocks start where the model says, and each start finds its neighbours.
+func TestStarts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &unitSet{}
-		s.add(0)
+		s := newTiles()
 		want := []uint32{0}
 		edges := rapid.SampledFrom([]uint32{0, 1, 63, 64, 4095, 4096, 4097, 8192, 131072, ExtentUnits - 64, ExtentUnits - 1})
 		unit := rapid.OneOf(edges, rapid.Uint32Range(0, ExtentUnits-1))
@@ -849,33 +850,47 @@ func TestUnitSet(t *testing.T) {
 			at, found := slices.BinarySearch(want, i)
 			switch {
 			case !found:
-				s.add(i)
+				s.start(i)
 				want = slices.Insert(want, at, i)
 			case i != 0:
-				s.remove(i)
+				s.drop(i)
 				want = slices.Delete(want, at, at+1)
 			}
 			j := unit.Draw(t, "probe")
 			at, found = slices.BinarySearch(want, j)
-			next := uint32(ExtentUnits)
-			if at < len(want) {
-				next = want[at]
-			}
-			prev := j
+			block := j
 			if !found {
-				prev = want[at-1]
+				block, at = want[at-1], at-1
 			}
-			if s.has(j) != found || s.next(j) != next || s.prev(j) != prev {
-				t.Fatalf("%d in %v: %v %d %d", j, want, s.has(j), s.next(j), s.prev(j))
+			end := uint32(ExtentUnits)
+			if at+1 < len(want) {
+				end = want[at+1]
+			}
+			if s.isStart(j) != found || s.end(j) != end || s.block(j) != block {
+				t.Fatalf("%d in %v: %v %d %d", j, want, s.isStart(j), s.end(j), s.block(j))
 			}
 			if err := s.check(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if s.next(ExtentUnits) != ExtentUnits {
-			t.Fatal("a unit past the end")
-		}
 	})
+}
+
+// Short runs in many extents, as come from a store that others have used, take a few KiB each: an extent takes memory by what is
+// known of it.
+func TestScatteredRuns(t *testing.T) {
+	const runs = 256
+	h := New()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range uint32(runs) {
+		mustAdd(t, h, i*ExtentUnits+500*i, 4)
+	}
+	runtime.ReadMemStats(&after)
+	if got := (after.TotalAlloc - before.TotalAlloc) / runs; got > 8<<10 {
+		t.Errorf("%d bytes for each run", got)
+	}
+	mustCheck(t, h)
 }
 
 // A block that is cut and merged again and again, above another one in its bin, does not fill the bin's heap with what it was.
@@ -910,10 +925,10 @@ func TestOldEntries(t *testing.T) {
 func TestCheckNotices(t *testing.T) {
 	for name, damage := range map[string]func(*space){
 		"free":       func(s *space) { s.free-- },
-		"start":      func(s *space) { s.extents[0].tiles.starts.add(500) },
-		"summary":    func(s *space) { s.extents[0].tiles.starts.l1[0] = 0 },
-		"kind":       func(s *space) { setBit(s.extents[0].tiles.free[:], 3) },
-		"ver":        func(s *space) { s.extents[0].tiles.setVer(700, 3) },
+		"start":      func(s *space) { s.extents[0].tiles.start(500) },
+		"summary":    func(s *space) { s.extents[0].tiles.l1[0] = 0 },
+		"kind":       func(s *space) { s.extents[0].tiles.setFree(3, true) },
+		"ver":        func(s *space) { s.extents[0].tiles.page[0].next = &[pageUnits]uint16{700: 3} },
 		"bin":        func(s *space) { s.remove(10, 10) },
 		"twice":      func(s *space) { s.insert(10, 10) },
 		"foreign":    func(s *space) { s.foreign[3][0].Unit++ },

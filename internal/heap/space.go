@@ -5,11 +5,6 @@ import (
 	"slices"
 )
 
-const (
-	pageUnits = 1 << 12
-	pages     = ExtentUnits / pageUnits
-)
-
 // space is a Heap without its lock.
 type space struct {
 	extents     []*extent          // by number; nil if nothing is known
@@ -25,21 +20,7 @@ type space struct {
 type extent struct {
 	tiles *tiles
 	// away marks every unit of the foreign places that are free.
-	away [pages]*[pageUnits / 64]uint64
-}
-
-// tiles divides an extent into blocks without gaps: those of own memory that are
-// free, those in use, and the stretches between that are not own. No two free
-// blocks are neighbours.
-type tiles struct {
-	starts unitSet // first units of blocks; 0 is always one
-	// Valid at first units only:
-	own  [ExtentUnits / 64]uint64
-	free [ExtentUnits / 64]uint64 // implies own
-
-	// Valid for every unit of own memory:
-	linked [ExtentUnits / 64]uint64  // part of a linked life since the grant
-	next   [pages]*[pageUnits]uint16 // ver of the next life starting here; nil: 0
+	away [pages]*[pageWords]uint64
 }
 
 func split(unit uint32) (num, off uint32) { return unit / ExtentUnits, unit % ExtentUnits }
@@ -54,47 +35,6 @@ func (s *space) extent(num uint32) *extent {
 	return s.extents[num]
 }
 
-func (t *tiles) isFree(off uint32) bool { return hasBit(t.free[:], off) }
-func (t *tiles) isOwn(off uint32) bool  { return hasBit(t.own[:], off) }
-
-// end returns where the block that starts at off ends.
-func (t *tiles) end(off uint32) uint32 { return t.starts.next(off + 1) }
-
-func (t *tiles) ver(off uint32) uint16 {
-	if p := t.next[off/pageUnits]; p != nil {
-		return p[off%pageUnits]
-	}
-	return 0
-}
-
-func (t *tiles) setVer(off uint32, ver uint16) {
-	p := t.next[off/pageUnits]
-	if p == nil {
-		if ver == 0 {
-			return
-		}
-		p = new([pageUnits]uint16)
-		t.next[off/pageUnits] = p
-	}
-	p[off%pageUnits] = ver
-}
-
-// forget makes [lo, hi) as good as never linked.
-func (t *tiles) forget(lo, hi uint32) {
-	clearRange(t.linked[:], lo, hi)
-	for lo < hi {
-		end := min(hi, lo-lo%pageUnits+pageUnits)
-		switch p := t.next[lo/pageUnits]; {
-		case p == nil:
-		case end-lo == pageUnits:
-			t.next[lo/pageUnits] = nil
-		default:
-			clear(p[lo%pageUnits : lo%pageUnits+end-lo])
-		}
-		lo = end
-	}
-}
-
 func (s *space) addRun(unit, units uint32) error {
 	num, off := split(unit)
 	if units == 0 || units > ExtentUnits-off {
@@ -105,19 +45,17 @@ func (s *space) addRun(unit, units uint32) error {
 		return ErrRunOverlap
 	}
 	if e.tiles == nil {
-		e.tiles = &tiles{}
-		e.tiles.starts.add(0)
+		e.tiles = newTiles()
 	}
 	t := e.tiles
-	if b := t.starts.prev(off); t.isOwn(b) || t.end(b) < off+units {
+	if b := t.block(off); t.isOwn(b) || t.end(b) < off+units {
 		return ErrRunOverlap
 	}
-	t.starts.add(off)
-	setBit(t.own[:], off)
-	if off+units < ExtentUnits {
-		t.starts.add(off + units)
-	}
 	t.forget(off, off+units)
+	setBit(t.start(off).own[:], off%pageUnits)
+	if off+units < ExtentUnits {
+		t.start(off + units)
+	}
 	s.granted += uint64(units)
 	s.release(t, num, off, off+units)
 	return nil
@@ -146,11 +84,11 @@ func (s *space) alloc(units uint32) (Place, bool) {
 	s.remove(unit, size)
 	num, off := split(unit)
 	t := s.extents[num].tiles
-	clearBit(t.free[:], off)
+	t.setFree(off, false)
 	if rest := size - units; rest > 0 {
-		t.starts.add(off + units)
-		setBit(t.own[:], off+units)
-		setBit(t.free[:], off+units)
+		p := t.start(off + units)
+		setBit(p.own[:], (off+units)%pageUnits)
+		setBit(p.free[:], (off+units)%pageUnits)
 		s.insert(unit+units, rest)
 	}
 	s.free -= uint64(units)
@@ -174,7 +112,7 @@ func (s *space) giveBack(p Place, linked bool) {
 	e := s.extent(num)
 	t := e.tiles
 	if t != nil {
-		if b := t.starts.prev(off); t.isOwn(b) {
+		if b := t.block(off); t.isOwn(b) {
 			if b != off || t.isFree(off) || t.end(off) != end {
 				s.refused++
 				return
@@ -182,8 +120,7 @@ func (s *space) giveBack(p Place, linked bool) {
 			// A Cache lets a place live several times and returns it like one
 			// that was never posted; the ver tells, as it never wraps there.
 			if linked || t.ver(off) != next {
-				setRange(t.linked[:], off, end)
-				t.setVer(off, next)
+				t.link(off, end, next)
 			}
 			s.release(t, num, off, end)
 			return
@@ -212,21 +149,14 @@ func (s *space) release(t *tiles, num, off, end uint32) {
 		end = next
 	}
 	if off > 0 {
-		if b := t.starts.prev(off - 1); t.isFree(b) {
+		if b := t.block(off - 1); t.isFree(b) {
 			s.remove(base+b, off-b)
 			t.drop(off)
 			off = b
 		}
 	}
-	setBit(t.free[:], off)
+	t.setFree(off, true)
 	s.insert(base+off, end-off)
-}
-
-// drop merges the block at off into the one before it.
-func (t *tiles) drop(off uint32) {
-	t.starts.remove(off)
-	clearBit(t.own[:], off)
-	clearBit(t.free[:], off)
 }
 
 // takeOwn removes free own blocks, see Heap.TakeOwn.
@@ -260,8 +190,8 @@ func (s *space) takeOwn(units uint64, least, under uint32, most int) []Run {
 		}
 		var part []Run
 		for at := lo; at < hi; {
-			next := sameUntil(t.linked[:], at, hi)
-			part = append(part, Run{Unit: base + at, Units: next - at, Fresh: !hasBit(t.linked[:], at)})
+			next := t.sameUntil(at, hi)
+			part = append(part, Run{Unit: base + at, Units: next - at, Fresh: !t.isLinked(at)})
 			at = next
 		}
 		if over := len(part) - (most - len(runs)); over > 0 { // the rest of it stays
@@ -282,19 +212,19 @@ func (s *space) disown(num, off, lo, hi uint32) {
 	t, base := e.tiles, num*ExtentUnits
 	s.remove(base+off, t.end(off)-off)
 	if lo > off {
-		t.starts.add(lo)
+		t.start(lo)
 		s.insert(base+off, lo-off)
 	}
-	clearBit(t.own[:], lo)
-	clearBit(t.free[:], lo)
+	t.disown(lo)
 	s.granted -= uint64(hi - lo)
 	s.free -= uint64(hi - lo)
 	if hi < ExtentUnits && !t.isOwn(hi) {
 		t.drop(hi)
 	}
-	if lo > 0 && !t.isOwn(t.starts.prev(lo-1)) {
+	if lo > 0 && !t.isOwn(t.block(lo-1)) {
 		t.drop(lo)
 	}
+	t.forget(lo, hi)
 	if !t.isOwn(0) && t.end(0) == ExtentUnits {
 		e.tiles = nil
 	}
@@ -340,12 +270,11 @@ func (s *space) receive(p Place) bool {
 		return false
 	}
 	t := s.extents[num].tiles
-	if b := t.starts.prev(off); b != off || !t.isOwn(b) || t.isFree(b) || t.end(b) != end {
+	if b := t.block(off); b != off || !t.isOwn(b) || t.isFree(b) || t.end(b) != end {
 		s.refused++
 		return false
 	}
-	setRange(t.linked[:], off, end)
-	t.setVer(off, p.Ver)
+	t.link(off, end, p.Ver)
 	s.release(t, num, off, end)
 	return true
 }
@@ -376,15 +305,6 @@ func (s *space) forget(num uint32) {
 	s.extents[num] = nil
 }
 
-// eachPage calls f with the pages that [lo, hi) touches and the range in each.
-func eachPage(lo, hi uint32, f func(page, lo, hi uint32)) {
-	for lo < hi {
-		end := min(hi, lo-lo%pageUnits+pageUnits)
-		f(lo/pageUnits, lo%pageUnits, lo%pageUnits+end-lo)
-		lo = end
-	}
-}
-
 func (e *extent) anyAway(lo, hi uint32) bool {
 	found := false
 	eachPage(lo, hi, func(page, lo, hi uint32) {
@@ -401,7 +321,7 @@ func (e *extent) markAway(lo, hi uint32, on bool) {
 		case !on:
 			clearRange(m[:], lo, hi)
 		case m == nil:
-			e.away[page] = new([pageUnits / 64]uint64)
+			e.away[page] = new([pageWords]uint64)
 			fallthrough
 		default:
 			setRange(e.away[page][:], lo, hi)

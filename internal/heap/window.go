@@ -15,7 +15,7 @@ func (s *space) owns(unit uint32) bool {
 		return false
 	}
 	t := s.extents[num].tiles
-	return t.isOwn(t.starts.prev(off))
+	return t.isOwn(t.block(off))
 }
 
 // Welcome appends to dst the indexes of the places that are worth having back in a heap
