@@ -924,14 +924,18 @@ func TestOldEntries(t *testing.T) {
 // Check is only worth something if it notices.
 func TestCheckNotices(t *testing.T) {
 	for name, damage := range map[string]func(*space){
-		"free":       func(s *space) { s.free-- },
-		"start":      func(s *space) { s.extents[0].tiles.start(500) },
-		"summary":    func(s *space) { s.extents[0].tiles.l1[0] = 0 },
-		"kind":       func(s *space) { s.extents[0].tiles.setFree(3, true) },
-		"ver":        func(s *space) { s.extents[0].tiles.page[0].next = &[pageUnits]uint16{700: 3} },
-		"bin":        func(s *space) { s.remove(10, 10) },
-		"twice":      func(s *space) { s.insert(10, 10) },
-		"foreign":    func(s *space) { s.foreign[3][0].Unit++ },
+		"free":    func(s *space) { s.free-- },
+		"start":   func(s *space) { s.extents[0].tiles.start(500) },
+		"summary": func(s *space) { s.extents[0].tiles.l1[0] = 0 },
+		"kind":    func(s *space) { s.extents[0].tiles.setFree(3, true) },
+		"ver":     func(s *space) { s.extents[0].tiles.page[0].next = &[pageUnits]uint16{700: 3} },
+		"bin":     func(s *space) { s.remove(10, 10) },
+		"twice":   func(s *space) { s.insert(10, 10) },
+		"foreign": func(s *space) { s.foreign[3][0].Unit++ },
+		"held twice": func(s *space) {
+			s.foreign[3] = append(s.foreign[3], s.foreign[3][0])
+			s.foreignFree += 3
+		},
 		"away":       func(s *space) { s.extents[0].markAway(2000, 2001, true) },
 		"foreignOwn": func(s *space) { s.extents[0].markAway(5, 6, true) },
 	} {

@@ -361,6 +361,7 @@ func TestExhaustive(t *testing.T) {
 	}
 	for name, cfg := range scopes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // as in TestRandom
 			eachMode(t, cfg, func(t *testing.T, cfg Config) {
 				began := time.Now()
 				res, err := Exhaust(cfg, limit)
