@@ -81,7 +81,8 @@ func TestRejoin(t *testing.T) {
 		return words, bytes
 	}
 	words, kept := next(0, m2)
-	if words < changed || words > changed+100 {
+	// The first of the changes may have been under way to m1 when the client heard of its loss, and have arrived when m1 went on.
+	if words < changed-1 || words > changed+100 {
 		t.Errorf("%d words differed after %d of %d records had changed", words, changed, records)
 	}
 	w.must(nil, "--namespace", "two", "check")
