@@ -12,7 +12,8 @@ const _ = uint(64 - pages) // a word has a bit for every page
 
 // tiles divides an extent into blocks without gaps: those of own memory that are
 // free, those in use, and the stretches between that are not own. No two free
-// blocks are neighbours. A page is there if a block starts in it, or if own memory in it was linked.
+// blocks are neighbours. A page is there if a block starts in it, or if own memory in it was linked,
+// and perhaps for longer: with all of them when nothing of the extent is own any more.
 //
 // Neighbours are found in constant time: each level has a bit for every non-zero word of the one below.
 type tiles struct {

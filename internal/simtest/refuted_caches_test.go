@@ -38,9 +38,10 @@ func init() {
 		// would be given back twice.
 		"r31-deleted-and-evicted-by-one": {cache(Config{Lanes: 2, Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Evict, 0)}, {k(Get, 0)}}}),
 			cat([]string{"c0 begins", "c0 begins", "c0 fails before", "c0 connects to m0"}, repeated(8, "c0 m0 lane 1"), []string{"c0 m0 lane 0", "c0*"})},
-		// c0 deletes the key twice at once; the first one did it, and neither hears of it; or the first one does.
+		// c0 deletes the key twice at once; the first one did it, and neither hears of it.
 		"r31-deleted-twice-by-one": {Config{Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Del, 0)}, {k(Get, 0)}}, Setup: one, Warm: true},
 			[]string{"c0 begins", "c0 begins", "c0 fails after", "c0 m0", "c0*"}},
+		// The same, and the first one hears of it, and is over before the second one looks.
 		"r31-deleted-by-an-earlier-one": {Config{Window: 2, Failures: 1, Scripts: [][]Step{{k(Del, 0), k(Del, 0)}, {k(Get, 0)}}, Setup: one, Warm: true},
 			[]string{"c0 begins", "c0 begins", "c0 m0", "c0 fails after", "c0 m0", "c0*"}},
 
