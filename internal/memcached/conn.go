@@ -60,7 +60,6 @@ type conn struct {
 	lineHeld      int64 // bytes of the share that stand for long and toks
 	broken        error // of w
 	speaks        protocol
-	small         []byte // for the value that is read
 	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
 	idle atomic.Int64
 	num  [24]byte
@@ -659,17 +658,18 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 	return buf[:n], string(buf[n:]) == "\r\n", give, nil
 }
 
-// readBytes reads so many bytes. give is to be called when they are not needed any more.
+// readBytes reads so many bytes, which stay until more is read. give is to be called when they are not needed any more.
 func (c *conn) readBytes(need int) (buf []byte, give func(), err error) {
+	if need <= c.r.Size() {
+		if buf, err = c.r.Peek(need); err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		_, _ = c.r.Discard(len(buf)) // they are there
+		return buf, func() {}, err
+	}
 	// A peer that has not sent them shall not make us reserve them.
 	const step = 64 << 10
-	if need > cap(c.small) && need <= keepInto {
-		c.small = make([]byte, 0, keepInto)
-	}
-	buf = c.small[:0]
-	if need > cap(buf) {
-		buf = make([]byte, 0, min(need, step))
-	}
+	buf = make([]byte, 0, min(need, step))
 	held := int64(0)
 	give = func() { c.share.Drop(held) }
 	for len(buf) < need {

@@ -249,6 +249,25 @@ func TestPipelining(t *testing.T) {
 	}
 }
 
+// TestValues: a value arrives whole, wherever it lies in what is read at a time, and whether it fits there or not.
+func TestValues(t *testing.T) {
+	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
+	var say, want strings.Builder
+	for i, n := range []int{0, 1, 1022, 1023, 1024, 4096, 16<<10 - 3, 16<<10 - 2, 16<<10 - 1, 16 << 10, 16<<10 + 1, 40_000, 64 << 10, 200_000, 3, 15_000, 15_000} {
+		value := make([]byte, n)
+		for k := range value {
+			value[k] = byte('a' + (i+k/7)%26)
+		}
+		fmt.Fprintf(&say, "set k%d 0 0 %d\r\n%s\r\nappend k%d 0 0 2\r\nzz\r\n", i, n, value, i)
+		want.WriteString("STORED\r\nSTORED\r\n")
+		fmt.Fprintf(&say, "get k%d\r\n", i)
+		fmt.Fprintf(&want, "VALUE k%d 0 %d\r\n%szz\r\nEND\r\n", i, n+2, value)
+	}
+	if got := talk(t, addr, say.String()); got != want.String() {
+		t.Errorf("%d bytes of answers, want %d", len(got), want.Len())
+	}
+}
+
 // An answer does not wait for a command that has come in part.
 func TestAnswersBeforeWaiting(t *testing.T) {
 	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
