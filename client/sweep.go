@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 // sweep takes back what has expired. It does so in two ways, both the evictor's:
@@ -276,7 +277,7 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 
 // visit looks for records of list in its groups, and removes what has expired.
 func (e *evictor) visit(list []dueGroup) []*repair.Work {
-	slices.SortFunc(list, func(a, b dueGroup) int {
+	ordered.Sort(list, func(a, b dueGroup) int {
 		return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.off, b.off), cmp.Compare(a.hash, b.hash))
 	})
 	var works []*repair.Work

@@ -37,6 +37,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -511,7 +512,7 @@ func (n *Node) Stats() Stats {
 			s.Regions = append(s.Regions, RegionStats{PG: pg, Namespace: f.namespace, Err: f.err})
 		}
 	}
-	slices.SortFunc(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
+	ordered.Sort(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
 	for _, d := range n.devices {
 		for _, ns := range slices.Sorted(maps.Keys(d.quotas)) {
 			q, pd := d.quotas[ns], d.pds[ns]

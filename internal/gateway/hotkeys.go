@@ -3,9 +3,10 @@ package gateway
 import (
 	"cmp"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 const (
@@ -155,7 +156,7 @@ func (g *Gateway) HotKeys() []HotKey {
 			all = append(all, HotKey{g.label(k.db), k.key(), uses / h.mu.total, sure / h.mu.total})
 		}
 	}
-	slices.SortFunc(all, func(a, b HotKey) int {
+	ordered.Sort(all, func(a, b HotKey) int {
 		return cmp.Or(cmp.Compare(b.Share, a.Share), cmp.Compare(a.Database, b.Database), cmp.Compare(a.Key, b.Key))
 	})
 	return all
@@ -179,7 +180,7 @@ func (g *Gateway) Costs() []CommandCost {
 			all = append(all, CommandCost{cmd.name, n, failed, time.Duration(s.nanos.Load())})
 		}
 	}
-	slices.SortFunc(all, func(a, b CommandCost) int {
+	ordered.Sort(all, func(a, b CommandCost) int {
 		return cmp.Or(cmp.Compare(b.Took, a.Took), cmp.Compare(a.Name, b.Name))
 	})
 	return all

@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -373,7 +374,7 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 		add = append(add, collection.ZEntry{Member: a.members[i], Score: m.score})
 	}
 	if len(add) > 0 {
-		slices.SortFunc(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
+		ordered.Sort(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
 		slices.SortFunc(add, collection.CompareZ)
 		if !k.changeSortedSet(z, drop, add, w) {
 			return

@@ -12,13 +12,13 @@ package janitor
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/ordered"
 )
 
 // Plan is a job cut into operations.
@@ -233,7 +233,7 @@ func runsOf(pairs []uint32) (out []uint32) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		runs = append(runs, run{pairs[i], min(pairs[i]+pairs[i+1], layout.ExtentUnits)})
 	}
-	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.from, b.from) })
+	ordered.Sort(runs, func(a, b run) int { return cmp.Compare(a.from, b.from) })
 	at := uint32(0)
 	for _, r := range runs {
 		switch n := len(out); {

@@ -32,3 +32,17 @@ func TestOrder(t *testing.T) {
 		}
 	}
 }
+
+func TestSort(t *testing.T) {
+	type pair struct{ a, b int }
+	var s, want []pair
+	for i := range 200 {
+		s = append(s, pair{i * 7919 % 200, i})
+	}
+	want = slices.Clone(s)
+	by := func(x, y pair) int { return x.a - y.a }
+	slices.SortFunc(want, by)
+	if Sort(s, by); !slices.Equal(s, want) {
+		t.Errorf("%v, want %v", s, want)
+	}
+}

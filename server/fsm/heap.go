@@ -85,7 +85,7 @@ func (s *State) takeBack(runs []back, epoch uint64) {
 		if h == nil {
 			continue
 		}
-		slices.SortFunc(list, func(a, b back) int { return cmp.Compare(a.unit, b.unit) })
+		ordered.Sort(list, func(a, b back) int { return cmp.Compare(a.unit, b.unit) })
 		free := make([]*fsmpb.Run, 0, len(h.Free)+len(list))
 		var given []*fsmpb.Run // own runs that have no home any more
 		at, end := 0, uint64(0)

@@ -446,7 +446,7 @@ func (s *State) checkApart(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 			add(m.Offset, sh.ChildSegments(), false)
 		}
 	}
-	slices.SortFunc(all, func(a, b array) int { return cmp.Compare(a.from, b.from) })
+	ordered.Sort(all, func(a, b array) int { return cmp.Compare(a.from, b.from) })
 	end, status := uint64(0), false // of those so far, the one that ends last
 	for _, a := range all {
 		if a.from < end && (a.status || status) {

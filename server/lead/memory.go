@@ -279,7 +279,7 @@ func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.F
 	if len(list) == 0 {
 		return nil
 	}
-	slices.SortFunc(list, func(a, b place) int { return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.unit, b.unit)) })
+	ordered.Sort(list, func(a, b place) int { return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.unit, b.unit)) })
 	end := uint32(0) // of the last place
 	for _, p := range list {
 		if home, _ := s.HomeOf(p.pg, p.unit, p.units); home != id || !s.Settled(p.pg, p.generation, p.unit, p.units, p.mark) {
