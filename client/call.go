@@ -21,9 +21,13 @@ import (
 // checkKey refuses the empty key and what is longer than a record's header can say.
 func checkKey(key []byte) error {
 	if len(key) == 0 || len(key) > MaxKeyLen {
-		return fmt.Errorf("%w: key of %d bytes, want 1..%d", ErrInvalid, len(key), MaxKeyLen)
+		return badKey(key)
 	}
 	return nil
+}
+
+func badKey(key []byte) error {
+	return fmt.Errorf("%w: key of %d bytes, want 1..%d", ErrInvalid, len(key), MaxKeyLen)
 }
 
 // checkValue refuses what no record can hold, before anything is done.

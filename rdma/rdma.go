@@ -431,14 +431,14 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 // formed checks what every device refuses without looking at its tables:
 // ibv_post_send(3) answers EINVAL for these.
 func (q *QP) formed(w *WR) bool {
+	n := len(w.Local)
 	switch w.Op {
 	case OpRead:
-		return len(w.Local) > 0 && len(w.Local) <= q.maxMsg && w.Flags&Inline == 0
+		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0
 	case OpWrite:
-		return len(w.Local) > 0 && len(w.Local) <= q.maxMsg && (w.Flags&Inline == 0 || len(w.Local) <= q.maxInline)
+		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline)
 	case OpCmpAndSwp, OpFetchAdd:
-		return len(w.Local) == 8 && w.RemoteAddr%8 == 0 && w.Flags&Inline == 0 &&
-			uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 == 0
+		return n == 8 && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
 	}
 	return false
 }

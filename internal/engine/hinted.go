@@ -70,7 +70,9 @@ func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 	if v == nil || len(l.active) > 0 || len(l.dirty) > 0 || !l.caughtUp() {
 		return len(ops), 0
 	}
-	l.touchHints(ops[:min(len(ops), hintedOps)])
+	if len(ops) > 1 {
+		l.touchHints(ops[:min(len(ops), hintedOps)])
+	}
 	ch := hintedChain{l: l, began: l.core.epoch.Load(), used: hintedRecords}
 	ch.epoch = uint32(ch.began)
 	for ; n < len(ops) && ch.n < hintedOps; n++ {
@@ -94,10 +96,8 @@ func (l *Lane) caughtUp() bool {
 
 // touchHints loads what hintOf will look at, their cache misses side by side.
 func (l *Lane) touchHints(ops []*Op) {
-	if len(ops) > 1 {
-		for _, op := range ops {
-			l.touched += l.cache.touch(op.Check) + uint64(l.notes.touch(op.Check))
-		}
+	for _, op := range ops {
+		l.touched += l.cache.touch(op.Check) + uint64(l.notes.touch(op.Check))
 	}
 }
 
@@ -119,7 +119,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if !h.Fits(&s.route, op.Kind != index.Get) || op.found != 0 && h.Word != op.found {
 		return nil
 	}
-	c := l.connOf(pg, pg.Replicas-1) // the tail
+	c := l.memberConn(pg, pg.Replicas-1) // the tail; a Task asks for one that is lacking
 	if c == nil {
 		return nil
 	}
@@ -182,7 +182,7 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 			return true
 		}
 		for d := range pg.Replicas {
-			up := l.connOf(pg, pg.Replicas-1-d)
+			up := l.memberConn(pg, pg.Replicas-1-d)
 			switch {
 			case up == nil || !up.immediate():
 				return true

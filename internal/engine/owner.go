@@ -89,7 +89,7 @@ func (l *Lane) Under() (epoch uint64, ok bool) {
 func (l *Lane) begin(w *waiter) {
 	l.refreshView()
 	fly := !l.Synchronous()
-	if fly {
+	if fly && len(w.ops) > 1 {
 		l.touchHints(w.ops)
 	}
 	for _, op := range w.ops {
