@@ -11,15 +11,20 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 # gRPC's tracing page brings a template engine, with which the linker leaves out no method of any type. HTTP/2 of net/http nobody
 # uses: pages are for HTTP/1.1, and gRPC has an HTTP/2 of its own. Tests and deploy/release read this line.
 TAGS = grpcnotrace,nethttpomithttp2
-STATIC = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)'
+# Programs that ship are compiled by a profile of themselves (docs/performance.md, Profile-guided optimisation); make profile makes it anew.
+# It is no default.pgo of a command: each command and each test of one would compile all packages once more.
+PROFILE = deploy/kvd.pgo
+SHIPPED = $(GO) build -pgo $(PROFILE) -trimpath -ldflags '$(LDFLAGS)'
+STATIC = CGO_ENABLED=0 $(SHIPPED) -tags $(TAGS)
+OUT ?= bin
 
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## static kvd and kvctl in bin/
-	$(STATIC) -o bin/ ./cmd/kvd ./cmd/kvctl
+build: ## static kvd and kvctl in OUT (bin)
+	$(STATIC) -o $(OUT)/ ./cmd/kvd ./cmd/kvctl
 
 RELEASE ?= dist/release
 export ARCHES ?= amd64 arm64
@@ -129,6 +134,11 @@ bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB
 .PHONY: bench-directory
 bench-directory: ## what 10,000 sessions ask of a directory node on 2 processors
 	$(BENCH) TestDirectoryScale
+
+.PHONY: profile
+profile: ## make the profile anew by which programs that ship are compiled (two minutes; as root it installs what make bench does)
+	$(BENCH_TOOLS)
+	KVD_PROFILE=$(abspath $(PROFILE)) $(BENCH) TestProfile
 
 # All that ./bench has, so that a benchmark cannot be forgotten, but one that make test runs.
 .PHONY: bench-smoke
@@ -276,7 +286,7 @@ test-helm-live: ## the chart installed, upgraded and removed in a control plane 
 
 .PHONY: build-otel
 build-otel: ## kvd with OpenTelemetry's SDK, for the setting otlp of a gateway, in bin/otel/
-	CGO_ENABLED=0 $(GO) build -trimpath -tags otel,$(TAGS) -ldflags '$(LDFLAGS)' -o bin/otel/ ./cmd/kvd
+	CGO_ENABLED=0 $(SHIPPED) -tags otel,$(TAGS) -o bin/otel/ ./cmd/kvd
 
 # That of kvd is in ./cmd/kvd, but for the tag.
 .PHONY: test-otel
@@ -307,7 +317,7 @@ verbs-headers:
 
 .PHONY: build-verbs
 build-verbs: verbs-headers ## kvd and kvctl with RDMA adapters in bin/verbs/ (needs a C compiler)
-	$(VERBS_ENV) $(GO) build -trimpath -tags verbs,$(TAGS) -ldflags '$(LDFLAGS)' -o bin/verbs/ ./cmd/kvd ./cmd/kvctl
+	$(VERBS_ENV) $(SHIPPED) -tags verbs,$(TAGS) -o bin/verbs/ ./cmd/kvd ./cmd/kvctl
 
 .PHONY: lint-verbs
 lint-verbs: verbs-headers

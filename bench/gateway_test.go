@@ -3,9 +3,6 @@ package bench
 import (
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,7 +15,7 @@ import (
 // same program over loopback TCP, in turns.
 func compareGateway(t *testing.T, r *report, st *store) {
 	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 1 << 30})
-	g := startGateway(t, st, "cache")
+	g := startGateway(t, st.directory, "cache")
 	r.part(t, "redis", func(t *testing.T) { compareRedis(t, r, g) })
 	r.part(t, "memcached", func(t *testing.T) { compareMemcached(t, r, g) })
 }
@@ -29,32 +26,17 @@ type gatewayProcess struct {
 	redis, memcached, http string // host:port
 }
 
-// startGateway builds kvd and starts a gateway of a namespace.
-func startGateway(tb testing.TB, st *store, namespace string) *gatewayProcess {
+// anyPort lets a process choose.
+const anyPort = "127.0.0.1:0"
+
+// startGateway starts a gateway of a namespace.
+func startGateway(tb testing.TB, directory, namespace string) *gatewayProcess {
 	tb.Helper()
-	kvd := filepath.Join(tb.TempDir(), "kvd")
-	build := exec.Command("go", "build", "-o", kvd, "../cmd/kvd")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		tb.Fatalf("%v\n%s", err, out)
-	}
-	const any = "127.0.0.1:0"
-	g := &gatewayProcess{}
-	p, with := startReady(tb, exec.Command(kvd, "gateway", "--directory", st.directory, "--databases", namespace, "--provider", "shm",
-		"--listen", any, "--listen-memcached", any, "--http-listen", any, "--log-level", "warn"))
-	g.process = p
-	for _, kv := range strings.Fields(with) {
-		switch k, v, _ := strings.Cut(kv, "="); k {
-		case "redis":
-			g.redis = v
-		case "memcached":
-			g.memcached = v
-		case "http":
-			g.http = v
-		}
-	}
+	p, at := startKvd(tb, "gateway", "--directory", directory, "--databases", namespace, "--provider", "shm",
+		"--listen", anyPort, "--listen-memcached", anyPort, "--http-listen", anyPort, "--log-level", "warn")
+	g := &gatewayProcess{p, at["redis"], at["memcached"], at["http"]}
 	if g.redis == "" || g.memcached == "" {
-		tb.Fatalf("kvd gateway is ready with %q", with)
+		tb.Fatalf("kvd gateway is ready with %q", at)
 	}
 	return g
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -36,7 +37,11 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role := os.Getenv(envRole); role {
 	case "":
-		os.Exit(m.Run())
+		code := m.Run()
+		if programs != "" {
+			_ = os.RemoveAll(programs)
+		}
+		os.Exit(code)
 	case "store":
 		err = runStore()
 	default:
@@ -141,6 +146,32 @@ func startReady(tb testing.TB, cmd *exec.Cmd) (p *process, with string) {
 		tb.Fatalf("%s said %q: %v", cmd, line, err)
 	}
 	return p, with
+}
+
+// programs is the folder of the programs as they ship, once they are built.
+var programs string
+
+var buildPrograms = sync.OnceValues(func() (out []byte, err error) {
+	if programs, err = os.MkdirTemp("", "kvd-bench-"); err != nil {
+		return nil, err
+	}
+	return exec.Command("make", "--no-print-directory", "-C", "..", "build", "OUT="+programs).CombinedOutput()
+})
+
+// startKvd starts a kvd as it ships, and returns where it can be reached.
+func startKvd(tb testing.TB, args ...string) (p *process, at map[string]string) {
+	tb.Helper()
+	if out, err := buildPrograms(); err != nil {
+		tb.Fatalf("make build: %v\n%s", err, out)
+	}
+	p, with := startReady(tb, exec.Command(filepath.Join(programs, "kvd"), args...))
+	at = make(map[string]string)
+	for _, kv := range strings.Fields(with) {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			at[k] = v
+		}
+	}
+	return p, at
 }
 
 // store is a whole store in a process of its own, as `kvd dev` runs it: a directory node,

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,15 +51,10 @@ var sources = sync.OnceValue(func() error {
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "kvd-deploy-")
-	var tags string
 	if err == nil {
 		binDir = dir
-		tags, err = buildTags()
-	}
-	if err == nil {
-		// As make build has it, so that the sizes are those that ship.
-		build := exec.Command("go", "build", "-trimpath", "-tags", tags, "-ldflags", "-s -w", "-o", dir, "../cmd/kvd", "../cmd/kvctl")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		// As they ship, so that the sizes are those of what ships.
+		build := exec.Command("make", "--no-print-directory", "-C", "..", "build", "OUT="+dir)
 		build.Stderr = os.Stderr
 		err = build.Run()
 	}
@@ -74,27 +69,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// buildTags are those of the programs that ship, which the Makefile names.
-func buildTags() (string, error) {
-	b, err := os.ReadFile("../Makefile")
-	if err != nil {
-		return "", err
-	}
-	m := regexp.MustCompile(`(?m)^TAGS = ([a-z0-9,]+)$`).FindSubmatch(b)
-	if m == nil {
-		return "", errors.New("../Makefile: no line TAGS = a,b")
-	}
-	return string(m[1]), nil
-}
-
 // The binaries stay small enough to be copied into every image: no debugging data, no paths of the
 // machine that built them, and in kvctl nothing of the store's processes.
 func TestSizes(t *testing.T) {
-	for _, flag := range []string{"-trimpath", "-s -w", "-tags $(TAGS)"} {
-		if n := strings.Count(read(t, "../Makefile"), flag); n == 0 {
-			t.Errorf("make build lacks %s", flag)
-		}
-	}
 	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 30_000_000} {
 		st, err := os.Stat(filepath.Join(commands(t), name))
 		if err != nil {
@@ -104,6 +81,39 @@ func TestSizes(t *testing.T) {
 		if st.Size() > most {
 			t.Errorf("%s has %d bytes, want at most %d: go list -deps ./cmd/%s shows what came in; a use of text/template or reflect's MethodByName keeps all methods of all types", name, st.Size(), most, name)
 		}
+	}
+}
+
+// The profile by which kvd is compiled is of kvd as it is: nearly all that the profile found of its own code to take time is still there by that name.
+func TestProfileIsOfThisCode(t *testing.T) {
+	out, err := exec.Command("go", "tool", "pprof", "-top", "-nodecount=1000000", "-nodefraction=0", "-unit=ns", "kvd.pgo").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(commands(t), "kvd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const module = "github.com/kvd-project/kvd/"
+	var all, here float64
+	var gone []string
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) < 6 || !strings.HasPrefix(f[5], module) {
+			continue
+		}
+		ns, err := strconv.ParseFloat(strings.TrimSuffix(f[0], "ns"), 64)
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if all += ns; bytes.Contains(program, []byte(f[5]+"\x00")) {
+			here += ns
+		} else if ns > 0 {
+			gone = append(gone, f[5])
+		}
+	}
+	if t.Logf("%.1f s, of which %.3f are gone", all/1e9, 1-here/all); all < 1e9 || here < 0.9*all {
+		t.Errorf("kvd.pgo is of other code (make profile makes it anew): of %.1f s in functions of this module only %.1f are in functions that are still there; gone are %q", all/1e9, here/1e9, gone)
 	}
 }
 
