@@ -21,6 +21,11 @@ const (
 	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest, until the loops have been
 	// nearly idle once.
 	leastRest, mostRest = 2 * time.Second, time.Minute
+	// soonest is the rest after a trial that has failed by chance, as it seems: more loops served nearly as much at least, unclear times as many
+	// requests, and together they had more to do than fewer could. A client of one thread leaves them no more to do than one loop can. A quarter
+	// of the trials in which clients of several threads should have had more failed on two processors. It doubles, too, and from leastRest on nothing is chance.
+	soonest = 100 * time.Millisecond
+	unclear = 0.85
 )
 
 // tally is what loops have done, as plan looks at it.
@@ -47,19 +52,21 @@ type plan struct {
 	began, tried time.Time     // the period over which requests are counted; the trial of which it is the second
 	from         tally         // when it began
 	looks        int           // how often revise was called since
-	full, low    int           // and found that more loops, and that half of them, may be better
+	load         int           // the sum of the loads that it was told then
+	full, low    int           // and how often it found that more loops, and that half of them, may be better
 	before       float64       // requests a second before the trial; 0: there is none
-	rest         time.Duration // after the next trial that fails
+	rest, soon   time.Duration // after the next trial that fails, and after one that fails by chance
 	resting      time.Time     // no trial before
 }
 
 func newPlan(most, shared int) *plan {
-	return &plan{most: most, shared: min(most, shared), use: 1, gain: leastGain, rest: leastRest}
+	return &plan{most: most, shared: min(most, shared), use: 1, gain: leastGain, rest: leastRest, soon: soonest}
 }
 
 // revise is told what the loops have done, once in a while.
 func (p *plan) revise(now time.Time, t tally) {
 	p.looks++
+	p.load += t.load
 	switch {
 	case t.load >= worth*p.use:
 		p.full++
@@ -86,7 +93,7 @@ func (p *plan) revise(now time.Time, t tally) {
 		p.restart(now, t)
 	case 100*p.full < mostlyFull*p.looks || t.busy < leastBusy*p.use || p.use >= limit || now.Before(p.resting):
 		if p.low == p.looks { // clients that come back may ask for something else
-			p.rest, p.resting = leastRest, time.Time{}
+			p.rest, p.soon, p.resting = leastRest, soonest, time.Time{}
 		}
 		p.restart(now, t)
 	default:
@@ -98,17 +105,20 @@ func (p *plan) revise(now time.Time, t tally) {
 
 // endTrial keeps the loops in use if they have served enough.
 func (p *plan) endTrial(now time.Time, t tally, took time.Duration) {
-	switch same := t.conns == p.from.conns; {
-	case p.rate(t, took) >= p.gain*p.before:
-		p.rest = leastRest
-	case same:
+	fewer := (p.use + 1) / 2
+	switch gain := p.rate(t, took) / p.before; {
+	case gain >= p.gain:
+		p.rest, p.soon = leastRest, soonest
+		fewer = p.use
+	case t.conns != p.from.conns: // clients came or went, so it tells nothing
+	case gain >= unclear && p.load > 100*fewer*p.looks && p.soon < leastRest:
+		p.resting = now.Add(p.soon)
+		p.soon *= 2
+	default:
 		p.resting = now.Add(p.rest)
 		p.rest = min(2*p.rest, mostRest)
-		fallthrough
-	default: // clients came or went, so it tells nothing
-		p.use = (p.use + 1) / 2
 	}
-	p.before = 0
+	p.use, p.before = fewer, 0
 	p.restart(now, t)
 }
 
@@ -118,5 +128,5 @@ func (p *plan) rate(t tally, took time.Duration) float64 {
 }
 
 func (p *plan) restart(now time.Time, t tally) {
-	p.began, p.from, p.looks, p.full, p.low = now, t, 0, 0, 0
+	p.began, p.from, p.looks, p.load, p.full, p.low = now, t, 0, 0, 0, 0
 }

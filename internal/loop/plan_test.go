@@ -36,20 +36,29 @@ func (p *planned) want(t *testing.T, what string, use int) {
 	}
 }
 
+// trials is when a second loop was tried within d.
+func (p *planned) trials(d time.Duration, load, rate func(use int) int) (when []time.Duration) {
+	in := false
+	for began := p.now; p.now.Sub(began) < d; {
+		p.run(window, load, rate)
+		if now := p.use == 2; now != in {
+			if in = now; in {
+				when = append(when, p.now.Sub(began))
+			}
+		}
+	}
+	return when
+}
+
+// shared is n for all loops together.
+func shared(n int) func(int) int { return func(use int) int { return n / use } }
+
 // TestPlanNoGain: a second loop that serves no more requests goes out of use, and is tried less and less often.
 func TestPlanNoGain(t *testing.T) {
 	p := newPlanned(2)
 	p.run(time.Second, each(worth-1), each(1000))
 	p.want(t, "a loop that waits for most of the time", 1)
-	trials, in := []time.Duration{}, false
-	for began := p.now; p.now.Sub(began) < 5*time.Minute; {
-		p.run(window, each(95), each(100_000))
-		if now := p.use == 2; now != in {
-			if in = now; in {
-				trials = append(trials, p.now.Sub(began))
-			}
-		}
-	}
+	trials := p.trials(5*time.Minute, shared(95), each(100_000))
 	if n := len(trials); n < 6 || n > 12 {
 		t.Errorf("%d trials in 5 minutes, want 6 to 12: %v", n, trials)
 	}
@@ -57,6 +66,37 @@ func TestPlanNoGain(t *testing.T) {
 		if a, b := trials[i-1]-trials[i-2], trials[i]-trials[i-1]; b < a-window || b > mostRest+time.Second {
 			t.Errorf("trials at %v: the pauses do not become longer", trials)
 			break
+		}
+	}
+}
+
+// TestPlanChance: a trial of loops that have more to do than one could, and serve nearly as much, is followed by others soon, but not for ever;
+// one in which they serve clearly less is not.
+func TestPlanChance(t *testing.T) {
+	p, n := newPlanned(2), 0
+	p.run(time.Second, each(75), func(use int) int {
+		if use == 2 {
+			n++
+		}
+		return 100_000 + use/2*n/20*50_000
+	})
+	p.want(t, "loops that served more in a later trial", 2)
+	for _, x := range []struct {
+		what              string
+		load              func(int) int
+		second            int // requests a second of two
+		soon, least, most int
+	}{
+		{"much to do", each(75), 100_000, 3, 10, 18},
+		{"no more to do than one", shared(98), 100_000, 1, 6, 12},
+		{"much to do, and less is served", each(75), 80_000, 1, 6, 12},
+	} {
+		p, rate := newPlanned(2), func(use int) int { return 100_000 + (use-1)*(x.second-100_000) }
+		if n := len(p.trials(time.Second, x.load, rate)); n < x.soon || x.soon == 1 && n > 1 {
+			t.Errorf("%s: %d trials in a second, want %d", x.what, n, x.soon)
+		}
+		if n := len(p.trials(5*time.Minute, x.load, rate)); n < x.least || n > x.most {
+			t.Errorf("%s: %d trials in 5 minutes, want %d to %d", x.what, n, x.least, x.most)
 		}
 	}
 }
