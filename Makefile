@@ -9,7 +9,7 @@ FUZZTIME ?= 10s
 
 LDFLAGS = -s -w -X main.version=$(VERSION)
 # gRPC's tracing page brings a template engine, with which the linker leaves out no method of any type. HTTP/2 of net/http nobody
-# uses: pages are for HTTP/1.1, and gRPC has an HTTP/2 of its own. Tests and deploy/release read this line.
+# uses: pages are for HTTP/1.1, and gRPC has an HTTP/2 of its own. deploy/release reads this line.
 TAGS = grpcnotrace,nethttpomithttp2
 # Programs that ship are compiled by a profile of themselves (docs/performance.md, Profile-guided optimisation); make profile makes it anew.
 # It is no default.pgo of a command: each command and each test of one would compile all packages once more.

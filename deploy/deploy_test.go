@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"debug/buildinfo"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,6 +80,15 @@ func TestSizes(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%s: %.1f MB", name, float64(st.Size())/1e6)
+		made, err := buildinfo.ReadFile(filepath.Join(commands(t), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[string]string{"-trimpath": "true", "-pgo": "kvd.pgo", "CGO_ENABLED": "0"} {
+			if !slices.Contains(made.Settings, debug.BuildSetting{Key: key, Value: want}) {
+				t.Errorf("%s was not made with %s=%s: %v", name, key, want, made.Settings)
+			}
+		}
 		if st.Size() > most {
 			t.Errorf("%s has %d bytes, want at most %d: go list -deps ./cmd/%s shows what came in; a use of text/template or reflect's MethodByName keeps all methods of all types", name, st.Size(), most, name)
 		}
