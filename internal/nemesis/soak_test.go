@@ -30,7 +30,7 @@ const (
 	// leakLimit is how soon what a killed client held has been found.
 	leakLimit = 30 * time.Second
 	// lostLimit bounds what of it is left after that, as a part of the memory: by itself a
-	// store recalls an extent from an eighth of it on, and the account is about a second old
+	// store bears so much of each placement group, and the account is about a second old
 	// while clients work. A check of the store finds the rest.
 	lostLimit = 0.05
 	// heldLimit bounds what is granted and not live, as a part of the memory: what

@@ -832,6 +832,16 @@ func TestScrubbed(t *testing.T) {
 			t.Fatalf("%+v: queued %v", tc, q)
 		}
 	}
+	// Of no extent is an eighth lost, and of all together more than is borne: the first of them is enough.
+	for lost, want := range map[uint32]int{e / 9: 1, e / 40: 0} {
+		w, a, _, _, all = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+		less, first := lost-e/64, uint32(e-w.s.Heap(1).Start)
+		left := all - uint64(lost+less)
+		w.say(Renewal{Session: a, Held: held(left, 0, 0, 0, int64(left))})
+		if q = scrub(w, a, ReasonLost, first, e-less, e-lost, uint32(w.s.Usage()[0].GrantedUnits)-first-2*e); len(q) != want || want > 0 && !slices.Equal(q[0].Extents, []uint32{2}) {
+			t.Fatalf("queued %v for %d and %d units lost of %d", q, less, lost, w.s.Usage()[0].HeapUnits)
+		}
+	}
 	// In a cache no more than what counted as lost for a while.
 	for claim, want := range map[uint64]int{e / 4: 1, e: 2} {
 		w, a, _, _, _ = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_CACHE)

@@ -26,7 +26,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 	why := ""
 	switch lost := m.lost(); {
 	case u.GetGrantedUnits() == 0:
-	case dirty && (short || lost > u.GetHeapUnits()/20 && p.now-last >= retryShort || p.now-last >= every):
+	case dirty && (short || lost > p.bearable(pg.Id) && p.now-last >= retryShort || p.now-last >= every):
 		why, m.retry = ReasonDirty, retryShort
 	case !m.known && (short || p.now-last >= every):
 		why = ReasonTerm
@@ -34,7 +34,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 		short && p.now-last >= min(m.retry, retryPieces) && p.toCompact(m):
 		why = ReasonShort
 		m.retry = min(2*m.retry, retryShortMost)
-	case lost > u.GetHeapUnits()/20 && p.now-last >= every:
+	case lost > p.bearable(pg.Id) && p.now-last >= every:
 		why = ReasonLost
 	}
 	if why == "" {
@@ -43,6 +43,9 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 	m.counted, m.claim = p.now, m.lost()
 	p.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: true, Count: true, Reason: why}, pg.Id)
 }
+
+// bearable is how many units of a placement group may be lost before somebody looks for them.
+func (p *plan) bearable(pg uint32) uint64 { return p.usage(pg).GetHeapUnits() / 20 }
 
 // toCompact reports whether memory has been short for a while though enough is free, and
 // nothing to speak of is on its way: compacting what waits for reclaim epochs would have it wait anew.
@@ -143,10 +146,14 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	default:
 		return
 	}
-	need := uint64(1) << 63
+	need, bearable := uint64(1)<<63, uint64(1)<<63
 	if j.Reason != ReasonRepair {
-		l.plan(s, now).account()
+		p := l.plan(s, now)
+		p.account()
 		need = m.account.Lost
+		if !evicts(s, j.PgId) {
+			bearable = p.bearable(j.PgId)
+		}
 	}
 	if evicts(s, j.PgId) && (j.Reason == ReasonShort || j.Reason == ReasonLost) {
 		need = min(need, m.claim)
@@ -158,7 +165,11 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	h := s.Heap(j.PgId)
 	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
 	for _, g := range l.gains(s, j.PgId, short) {
-		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
+		from := least
+		if need-min(need, sum) > bearable { // else the same count comes again and again, and each extent gives too little
+			from = min(from, gainUnitsShort)
+		}
+		if g.units < from || sum >= need || need < from || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
 			break
 		}
 		// Free units of an extent that is recalled take nothing in.
