@@ -7,7 +7,8 @@ version('bullmq');
 const connection = { host: '127.0.0.1', port, db, maxRetriesPerRequest: null };
 const options = { connection, prefix: 'bullmq' };
 const queue = new Queue('work', options);
-const events = new QueueEvents('work', options);
+// By default it hears what comes after its first XREAD, which may be after the first job is done.
+const events = new QueueEvents('work', { ...options, lastEventId: '0' });
 const worker = new Worker('work', async (job) => {
   if (job.data.fail) throw new Error('on purpose');
   await job.updateProgress(50);
