@@ -1,10 +1,11 @@
 package bench
 
 import (
+	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/webget"
 )
 
 // TestProfile makes anew, in the file that KVD_PROFILE names, the profile by which programs that ship are compiled: of a gateway over shm that serves
@@ -56,7 +58,7 @@ func (p *profiler) during(web string, do func()) {
 	fetched := make(chan error, 1)
 	go func() {
 		defer over.Store(true)
-		fetched <- fetch(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", web, p.seconds), part)
+		fetched <- fetch(p.tb.Context(), web, "/debug/pprof/profile", fmt.Sprint("seconds=", p.seconds), part)
 	}()
 	for !over.Load() {
 		do()
@@ -67,22 +69,16 @@ func (p *profiler) during(web string, do func()) {
 	p.parts = append(p.parts, part)
 }
 
-// fetch writes a page to a file.
-func fetch(page, to string) error {
-	c := http.Client{Timeout: time.Minute}
-	r, err := c.Get(page)
-	if err != nil {
-		return err
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err == nil && r.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", page, r.Status, b)
+// fetch writes a process's page to a file.
+func fetch(ctx context.Context, host, path, query, to string) error {
+	status, page, err := webget.Get(ctx, &url.URL{Scheme: "http", Host: host, Path: path, RawQuery: query}, nil, 16<<20)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%s: status %d: %s", path, status, page)
 	}
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(to, b, 0o600)
+	return os.WriteFile(to, page, 0o600)
 }
 
 // served is what samples are kept by: one of these functions is on their stacks. The rest of a process is not worth longer code.
