@@ -119,7 +119,7 @@ func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) 
 	err := f.called("Rebalance", q)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.steps) > 0 {
+	if err == nil && len(f.steps) > 0 {
 		rep.Steps, f.steps = f.steps[0], f.steps[1:]
 	}
 	return rep, err
@@ -196,7 +196,8 @@ func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamesp
 //	next             another one, which follows when the one before was shown
 //	steps            what the next rebalance answers, one step a line
 //	who              what whoami answers, as the text of a WhoAmIReply
-//	refuse CODE      the next call that changes something is refused
+//	refuse           the next call that changes something is refused with that text
+//	break            it breaks off, as by a directory node that stops
 //	paused           what the gateway says that it holds up
 //	kvctl            a command line, and below it what is typed; the calls that changed
 //	                 something are printed
@@ -240,6 +241,8 @@ func TestOperate(t *testing.T) {
 				g.mu.Unlock()
 			case "refuse":
 				f.err = status.Error(codes.FailedPrecondition, d.Input)
+			case "break":
+				f.err = status.Error(codes.Unavailable, "stopping")
 			}
 			f.calls = nil
 			f.mu.Unlock()

@@ -478,14 +478,16 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 	if err != nil {
 		return err
 	}
-	ask := func() ([]string, error) {
-		rep, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RebalanceReply, error) {
-			return d.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: name})
-		})
-		if err != nil {
+	ask := func() (steps []string, err error) {
+		// It may be asked twice: the leader then plans anew what is left to do.
+		if err := b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
+			rep, err := d.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: name})
+			steps = rep.GetSteps()
+			return err
+		}); err != nil {
 			return nil, fmt.Errorf("%q: %w", name, err)
 		}
-		return rep.GetSteps(), nil
+		return steps, nil
 	}
 	steps, err := ask()
 	if err != nil {
