@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/loopback"
 )
 
 type memcachedServer struct {
@@ -138,12 +140,11 @@ func (c *memcachedConn) stats(tb testing.TB, command string) map[string]int64 {
 // that cannot choose one and say which.
 func freeAddr(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.FreeAt("127.0.0.1")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // until repeats f for up to ten seconds until it succeeds.

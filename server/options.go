@@ -163,7 +163,7 @@ func (o *Options) Validate() error {
 			bad("%s is %q: %v", l.name, l.addr, err)
 			continue
 		}
-		if o.TLS == nil && !o.Insecure && !loopback(host) {
+		if o.TLS == nil && !o.Insecure && !isLoopback(host) {
 			bad("%s is %q, which others can reach: set TLS, or Insecure to do without", l.name, l.addr)
 		}
 		advertise := l.name[:4] + "Advertise"
@@ -245,7 +245,7 @@ func checkAdvertised(addr string) error {
 	return nil
 }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -1238,12 +1238,10 @@ func TestJoinRefused(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
 	ctx := testCtx(t)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	dead, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead := lis.Addr().String()
-	lis.Close()
 	for _, tc := range []struct {
 		q    *dirpb.JoinDirectoryRequest
 		code codes.Code

@@ -352,14 +352,7 @@ func TestHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nobody.Close()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := free.Addr().String()
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
+	at := freeAddr(t)
 	p := spawn(t, env, "memnode", "--name=m", "--directory="+nobody.Addr().String(), "--http-listen="+at)
 	if _, err := nobody.Accept(); err != nil { // so it has started
 		t.Fatal(err)

@@ -246,14 +246,7 @@ func TestOTLP(t *testing.T) {
 func TestOTLPCollectorGone(t *testing.T) {
 	startGateway := gatewayFor(t)
 	hanging, endpoint := startCollector(t, true)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone := "OTEL_EXPORTER_OTLP_ENDPOINT=http://" + lis.Addr().String()
-	if err := lis.Close(); err != nil {
-		t.Fatal(err)
-	}
+	gone := "OTEL_EXPORTER_OTLP_ENDPOINT=http://" + freeAddr(t)
 	for name, endpoint := range map[string]string{"hangs": endpoint, "gone": gone} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // a gateway ends when it has waited for its collector

@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/loopback"
 )
 
 // cluster is processes with certificates of their own, and an authority that may be replaced.
@@ -94,12 +95,11 @@ func (c *cluster) start(env []string, name, role string, args ...string) *proces
 // freeAddr gives an address at which nobody listens.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.FreeAt("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // load counts what a worker did and keeps what failed.

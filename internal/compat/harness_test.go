@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/loopback"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the suites gave into testdata/expected, and that into docs/compatibility.md")
@@ -175,12 +177,8 @@ func (l *lab) run(name string, argv ...string) (*proc, error) {
 
 // runAt starts another server; a free port is its last argument.
 func (l *lab) runAt(name string, argv ...string) (*proc, error) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.FreeAt("127.0.0.1")
 	if err != nil {
-		return nil, err
-	}
-	addr := lis.Addr().String()
-	if err := lis.Close(); err != nil {
 		return nil, err
 	}
 	return l.add(&proc{name: name, argv: append(argv, portOf(addr)), addr: addr})

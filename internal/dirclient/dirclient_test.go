@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/loopback"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -400,12 +401,10 @@ func TestSilentLeader(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	c := newCluster(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	dead, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead := l.Addr().String()
-	l.Close()
 
 	t.Run("refused", func(t *testing.T) {
 		d := c.open(dead)

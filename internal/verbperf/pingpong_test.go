@@ -3,13 +3,13 @@ package verbperf
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -166,12 +166,8 @@ func TestPingpongGivesUp(t *testing.T) {
 // Nobody but the passive side that was asked is let in, and the wait for it ends.
 func TestPingpongNobodyComes(t *testing.T) {
 	_, p, _ := pair(t, "tcp", 10*time.Second)
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Home = reserved.Addr().String()
-	if err := reserved.Close(); err != nil {
+	var err error
+	if p.Home, err = loopback.Free(); err != nil {
 		t.Fatal(err)
 	}
 	// A passive side that accepts everything and never connects back.
