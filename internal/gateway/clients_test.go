@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -18,6 +19,42 @@ func TestClientKillAndList(t *testing.T) {
 	b.closed(t)
 	a.want(t, "+OK\r\n", "CLIENT", "KILL", a.LocalAddr().String())
 	a.closed(t)
+}
+
+// A connection that was killed is no client any more, though what serves it may not have seen the end.
+func TestKilledIsNoClient(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake()})
+	a := dial(t, "tcp", addr)
+	for range 50 {
+		b := dial(t, "tcp", addr)
+		id := strings.TrimSpace(b.do(t, "CLIENT", "ID"))[1:]
+		kill := []string{"CLIENT", "KILL", "ID", id}
+		a.send(t, kill, []string{"CLIENT", "LIST"}, kill)
+		if r := a.reply(t); string(r) != ":1\r\n" {
+			t.Fatalf("%q", r)
+		}
+		if r := a.reply(t); strings.Contains(string(r), "id="+id+" ") {
+			t.Fatalf("connection %s was killed, and is listed: %s", id, r)
+		}
+		if r := a.reply(t); string(r) != ":0\r\n" {
+			t.Fatalf("killed twice: %q", r)
+		}
+		b.closed(t)
+	}
+	for n := range 50 {
+		b := dial(t, "tcp", addr)
+		id, err := strconv.ParseInt(strings.TrimSpace(b.do(t, "CLIENT", "ID"))[1:], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, found := (operated{g}).Kill(id); !found {
+			t.Fatalf("connection %d is not found", id)
+		}
+		if _, again := (operated{g}).Kill(id); again || len(operated{g}.Clients()) != 1 {
+			t.Fatalf("connection %d is killed again: %v; %d clients after %d", id, again, len(operated{g}.Clients()), n)
+		}
+		b.closed(t)
+	}
 }
 
 // TestClientListShowsUnread: replies that a client leaves unread are in its line, until it has read them.

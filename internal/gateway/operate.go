@@ -64,7 +64,7 @@ func (g *Gateway) addListener(l net.Listener) {
 
 // Clients is of peers.Operated.
 func (g operated) Clients() (all []*peers.Client) {
-	g.each(func(c *conn) { all = append(all, c.describe()) })
+	g.eachClient(func(c *conn) { all = append(all, c.describe()) })
 	return all
 }
 
@@ -90,7 +90,7 @@ func (g operated) Kill(id int64) (addr string, found bool) {
 	g.mu.Lock()
 	c := g.mu.conns[id]
 	g.mu.Unlock()
-	if c == nil {
+	if c == nil || c.link.Killed() {
 		return "", false
 	}
 	c.link.Kill()

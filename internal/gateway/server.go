@@ -727,6 +727,16 @@ func (g *Gateway) each(f func(c *conn)) {
 	}
 }
 
+// eachClient is each without the connections that were killed. To clients they have ended, though what serves
+// them may not have seen it yet.
+func (g *Gateway) eachClient(f func(c *conn)) {
+	g.each(func(c *conn) {
+		if !c.link.Killed() {
+			f(c)
+		}
+	})
+}
+
 // clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no replicas.
 // A connection is of type pubsub while it has subscriptions.
 func clientType(name []byte) func(x *conn) bool {
@@ -767,7 +777,7 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 		return
 	}
 	var s strings.Builder
-	c.g.each(func(c *conn) {
+	c.g.eachClient(func(c *conn) {
 		if want(c) {
 			s.WriteString(c.line() + "\n")
 		}
@@ -836,7 +846,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		}
 	}
 	n := 0
-	c.g.each(func(x *conn) {
+	c.g.eachClient(func(x *conn) {
 		for _, t := range tests {
 			if !t(x) {
 				return

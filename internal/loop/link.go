@@ -27,7 +27,7 @@ const (
 	deepCommands = 8
 )
 
-// Link is a connection's way into a loop and out of it. Kill, CloseRead and PushWrite may be called
+// Link is a connection's way into a loop and out of it. Kill, Killed, CloseRead and PushWrite may be called
 // concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
 // serves the connection at the moment.
 type Link struct {
@@ -154,6 +154,13 @@ func (k *Link) Kill() {
 	} else {
 		k.mu.nc.Close()
 	}
+}
+
+// Killed reports whether the connection was killed, whether or not what serves it has seen that.
+func (k *Link) Killed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.mu.killed
 }
 
 // CloseRead makes what has been received the last of the connection, below TLS if there is that. A connection that
