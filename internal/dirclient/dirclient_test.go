@@ -190,6 +190,8 @@ func renewUntil(t *testing.T, enough func(error) bool) (context.Context, func(co
 	return ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		if done {
 			end(context.DeadlineExceeded)
+			<-ctx.Done()
+			return ctx.Err() // nothing was sent
 		}
 		err := renew(ctx, d)
 		done = done || enough(err)

@@ -18,8 +18,8 @@ import (
 // Ports from firstPort on, so many, are free to give: Linux chooses from 32768 on, if nobody has changed that.
 const firstPort, ports = 16384, 16384
 
-// given counts the ports that were looked at.
-var given atomic.Uint32
+// looked counts the ports that were looked at.
+var looked atomic.Uint32
 
 // port is the nth that this process looks at. Each process begins somewhere else, since all may give those of 127.0.0.1.
 func port(n uint32) string { return strconv.Itoa(firstPort + int((uint32(os.Getpid())*997+n)%ports)) }
@@ -37,7 +37,7 @@ func Free() (string, error) { return FreeAt(Host()) }
 func FreeAt(host string) (addr string, err error) {
 	for range ports {
 		var l net.Listener
-		l, err = net.Listen("tcp", net.JoinHostPort(host, port(given.Add(1))))
+		l, err = net.Listen("tcp", net.JoinHostPort(host, port(looked.Add(1))))
 		if errors.Is(err, syscall.EADDRINUSE) {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 
 // No port is given twice, nor one that somebody listens on or that the kernel may choose.
 func TestFree(t *testing.T) {
-	l, err := net.Listen("tcp", net.JoinHostPort(Host(), port(given.Load()+10)))
+	l, err := net.Listen("tcp", net.JoinHostPort(Host(), port(looked.Load()+10)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ func TestFree(t *testing.T) {
 
 // A host that is none of this machine is an error, and not looked for on every port.
 func TestFreeAtNone(t *testing.T) {
-	was := given.Load()
-	if addr, err := FreeAt("192.0.2.1"); err == nil || given.Load() != was+1 {
-		t.Errorf("%s, %v, after %d ports", addr, err, given.Load()-was)
+	was := looked.Load()
+	if addr, err := FreeAt("192.0.2.1"); err == nil || looked.Load() != was+1 {
+		t.Errorf("%s, %v, after %d ports", addr, err, looked.Load()-was)
 	}
 }
