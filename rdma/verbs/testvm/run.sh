@@ -48,11 +48,14 @@ printf '%s\n' "$2" >"$cmd"
 # Without erms and fsrm the kernel's memcpy, which is how rxe moves data, goes by
 # words; with them it is one string instruction, which QEMU executes byte by byte, so
 # that aligned words tear as no adapter and no processor tears them.
+# The kernel rewrites its own instructions as it boots, and QEMU 7.2 may keep one that
+# another processor translated just then: "Oops: int3". Hence it boots with one
+# processor, and init starts the others last.
 timeout --foreground -k 5 "$seconds" qemu-system-x86_64 \
 	-accel tcg,thread=multi -cpu max,erms=off,fsrm=off -M q35 -smp "$cpus" -m "$mib" \
 	-nodefaults -no-user-config -no-reboot -display none -serial stdio \
 	-kernel "$VM_DIR/kernel-$kernel/vmlinux" -initrd "$VM_DIR/initramfs-$kernel.gz" \
-	-append "console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check mitigations=off tsc=reliable rdma_nodes=$nodes cmd=${cmd##*/} $args" \
+	-append "console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check mitigations=off tsc=reliable maxcpus=1 noreplace-smp rdma_nodes=$nodes cmd=${cmd##*/} $args" \
 	-device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 	-virtfs "local,path=$share,mount_tag=share,security_model=none" </dev/null &
 vm=$!
