@@ -452,31 +452,54 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 	}
 }
 
-// Rebalance spreads a namespace over the memory nodes that there are now. This leader does
-// it step by step; if it stops leading, the rest is forgotten, and asking again goes on.
+// Rebalance spreads a namespace over the memory nodes that there are now, step by step, whichever directory node leads,
+// until nothing is left to do, a step is refused or it is cancelled. It may be asked again to see what is left.
 func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
 	}
+	if err := n.told(ctx, l); err != nil {
+		return nil, err
+	}
 	reply := &dirpb.RebalanceReply{}
+	c := &fsmpb.Rebalance{To: dirpb.Rebalancing_REBALANCING_ON}
+	if q.Cancel {
+		c.To = dirpb.Rebalancing_REBALANCING_CANCELLED
+	}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		w := s.NamespaceNamed(q.Namespace)
 		if w == nil {
 			err = fmt.Errorf("namespace %.64q does not exist: %w", q.Namespace, fsm.ErrNotFound)
 			return
 		}
-		reply.Steps = x.Rebalance(s, w.Id, now)
+		c.NamespaceId, reply.Steps = w.Id, x.Rebalance(s, w.Id, now)
 	})
 	if err != nil {
 		return nil, refusal(err)
 	}
-	l.wake()
-	if len(reply.Steps) > 0 {
-		// The state knows nothing of it.
-		if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRebalance, q.Namespace, "steps", len(reply.Steps))); err != nil {
-			return nil, err
-		}
+	if !q.DryRun && (q.Cancel || len(reply.Steps) > 0) {
+		_, err = n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: c}}, actRebalance, q.Namespace,
+			"steps", len(reply.Steps), "cancel", q.Cancel))
 	}
-	return reply, nil
+	return reply, err
+}
+
+// told waits until a leader that was elected just now knows how full placement groups are.
+func (n *Node) told(ctx context.Context, l *leadership) error {
+	var wait time.Duration
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, now time.Duration) { wait = x.Untold(now) })
+	if wait == 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-n.ctx.Done():
+		return n.notLeader()
+	}
 }

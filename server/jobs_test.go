@@ -382,17 +382,91 @@ func TestRebalance(t *testing.T) {
 	_, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "m"})
 	wantCode(t, err, codes.NotFound, `"m"`)
 	m3 := newMemnode(t, "m3", 1, just(n))
-	r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n"})
-	if err != nil || len(r.Steps) != 3 {
-		t.Fatalf("steps %v, %v", r, err)
-	}
-	until(t, "the third placement group to have a shard", func() bool {
-		ack(t, c, x)
-		if j := claim(t, c, x); j != nil {
-			finish(t, c, x, j)
+	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON, dirpb.Rebalancing_REBALANCING_CANCELLED
+	is := func() dirpb.Rebalancing { return statusOf(t, c).Map.Namespaces[0].Rebalancing }
+	ask := func(q *dirpb.RebalanceRequest, steps int, want dirpb.Rebalancing) {
+		t.Helper()
+		q.Namespace = "n"
+		r, err := c.Rebalance(ctx, q)
+		if err != nil || len(r.Steps) != steps || is() != want {
+			t.Fatalf("steps %v of %d, %v, %v, want %v", r.GetSteps(), steps, err, is(), want)
 		}
+	}
+	ask(&dirpb.RebalanceRequest{DryRun: true}, 3, none)
+	ask(&dirpb.RebalanceRequest{DryRun: true, Cancel: true}, 3, none)
+	ask(&dirpb.RebalanceRequest{}, 3, on)
+	until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
+	ask(&dirpb.RebalanceRequest{Cancel: true}, 2, cancelled)
+	ask(&dirpb.RebalanceRequest{Cancel: true}, 2, cancelled)
+	ask(&dirpb.RebalanceRequest{DryRun: true}, 2, cancelled)
+	ask(&dirpb.RebalanceRequest{}, 2, on)
+	until(t, "the third placement group to have a shard", func() bool {
+		work(t, c, x)
 		s := statusOf(t, c)
 		return len(s.Map.Pgs) == 3 && s.Map.Pgs[2].Members[0].NodeId == m3.id && len(s.Jobs) == 0 &&
 			slices.ContainsFunc(s.Map.Shards, func(sh *dirpb.Shard) bool { return sh.PgId == s.Map.Pgs[2].Id })
 	})
+	until(t, "its end", func() bool {
+		work(t, c, x)
+		return is() == none
+	})
+	if got := auditOf(t, c, actRebalance); !slices.Equal(got, []string{"steps=3", "steps=2 cancel=true", "steps=2"}) {
+		t.Fatalf("audited are %q", got)
+	}
+}
+
+// work acknowledges the newest map and does a job, if there is one.
+func work(t testing.TB, c dirpb.DirectoryClient, x uint32) {
+	t.Helper()
+	ack(t, c, x)
+	if j := claim(t, c, x); j != nil {
+		finish(t, c, x, j)
+	}
+}
+
+func auditOf(t testing.TB, c dirpb.DirectoryClient, action string) (details []string) {
+	t.Helper()
+	r, err := c.Audit(testCtx(t), &dirpb.AuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range r.Entries {
+		if e.Action == action {
+			details = append(details, e.Detail)
+		}
+	}
+	return details
+}
+
+// A rebalance goes on where another directory node leads.
+func TestRebalanceSurvivesItsLeader(t *testing.T) {
+	nodes := newCluster(t, 3, forever)
+	newMemnode(t, "m1", 1, nodes.all)
+	newMemnode(t, "m2", 1, nodes.all)
+	ctx := testCtx(t)
+	leads := func() dirpb.DirectoryClient { return dial(t, leaderOf(t, nodes.all()...)) }
+	c := leads()
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4, BytesPerNode: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	x := openIn(t, c, "n").SessionId
+	newMemnode(t, "m3", 1, nodes.all)
+	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n"}); err != nil || len(r.Steps) != 3 {
+		t.Fatalf("steps %v, %v", r, err)
+	}
+	if err := leaderOf(t, nodes.all()...).raft.LeadershipTransfer().Error(); err != nil {
+		t.Fatal(err)
+	}
+	c = leads()
+	// A directory node that was elected just now knows what is left, too.
+	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n", DryRun: true}); err != nil || len(r.Steps) == 0 {
+		t.Fatalf("steps %v, %v", r, err)
+	}
+	until(t, "its end", func() bool {
+		work(t, c, x)
+		return statusOf(t, c).Map.Namespaces[0].Rebalancing == dirpb.Rebalancing_REBALANCING_NONE
+	})
+	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n"}); err != nil || len(r.Steps) != 0 {
+		t.Fatalf("steps %v, %v", r, err)
+	}
 }

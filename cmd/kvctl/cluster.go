@@ -625,6 +625,9 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if n.GetDeleting() {
 			name += " (being deleted)"
 		}
+		if n.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
+			name += " (being rebalanced)"
+		}
 		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
 	}))
 	return nil

@@ -247,6 +247,9 @@ func namespacesText(st *dirpb.StatusReply) string {
 		if ns.GetDeleting() {
 			return fmt.Sprintf("%s (being deleted: %s)", ns.GetName(), strings.TrimPrefix(deletingText(st, ns.GetId()), ns.GetName()+" "))
 		}
+		if ns.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
+			return ns.GetName() + " (being rebalanced)"
+		}
 		return ns.GetName()
 	}), ", ")
 }

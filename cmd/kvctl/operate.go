@@ -292,7 +292,7 @@ func (a *app) addNode(ctx context.Context, b backend, name string, known bool, p
 		return &exitError{exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name, err)}
 	}
 	for _, ns := range namespaces {
-		if err := a.rebalance(ctx, b, ns, wait); err != nil {
+		if err := a.rebalance(ctx, b, ns, rebalancing{wait: wait}); err != nil {
 			return err
 		}
 	}
@@ -433,15 +433,18 @@ func yesNo(b bool) string {
 
 // ---- balance ---------------------------------------------------------------
 
+// rebalancing is how a namespace is rebalanced.
+type rebalancing struct{ wait, cancel, dry bool }
+
 func (a *app) rebalanceCommand() *cobra.Command {
-	var wait bool
+	var how rebalancing
 	c := changes(&cobra.Command{
 		Use:   "rebalance [NAMESPACE]",
 		Short: "Spread a namespace evenly over the memory nodes",
 		Long: "Make placement groups on memory nodes that have none of the namespace, and move\n" +
 			"shards until every placement group has its share. The steps are printed, and done\n" +
-			"one after the other while the store is in use. Without NAMESPACE it is the one of\n" +
-			"--namespace.",
+			"one after the other while the store is in use, whichever directory node leads.\n" +
+			"Without NAMESPACE it is the one of --namespace.",
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
 			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
@@ -451,15 +454,17 @@ func (a *app) rebalanceCommand() *cobra.Command {
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return a.withBackend(func(b backend) error { return a.rebalance(cmd.Context(), b, name, wait) })
+			return a.withBackend(func(b backend) error { return a.rebalance(cmd.Context(), b, name, how) })
 		},
 	})
-	c.Flags().BoolVar(&wait, "wait", false, "wait until it is done, and show how far it is")
+	c.Flags().BoolVar(&how.wait, "wait", false, "wait until it is done, and show how far it is")
+	c.Flags().BoolVar(&how.cancel, "cancel", false, "begin no other step, and print those that are left")
+	dryFlag(c, &how.dry)
+	c.MarkFlagsMutuallyExclusive("wait", "cancel", "dry-run")
 	return c
 }
 
-// askAgain is how long nothing may happen before a wait for a rebalance asks for it again: a directory node that
-// takes the lead knows nothing of what was planned.
+// askAgain is how long nothing may happen before a wait for a rebalance asks again what is left.
 const askAgain = 5 * time.Second
 
 // wonders is how long nothing may happen before a wait for a drain wonders why: it rests, and not for so long.
@@ -469,7 +474,7 @@ const wonders = 15 * time.Second
 const stuck = time.Minute
 
 // rebalance asks for it, prints the steps and waits, if it is to.
-func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) error {
+func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalancing) error {
 	st, err := clusterStatus(ctx, b)
 	if err != nil {
 		return err
@@ -478,10 +483,10 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 	if err != nil {
 		return err
 	}
-	ask := func() (steps []string, err error) {
-		// It may be asked twice: the leader then plans anew what is left to do.
+	ask := func(dry bool) (steps []string, err error) {
+		// It may be asked twice: whoever leads says what is left to do.
 		if err := b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
-			rep, err := d.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: name})
+			rep, err := d.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: name, Cancel: how.cancel, DryRun: dry})
 			steps = rep.GetSteps()
 			return err
 		}); err != nil {
@@ -489,22 +494,40 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 		}
 		return steps, nil
 	}
-	steps, err := ask()
+	steps, err := ask(how.dry)
 	if err != nil {
 		return err
 	}
-	if err := a.printSteps(name, steps); err != nil || !wait {
+	if err := a.printSteps(name, steps, how.cancel); err != nil || !how.wait {
+		if how.dry && err == nil {
+			a.unchanged()
+		}
 		return err
 	}
-	total := len(steps)
+	total, begun := len(steps), false
 	version, asked := st.GetMap().GetVersion(), time.Now()
 	err = a.await(ctx, b, "rebalance", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 		v := st.GetMap().GetVersion()
-		if !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
-			// The plan is made anew: it has what is left to do.
-			var err error
-			if steps, err = ask(); err != nil {
+		now, err := namespaceOf(st.GetMap(), name)
+		if err != nil {
+			return progress{}, false, err
+		}
+		is := now.GetRebalancing()
+		ended := begun && is != dirpb.Rebalancing_REBALANCING_ON
+		begun = is == dirpb.Rebalancing_REBALANCING_ON
+		if ended && is == dirpb.Rebalancing_REBALANCING_NONE {
+			return progress{}, true, nil
+		}
+		if ended || !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
+			if steps, err = ask(true); err != nil {
 				return progress{}, false, err
+			}
+			if ended && len(steps) > 0 {
+				why := "it was cancelled"
+				if is == dirpb.Rebalancing_REBALANCING_REFUSED {
+					why = "a step was refused, since something else has changed; ask again"
+				}
+				return progress{}, false, &exitError{exitNo, fmt.Errorf("namespace %q: its rebalance has ended, with %d steps left: %s", name, len(steps), why)}
 			}
 			version, asked = v, time.Now()
 			total = max(total, len(steps))
@@ -515,7 +538,8 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 	return waited(err)
 }
 
-func (a *app) printSteps(namespace string, steps []string) error {
+// printSteps prints what is done, or what is left.
+func (a *app) printSteps(namespace string, steps []string, left bool) error {
 	if a.json() {
 		if steps == nil {
 			steps = []string{}
@@ -526,9 +550,12 @@ func (a *app) printSteps(namespace string, steps []string) error {
 		return a.flush()
 	}
 	if len(steps) == 0 {
-		steps = []string{"nothing to do"}
+		steps, left = []string{"nothing to do"}, false
 	}
 	for _, s := range steps {
+		if left {
+			s = "not done: " + s
+		}
 		fmt.Fprintln(a.stdout, visible(namespace+": "+s))
 	}
 	return a.flush()

@@ -109,7 +109,7 @@ var examples = map[string]string{
 	"perf":                  "kvctl perf --provider tcp --sizes 64,64KiB",
 	"pipe":                  "printf 'a\\t1\\nb\\t2\\n' | kvctl pipe",
 	"put":                   "kvctl put session:1 token --ttl 30s",
-	"rebalance":             "kvctl rebalance shop --wait",
+	"rebalance":             "kvctl rebalance shop --dry-run\nkvctl rebalance shop --wait",
 	"scan":                  "kvctl scan --prefix session: --long",
 	"shards":                "kvctl --namespace shop shards",
 	"shards split":          "kvctl shards split --all",

@@ -182,6 +182,60 @@ func (NamespaceMode) EnumDescriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{2}
 }
 
+// Rebalancing is how far a namespace is rebalanced.
+type Rebalancing int32
+
+const (
+	Rebalancing_REBALANCING_NONE Rebalancing = 0 // nobody has asked for it, or nothing was left to do
+	Rebalancing_REBALANCING_ON   Rebalancing = 1 // whoever leads takes one step after the other
+	// Until somebody asks again:
+	Rebalancing_REBALANCING_CANCELLED Rebalancing = 2
+	Rebalancing_REBALANCING_REFUSED   Rebalancing = 3 // a step was, since something else has changed
+)
+
+// Enum value maps for Rebalancing.
+var (
+	Rebalancing_name = map[int32]string{
+		0: "REBALANCING_NONE",
+		1: "REBALANCING_ON",
+		2: "REBALANCING_CANCELLED",
+		3: "REBALANCING_REFUSED",
+	}
+	Rebalancing_value = map[string]int32{
+		"REBALANCING_NONE":      0,
+		"REBALANCING_ON":        1,
+		"REBALANCING_CANCELLED": 2,
+		"REBALANCING_REFUSED":   3,
+	}
+)
+
+func (x Rebalancing) Enum() *Rebalancing {
+	p := new(Rebalancing)
+	*p = x
+	return p
+}
+
+func (x Rebalancing) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Rebalancing) Descriptor() protoreflect.EnumDescriptor {
+	return file_directory_proto_enumTypes[3].Descriptor()
+}
+
+func (Rebalancing) Type() protoreflect.EnumType {
+	return &file_directory_proto_enumTypes[3]
+}
+
+func (x Rebalancing) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Rebalancing.Descriptor instead.
+func (Rebalancing) EnumDescriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{3}
+}
+
 // Right is what a namespace lets somebody do. Each holds those before it.
 type Right int32
 
@@ -219,11 +273,11 @@ func (x Right) String() string {
 }
 
 func (Right) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[3].Descriptor()
+	return file_directory_proto_enumTypes[4].Descriptor()
 }
 
 func (Right) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[3]
+	return &file_directory_proto_enumTypes[4]
 }
 
 func (x Right) Number() protoreflect.EnumNumber {
@@ -232,7 +286,7 @@ func (x Right) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Right.Descriptor instead.
 func (Right) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 type PGState int32
@@ -274,11 +328,11 @@ func (x PGState) String() string {
 }
 
 func (PGState) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[4].Descriptor()
+	return file_directory_proto_enumTypes[5].Descriptor()
 }
 
 func (PGState) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[4]
+	return &file_directory_proto_enumTypes[5]
 }
 
 func (x PGState) Number() protoreflect.EnumNumber {
@@ -287,7 +341,7 @@ func (x PGState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PGState.Descriptor instead.
 func (PGState) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{5}
 }
 
 type JobKind int32
@@ -341,11 +395,11 @@ func (x JobKind) String() string {
 }
 
 func (JobKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[5].Descriptor()
+	return file_directory_proto_enumTypes[6].Descriptor()
 }
 
 func (JobKind) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[5]
+	return &file_directory_proto_enumTypes[6]
 }
 
 func (x JobKind) Number() protoreflect.EnumNumber {
@@ -354,7 +408,7 @@ func (x JobKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use JobKind.Descriptor instead.
 func (JobKind) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 type SessionLife int32
@@ -393,11 +447,11 @@ func (x SessionLife) String() string {
 }
 
 func (SessionLife) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[6].Descriptor()
+	return file_directory_proto_enumTypes[7].Descriptor()
 }
 
 func (SessionLife) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[6]
+	return &file_directory_proto_enumTypes[7]
 }
 
 func (x SessionLife) Number() protoreflect.EnumNumber {
@@ -406,7 +460,7 @@ func (x SessionLife) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionLife.Descriptor instead.
 func (SessionLife) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{7}
 }
 
 // NotLeader is the status detail of a call that only the leader answers.
@@ -865,9 +919,11 @@ type Namespace struct {
 	Losses []*Loss `protobuf:"bytes,17,rep,name=losses,proto3" json:"losses,omitempty"`
 	// Whose it is and who else may use it: for those who administer it, not shown to sessions. Without an
 	// owner, everybody may use it who has the role for sessions.
-	Owner         string    `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"` // an identity or group:NAME, as in Access
-	Access        []*Access `protobuf:"bytes,41,rep,name=access,proto3" json:"access,omitempty"`
-	Quota         *Quota    `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
+	Owner  string    `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"` // an identity or group:NAME, as in Access
+	Access []*Access `protobuf:"bytes,41,rep,name=access,proto3" json:"access,omitempty"`
+	Quota  *Quota    `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
+	// Operators' alone, not shown to sessions.
+	Rebalancing   Rebalancing `protobuf:"varint,43,opt,name=rebalancing,proto3,enum=kvd.directory.v1.Rebalancing" json:"rebalancing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -998,6 +1054,13 @@ func (x *Namespace) GetQuota() *Quota {
 		return x.Quota
 	}
 	return nil
+}
+
+func (x *Namespace) GetRebalancing() Rebalancing {
+	if x != nil {
+		return x.Rebalancing
+	}
+	return Rebalancing_REBALANCING_NONE
 }
 
 // Access gives an identity or a group a right in a namespace.
@@ -3373,6 +3436,8 @@ func (x *RestartNodeReply) GetVersion() string {
 type RebalanceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`               // it ends; what has begun is finished
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // nothing begins, or ends
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3414,9 +3479,23 @@ func (x *RebalanceRequest) GetNamespace() string {
 	return ""
 }
 
+func (x *RebalanceRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *RebalanceRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type RebalanceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Steps         []string               `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"` // what will be done, for people
+	Steps         []string               `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"` // what is left to do, for people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8710,7 +8789,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xd3\x03\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x94\x04\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -8726,7 +8805,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x06losses\x18\x11 \x03(\v2\x16.kvd.directory.v1.LossR\x06losses\x12\x14\n" +
 	"\x05owner\x18( \x01(\tR\x05owner\x120\n" +
 	"\x06access\x18) \x03(\v2\x18.kvd.directory.v1.AccessR\x06access\x12-\n" +
-	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"I\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12?\n" +
+	"\vrebalancing\x18+ \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\vrebalancing\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
@@ -8923,9 +9003,11 @@ const file_directory_proto_rawDesc = "" +
 	"\x10RestartNodeReply\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x18\n" +
-	"\aversion\x18P \x01(\tR\aversion\"0\n" +
+	"\aversion\x18P \x01(\tR\aversion\"a\n" +
 	"\x10RebalanceRequest\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"&\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"&\n" +
 	"\x0eRebalanceReply\x12\x14\n" +
 	"\x05steps\x18\x01 \x03(\tR\x05steps\"\xca\x01\n" +
 	"\x12OpenSessionRequest\x12\x1c\n" +
@@ -9402,7 +9484,12 @@ const file_directory_proto_rawDesc = "" +
 	"\rNamespaceMode\x12\x1e\n" +
 	"\x1aNAMESPACE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fNAMESPACE_STORE\x10\x01\x12\x13\n" +
-	"\x0fNAMESPACE_CACHE\x10\x02*P\n" +
+	"\x0fNAMESPACE_CACHE\x10\x02*k\n" +
+	"\vRebalancing\x12\x14\n" +
+	"\x10REBALANCING_NONE\x10\x00\x12\x12\n" +
+	"\x0eREBALANCING_ON\x10\x01\x12\x19\n" +
+	"\x15REBALANCING_CANCELLED\x10\x02\x12\x17\n" +
+	"\x13REBALANCING_REFUSED\x10\x03*P\n" +
 	"\x05Right\x12\x15\n" +
 	"\x11RIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -9487,287 +9574,289 @@ func file_directory_proto_rawDescGZIP() []byte {
 	return file_directory_proto_rawDescData
 }
 
-var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
 	(NamespaceMode)(0),             // 2: kvd.directory.v1.NamespaceMode
-	(Right)(0),                     // 3: kvd.directory.v1.Right
-	(PGState)(0),                   // 4: kvd.directory.v1.PGState
-	(JobKind)(0),                   // 5: kvd.directory.v1.JobKind
-	(SessionLife)(0),               // 6: kvd.directory.v1.SessionLife
-	(*NotLeader)(nil),              // 7: kvd.directory.v1.NotLeader
-	(*NothingDone)(nil),            // 8: kvd.directory.v1.NothingDone
-	(*Map)(nil),                    // 9: kvd.directory.v1.Map
-	(*Node)(nil),                   // 10: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 11: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 12: kvd.directory.v1.Namespace
-	(*Access)(nil),                 // 13: kvd.directory.v1.Access
-	(*Quota)(nil),                  // 14: kvd.directory.v1.Quota
-	(*Loss)(nil),                   // 15: kvd.directory.v1.Loss
-	(*PlacementGroup)(nil),         // 16: kvd.directory.v1.PlacementGroup
-	(*StatusArray)(nil),            // 17: kvd.directory.v1.StatusArray
-	(*StatusBlock)(nil),            // 18: kvd.directory.v1.StatusBlock
-	(*Member)(nil),                 // 19: kvd.directory.v1.Member
-	(*Retained)(nil),               // 20: kvd.directory.v1.Retained
-	(*RetainedArray)(nil),          // 21: kvd.directory.v1.RetainedArray
-	(*RegionKeys)(nil),             // 22: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 23: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 24: kvd.directory.v1.Move
-	(*Job)(nil),                    // 25: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 26: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 27: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 28: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 29: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 30: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 31: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 32: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 33: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 34: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 35: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 36: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 37: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 38: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 39: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 40: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 41: kvd.directory.v1.RemoveNodeReply
-	(*GiveUpNodeRequest)(nil),      // 42: kvd.directory.v1.GiveUpNodeRequest
-	(*GiveUpNodeReply)(nil),        // 43: kvd.directory.v1.GiveUpNodeReply
-	(*RestartNodeRequest)(nil),     // 44: kvd.directory.v1.RestartNodeRequest
-	(*RestartNodeReply)(nil),       // 45: kvd.directory.v1.RestartNodeReply
-	(*RebalanceRequest)(nil),       // 46: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 47: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 48: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 49: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 50: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 51: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 52: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 53: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 54: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 55: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 56: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 57: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 58: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 59: kvd.directory.v1.GrantExtentReply
-	(*GrantStatusRequest)(nil),     // 60: kvd.directory.v1.GrantStatusRequest
-	(*GrantStatusReply)(nil),       // 61: kvd.directory.v1.GrantStatusReply
-	(*SessionStateRequest)(nil),    // 62: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 63: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 64: kvd.directory.v1.WatchMapRequest
-	(*MeetRequest)(nil),            // 65: kvd.directory.v1.MeetRequest
-	(*MeetReply)(nil),              // 66: kvd.directory.v1.MeetReply
-	(*PeerGateway)(nil),            // 67: kvd.directory.v1.PeerGateway
-	(*PagesRequest)(nil),           // 68: kvd.directory.v1.PagesRequest
-	(*PagesReply)(nil),             // 69: kvd.directory.v1.PagesReply
-	(*PageAt)(nil),                 // 70: kvd.directory.v1.PageAt
-	(*RegisterNodeRequest)(nil),    // 71: kvd.directory.v1.RegisterNodeRequest
-	(*RetainedRegion)(nil),         // 72: kvd.directory.v1.RetainedRegion
-	(*RegisterNodeReply)(nil),      // 73: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 74: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 75: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 76: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 77: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 78: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 79: kvd.directory.v1.LeaveNodeReply
-	(*ReportNodeRequest)(nil),      // 80: kvd.directory.v1.ReportNodeRequest
-	(*ReportNodeReply)(nil),        // 81: kvd.directory.v1.ReportNodeReply
-	(*PauseNodeRequest)(nil),       // 82: kvd.directory.v1.PauseNodeRequest
-	(*NodeStats)(nil),              // 83: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 84: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 85: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 86: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 87: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 88: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 89: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 90: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 91: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 92: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 93: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 94: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 95: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 96: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 97: kvd.directory.v1.StatusReply
-	(*GatewayInfo)(nil),            // 98: kvd.directory.v1.GatewayInfo
-	(*KeyUse)(nil),                 // 99: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 100: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 101: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 102: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 103: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 104: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 105: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 106: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 107: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 108: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 109: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 110: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 111: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 112: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 113: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 114: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 115: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 116: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 117: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 118: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 119: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 120: kvd.directory.v1.AuditEntry
-	nil,                            // 121: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(Rebalancing)(0),               // 3: kvd.directory.v1.Rebalancing
+	(Right)(0),                     // 4: kvd.directory.v1.Right
+	(PGState)(0),                   // 5: kvd.directory.v1.PGState
+	(JobKind)(0),                   // 6: kvd.directory.v1.JobKind
+	(SessionLife)(0),               // 7: kvd.directory.v1.SessionLife
+	(*NotLeader)(nil),              // 8: kvd.directory.v1.NotLeader
+	(*NothingDone)(nil),            // 9: kvd.directory.v1.NothingDone
+	(*Map)(nil),                    // 10: kvd.directory.v1.Map
+	(*Node)(nil),                   // 11: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 12: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 13: kvd.directory.v1.Namespace
+	(*Access)(nil),                 // 14: kvd.directory.v1.Access
+	(*Quota)(nil),                  // 15: kvd.directory.v1.Quota
+	(*Loss)(nil),                   // 16: kvd.directory.v1.Loss
+	(*PlacementGroup)(nil),         // 17: kvd.directory.v1.PlacementGroup
+	(*StatusArray)(nil),            // 18: kvd.directory.v1.StatusArray
+	(*StatusBlock)(nil),            // 19: kvd.directory.v1.StatusBlock
+	(*Member)(nil),                 // 20: kvd.directory.v1.Member
+	(*Retained)(nil),               // 21: kvd.directory.v1.Retained
+	(*RetainedArray)(nil),          // 22: kvd.directory.v1.RetainedArray
+	(*RegionKeys)(nil),             // 23: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 24: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 25: kvd.directory.v1.Move
+	(*Job)(nil),                    // 26: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 27: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 28: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 29: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 30: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 31: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 32: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 33: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 34: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 35: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 36: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 37: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 38: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 39: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 40: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 41: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 42: kvd.directory.v1.RemoveNodeReply
+	(*GiveUpNodeRequest)(nil),      // 43: kvd.directory.v1.GiveUpNodeRequest
+	(*GiveUpNodeReply)(nil),        // 44: kvd.directory.v1.GiveUpNodeReply
+	(*RestartNodeRequest)(nil),     // 45: kvd.directory.v1.RestartNodeRequest
+	(*RestartNodeReply)(nil),       // 46: kvd.directory.v1.RestartNodeReply
+	(*RebalanceRequest)(nil),       // 47: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 48: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 49: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 50: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 51: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 52: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 53: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 54: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 55: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 56: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 57: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 58: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 59: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 60: kvd.directory.v1.GrantExtentReply
+	(*GrantStatusRequest)(nil),     // 61: kvd.directory.v1.GrantStatusRequest
+	(*GrantStatusReply)(nil),       // 62: kvd.directory.v1.GrantStatusReply
+	(*SessionStateRequest)(nil),    // 63: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 64: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 65: kvd.directory.v1.WatchMapRequest
+	(*MeetRequest)(nil),            // 66: kvd.directory.v1.MeetRequest
+	(*MeetReply)(nil),              // 67: kvd.directory.v1.MeetReply
+	(*PeerGateway)(nil),            // 68: kvd.directory.v1.PeerGateway
+	(*PagesRequest)(nil),           // 69: kvd.directory.v1.PagesRequest
+	(*PagesReply)(nil),             // 70: kvd.directory.v1.PagesReply
+	(*PageAt)(nil),                 // 71: kvd.directory.v1.PageAt
+	(*RegisterNodeRequest)(nil),    // 72: kvd.directory.v1.RegisterNodeRequest
+	(*RetainedRegion)(nil),         // 73: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 74: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 75: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 76: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 77: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 78: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 79: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 80: kvd.directory.v1.LeaveNodeReply
+	(*ReportNodeRequest)(nil),      // 81: kvd.directory.v1.ReportNodeRequest
+	(*ReportNodeReply)(nil),        // 82: kvd.directory.v1.ReportNodeReply
+	(*PauseNodeRequest)(nil),       // 83: kvd.directory.v1.PauseNodeRequest
+	(*NodeStats)(nil),              // 84: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 85: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 86: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 87: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 88: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 89: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 90: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 91: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 92: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 93: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 94: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 95: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 96: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 97: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 98: kvd.directory.v1.StatusReply
+	(*GatewayInfo)(nil),            // 99: kvd.directory.v1.GatewayInfo
+	(*KeyUse)(nil),                 // 100: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 101: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 102: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 103: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 104: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 105: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 106: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 107: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 108: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 109: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 110: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 111: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 112: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 113: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 114: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 115: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 116: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 117: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 118: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 119: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 120: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 121: kvd.directory.v1.AuditEntry
+	nil,                            // 122: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	12,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	16,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	23,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	11,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	11,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	13,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	17,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	24,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	12,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,   // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,   // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
 	2,   // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	15,  // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
-	13,  // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
-	14,  // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
-	3,   // 11: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
-	4,   // 12: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	19,  // 13: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	19,  // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	19,  // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	17,  // 16: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
-	22,  // 17: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	20,  // 18: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
-	21,  // 19: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
-	24,  // 20: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	5,   // 21: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	27,  // 22: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	25,  // 23: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	26,  // 24: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	5,   // 25: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	52,  // 26: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	56,  // 27: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	53,  // 28: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	18,  // 29: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
-	52,  // 30: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	54,  // 31: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	56,  // 32: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	52,  // 33: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	53,  // 34: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	56,  // 35: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	18,  // 36: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
-	6,   // 37: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	67,  // 38: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
-	70,  // 39: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
-	11,  // 40: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	72,  // 41: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
-	76,  // 42: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	74,  // 43: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	83,  // 44: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	85,  // 45: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	76,  // 46: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	74,  // 47: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	75,  // 48: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	20,  // 49: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
-	22,  // 50: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 51: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	14,  // 52: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 53: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 54: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12,  // 55: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 56: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	100, // 57: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	9,   // 58: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	101, // 59: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	102, // 60: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	121, // 61: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	25,  // 62: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	99,  // 63: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	98,  // 64: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
-	6,   // 65: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	26,  // 66: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	111, // 67: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	3,   // 68: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	12,  // 69: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 70: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	12,  // 71: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12,  // 72: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	120, // 73: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	83,  // 74: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	48,  // 75: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	50,  // 76: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	55,  // 77: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	64,  // 78: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	58,  // 79: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	60,  // 80: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	62,  // 81: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	34,  // 82: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	65,  // 83: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	71,  // 84: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	77,  // 85: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	86,  // 86: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	78,  // 87: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	80,  // 88: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	28,  // 89: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	30,  // 90: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	32,  // 91: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	36,  // 92: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	38,  // 93: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	40,  // 94: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	42,  // 95: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	44,  // 96: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	46,  // 97: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	88,  // 98: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	90,  // 99: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	92,  // 100: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	94,  // 101: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	96,  // 102: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	103, // 103: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	105, // 104: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	107, // 105: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	118, // 106: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	68,  // 107: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
-	109, // 108: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	112, // 109: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	114, // 110: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	116, // 111: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	49,  // 112: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	51,  // 113: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	57,  // 114: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,   // 115: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	59,  // 116: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	61,  // 117: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	63,  // 118: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	35,  // 119: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	66,  // 120: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	73,  // 121: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	84,  // 122: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	87,  // 123: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	79,  // 124: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	81,  // 125: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	29,  // 126: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	31,  // 127: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	33,  // 128: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	37,  // 129: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	39,  // 130: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	41,  // 131: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	43,  // 132: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	45,  // 133: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	47,  // 134: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	89,  // 135: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	91,  // 136: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	93,  // 137: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	95,  // 138: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	97,  // 139: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	104, // 140: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	106, // 141: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	108, // 142: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	119, // 143: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	69,  // 144: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
-	110, // 145: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	113, // 146: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	115, // 147: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	117, // 148: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	112, // [112:149] is the sub-list for method output_type
-	75,  // [75:112] is the sub-list for method input_type
-	75,  // [75:75] is the sub-list for extension type_name
-	75,  // [75:75] is the sub-list for extension extendee
-	0,   // [0:75] is the sub-list for field type_name
+	16,  // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	14,  // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
+	15,  // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
+	3,   // 11: kvd.directory.v1.Namespace.rebalancing:type_name -> kvd.directory.v1.Rebalancing
+	4,   // 12: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
+	5,   // 13: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	20,  // 14: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	20,  // 15: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	20,  // 16: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	18,  // 17: kvd.directory.v1.PlacementGroup.status_arrays:type_name -> kvd.directory.v1.StatusArray
+	23,  // 18: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	21,  // 19: kvd.directory.v1.Member.retained:type_name -> kvd.directory.v1.Retained
+	22,  // 20: kvd.directory.v1.Retained.arrays:type_name -> kvd.directory.v1.RetainedArray
+	25,  // 21: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	6,   // 22: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	28,  // 23: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	26,  // 24: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	27,  // 25: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	6,   // 26: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	53,  // 27: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	57,  // 28: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	54,  // 29: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	19,  // 30: kvd.directory.v1.RenewRequest.status_back:type_name -> kvd.directory.v1.StatusBlock
+	53,  // 31: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	55,  // 32: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	57,  // 33: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	53,  // 34: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	54,  // 35: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	57,  // 36: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	19,  // 37: kvd.directory.v1.GrantStatusReply.block:type_name -> kvd.directory.v1.StatusBlock
+	7,   // 38: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	68,  // 39: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
+	71,  // 40: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
+	12,  // 41: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	73,  // 42: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	77,  // 43: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	75,  // 44: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	84,  // 45: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	86,  // 46: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	77,  // 47: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	75,  // 48: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	76,  // 49: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	21,  // 50: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	23,  // 51: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 52: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	15,  // 53: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 54: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	15,  // 55: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 56: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 57: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	101, // 58: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	10,  // 59: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	102, // 60: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	103, // 61: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	122, // 62: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	26,  // 63: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	100, // 64: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	99,  // 65: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
+	7,   // 66: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	27,  // 67: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	112, // 68: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	4,   // 69: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	13,  // 70: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 71: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	13,  // 72: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 73: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	121, // 74: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	84,  // 75: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	49,  // 76: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	51,  // 77: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	56,  // 78: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	65,  // 79: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	59,  // 80: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	61,  // 81: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	63,  // 82: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	35,  // 83: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	66,  // 84: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	72,  // 85: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	78,  // 86: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	87,  // 87: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	79,  // 88: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	81,  // 89: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	29,  // 90: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	31,  // 91: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	33,  // 92: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	37,  // 93: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	39,  // 94: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	41,  // 95: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	43,  // 96: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	45,  // 97: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	47,  // 98: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	89,  // 99: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	91,  // 100: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	93,  // 101: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	95,  // 102: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	97,  // 103: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	104, // 104: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	106, // 105: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	108, // 106: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	119, // 107: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	69,  // 108: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
+	110, // 109: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	113, // 110: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	115, // 111: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	117, // 112: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	50,  // 113: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	52,  // 114: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	58,  // 115: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	10,  // 116: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	60,  // 117: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	62,  // 118: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	64,  // 119: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	36,  // 120: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	67,  // 121: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	74,  // 122: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	85,  // 123: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	88,  // 124: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	80,  // 125: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	82,  // 126: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	30,  // 127: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	32,  // 128: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	34,  // 129: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	38,  // 130: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	40,  // 131: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	42,  // 132: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	44,  // 133: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	46,  // 134: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	48,  // 135: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	90,  // 136: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	92,  // 137: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	94,  // 138: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	96,  // 139: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	98,  // 140: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	105, // 141: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	107, // 142: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	109, // 143: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	120, // 144: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	70,  // 145: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
+	111, // 146: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	114, // 147: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	116, // 148: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	118, // 149: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	113, // [113:150] is the sub-list for method output_type
+	76,  // [76:113] is the sub-list for method input_type
+	76,  // [76:76] is the sub-list for extension type_name
+	76,  // [76:76] is the sub-list for extension extendee
+	0,   // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -9781,7 +9870,7 @@ func file_directory_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   115,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -239,6 +239,42 @@ func TestDeleteNamespaceAlone(t *testing.T) {
 	}
 }
 
+// A rebalance is noted until it is taken back, and operators alone see it.
+func TestRebalance(t *testing.T) {
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20})
+	h.activate()
+	x := h.do(openIn(1, 0)).Session
+	const none, on, cancelled, refused = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON,
+		dirpb.Rebalancing_REBALANCING_CANCELLED, dirpb.Rebalancing_REBALANCING_REFUSED
+	h.refuse(rebalance(7, on), ErrNotFound, "namespace 7")
+	h.refuse(rebalance(1, 9), ErrInvalid, "a rebalance that is 9")
+	for i, tc := range [][2]dirpb.Rebalancing{
+		{cancelled, none}, {on, on}, {on, on}, {cancelled, cancelled}, {refused, cancelled}, {none, cancelled}, {on, on}, {none, none},
+		{on, on}, {refused, refused}, {on, on},
+	} {
+		h.do(rebalance(1, tc[0]))
+		want := []uint32{1}
+		if tc[1] != on {
+			want = nil
+		}
+		if got := h.s.Rebalancing(); !slices.Equal(got, want) {
+			t.Fatalf("step %d: namespaces %d are rebalanced, want %d", i, got, want)
+		}
+		if got := h.s.Map(nil).Namespaces[0].Rebalancing; got != tc[1] {
+			t.Fatalf("step %d: %v, want %v", i, got, tc[1])
+		}
+	}
+	if w := h.s.Map(x).Namespaces[0]; w.Rebalancing != none {
+		t.Fatalf("a session sees %v", w)
+	}
+	h.checkCopies()
+	h.do(deleteNS("a", 1, true))
+	if got := h.s.Rebalancing(); len(got) != 0 {
+		t.Fatalf("namespaces %d are rebalanced while they go", got)
+	}
+	h.refuse(rebalance(1, none), ErrRefused, "is being deleted")
+}
+
 // A namespace's limit in a log of an earlier version means what it meant.
 func TestSetNamespace(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20, LimitBytes: 1 << 20})

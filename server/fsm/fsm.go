@@ -203,6 +203,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Namespace, r.Err = s.createNamespace(op.CreateNamespace)
 	case *fsmpb.Command_SetNamespace:
 		r.Namespace, r.Err = s.setNamespace(op.SetNamespace)
+	case *fsmpb.Command_Rebalance:
+		r.Err = s.rebalance(op.Rebalance)
 	case *fsmpb.Command_DeleteNamespace:
 		r.Deleted, r.Err = s.deleteNamespace(op.DeleteNamespace)
 	case *fsmpb.Command_OpenSession:
@@ -619,6 +621,17 @@ func (s *State) NamespaceNamed(name string) *dirpb.Namespace {
 	return nil
 }
 
+// Rebalancing are the namespaces that an operator has spread by whoever leads, by id.
+func (s *State) Rebalancing() (ids []uint32) {
+	for id, w := range s.namespaces {
+		if w.Rebalancing == dirpb.Rebalancing_REBALANCING_ON && !w.Deleting {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
 // PGs are the placement groups of a namespace, or of all for 0, by id.
 func (s *State) PGs(namespace uint32) []*dirpb.PlacementGroup {
 	all := ordered.Values(s.pgs)
@@ -710,9 +723,9 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	}
 	for _, w := range ordered.Values(s.namespaces) {
 		if only == 0 || w.Id == only {
-			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil) {
+			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil || w.Rebalancing != 0) {
 				w = proto.CloneOf(w)
-				w.Lost, w.Losses = 0, nil
+				w.Lost, w.Losses, w.Rebalancing = 0, nil, dirpb.Rebalancing_REBALANCING_NONE
 				w.Owner, w.Access, w.Quota = "", nil, nil
 			}
 			m.Namespaces = append(m.Namespaces, w)

@@ -48,6 +48,7 @@ func TestLevelZero(t *testing.T) {
 	}
 	h.refuse(pause, ErrRefused, "pauses begin with level 1, and the directory is at level 0")
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a"}))
+	h.refuse(rebalance(1, dirpb.Rebalancing_REBALANCING_ON), ErrRefused, "rebalances begin with level 1, and the directory is at level 0")
 	if a, b := open(true), open(false); a != 1 || b != 2 {
 		t.Fatalf("discriminators %d and %d, want 1 and 2", a, b)
 	}
@@ -64,6 +65,7 @@ func TestLevelZero(t *testing.T) {
 	if r := h.do(boots(2)); r.Arrival != ArrivalKnown || h.s.Node(1).Boot != 2 || !h.s.Node(1).Keeps {
 		t.Fatalf("arrived as %d: %v", r.Arrival, h.s.Node(1))
 	}
+	h.do(rebalance(1, dirpb.Rebalancing_REBALANCING_ON))
 	h.do(pause)
 	if r := h.do(boots(3)); r.Arrival != ArrivalKept {
 		t.Fatalf("another boot arrived as %d", r.Arrival)

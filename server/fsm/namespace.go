@@ -192,6 +192,29 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	return w, nil
 }
 
+// rebalance notes that the leader is to spread a namespace, or that this ends, and how. It may be repeated; the first end counts.
+func (s *State) rebalance(c *fsmpb.Rebalance) error {
+	w := s.namespaces[c.GetNamespaceId()]
+	switch {
+	case w == nil:
+		return fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
+	case !s.KnowsBoots():
+		return fmt.Errorf("%w: rebalances begin with level %d, and the directory is at level %d: start this version of kvd on every directory node first",
+			ErrRefused, levelBoots, s.Level())
+	case dirpb.Rebalancing_name[int32(c.To)] == "":
+		return fmt.Errorf("%w: a rebalance that is %d", ErrInvalid, c.To)
+	case w.Rebalancing == c.To, w.Rebalancing != dirpb.Rebalancing_REBALANCING_ON && c.To != dirpb.Rebalancing_REBALANCING_ON:
+		return nil
+	}
+	if err := s.checkStays(w.Id); err != nil {
+		return err
+	}
+	w = proto.CloneOf(w)
+	w.Rebalancing = c.To
+	s.putNamespace(w)
+	return nil
+}
+
 // acceptLoss forgets what a namespace lost, but not how often, if the operator knows all of
 // it. It may be repeated.
 func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error) {

@@ -412,6 +412,10 @@ func remove(node uint32, force bool) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: node, Force: force}}}
 }
 
+func rebalance(namespace uint32, to dirpb.Rebalancing) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: namespace, To: to}}}
+}
+
 func createPG(namespace uint32, nodes ...uint32) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_CreatePg{CreatePg: &fsmpb.CreatePG{NamespaceId: namespace, NodeIds: nodes}}}
 }

@@ -661,7 +661,7 @@ func TestRebalanceReturned(t *testing.T) {
 			if n := w.s.Node(1).UsedBytes; n != 0 {
 				t.Fatalf("%d bytes are used", n)
 			}
-			steps := w.l.Rebalance(w.s, ns, w.now)
+			steps := w.rebalance(ns)
 			all := strings.Join(steps, "\n")
 			for _, want := range tc.steps {
 				if !strings.Contains(all, want) {
@@ -679,7 +679,7 @@ func TestRebalanceReturned(t *testing.T) {
 			for _, pg := range w.s.PGs(ns) {
 				w.whole(pg)
 			}
-			if again := w.l.Rebalance(w.s, ns, w.now); len(again) != 0 || len(w.l.leveling) != 0 {
+			if again := w.rebalance(ns); len(again) != 0 || len(w.s.Rebalancing()) != 0 {
 				t.Fatalf("a rebalance after a rebalance: %q", again)
 			}
 		})
@@ -705,7 +705,7 @@ func TestRebalanceDomains(t *testing.T) {
 	x := w.open(ns)
 	w.node("c", "y", 0) // no room yet, so it heads nothing
 	w.boot("c", "y", 1, 2)
-	w.l.Rebalance(w.s, ns, w.now)
+	w.rebalance(ns)
 	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		w.whole(pg)
@@ -725,7 +725,7 @@ func TestRebalanceMemory(t *testing.T) {
 	f.l.opts.BalanceUnits = math.MaxUint64 // what moves was asked for
 	f.tell()
 	f.idle(2 * lease)
-	steps := f.l.Rebalance(f.s, f.ns, f.now)
+	steps := f.rebalance(f.ns)
 	if len(steps) == 0 || !strings.Contains(steps[0], "MiB, from placement group 4 to placement group 1") {
 		t.Fatalf("steps %q", steps)
 	}
@@ -737,7 +737,7 @@ func TestRebalanceMemory(t *testing.T) {
 		x := f.live(pg.Id) / f.heap(pg.Id)
 		least, most = min(least, x), max(most, x)
 	}
-	if most-least > 0.035 || len(f.l.leveling) > 0 || f.moves > 2*len(steps) {
+	if most-least > 0.035 || len(f.s.Rebalancing()) > 0 || f.moves > 2*len(steps) {
 		t.Fatalf("between %.3f and %.3f after %d moves, %d were told", least, most, f.moves, len(steps))
 	}
 	f.idle(10 * time.Second)
@@ -747,8 +747,43 @@ func TestRebalanceMemory(t *testing.T) {
 		c.size[sh.Id] = 0.06 * c.heap(sh.PgId) * float64(sh.PgId)
 	}
 	c.tell()
-	if steps := c.l.Rebalance(c.s, c.ns, c.now); len(steps) != 0 {
+	if steps := c.rebalance(c.ns); len(steps) != 0 {
 		t.Fatalf("steps %q of a cache with as many shards everywhere", steps)
+	}
+}
+
+// The next leader goes on with a rebalance, once sessions have told it what they hold. Before, it would go by hashes, which are even
+// here.
+func TestRebalanceElected(t *testing.T) {
+	f := newFilling(t, 4, 16, 1<<30, 0)
+	for _, sh := range f.s.Shards(f.ns) {
+		f.size[sh.Id] = 0.05 * f.heap(sh.PgId) * float64(sh.PgId)
+	}
+	f.l.opts.BalanceUnits = math.MaxUint64 // what moves was asked for
+	f.tell()
+	f.idle(2 * lease)
+	f.rebalance(f.ns)
+	for terms := 0; f.moves < 3 || terms < 3; f.tick() {
+		if f.moves >= terms && len(f.s.Jobs()) == 0 {
+			f.elect()
+			f.l.opts.BalanceUnits = math.MaxUint64
+			f.step() // nobody has told anything
+			terms++
+		}
+		if len(f.s.Rebalancing()) == 0 {
+			t.Fatalf("it ended after %d moves and %d elections: %q", f.moves, terms, f.log[max(0, len(f.log)-5):])
+		}
+	}
+	for range 2000 {
+		f.tick()
+	}
+	least, most := math.Inf(1), 0.0
+	for _, pg := range f.s.PGs(f.ns) {
+		x := f.live(pg.Id) / f.heap(pg.Id)
+		least, most = min(least, x), max(most, x)
+	}
+	if most-least > 0.035 || len(f.s.Rebalancing()) > 0 {
+		t.Fatalf("between %.3f and %.3f after %d moves", least, most, f.moves)
 	}
 }
 

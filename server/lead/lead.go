@@ -103,8 +103,8 @@ type Leader struct {
 	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
 	// Jobs that operators and scrubs asked for and that have not begun. The next leader does not know of them.
-	queue    []*fsmpb.StartJob
-	leveling map[uint32]bool // namespaces being rebalanced
+	queue []*fsmpb.StartJob
+	spent map[uint32]bool // namespaces whose rebalance ends: a step of it was refused
 
 	memories   map[uint32]*memory // by placement group
 	accounted  time.Duration      // when they were worked out last
@@ -194,8 +194,8 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), jobs: make(map[uint32]*job),
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
-		paused:   make(map[uint32]time.Duration),
-		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
+		paused: make(map[uint32]time.Duration),
+		spent:  make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble),
 	}
@@ -510,14 +510,14 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 	case *fsmpb.Command_PlanJoin:
 		l.paused[op.PlanJoin.PgId] = pause
 		if step.balances {
-			delete(l.leveling, s.PG(op.PlanJoin.PgId).GetNamespaceId())
+			l.spent[s.PG(op.PlanJoin.PgId).GetNamespaceId()] = true
 		}
 	case *fsmpb.Command_StartLeave:
 		l.paused[op.StartLeave.PgId] = pause
 	case *fsmpb.Command_RemakePg:
 		l.paused[op.RemakePg.PgId] = pause
 	case *fsmpb.Command_CreatePg:
-		delete(l.leveling, op.CreatePg.NamespaceId)
+		l.spent[op.CreatePg.NamespaceId] = true
 	case *fsmpb.Command_StartJob:
 		q := op.StartJob
 		pg := q.PgId
@@ -525,7 +525,7 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 			sh := s.Shard(q.ShardId)
 			pg = sh.GetPgId()
 			if q.Reason == reasonBalance {
-				delete(l.leveling, sh.GetNamespaceId())
+				l.spent[sh.GetNamespaceId()] = true
 			}
 			delete(l.took, q.TargetPgId)
 		}

@@ -314,6 +314,17 @@ func (w *world) start(q *fsmpb.StartJob) uint32 {
 	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}).Job.Id
 }
 
+// rebalance asks for it, once the leader can tell what is to be done.
+func (w *world) rebalance(ns uint32) []string {
+	w.t.Helper()
+	w.wait(w.l.Untold(w.now))
+	steps := w.l.Rebalance(w.s, ns, w.now)
+	if len(steps) > 0 {
+		w.apply(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: dirpb.Rebalancing_REBALANCING_ON}}})
+	}
+	return steps
+}
+
 func (w *world) drain(node uint32) {
 	w.t.Helper()
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: node}}})
@@ -1369,12 +1380,12 @@ func TestRebalance(t *testing.T) {
 	w.nodes(2, 4)
 	ns := w.create("n", 2, 8)
 	x := w.open(ns)
-	if steps := w.l.Rebalance(w.s, ns, w.now); len(steps) != 0 {
+	if steps := w.rebalance(ns); len(steps) != 0 {
 		t.Fatalf("nothing has changed, but %q", steps)
 	}
 	w.node("m3", "d3", 8)
 	w.node("full", "d4", 0)
-	steps := w.l.Rebalance(w.s, ns, w.now)
+	steps := w.rebalance(ns)
 	if len(steps) != 4 || steps[0] != `create a placement group on memory nodes ["m3" "m1"]` ||
 		steps[1] != `replace memory node "m1" of placement group 2 by "m3"` ||
 		steps[2] != `move a shard from placement group 1 to the new placement group of memory node "m3"` {
@@ -1398,13 +1409,13 @@ func TestRebalance(t *testing.T) {
 			t.Fatalf("placement group %d has %d shards of 8", pg.Id, n)
 		}
 	}
-	if len(w.l.leveling) != 0 {
+	if len(w.s.Rebalancing()) != 0 {
 		t.Fatal("it has no end")
 	}
 
 	// A step that is refused ends it.
 	w.node("m5", "d5", 8)
-	if steps := w.l.Rebalance(w.s, ns, w.now); len(steps) == 0 {
+	if steps := w.rebalance(ns); len(steps) == 0 {
 		t.Fatal("nothing to do")
 	}
 	due := w.plan()
@@ -1415,7 +1426,30 @@ func TestRebalance(t *testing.T) {
 	w.pass(2 * maxPause)
 	w.beat()
 	w.ack()
+	w.want("its rebalance ends: a step of it was refused")
 	w.want()
+	if len(w.rebalance(ns)) == 0 {
+		t.Fatal("nothing to do")
+	}
+	w.want("a placement group on memory nodes")
+}
+
+// A rebalance that is taken back begins no other step.
+func TestRebalanceCancelled(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(2, 8)
+	ns := w.create("n", 2, 8)
+	x := w.open(ns)
+	w.node("m3", "d3", 8)
+	if steps := w.rebalance(ns); len(steps) < 2 {
+		t.Fatalf("steps %q", steps)
+	}
+	w.want("a placement group on memory nodes")
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: dirpb.Rebalancing_REBALANCING_CANCELLED}}})
+	w.settleJobs(x)
+	if steps := w.l.Rebalance(w.s, ns, w.now); len(steps) == 0 || !strings.HasPrefix(steps[0], "replace") {
+		t.Fatalf("left are %q, want all but the first", steps)
+	}
 }
 
 // ---- everything at once ----------------------------------------------------
@@ -1508,7 +1542,7 @@ func chaos(t *testing.T, seed uint64) []string {
 				}
 			}
 		case 8:
-			w.l.Rebalance(w.s, ns, w.now)
+			w.try(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: dirpb.Rebalancing_REBALANCING_ON}}})
 		case 9:
 			shards := w.s.Shards(ns)
 			if q, _, _ := w.l.Grow(w.s, shards[rng.IntN(len(shards))], w.now); q != nil {

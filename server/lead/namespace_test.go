@@ -96,7 +96,7 @@ func TestDeleteLeavesAlone(t *testing.T) {
 		t.Fatalf("work in %q", got)
 	}
 	w.l.Offer(w.s, []*fsmpb.StartJob{{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1}}, w.now)
-	w.l.Rebalance(w.s, ns, w.now)
+	w.rebalance(ns)
 	w.drain(1) // which asks for other members
 	if r := w.remove("n"); r.Err != nil || r.Deleted.Fencing != 1 {
 		t.Fatalf("%v, %v", r.Deleted, r.Err)

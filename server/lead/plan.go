@@ -12,7 +12,6 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -75,7 +74,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //     at a time, to placement groups that stay;
 //   - placement groups that may have intents of sessions that have ended are gone through;
 //   - jobs that were asked for and had to wait;
-//   - rebalancing, one change of a namespace at a time;
+//   - rebalancing, one change of a namespace at a time, or its end;
 //   - moves from placement groups that fill up to emptier ones;
 //   - if memory is lost, or short: a count of what is linked. Scrubbed queues the jobs that follow it.
 //
@@ -108,7 +107,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	}
 	p.settleOrphans()
 	p.asked()
-	for ns := range ordered.All(l.leveling) {
+	for _, ns := range s.Rebalancing() {
 		p.level(ns)
 	}
 	p.account()
@@ -294,7 +293,9 @@ func (p *plan) forget() {
 			delete(p.l.paused, id)
 		}
 	}
-	maps.DeleteFunc(p.l.leveling, func(id uint32, _ bool) bool { return p.s.Namespace(id) == nil || p.s.Namespace(id).Deleting })
+	maps.DeleteFunc(p.l.spent, func(id uint32, _ bool) bool {
+		return p.s.Namespace(id).GetRebalancing() != dirpb.Rebalancing_REBALANCING_ON
+	})
 	gone := func(id uint32) bool { return p.s.PG(id) == nil }
 	maps.DeleteFunc(p.l.frozen, func(id uint32, _ time.Duration) bool { return gone(id) })
 	maps.DeleteFunc(p.l.rests, func(_ uint32, until time.Duration) bool { return p.now >= until })
@@ -682,13 +683,13 @@ func (p *plan) outlived(pg *dirpb.PlacementGroup, extents []uint32) bool {
 
 // ---- rebalancing -----------------------------------------------------------
 
-// Rebalance spreads a namespace: a placement group for every memory node that arbitrates none
+// Rebalance says how a namespace is spread: a placement group for every memory node that arbitrates none
 // and has room; then regions from fuller memory nodes to emptier ones, a member of a placement group
 // at a time, until none would make a difference smaller; then memory from fuller placement
 // groups to emptier ones, until they differ by a few percent of a heap. In a cache, and in a store
-// that is nearly empty, shards of equal depth count as equal in place of their memory. It says what
-// will be done if nothing else changes; Plan does it, one step at a time. The next leader
-// does not know of it.
+// that is nearly empty, shards of equal depth count as equal in place of their memory. Plan does it one step at a
+// time while the state says that the namespace is rebalanced, and what it does is this if nothing else changes.
+// A leader can tell once it has led for as long as Untold says.
 func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []string {
 	p := l.plan(s, now)
 	var out []string
@@ -716,14 +717,24 @@ func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []
 		b.apply(m)
 		out = append(out, m.String())
 	}
-	if len(out) > 0 {
-		l.leveling[namespace] = true
-	}
 	return out
+}
+
+// Untold is how long it will take until every session that lives has told this leader what it holds. Before, it does not
+// know how full placement groups are.
+func (l *Leader) Untold(now time.Duration) time.Duration {
+	return max(0, l.began+min(l.opts.Lease, settleTime)-now)
 }
 
 // level takes a namespace's next step, or ends its rebalancing.
 func (p *plan) level(ns uint32) {
+	if p.l.spent[ns] {
+		p.leveled(ns, dirpb.Rebalancing_REBALANCING_REFUSED, "a step of it was refused")
+		return
+	}
+	if p.l.Untold(p.now) > 0 {
+		return
+	}
 	replicas := p.s.Namespace(ns).GetReplicas()
 	for _, pg := range p.pgs {
 		if pg.NamespaceId == ns && (pg.State == dirpb.PGState_PG_CREATING || p.taken[pg.Id] ||
@@ -759,7 +770,7 @@ func (p *plan) level(ns uint32) {
 	b := p.balance(ns)
 	m := b.ask()
 	if m == nil {
-		delete(p.l.leveling, ns)
+		p.leveled(ns, dirpb.Rebalancing_REBALANCING_NONE, "nothing is left to do")
 		return
 	}
 	for _, g := range []*group{m.from, m.to} {
@@ -769,6 +780,12 @@ func (p *plan) level(ns uint32) {
 		}
 	}
 	p.shift(b, m, reasonBalance)
+}
+
+// leveled ends a rebalance.
+func (p *plan) leveled(ns uint32, to dirpb.Rebalancing, why string) {
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: to}}},
+		"namespace %q: its rebalance ends: %s", p.s.Namespace(ns).GetName(), why)
 }
 
 // missing is the chain of a placement group that would give some memory node its

@@ -71,7 +71,7 @@ func (l *Leader) Calls(now time.Duration) (ids []uint32) {
 // Calm reports whether nothing but the end of a lease, or what sessions, memory nodes,
 // janitors and operators say, can bring anything about soon.
 func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
-	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(l.leveling) > 0 || len(l.paused) > 0 || l.Pending() || len(s.Jobs()) > 0 {
+	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(s.Rebalancing()) > 0 || len(l.paused) > 0 || l.Pending() || len(s.Jobs()) > 0 {
 		return false
 	}
 	if _, least := l.Epochs(); l.sessions.n > 0 && least <= l.awaited {

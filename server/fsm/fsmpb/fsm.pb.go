@@ -60,6 +60,7 @@ type Command struct {
 	//	*Command_CreatePg
 	//	*Command_SetNamespace
 	//	*Command_TakeBack
+	//	*Command_Rebalance
 	//	*Command_DeleteNamespace
 	//	*Command_AcceptLoss
 	//	*Command_RemakePg
@@ -346,6 +347,15 @@ func (x *Command) GetTakeBack() *TakeBack {
 	return nil
 }
 
+func (x *Command) GetRebalance() *Rebalance {
+	if x != nil {
+		if x, ok := x.Op.(*Command_Rebalance); ok {
+			return x.Rebalance
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetDeleteNamespace() *dirpb.DeleteNamespaceRequest {
 	if x != nil {
 		if x, ok := x.Op.(*Command_DeleteNamespace); ok {
@@ -547,6 +557,10 @@ type Command_TakeBack struct {
 	TakeBack *TakeBack `protobuf:"bytes,26,opt,name=take_back,json=takeBack,proto3,oneof"`
 }
 
+type Command_Rebalance struct {
+	Rebalance *Rebalance `protobuf:"bytes,27,opt,name=rebalance,proto3,oneof"`
+}
+
 type Command_DeleteNamespace struct {
 	DeleteNamespace *dirpb.DeleteNamespaceRequest `protobuf:"bytes,40,opt,name=delete_namespace,json=deleteNamespace,proto3,oneof"`
 }
@@ -636,6 +650,8 @@ func (*Command_CreatePg) isCommand_Op() {}
 func (*Command_SetNamespace) isCommand_Op() {}
 
 func (*Command_TakeBack) isCommand_Op() {}
+
+func (*Command_Rebalance) isCommand_Op() {}
 
 func (*Command_DeleteNamespace) isCommand_Op() {}
 
@@ -2512,6 +2528,59 @@ func (x *DrainNode) GetCancel() bool {
 	return false
 }
 
+// Rebalance has the leader spread a namespace, or ends that.
+type Rebalance struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	To            dirpb.Rebalancing      `protobuf:"varint,2,opt,name=to,proto3,enum=kvd.directory.v1.Rebalancing" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rebalance) Reset() {
+	*x = Rebalance{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rebalance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rebalance) ProtoMessage() {}
+
+func (x *Rebalance) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
+func (*Rebalance) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Rebalance) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *Rebalance) GetTo() dirpb.Rebalancing {
+	if x != nil {
+		return x.To
+	}
+	return dirpb.Rebalancing(0)
+}
+
 type RemoveNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -2523,7 +2592,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2604,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2617,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2583,7 +2652,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +2664,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2677,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2638,7 +2707,7 @@ type RemakePG struct {
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2719,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2732,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2714,7 +2783,7 @@ type Meta struct {
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2795,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2808,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2859,7 +2928,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2940,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2953,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Directory) GetId() string {
@@ -2955,7 +3024,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3036,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3049,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -3132,7 +3201,7 @@ type Departed struct {
 
 func (x *Departed) Reset() {
 	*x = Departed{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3213,7 @@ func (x *Departed) String() string {
 func (*Departed) ProtoMessage() {}
 
 func (x *Departed) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3226,7 @@ func (x *Departed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Departed.ProtoReflect.Descriptor instead.
 func (*Departed) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Departed) GetNodeId() uint32 {
@@ -3213,7 +3282,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3294,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3307,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3266,7 +3335,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3347,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3360,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3320,7 +3389,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3401,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3414,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3381,7 +3450,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3462,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3475,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3440,7 +3509,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3521,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3534,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3496,7 +3565,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3577,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3590,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3564,7 +3633,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3576,7 +3645,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3589,7 +3658,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3625,7 +3694,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +3706,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3719,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -3698,7 +3767,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3710,7 +3779,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3723,7 +3792,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3848,7 +3917,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3860,7 +3929,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3873,7 +3942,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3900,7 +3969,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +3981,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +3994,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Row) GetKey() []byte {
@@ -3952,7 +4021,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3964,7 +4033,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3977,7 +4046,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -3999,7 +4068,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xbd\x11\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xf4\x11\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -4031,7 +4100,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"removeNode\x123\n" +
 	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePg\x12L\n" +
 	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespace\x123\n" +
-	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBack\x12U\n" +
+	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBack\x125\n" +
+	"\trebalance\x18\x1b \x01(\v2\x15.kvd.fsm.v1.RebalanceH\x00R\trebalance\x12U\n" +
 	"\x10delete_namespace\x18( \x01(\v2(.kvd.directory.v1.DeleteNamespaceRequestH\x00R\x0fdeleteNamespace\x12F\n" +
 	"\vaccept_loss\x18) \x01(\v2#.kvd.directory.v1.AcceptLossRequestH\x00R\n" +
 	"acceptLoss\x123\n" +
@@ -4218,7 +4288,10 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\"<\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"\\\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"]\n" +
+	"\tRebalance\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12-\n" +
+	"\x02to\x18\x02 \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\x02to\"\\\n" +
 	"\n" +
 	"RemoveNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x14\n" +
@@ -4372,7 +4445,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -4402,42 +4475,44 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*EndJob)(nil),                       // 25: kvd.fsm.v1.EndJob
 	(*FinishRecall)(nil),                 // 26: kvd.fsm.v1.FinishRecall
 	(*DrainNode)(nil),                    // 27: kvd.fsm.v1.DrainNode
-	(*RemoveNode)(nil),                   // 28: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 29: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 30: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 31: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 32: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 33: kvd.fsm.v1.Heap
-	(*Departed)(nil),                     // 34: kvd.fsm.v1.Departed
-	(*HeldStatus)(nil),                   // 35: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 36: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 37: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 38: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 39: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 40: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 41: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 42: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 43: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 44: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 45: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 46: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 47: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 48: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 49: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 50: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 51: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 52: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 53: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 54: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 55: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 56: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 57: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 58: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 59: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 60: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 61: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 62: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 63: kvd.directory.v1.SessionLife
+	(*Rebalance)(nil),                    // 28: kvd.fsm.v1.Rebalance
+	(*RemoveNode)(nil),                   // 29: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 30: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 31: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 32: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 33: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 34: kvd.fsm.v1.Heap
+	(*Departed)(nil),                     // 35: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 36: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 37: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 38: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 39: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 40: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 41: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 42: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 43: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 44: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 45: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 46: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 47: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 48: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 49: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 50: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 51: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 52: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 53: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 54: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 55: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 56: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 57: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 58: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 59: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 60: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 61: kvd.directory.v1.JobReport
+	(dirpb.Rebalancing)(0),               // 62: kvd.directory.v1.Rebalancing
+	(*dirpb.UnitRuns)(nil),               // 63: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 64: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 65: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4445,7 +4520,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	6,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	7,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	8,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	47, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	48, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	9,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	10, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	11, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -4461,50 +4536,52 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	25, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
 	26, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
 	27, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	28, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	29, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	48, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	29, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	30, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	49, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	12, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	49, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	50, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	30, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	51, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
-	1,  // 29: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
-	2,  // 30: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
-	18, // 31: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
-	19, // 32: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	52, // 33: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
-	4,  // 34: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
-	53, // 35: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	54, // 36: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	4,  // 37: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
-	32, // 38: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	55, // 39: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	56, // 40: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	57, // 41: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	13, // 42: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	58, // 43: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	59, // 44: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	60, // 45: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	42, // 46: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	37, // 47: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	40, // 48: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	60, // 49: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	38, // 50: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	39, // 51: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	35, // 52: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	36, // 53: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	34, // 54: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	61, // 55: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	62, // 56: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	63, // 57: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	44, // 58: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	45, // 59: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	60, // [60:60] is the sub-list for method output_type
-	60, // [60:60] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	28, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
+	50, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	51, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	31, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	52, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	1,  // 30: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
+	2,  // 31: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
+	18, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
+	19, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
+	53, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	4,  // 35: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
+	54, // 36: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	55, // 37: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	4,  // 38: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
+	33, // 39: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	56, // 40: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	57, // 41: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	58, // 42: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	13, // 43: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	59, // 44: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	60, // 45: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	61, // 46: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	62, // 47: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
+	43, // 48: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	38, // 49: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	41, // 50: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	61, // 51: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	39, // 52: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	40, // 53: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	36, // 54: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	37, // 55: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	35, // 56: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	63, // 57: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	64, // 58: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	65, // 59: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	45, // 60: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	46, // 61: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4538,6 +4615,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_CreatePg)(nil),
 		(*Command_SetNamespace)(nil),
 		(*Command_TakeBack)(nil),
+		(*Command_Rebalance)(nil),
 		(*Command_DeleteNamespace)(nil),
 		(*Command_AcceptLoss)(nil),
 		(*Command_RemakePg)(nil),
@@ -4555,7 +4633,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
