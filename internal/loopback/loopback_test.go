@@ -58,7 +58,7 @@ func TestFree(t *testing.T) {
 // A host that is none of this machine is an error, and not looked for on every port.
 func TestFreeAtNone(t *testing.T) {
 	was := looked.Load()
-	if addr, err := FreeAt("192.0.2.1"); err == nil || looked.Load() != was+1 {
+	if addr, err := FreeAt("198.51.100.1"); err == nil || looked.Load() != was+1 {
 		t.Errorf("%s, %v, after %d ports", addr, err, looked.Load()-was)
 	}
 }
