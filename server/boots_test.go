@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -183,6 +184,51 @@ func TestRestartNode(t *testing.T) {
 	}
 	if last := a.Entries[len(a.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" {
 		t.Errorf("the last entry is %v", last)
+	}
+}
+
+// TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces no other.
+func TestRestartNodeAgain(t *testing.T) {
+	n := single(t, vfs.NewMem(), 50*time.Millisecond)
+	c, ctx := dial(t, n), testCtx(t)
+	register := func(boot uint64) uint32 {
+		t.Helper()
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.NodeId
+	}
+	id := register(1)
+	restart := func() error {
+		r, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m1", Boot: 1, Incarnation: 7})
+		if err == nil && (r.Boot != 2 || !r.Kept) {
+			err = fmt.Errorf("the next process is %v", r)
+		}
+		return err
+	}
+	told := func(boot uint64) bool {
+		t.Helper()
+		r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: id, Incarnation: 7, Boot: boot})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Restart
+	}
+	answers := make(chan error, 2)
+	go func() { answers <- restart() }()
+	until(t, "the process to be told", func() bool { return told(1) })
+	go func() { answers <- restart() }()
+	time.Sleep(20 * time.Millisecond)
+	register(2)
+	for range 2 {
+		if err := <-answers; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := restart(); err != nil || told(2) || own(t, n).Map.Nodes[0].PauseMillis != 0 {
+		t.Fatalf("asked again: %v, the next process is told %v", err, told(2))
 	}
 }
 

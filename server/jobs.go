@@ -382,7 +382,8 @@ func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dir
 const restartMillis = 30_000
 
 // RestartNode has the process of a memory node replaced by another one with the same memory: it is told so with the answer to its
-// heartbeat, and not expected for a while. If it is to leave first, it is told so when no chain has it any more.
+// heartbeat, and not expected for a while. If it is to leave first, it is told so when no chain has it any more. A request that
+// names the process replaces no other one, and may be made again.
 func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
 	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
@@ -390,7 +391,10 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 	}
 	var m *dirpb.Node
 	n.machine.view(func(s *fsm.State) { m = s.Node(id) })
-	switch {
+	last := &dirpb.Node{Id: id, Name: q.Node, Boot: q.Boot, Incarnation: q.Incarnation}
+	switch another := m.GetBoot() != q.Boot || m.GetIncarnation() != q.Incarnation; {
+	case q.Boot != 0 && (another || m.GetPauseMillis() > 0):
+		return n.awaitNext(ctx, last)
 	case m.GetState() != dirpb.NodeState_NODE_UP:
 		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q is down: there is no process to replace; nothing was done", q.Node)
 	case !m.GetKeeps():

@@ -329,7 +329,7 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 
 // startScrub asks for a scrub. A refusal is kept, and it is asked for again.
 func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGUsage, g *scrubbing) error {
-	rep, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
+	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
 		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.namespace, PgId: pg, Repair: true})
 	})
 	switch status.Code(err) {

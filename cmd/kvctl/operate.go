@@ -105,9 +105,9 @@ func waited(err error) error {
 	return &exitError{exitCode(err), fmt.Errorf("while waiting for it, it goes on by itself: %w", err)}
 }
 
-// call makes one request that changes something.
-func call[T any](ctx context.Context, b backend, fn func(context.Context, dirpb.DirectoryClient) (T, error)) (rep T, err error) {
-	err = b.Directory(ctx, false, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+// call makes a request that changes something; one that may happen twice is made again if nobody knows whether it did.
+func call[T any](ctx context.Context, b backend, twice bool, fn func(context.Context, dirpb.DirectoryClient) (T, error)) (rep T, err error) {
+	err = b.Directory(ctx, twice, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		rep, err = fn(ctx, d)
 		return err
 	})
@@ -224,7 +224,7 @@ func onNode[R any](a *app, cmd *cobra.Command, name string, f func(context.Conte
 		if _, _, err := a.node(cmd.Context(), b, name); err != nil {
 			return err
 		}
-		if _, err := call(cmd.Context(), b, f); err != nil {
+		if _, err := call(cmd.Context(), b, false, f); err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}
 		return nil
@@ -345,7 +345,7 @@ func (a *app) drainCommand() *cobra.Command {
 }
 
 func (a *app) setDrain(ctx context.Context, b backend, name string, cancel bool) (regions uint32, err error) {
-	rep, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.DrainNodeReply, error) {
+	rep, err := call(ctx, b, true, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.DrainNodeReply, error) {
 		return d.DrainNode(ctx, &dirpb.DrainNodeRequest{Node: name, Cancel: cancel})
 	})
 	if err != nil {
@@ -512,10 +512,12 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalan
 		if err != nil {
 			return progress{}, false, err
 		}
+		const none, on = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON
 		is := now.GetRebalancing()
-		ended := begun && is != dirpb.Rebalancing_REBALANCING_ON
-		begun = is == dirpb.Rebalancing_REBALANCING_ON
-		if ended && is == dirpb.Rebalancing_REBALANCING_NONE {
+		// It may have begun and been refused before anybody looked; other directory nodes than the leader may be behind.
+		ended := is != on && (begun || is != none && st.GetLeads())
+		begun = is == on
+		if ended && is == none {
 			return progress{}, true, nil
 		}
 		if ended || !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
@@ -723,7 +725,7 @@ func (a *app) split(ctx context.Context, b backend, id uint32) error {
 	}) {
 		return &exitError{exitNo, fmt.Errorf("unknown shard %d in namespace %q (kvctl shards lists them)", id, a.namespace)}
 	}
-	rep, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
+	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
 		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_MOVE, Namespace: a.namespace, ShardId: id})
 	})
 	if err != nil {

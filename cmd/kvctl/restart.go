@@ -51,11 +51,15 @@ func (a *app) restartCommand() *cobra.Command {
 }
 
 func (a *app) restart(ctx context.Context, b backend, name, program string, leave bool, patient time.Duration) error {
-	m, n, err := a.node(ctx, b, name)
+	st, err := clusterStatus(ctx, b)
 	if err != nil {
 		return err
 	}
-	lacked := lacking(m)
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	lacked := lacking(st.GetMap())
 	soon, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
 	var next *keeper.Choice
@@ -65,8 +69,12 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 		}
 		defer next.Close()
 	}
-	r, err := call(soon, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
-		return d.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: name, Leave: leave, Program: program})
+	q := &dirpb.RestartNodeRequest{Node: name, Leave: leave, Program: program}
+	if st.GetLeads() { // others may know of an earlier process alone, whose successor is to be replaced
+		q.Boot, q.Incarnation = n.GetBoot(), n.GetIncarnation()
+	}
+	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
+		return d.RestartNode(ctx, q)
 	})
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)

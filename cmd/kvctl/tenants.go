@@ -159,7 +159,7 @@ ended at once, unless it has the right by another entry.
 				return usageError(err)
 			}
 			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RevokeAccessReply, error) {
+				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RevokeAccessReply, error) {
 					return d.RevokeAccess(ctx, &dirpb.RevokeAccessRequest{Namespace: args[0], Who: args[1]})
 				})
 				if err != nil {

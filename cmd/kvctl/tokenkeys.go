@@ -30,7 +30,7 @@ another directory node has just begun to lead.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RotateKeyReply, error) {
+				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RotateKeyReply, error) {
 					return d.RotateKey(ctx, &dirpb.RotateKeyRequest{Force: force})
 				})
 				if err != nil {

@@ -3316,8 +3316,12 @@ type RestartNodeRequest struct {
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// The memory node leaves the chains of its placement groups first, which go on without it. It is refused where it has the
 	// only copy of something. The next process begins with another incarnation, and joins.
-	Leave         bool   `protobuf:"varint,80,opt,name=leave,proto3" json:"leave,omitempty"`
-	Program       string `protobuf:"bytes,81,opt,name=program,proto3" json:"program,omitempty"` // for the audit log alone: the keeper was told on its machine to start it
+	Leave   bool   `protobuf:"varint,80,opt,name=leave,proto3" json:"leave,omitempty"`
+	Program string `protobuf:"bytes,81,opt,name=program,proto3" json:"program,omitempty"` // for the audit log alone: the keeper was told on its machine to start it
+	// Of the process that is to be replaced; boot 0: whichever serves. If it has been replaced already, or is being replaced, the
+	// request waits for the one that follows it, so it may be made again.
+	Boot          uint64 `protobuf:"varint,82,opt,name=boot,proto3" json:"boot,omitempty"`
+	Incarnation   uint64 `protobuf:"varint,83,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3371,6 +3375,20 @@ func (x *RestartNodeRequest) GetProgram() string {
 		return x.Program
 	}
 	return ""
+}
+
+func (x *RestartNodeRequest) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *RestartNodeRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 type RestartNodeReply struct {
@@ -8995,11 +9013,13 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fRemoveNodeReply\"'\n" +
 	"\x11GiveUpNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x11\n" +
-	"\x0fGiveUpNodeReply\"X\n" +
+	"\x0fGiveUpNodeReply\"\x8e\x01\n" +
 	"\x12RestartNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05leave\x18P \x01(\bR\x05leave\x12\x18\n" +
-	"\aprogram\x18Q \x01(\tR\aprogram\"T\n" +
+	"\aprogram\x18Q \x01(\tR\aprogram\x12\x12\n" +
+	"\x04boot\x18R \x01(\x04R\x04boot\x12 \n" +
+	"\vincarnation\x18S \x01(\x04R\vincarnation\"T\n" +
 	"\x10RestartNodeReply\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x18\n" +
