@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -216,16 +217,21 @@ func TestRestartNodeAgain(t *testing.T) {
 		}
 		return r.Restart
 	}
-	answers := make(chan error, 2)
-	go func() { answers <- restart() }()
+	again := &dirpb.RestartNodeRequest{Node: "m1", Boot: 2, Incarnation: 7}
+	_, err := c.RestartNode(ctx, again)
+	wantCode(t, err, codes.InvalidArgument, "has had no boot 2", "nothing was done")
+	answered := make(chan error, 1)
+	go func() { answered <- restart() }()
 	until(t, "the process to be told", func() bool { return told(1) })
-	go func() { answers <- restart() }()
-	time.Sleep(20 * time.Millisecond)
+	// A request without time to wait says what it would wait for.
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	again.Boot = 1
+	_, err = n.RestartNode(over, again)
+	wantCode(t, err, codes.DeadlineExceeded, "no other process of it has registered yet")
 	register(2)
-	for range 2 {
-		if err := <-answers; err != nil {
-			t.Fatal(err)
-		}
+	if err := <-answered; err != nil {
+		t.Fatal(err)
 	}
 	if err := restart(); err != nil || told(2) || own(t, n).Map.Nodes[0].PauseMillis != 0 {
 		t.Fatalf("asked again: %v, the next process is told %v", err, told(2))

@@ -393,6 +393,8 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 	n.machine.view(func(s *fsm.State) { m = s.Node(id) })
 	last := &dirpb.Node{Id: id, Name: q.Node, Boot: q.Boot, Incarnation: q.Incarnation}
 	switch another := m.GetBoot() != q.Boot || m.GetIncarnation() != q.Incarnation; {
+	case q.Boot > m.GetBoot() && q.Incarnation == m.GetIncarnation():
+		return nil, status.Errorf(codes.InvalidArgument, "memory node %.64q has had no boot %d, and is at %d; nothing was done", q.Node, q.Boot, m.GetBoot())
 	case q.Boot != 0 && (another || m.GetPauseMillis() > 0):
 		return n.awaitNext(ctx, last)
 	case m.GetState() != dirpb.NodeState_NODE_UP:
@@ -496,6 +498,10 @@ func (n *Node) told(ctx context.Context, l *leadership) error {
 	if wait == 0 {
 		return nil
 	}
+	over := n.reigns.next()
+	if n.leading.Load() != l {
+		return n.notLeader()
+	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
@@ -503,7 +509,8 @@ func (n *Node) told(ctx context.Context, l *leadership) error {
 		return nil
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
+	case <-over:
 	case <-n.ctx.Done():
-		return n.notLeader()
 	}
+	return n.notLeader()
 }
