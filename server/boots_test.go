@@ -190,7 +190,7 @@ func TestRestartNode(t *testing.T) {
 
 // TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces no other.
 func TestRestartNodeAgain(t *testing.T) {
-	n := single(t, vfs.NewMem(), 50*time.Millisecond)
+	n := single(t, vfs.NewMem(), time.Second)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(boot uint64) uint32 {
 		t.Helper()

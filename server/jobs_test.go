@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -384,22 +385,23 @@ func TestRebalance(t *testing.T) {
 	m3 := newMemnode(t, "m3", 1, just(n))
 	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON, dirpb.Rebalancing_REBALANCING_CANCELLED
 	is := func() dirpb.Rebalancing { return statusOf(t, c).Map.Namespaces[0].Rebalancing }
-	ask := func(q *dirpb.RebalanceRequest, steps int, want dirpb.Rebalancing) {
+	ask := func(q *dirpb.RebalanceRequest, least int, want dirpb.Rebalancing) {
 		t.Helper()
 		q.Namespace = "n"
 		r, err := c.Rebalance(ctx, q)
-		if err != nil || len(r.Steps) != steps || is() != want {
-			t.Fatalf("steps %v of %d, %v, %v, want %v", r.GetSteps(), steps, err, is(), want)
+		if err != nil || len(r.Steps) < least || len(r.Steps) > 3 || is() != want {
+			t.Fatalf("steps %v, want %d to 3; %v, %v, want %v", r.GetSteps(), least, err, is(), want)
 		}
 	}
 	ask(&dirpb.RebalanceRequest{DryRun: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{DryRun: true, Cancel: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{}, 3, on)
 	until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
-	ask(&dirpb.RebalanceRequest{Cancel: true}, 2, cancelled)
-	ask(&dirpb.RebalanceRequest{Cancel: true}, 2, cancelled)
-	ask(&dirpb.RebalanceRequest{DryRun: true}, 2, cancelled)
-	ask(&dirpb.RebalanceRequest{}, 2, on)
+	// The second step may have begun, and not the third: nobody works on the second.
+	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
+	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
+	ask(&dirpb.RebalanceRequest{DryRun: true}, 1, cancelled)
+	ask(&dirpb.RebalanceRequest{}, 1, on)
 	until(t, "the third placement group to have a shard", func() bool {
 		work(t, c, x)
 		s := statusOf(t, c)
@@ -410,7 +412,8 @@ func TestRebalance(t *testing.T) {
 		work(t, c, x)
 		return is() == none
 	})
-	if got := auditOf(t, c, actRebalance); !slices.Equal(got, []string{"steps=3", "steps=2 cancel=true", "steps=2"}) {
+	got := auditOf(t, c, actRebalance)
+	if len(got) != 3 || got[0] != "steps=3" || !strings.HasSuffix(got[1], " cancel=true") || strings.Contains(got[2], "cancel") {
 		t.Fatalf("audited are %q", got)
 	}
 }
