@@ -25,9 +25,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
-const patience = 60 * time.Second
+const patience = waiting.Limit
 
 var binDir string
 

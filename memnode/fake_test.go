@@ -21,13 +21,14 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
 var _ Directory = (*dirclient.Client)(nil)
 
-const patience = 20 * time.Second
+const patience = waiting.Limit
 
 // keyOf is the fake cluster's key of a generation.
 func keyOf(generation uint32) token.Key {

@@ -24,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
@@ -1006,14 +1007,5 @@ func TestAdvertised(t *testing.T) {
 // until polls a condition that only Stats shows.
 func until(t *testing.T, cond func() bool) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(patience)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("condition never came true")
-		}
-	}
+	waiting.Until(t, "the condition", cond)
 }

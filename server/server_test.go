@@ -29,6 +29,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -38,7 +39,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of a test.
-const patience = 20 * time.Second
+const patience = waiting.Limit
 
 // forever is a lease that no test outlives.
 const forever = time.Hour
@@ -86,13 +87,7 @@ func dial(t testing.TB, n *Node) dirpb.DirectoryClient {
 // until polls cond.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !cond() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	waiting.Until(t, what, cond)
 }
 
 func leaderOf(t testing.TB, nodes ...*Node) (leader *Node) {

@@ -39,6 +39,7 @@ import (
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -64,7 +65,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 // process is a kvd that runs.
 type process struct {

@@ -18,12 +18,13 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the suites gave into testdata/expected, and that into docs/compatibility.md")
 
 // patience bounds everything that a test waits for and that has no bound of its own.
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 func TestMain(m *testing.M) {
 	code := m.Run()

@@ -17,10 +17,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 var bin string // folder of the commands
 

@@ -26,6 +26,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func fake() []Database {
@@ -37,11 +38,7 @@ func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 // eventually polls what other goroutines do.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	waiting.Until(t, what, ok)
 }
 
 func TestCommands(t *testing.T) {

@@ -13,10 +13,11 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 // serve starts a gateway and returns its address.
 func serve(t testing.TB, o Options) string {

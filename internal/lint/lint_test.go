@@ -106,6 +106,7 @@ var imports = []row{
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
+	{"internal/waiting", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/verbstest", "", "it has only tests"},
@@ -137,7 +138,7 @@ var only = []row{
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
-	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest", "it is for tests, and registers flags"},
+	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest internal/waiting", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 

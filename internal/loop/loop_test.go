@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // talker reads a byte at a time until it is to end, and answers nothing.
@@ -85,11 +86,7 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30s: %s", what)
-		}
-	}
+	waiting.Until(t, what, f)
 }
 
 // TestLoopsByProcessors: a single processor is left to goroutines, and two may both be for loops.

@@ -7,10 +7,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 // loadLibrary loads a source within limits.
 func loadLibrary(source string, memory int64, limit time.Duration) (*Library, error) {

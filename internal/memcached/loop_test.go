@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
 	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // testCalm is Server.SetCalm's in these tests: connections are in loops as soon as they can be.
@@ -86,11 +87,7 @@ func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps 
 
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30s: %s", what)
-		}
-	}
+	waiting.Until(t, what, f)
 }
 
 // TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of

@@ -4,23 +4,20 @@ import (
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
-const patience = 30 * time.Second
+const patience = waiting.Limit
 
 // eventually polls, since a connection's end is noticed by other goroutines.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !ok(); runtime.Gosched() {
-		if time.Now().After(until) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	waiting.Until(t, what, ok)
 }
 
 func listen(t *testing.T, network, addr string) net.Listener {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,17 +22,14 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
-const patience = 20 * time.Second
+const patience = waiting.Limit
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	waiting.Until(t, what, ok)
 }
 
 // ear takes what a gateway hears.

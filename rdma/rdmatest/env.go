@@ -15,7 +15,7 @@ import (
 
 // Patience bounds every wait of the suite. No case comes near it unless the
 // provider hangs.
-const Patience = 20 * time.Second
+const Patience = time.Minute
 
 // All are every remote right.
 const All = rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
 )
@@ -33,11 +34,7 @@ func (p *pair) silent(t *testing.T) net.Conn {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(rdmatest.Patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
+	waiting.Until(t, what, ok)
 }
 
 func openFiles(t *testing.T) int {
