@@ -195,6 +195,12 @@ IDLE ?= 5s
 test-idle: ## how often idle processes wake up, and what that costs: a table
 	KVD_IDLE=$(IDLE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run TestIdle ./internal/e2e
 
+SOAK ?= 30m
+
+.PHONY: soak
+soak: ## namespaces, sessions, scripts and subscriptions come and go for SOAK (30m): what is live in each process stays the same, in a table
+	KVD_SOAK=$(SOAK) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run TestPlateau ./internal/e2e
+
 CROWD ?= 5
 
 .PHONY: test-crowd
