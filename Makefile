@@ -63,11 +63,11 @@ test-arm64: qemu-user ## what has unsafe or atomics, as arm64 under qemu-user (D
 
 .PHONY: test
 test: ## all tests
-	CGO_ENABLED=0 $(GO) test ./...
+	CGO_ENABLED=0 $(GO) test -timeout 20m ./...
 
 .PHONY: race
 race: ## all tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race ./...
+	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
 
 # Not ST1005: errors begin with the name of the field that is wrong.
 .PHONY: lint

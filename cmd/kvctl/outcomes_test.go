@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // A wrong command line is status 2, also if cobra alone knows what is wrong.
@@ -184,7 +185,7 @@ func TestInterruptedInput(t *testing.T) {
 // exits waits until the command has ended with a status.
 func (x *terminal) exits(code int) {
 	x.t.Helper()
-	kill := time.AfterFunc(20*time.Second, func() { _ = x.cmd.Process.Kill() })
+	kill := time.AfterFunc(waiting.Limit, func() { _ = x.cmd.Process.Kill() })
 	defer kill.Stop()
 	_ = x.cmd.Wait() // its state says how
 	if got := x.cmd.ProcessState.ExitCode(); got != code {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func TestWords(t *testing.T) {
@@ -152,7 +153,7 @@ func (x *terminal) types(keys string) {
 // completes types tabs until the terminal shows s: a completion gives up after a moment, which on a busy machine may be too short.
 func (x *terminal) completes(s string) {
 	x.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; {
+	for end := time.Now().Add(waiting.Limit); ; {
 		x.types("\t")
 		if x.shows(s, 2*time.Second) {
 			return
@@ -166,7 +167,7 @@ func (x *terminal) completes(s string) {
 // taken waits until no signal of this number waits for the process.
 func (x *terminal) taken(s syscall.Signal) {
 	x.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", x.cmd.Process.Pid))
 		if err != nil {
 			x.t.Fatal(err)
@@ -190,7 +191,7 @@ func (x *terminal) taken(s syscall.Signal) {
 // shell.
 func (x *terminal) cooked() {
 	x.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
 		m, err := unix.IoctlGetTermios(int(x.tty.Fd()), unix.TCGETS)
 		if err != nil {
 			x.t.Fatal(err)
@@ -214,7 +215,7 @@ func (x *terminal) ends() {
 		if err != nil {
 			x.t.Fatalf("%v: %s", err, x.text())
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(waiting.Limit):
 		_ = x.cmd.Process.Kill()
 		<-done
 		x.t.Fatalf("does not end: %q", x.text())

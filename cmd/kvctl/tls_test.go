@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // A command that runs for long, such as the shell, shows and believes what its files of certificates hold now.
@@ -69,7 +70,7 @@ func TestTLSFilesAreFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve(fresh)
-	for end := time.Now().Add(30 * time.Second); ; { // the files are looked at once a second
+	for end := time.Now().Add(waiting.Limit); ; { // the files are looked at once a second
 		if err = ask(); err == nil {
 			break
 		}

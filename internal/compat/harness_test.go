@@ -280,7 +280,7 @@ func (p *proc) stop() error {
 			err = nil // memcached dies of the signal
 		}
 		return p.fail(err)
-	case <-time.After(10 * time.Second):
+	case <-time.After(waiting.Limit):
 		return p.fail(errors.Join(errors.New("does not end within 10 s of SIGTERM"), cmd.Process.Kill(), <-p.end))
 	}
 }

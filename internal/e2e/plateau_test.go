@@ -22,9 +22,8 @@ import (
 )
 
 // TestPlateau: things that come and go leave nothing behind in a directory node, a memory node and a gateway. Namespaces are made and deleted,
-// sessions begin and end, and connections use scripts, libraries, channels, tracked keys and names that nobody uses again. What is live
-// in each process after a warm-up is what is live at the end. KVD_SOAK says how long that goes on, and the table then has all rows; without it, rounds are
-// counted and few.
+// and sessions begin and end. Connections use scripts, libraries, channels, tracked keys and names that nobody uses again. The live part of each
+// process's heap is measured in rows, the first third of which is the warm-up. KVD_SOAK says how long that goes on; without it, rounds are counted and few.
 func TestPlateau(t *testing.T) {
 	var soak time.Duration
 	if s := os.Getenv("KVD_SOAK"); s != "" {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // TestLikeRedis sends seeded commands to a redis-server and to a gateway, and
@@ -67,7 +68,7 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(20 * time.Second); ; {
+	for until := time.Now().Add(waiting.Limit); ; {
 		c, err := net.Dial("unix", sock)
 		if err == nil {
 			c.Close()

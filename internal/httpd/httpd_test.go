@@ -16,6 +16,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -145,7 +147,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(waiting.Limit)); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(c, q) // it may be hung up on
@@ -184,7 +186,7 @@ func TestCrowd(t *testing.T) {
 				defer c.Close()
 				go io.WriteString(c, say)
 			}
-			probe := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+			probe := http.Client{Timeout: waiting.Limit, Transport: &http.Transport{DisableKeepAlives: true}}
 			for range 20 {
 				for _, path := range []string{"/healthz", "/readyz"} {
 					began := time.Now()
@@ -222,7 +224,7 @@ func TestAbortedScrape(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
 		text := log.String()
 		if n := strings.Count(text, "\n"); n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
 			t.Fatalf("%d lines: %s", n, text)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // wrapped is a connection that knows of the one below.
@@ -48,7 +49,7 @@ func TestCloseRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer near.Close()
-			end := time.Now().Add(20 * time.Second)
+			end := time.Now().Add(waiting.Limit)
 			if err := errors.Join(near.SetDeadline(end), far.SetDeadline(end)); err != nil {
 				t.Fatal(err)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // authFile makes a file of users.
@@ -178,7 +179,7 @@ func startMemcached(t *testing.T, more ...string) (addr string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(10 * time.Second); ; {
+	for until := time.Now().Add(waiting.Limit); ; {
 		if c, err := net.Dial("tcp", addr); err == nil {
 			c.Close()
 			return addr
@@ -219,7 +220,7 @@ func connect(t *testing.T, addr string) *stranger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(waiting.Limit))
 	return &stranger{c, bufio.NewReader(c)}
 }
 

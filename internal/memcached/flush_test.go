@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // TestFlushLater: a flush_all with a delay takes what is there when it is due, even if the store fails at first; items stay
@@ -34,7 +35,7 @@ func TestFlushLater(t *testing.T) {
 		return clienttest.Fault{}
 	})
 	say("flush_all 1", "OK\r\n")
-	for until := time.Now().Add(20 * time.Second); c.ask(t, "get a\r\n") != "END\r\n"; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(waiting.Limit); c.ask(t, "get a\r\n") != "END\r\n"; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("the item is there long after the flush was due")
 		}

@@ -76,7 +76,7 @@ func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(30 * time.Second))
+		c.SetDeadline(time.Now().Add(waiting.Limit))
 		p := &peer{c, bufio.NewReader(c)}
 		p.want(t, "MN\r\n", "mn\r\n")
 		ps = append(ps, p)

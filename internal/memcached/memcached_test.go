@@ -29,6 +29,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -67,7 +68,7 @@ func talk(t testing.TB, addr, say string) string {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(waiting.Limit))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -276,7 +277,7 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	c.SetDeadline(time.Now().Add(waiting.Limit))
 	r := bufio.NewReader(c)
 	for _, x := range []struct{ say, want string }{
 		{"get a\r\nge", "END\r\n"},
@@ -305,7 +306,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(10 * time.Second))
+		c.SetDeadline(time.Now().Add(waiting.Limit))
 		io.WriteString(c, say)
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: %q, %v", say, b, err)
@@ -357,7 +358,7 @@ func TestOthersMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(waiting.Limit))
 	// A line that comes in two parts: its time has begun before the value needs memory.
 	io.WriteString(c, "version\r\nset a 0 0 ")
 	r := bufio.NewReader(c)
@@ -505,7 +506,7 @@ func dial(t *testing.T, addr string) *dialogue {
 
 // ask returns the answer with versions and times taken out.
 func (d *dialogue) ask(t *testing.T, say string) string {
-	d.c.SetDeadline(time.Now().Add(10 * time.Second))
+	d.c.SetDeadline(time.Now().Add(waiting.Limit))
 	if _, err := io.WriteString(d.c, strings.ReplaceAll(say, "$CAS", d.cas)+"mn\r\n"); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // Of many clients that miss an item, or find it stale or about to expire, one is told to renew it, whichever gateway it asks.
@@ -37,7 +38,7 @@ func TestOneWins(t *testing.T) {
 						return
 					}
 					defer c.Close()
-					c.SetDeadline(time.Now().Add(20 * time.Second))
+					c.SetDeadline(time.Now().Add(waiting.Limit))
 					io.WriteString(c, x.say+"\r\n") //nolint:errcheck // reading tells
 					heads[i], _ = bufio.NewReader(c).ReadString('\n')
 				})

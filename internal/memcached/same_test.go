@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // TestSame plays testdata/same: our answers and memcached's are one text. With KVD_COMPAT=1, memcached itself has to give
@@ -86,7 +87,7 @@ func (p *player) dial(t *testing.T) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(waiting.Limit))
 	return &line{c, bufio.NewReader(c)}
 }
 
