@@ -22,7 +22,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Keeper holds descriptors beyond this process; *keeper.Client and *keeper.Folder are.
+// Keeper holds descriptors beyond this process; *keeper.Client and *keeper.Folder are. Its methods may be called concurrently.
 type Keeper interface {
 	// Create gives the file that is to be the memory of an item, which Drop removes; nil: it is to be a memfd, which Put holds.
 	Create(name string) (*os.File, error)

@@ -71,6 +71,9 @@ type Options struct {
 	HugePageBytes int
 	// Lock pins the regions in memory.
 	Lock bool
+	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over shm in the client's name,
+	// when it is first used.
+	Populate bool
 	// Devices serve the regions, each at its own address: at least one, each of
 	// another provider. A device whose adapter executes atomics goes with tcp alone, which then leaves its
 	// atomics to that adapter.
@@ -202,6 +205,7 @@ type Node struct {
 	boot  uint64
 	keep  keeping
 	ready chan struct{} // closed by the first answered heartbeat
+	turns chan struct{} // holds one for each part of a region whose pages are being taken
 	kick  chan struct{} // capacity 1: heartbeat now
 	// interrupt ends the heartbeat that waits for news of the directory; nil: none does.
 	interrupt atomic.Pointer[func()]
@@ -227,6 +231,7 @@ type Node struct {
 		asked     time.Time   // when a heartbeat was last sent for another key
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
+		making    map[uint32]*making // by PG
 		retained  map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
 		failures  map[uint32]*failure
 		loops     map[uint32]*loop // by namespace
@@ -266,6 +271,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		o:     o,
 		log:   o.Logger.With("node", o.Name),
 		ready: make(chan struct{}),
+		turns: make(chan struct{}, mostTurns),
 		kick:  make(chan struct{}, 1),
 		boot:  1,
 	}
@@ -277,6 +283,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n.mu.byPeer = map[rdma.Peer]*peer{}
 	n.mu.fencing = map[uint32]*fence{}
 	n.mu.regions, n.mu.retained = map[uint32]*region{}, map[uint32]*region{}
+	n.mu.making = map[uint32]*making{}
 	n.mu.failures = map[uint32]*failure{}
 	n.mu.loops = map[uint32]*loop{}
 	_, _ = rand.Read(n.loopKey[:]) // never fails
@@ -507,8 +514,11 @@ func (n *Node) Stats() Stats {
 		}
 		s.Regions = append(s.Regions, rs)
 	}
+	for pg, m := range n.mu.making {
+		s.Regions = append(s.Regions, RegionStats{PG: pg, Namespace: m.want.GetNamespaceId(), Bytes: m.r.bytes})
+	}
 	for pg, f := range n.mu.failures {
-		if n.mu.regions[pg] == nil {
+		if n.mu.regions[pg] == nil && n.mu.making[pg] == nil {
 			s.Regions = append(s.Regions, RegionStats{PG: pg, Namespace: f.namespace, Err: f.err})
 		}
 	}

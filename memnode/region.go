@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +23,10 @@ type region struct {
 	mrs   []*rdma.MR
 	keys  []*dirpb.RegionKeys // of every device; nil: not yet
 
-	item      string     // its name at the keeper; empty: it is not there
-	pageBytes int        // 0: normal pages
-	old       []keptKeys // that it had with the process before this one
+	item      string        // its name at the keeper; empty: it is not there
+	pageBytes int           // 0: normal pages
+	old       []keptKeys    // that it had with the process before this one
+	took      time.Duration // to get its memory
 
 	// Guarded by Node.mu.
 	dying        bool // some of it is deregistered
@@ -54,26 +56,36 @@ const (
 )
 
 // keepRegions makes the node's regions those that the directory wants. It is
-// the only goroutine that makes or drops them while it runs. Heartbeats do not
+// the only goroutine that makes or drops them while it runs, but for taking their memory. Heartbeats do not
 // wait for it: pinning memory takes its time.
 func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan wantSet) {
+	made := make(chan *making)
+	defer n.endMaking(reg, made)
+	var last wantSet
+	want := map[uint32]*dirpb.WantRegion{}
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case w := <-wants:
-			want := make(map[uint32]*dirpb.WantRegion, len(w.regions))
-			for _, r := range w.regions {
+		case m := <-made:
+			w := want[m.want.GetPgId()]
+			n.takeMade(reg, m, w != nil && sameLayout(w, m.want))
+			if w != nil {
+				n.haveRegion(ctx, reg, w, last.seq, made)
+			}
+		case last = <-wants:
+			want = make(map[uint32]*dirpb.WantRegion, len(last.regions))
+			for _, r := range last.regions {
 				want[r.GetPgId()] = r
 			}
-			n.dropUnwanted(want, w.retain)
-			n.dropRetained(want, w.retain)
+			n.dropUnwanted(want, last.retain)
+			n.dropRetained(want, last.retain)
 			n.forgetNamespaces(ctx)
-			for _, r := range w.regions {
+			for _, r := range last.regions {
 				if ctx.Err() != nil {
 					return
 				}
-				n.haveRegion(ctx, reg, r, w.seq)
+				n.haveRegion(ctx, reg, r, last.seq, made)
 			}
 		}
 	}
@@ -85,6 +97,11 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion, may []uint32) (left int) {
 	n.mu.Lock()
 	var drop []*region
+	for pg, m := range n.mu.making {
+		if w := want[pg]; w == nil || !sameLayout(w, m.want) {
+			m.cancel()
+		}
+	}
 	for pg, r := range n.mu.regions {
 		if w := want[pg]; r.dying || w == nil || !sameLayout(w, r.want) {
 			drop = append(drop, r)
@@ -120,6 +137,9 @@ func (n *Node) forgetNamespaces(ctx context.Context) {
 	for _, r := range n.mu.regions {
 		used[r.want.GetNamespaceId()] = true
 	}
+	for _, m := range n.mu.making {
+		used[m.want.GetNamespaceId()] = true
+	}
 	for ns, l := range n.mu.loops {
 		if used[ns] {
 			continue
@@ -151,27 +171,29 @@ func sameLayout(a, b *dirpb.WantRegion) bool {
 	return a.GetSince() == b.GetSince() && a.GetNamespaceId() == b.GetNamespaceId() && a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
 }
 
-// haveRegion makes and publishes one region as far as that is missing. That the
+// haveRegion makes and publishes one region as far as that is missing; one whose memory is to be taken from the system comes back by made. That the
 // directory calls it published counts only for keys that this process published:
 // it may mean those of a region dropped since.
-func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, seq uint64) {
+func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, seq uint64, made chan<- *making) {
 	pg := w.GetPgId()
 	n.mu.Lock()
 	r, f := n.mu.regions[pg], n.mu.failures[pg]
 	wait := f != nil && time.Now().Before(f.next)
 	stuck := r != nil && (r.dying || !sameLayout(w, r.want))
 	done := r != nil && r.published && (w.GetPublished() || seq <= r.publishedSeq)
+	done = done || n.mu.making[pg] != nil
 	n.mu.Unlock()
 	if wait || stuck || done {
 		return
 	}
 	if r == nil {
 		var err error
-		if r, err = n.makeRegion(reg, w); err != nil {
+		if r, err = n.beginRegion(ctx, reg, w, made); err != nil {
 			n.outcome(pg, w.GetNamespaceId(), "make", err)
+		}
+		if err != nil || r == nil {
 			return
 		}
-		n.log.Info("region made", "pg", pg, "namespace", w.GetNamespaceId(), "bytes", r.bytes, "index_bytes", w.GetIndexBytes())
 	}
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
@@ -193,8 +215,8 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 	n.mu.Unlock()
 }
 
-// makeRegion allocates, initialises and registers a region, or does nothing.
-func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, error) {
+// beginRegion makes a region of memory that was retained, which it gives, or has the memory for another one taken; or it does nothing, and says why.
+func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, made chan<- *making) (*region, error) {
 	size := w.GetRegionBytes()
 	if err := checkLayout(size, w.GetIndexBytes()); err != nil {
 		return nil, err
@@ -205,39 +227,43 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 		return nil, err
 	}
 	if r != nil {
-		return n.finishRegion(reg, r, w)
+		r.want, r.inc = w, reg.incarnation
+		return r, n.finishRegion(reg, r, true, nil)
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	// CapacityBytes is at most 2^50, so the sums cannot wrap.
 	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
-		err := fmt.Errorf("%w: region of %d bytes (pages of %d), %d of %d bytes in use", ErrCapacity, size, page, n.mu.used, n.o.CapacityBytes)
-		n.mu.Unlock()
-		return nil, err
+		return nil, fmt.Errorf("%w: region of %d bytes (pages of %d), %d of %d bytes in use", ErrCapacity, size, page, n.mu.used, n.o.CapacityBytes)
 	}
-	r = &region{bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
+	r = &region{want: w, inc: reg.incarnation, bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
-	n.mu.Unlock()
-	return n.finishRegion(reg, r, w)
+	n.makeLocked(ctx, r, made)
+	return nil, nil
 }
 
-// finishRegion makes r, which may have memory, the region that the directory wants, or drops it.
-func (n *Node) finishRegion(reg *registration, r *region, w *dirpb.WantRegion) (*region, error) {
-	r.want, r.inc = w, reg.incarnation
-	pds, l, err := n.domains(w.GetNamespaceId())
+// finishRegion makes r, which has memory unless there was trouble with that, one of the node's, or drops it.
+func (n *Node) finishRegion(reg *registration, r *region, retained bool, trouble error) error {
+	pds, l, err := n.domains(r.want.GetNamespaceId())
+	if err = cmp.Or(trouble, err); err == nil {
+		err = InitRegion(r.mem.Bytes, r.want, reg.incarnation, retained)
+	}
 	if err == nil {
-		err = n.fill(r, reg, pds, l)
+		err = n.registerMRs(r, pds, l)
 	}
 	n.mu.Lock()
-	n.mu.regions[w.GetPgId()] = r
+	n.mu.regions[r.want.GetPgId()] = r
 	n.mu.Unlock()
 	if err == nil {
 		err = n.saveState(reg) // before anybody is told of the region
 	}
 	if err != nil {
 		// Nobody knows the keys yet, so nothing can be inside.
-		return nil, errors.Join(err, n.drop(r))
+		return errors.Join(err, n.drop(r))
 	}
-	return r, nil
+	n.log.Info("region made", "pg", r.want.GetPgId(), "namespace", r.want.GetNamespaceId(), "bytes", r.bytes, "index_bytes", r.want.GetIndexBytes(),
+		"retained", retained, "took", r.took)
+	return nil
 }
 
 // domains are the namespace's PDs, of every device, and where atomics of other devices than the adapter go.
@@ -255,40 +281,6 @@ func (n *Node) domains(namespace uint32) (pds []*rdma.PD, l *loop, err error) {
 }
 
 func regionName(pg uint32) string { return fmt.Sprintf("kvd-pg-%d", pg) }
-
-// fill gives r its memory, header, MRs and keys.
-func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) error {
-	retained := r.mem != nil
-	if !retained {
-		if err := n.allocate(r); err != nil {
-			return err
-		}
-	}
-	if err := InitRegion(r.mem.Bytes, r.want, reg.incarnation, retained); err != nil {
-		return err
-	}
-	return n.registerMRs(r, pds, l)
-}
-
-// allocate gives r memory that is zero.
-func (n *Node) allocate(r *region) (err error) {
-	w := r.want
-	o := rdma.AllocOptions{Name: regionName(w.GetPgId()), HugePageBytes: r.pageBytes, Lock: n.o.Lock}
-	if n.o.Keeper != nil {
-		item := fmt.Sprintf("%s%d/%016x", RegionItems, w.GetPgId(), randomID())
-		if r.mem, err = n.allocItem(item, int64(w.GetRegionBytes()), o); err != nil {
-			return err
-		}
-		r.item = item
-	} else {
-		alloc := n.allocator()
-		o.Shared = alloc.Name() == "shm"
-		if r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), o); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // registerMRs gives r its MRs and keys. Atomics of devices other than the adapter's go by l.
 func (n *Node) registerMRs(r *region, pds []*rdma.PD, l *loop) error {

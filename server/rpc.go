@@ -728,6 +728,9 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	}
 	details := append([]any{"mode", enumText(cmp.Or(q.Mode, dirpb.NamespaceMode_NAMESPACE_STORE), "NAMESPACE_"), "replicas", q.Replicas, "bytes-per-node", q.BytesPerNode, "limit-bytes", q.LimitBytes, "owner", q.Owner},
 		quotaDetails(q.Quota)...)
+	if q.Nodes != 0 {
+		details = append(details, "nodes", q.Nodes)
+	}
 	res, err := n.do(ctx, l, audited(ctx, createNamespace(q), actCreateNamespace, q.Name, details...))
 	if err != nil {
 		return nil, err
@@ -749,6 +752,9 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 		details = append(details, "limit-bytes", "none")
 	default:
 		details = append(details, "limit-bytes", q.LimitBytes)
+	}
+	if q.Nodes != 0 {
+		details = append(details, "nodes", q.Nodes)
 	}
 	details = append(append(details, "owner", q.Owner), quotaDetails(q.Quota)...)
 	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}}, actSetNamespace, q.Name, details...))

@@ -87,7 +87,8 @@ func (a *app) printProto(m proto.Message) error {
 	return err
 }
 
-func (a *app) printStatus(st *dirpb.StatusReply) error {
+// printStatus prints what st says, of a large store the short form unless all is true.
+func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 	if a.json() {
 		return a.printStateJSON(st, st)
 	}
@@ -98,48 +99,19 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 			leader = d.GetId()
 		}
 	}
-	up := 0
 	var lent, used uint64
-	var draining, silent, restarting []string
 	for _, n := range m.GetNodes() {
 		if n.GetState() == dirpb.NodeState_NODE_UP {
-			up++
 			lent += n.GetCapacityBytes()
 			used += n.GetUsedBytes()
 		}
-		if n.GetDraining() {
-			draining = append(draining, n.GetName())
-		}
-		switch overview.NodeState(n) {
-		case "silent":
-			silent = append(silent, n.GetName())
-		case "restarting":
-			restarting = append(restarting, n.GetName())
-		}
 	}
-	nodes := fmt.Sprintf("%d up, %d down", up, len(m.GetNodes())-up)
-	if len(draining) > 0 {
-		nodes += ", draining: " + strings.Join(draining, ", ")
-	}
-	if len(restarting) > 0 {
-		nodes += ", restarting: " + strings.Join(restarting, ", ")
-	}
-	if len(silent) > 0 {
-		nodes += ", waiting for: " + strings.Join(silent, ", ")
-	}
-	v := newView(m)
 	whole := 0
-	var pgs []row
 	memories := overview.Memories(st)
-	of := make(map[uint32]*overview.Memory)
-	for _, x := range memories {
-		of[x.PG] = x
-	}
 	for _, p := range m.GetPgs() {
 		if overview.Lacks(m, p) == "" {
 			whole++
 		}
-		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	owned, troubled := 0, 0
 	for _, j := range st.GetJobs() {
@@ -160,7 +132,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	a.printTable(row{"Store", st.GetClusterId()}, []row{
 		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
-		{"memory nodes", nodes},
+		{"memory nodes", nodesText(m.GetNodes())},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
 		{"atomics", atomicsText(m.GetNodes())},
 		{"namespaces", namespacesText(st)},
@@ -173,18 +145,102 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"access", accessText(st)},
 	})
 	if sums := overview.Sums(memories); len(sums) > 0 {
+		more := ""
+		if n := len(sums); !all && n > shortRows {
+			slices.SortStableFunc(sums, func(x, y *overview.Memory) int { return cmp.Compare(liveShare(y), liveShare(x)) })
+			sums, more = sums[:shortRows], fmt.Sprintf("the %d fullest of %d namespaces: kvctl status --all shows every one", shortRows, n)
+		}
 		fmt.Fprintln(a.stdout)
 		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
+		a.printMore(more)
+	}
+	a.printGroups(m, memories, all)
+	if jobs := st.GetJobs(); len(jobs) > 0 {
+		more := ""
+		if n := len(jobs); !all && n > shortRows {
+			cut := proto.CloneOf(st)
+			cut.Jobs, st, more = cut.Jobs[:shortRows], cut, fmt.Sprintf("%d of %d jobs: kvctl jobs shows every one", shortRows, n)
+		}
+		fmt.Fprintln(a.stdout)
+		if err := a.printJobs(st); err != nil {
+			return err
+		}
+		a.printMore(more)
+	}
+	return nil
+}
+
+// shortRows is how many rows a table of the short status has.
+const shortRows = 32
+
+// liveShare is the part of a heap that holds records, as far as that is known.
+func liveShare(m *overview.Memory) float64 { return float64(m.Live) / float64(max(1, m.Heap)) }
+
+func (a *app) printMore(more string) {
+	if more != "" {
+		fmt.Fprintf(a.stdout, "%s\n", more)
+	}
+}
+
+// printGroups lists the placement groups; in the short form of a large store those that lack something.
+func (a *app) printGroups(m *dirpb.Map, memories []*overview.Memory, all bool) {
+	v, of := newView(m), make(map[uint32]*overview.Memory)
+	for _, x := range memories {
+		of[x.PG] = x
+	}
+	cut := !all && len(m.GetPgs()) > shortRows
+	var pgs []row
+	lacking, fullest := 0, 0.0
+	for _, p := range m.GetPgs() {
+		if x := of[p.GetId()]; x != nil {
+			fullest = max(fullest, 100*liveShare(x))
+		}
+		if overview.Lacks(m, p) != "" {
+			lacking++
+		} else if cut {
+			continue
+		}
+		if cut && len(pgs) == shortRows {
+			continue
+		}
+		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	if len(pgs) > 0 {
 		fmt.Fprintln(a.stdout)
 		a.printTable(row{"PG", "Namespace", "State", "Epoch", "Copies", "Members", "Live %", "Lost", "Short"}, pgs)
 	}
-	if len(st.GetJobs()) > 0 {
+	if cut {
 		fmt.Fprintln(a.stdout)
-		return a.printJobs(st)
+		a.printMore(fmt.Sprintf("%d placement groups, of which %d lack something, the fullest %.1f %% live: kvctl status --all shows every one", len(m.GetPgs()), lacking, fullest))
 	}
-	return nil
+}
+
+// nodesText counts memory nodes by how they are, and names those that are not simply up or down.
+func nodesText(nodes []*dirpb.Node) string {
+	by := make(map[string][]string)
+	down := 0
+	for _, n := range nodes {
+		state := overview.NodeState(n)
+		if by[state] = append(by[state], n.GetName()); n.GetState() != dirpb.NodeState_NODE_UP {
+			down++
+		}
+		if n.GetDraining() {
+			by["draining"] = append(by["draining"], n.GetName())
+		}
+	}
+	text := fmt.Sprintf("%d up, %d down", len(nodes)-down-len(by["silent"]), down)
+	if n := len(by["silent"]); n > 0 {
+		text = fmt.Sprintf("%d up, %d silent, %d down", len(nodes)-down-n, n, down)
+	}
+	for _, x := range []struct{ title, state string }{{"draining", "draining"}, {"restarting", "restarting"}, {"waiting for", "silent"}} {
+		const most = 8
+		if names := by[x.state]; len(names) > most {
+			text += fmt.Sprintf(", %s: %s and %d more", x.title, strings.Join(names[:most], ", "), len(names)-most)
+		} else if len(names) > 0 {
+			text += fmt.Sprintf(", %s: %s", x.title, strings.Join(names, ", "))
+		}
+	}
+	return text
 }
 
 // statusWordsText counts blocks of status words in the namespaces that have any.
@@ -532,6 +588,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.BoolVar(&ifNotExists, "if-not-exists", false, "leave a namespace as it is that exists with this mode, and this number of copies if one is given")
 	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 if two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
+	f.Uint32Var(&req.Nodes, "nodes", 0, "memory nodes to be on, for good; 0: as many as its limit needs, or 8 without one, and further ones as it fills; all, if there are no more than 8")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
 	quota.add(f)
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
@@ -616,7 +673,12 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	if a.json() {
 		return printProtos(a, ns)
 	}
-	a.printTable(row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}, mapTo(ns, func(n *dirpb.Namespace) row {
+	header := row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}
+	some := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetNodes() != 0 })
+	if some {
+		header = append(header, "Nodes")
+	}
+	a.printTable(header, mapTo(ns, func(n *dirpb.Namespace) row {
 		limit := "-"
 		if n.GetLimitBytes() != 0 {
 			limit = bytesText(n.GetLimitBytes())
@@ -628,7 +690,18 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if n.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
 			name += " (being rebalanced)"
 		}
-		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
+		nodes := "all"
+		if n.GetNodes() != 0 {
+			nodes = strconv.FormatUint(uint64(n.GetNodes()), 10)
+			if n.GetGrows() {
+				nodes += ", grows"
+			}
+		}
+		r := row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
+		if some {
+			r = append(r, nodes)
+		}
+		return r
 	}))
 	return nil
 }

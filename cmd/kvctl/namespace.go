@@ -26,25 +26,27 @@ func (a *app) completeNamespace() cobra.CompletionFunc {
 
 func (a *app) namespaceSetCommand() *cobra.Command {
 	var limit string
-	var replicas uint32
+	var replicas, nodes uint32
 	var wait, dry bool
 	var quota quotaFlags
 	c := changes(&cobra.Command{
 		Use:   "set NAME",
-		Short: "Change a namespace's limit, number of copies, owner or quotas",
-		Long: `Change a namespace's limit, number of copies, owner or quotas, while it is used.
+		Short: "Change a namespace's limit, copies, memory nodes, owner or quotas",
+		Long: `Change a namespace's limit, number of copies, number of memory nodes, owner or quotas,
+while it is used.
 
 A limit below what sessions hold already takes nothing back at once: they get no
 more. Copies are made, or given up, one placement group after the other; kvctl
 status shows how many have theirs. More copies than there are memory nodes with
 room for them, in failure domains of their own where memory nodes have such a
-label, are refused. Quotas that are not given stay as they are, and one below what
+label, are refused. The directory spreads it over as many memory nodes as are given,
+as far as they have room, and no more; it cannot be on fewer than it is. Quotas that are not given stay as they are, and one below what
 is in use takes nothing back. Sessions of the former owner are ended at once, unless
 the access list lets it in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, KeepLimit: !cmd.Flags().Changed("limit")}
+			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, Nodes: nodes, KeepLimit: !cmd.Flags().Changed("limit")}
 			given := cmd.Flags().Changed("replicas")
 			bounds, err := quota.quota(nil)
 			if err = cmp.Or(err, quota.check()); err != nil {
@@ -52,8 +54,8 @@ the access list lets it in.`,
 			}
 			q.Owner = quota.owner
 			switch {
-			case q.KeepLimit && !given && q.Owner == "" && bounds == nil:
-				return usagef("want --limit, --replicas, --owner or a quota")
+			case q.KeepLimit && !given && q.Owner == "" && bounds == nil && nodes == 0:
+				return usagef("want --limit, --replicas, --nodes, --owner or a quota")
 			case given && replicas == 0:
 				return usagef("--replicas 0: want at least 1")
 			case wait && !given:
@@ -92,6 +94,7 @@ the access list lets it in.`,
 	quota.add(c.Flags())
 	c.Flags().StringVar(&limit, "limit", "", "as in namespace create")
 	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
+	c.Flags().Uint32Var(&nodes, "nodes", 0, "memory nodes to be on, from now on; kvctl status shows when it is; 0: as it is")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
 	dryFlag(c, &dry)
 	return c

@@ -29,7 +29,7 @@ func TestForeignText(t *testing.T) {
 	for name, print := range map[string]func() error{
 		"nodes":  func() error { return a.printNodes(st) },
 		"stats":  func() error { return a.printStats(st) },
-		"status": func() error { return a.printStatus(st) },
+		"status": func() error { return a.printStatus(st, true) },
 		"jobs":   func() error { return a.printJobs(st) },
 		"say":    func() error { a.say("kvctl: %s", strings.ReplaceAll(evil, "\n", "")); return nil },
 		"error":  func() error { a.say("%s", oneLine(evil)); return nil },

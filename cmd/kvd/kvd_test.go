@@ -62,6 +62,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beMob) != "" {
 		beCrowd()
 	}
+	if at := os.Getenv(beWriter); at != "" {
+		if err := writeValues(at); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -209,7 +209,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	defer closing("directory client", dir.Close)
 
 	o := memnode.Options{
-		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
+		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock, Populate: c.Populate,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(), Control: k.control(c),
 		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
 	}

@@ -81,7 +81,8 @@ type Directory struct {
 type MemNode struct {
 	Name           string   `mapstructure:"name" usage:"this memory node's name, stable across restarts"`
 	Directory      []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken when it is first used, unless locked"`
+	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken a region at a time, as the directory asks for it"`
+	Populate       bool     `mapstructure:"populate" usage:"take all pages of a region when it is made, in the name of this process; false: each when it is first used, over shm in the name of the client that uses it"`
 	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
 	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
 	ListenTCP      string   `mapstructure:"listen-tcp" usage:"address where the tcp provider listens, host:port, or off"`
@@ -209,7 +210,7 @@ func DefaultDirectoryNode() *Directory {
 // DefaultMemNode gives what `kvd memnode` adds to its required settings.
 func DefaultMemNode() *MemNode {
 	return &MemNode{
-		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
+		Directory: []string{DefaultDirectory}, Memory: 1 << 30, Populate: true, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
 		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}

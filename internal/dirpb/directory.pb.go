@@ -923,7 +923,11 @@ type Namespace struct {
 	Access []*Access `protobuf:"bytes,41,rep,name=access,proto3" json:"access,omitempty"`
 	Quota  *Quota    `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
 	// Operators' alone, not shown to sessions.
-	Rebalancing   Rebalancing `protobuf:"varint,43,opt,name=rebalancing,proto3,enum=kvd.directory.v1.Rebalancing" json:"rebalancing,omitempty"`
+	Rebalancing Rebalancing `protobuf:"varint,43,opt,name=rebalancing,proto3,enum=kvd.directory.v1.Rebalancing" json:"rebalancing,omitempty"`
+	// How many memory nodes arbitrate a placement group of it at most, 0: all there are; and whether the
+	// leader has it take further ones as it fills. Operators' alone, not shown to sessions.
+	Nodes         uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Grows         bool   `protobuf:"varint,181,opt,name=grows,proto3" json:"grows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1061,6 +1065,20 @@ func (x *Namespace) GetRebalancing() Rebalancing {
 		return x.Rebalancing
 	}
 	return Rebalancing_REBALANCING_NONE
+}
+
+func (x *Namespace) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *Namespace) GetGrows() bool {
+	if x != nil {
+		return x.Grows
+	}
+	return false
 }
 
 // Access gives an identity or a group a right in a namespace.
@@ -6532,10 +6550,13 @@ type CreateNamespaceRequest struct {
 	IndexPercent uint32                 `protobuf:"varint,6,opt,name=index_percent,json=indexPercent,proto3" json:"index_percent,omitempty"`   // of the region; 0: chosen
 	// Segments that each shard begins with; 0: an eighth of the index in all. Shards
 	// split as they fill, until the index has no room.
-	Segments      uint32 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"`
-	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
-	Owner         string `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // as in Namespace; empty: the caller
-	Quota         *Quota `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
+	Segments   uint32 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"`
+	LimitBytes uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
+	Owner      string `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // as in Namespace; empty: the caller
+	Quota      *Quota `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
+	// Memory nodes to lay it out over, for good. 0: as many as it needs for its limit, or 8 without one, or all if
+	// there are no more than 8; it takes further ones as it fills.
+	Nodes         uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6640,6 +6661,13 @@ func (x *CreateNamespaceRequest) GetQuota() *Quota {
 	return nil
 }
 
+func (x *CreateNamespaceRequest) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -6695,6 +6723,7 @@ type SetNamespaceRequest struct {
 	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`   // limit_bytes means nothing
 	Owner         string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // empty: as it is
 	Quota         *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                             // absent: as it is
+	Nodes         uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                           // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6769,6 +6798,13 @@ func (x *SetNamespaceRequest) GetQuota() *Quota {
 		return x.Quota
 	}
 	return nil
+}
+
+func (x *SetNamespaceRequest) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
 }
 
 type SetNamespaceReply struct {
@@ -8807,7 +8843,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x94\x04\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xc2\x04\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -8824,7 +8860,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x05owner\x18( \x01(\tR\x05owner\x120\n" +
 	"\x06access\x18) \x03(\v2\x18.kvd.directory.v1.AccessR\x06access\x12-\n" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12?\n" +
-	"\vrebalancing\x18+ \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\vrebalancing\"I\n" +
+	"\vrebalancing\x18+ \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\vrebalancing\x12\x15\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12\x15\n" +
+	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
@@ -9294,7 +9332,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\"\x14\n" +
-	"\x12PublishRegionReply\"\xe2\x02\n" +
+	"\x12PublishRegionReply\"\xf9\x02\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -9306,9 +9344,10 @@ const file_directory_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
 	"limitBytes\x12\x14\n" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
-	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"Q\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xca\x01\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xe1\x01\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
@@ -9317,7 +9356,8 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"keep_limit\x18\x15 \x01(\bR\tkeepLimit\x12\x14\n" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
-	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"N\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +

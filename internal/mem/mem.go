@@ -73,7 +73,8 @@ const thpBytes = 2 << 20
 // another process still maps them; huge pages that nobody has touched stay promised
 // to the memfd until then. With o.Adopt it maps that memfd, which an Alloc of the same size and options
 // made, with the bytes that it has. With o.File it is that file's bytes, and not a memfd's: if the file was empty, all of its pages are
-// there from then on, so that using them cannot fail.
+// there from then on, so that using them cannot fail. With o.Populate all pages of new memory are there, and charged to this process's cgroup; what there is no
+// room for is a *LimitError.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
@@ -150,6 +151,11 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 		}
 	}
 	adviseHuge(b, o.HugePageBytes)
+	if o.Populate != nil && o.File == nil && o.Adopt == nil {
+		if err := populate(b, fd, page, o); err != nil {
+			return fail(err)
+		}
+	}
 	if o.Lock {
 		if err := unix.Mlock(b); err != nil {
 			return fail(lockLimit(size, err))
@@ -220,7 +226,7 @@ func named(size, page int64, o driver.AllocOptions) (int, error) {
 		return fd, nil
 	}
 	// A page that is not there when it is touched, as the file system is full by then, ends the process (SIGBUS).
-	if err := unix.Fallocate(fd, 0, 0, size); err != nil {
+	if err := inParts(size, page, o.Populate, func(off, n int64) error { return unix.Fallocate(fd, 0, off, n) }); err != nil {
 		if !errors.Is(err, unix.ENOSPC) {
 			return fail(fmt.Errorf("fallocate: %w", err))
 		}

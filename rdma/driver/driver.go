@@ -199,6 +199,10 @@ type AllocOptions struct {
 	// pages, any other is mapped as it is, and must be of the same size and pages. It has no seals, so no other process
 	// maps it by Shared. The caller keeps the file. The same providers refuse it.
 	File *os.File
+	// Populate, if not nil, has all pages taken from the system before Alloc returns, in the name of this process. It is called for
+	// one part after the other, of 32 MiB or one huge page, and calls take in its turn; an error, take's or its own, ends Alloc,
+	// and nothing stays. Nil: a page is taken when somebody first touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
+	Populate func(take func() error) error
 }
 
 // Memory is mapped outside the Go heap (except under sim). The one who
@@ -212,6 +216,7 @@ type Memory struct {
 
 // NewMemory wraps a mapping; free unmaps it and may be nil.
 func NewMemory(b []byte, fd int, o AllocOptions, free func() error) *Memory {
+	o.Populate = nil
 	return &Memory{Bytes: b, FD: fd, Opts: o, free: free}
 }
 

@@ -723,9 +723,9 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	}
 	for _, w := range ordered.Values(s.namespaces) {
 		if only == 0 || w.Id == only {
-			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil || w.Rebalancing != 0) {
+			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil || w.Rebalancing != 0 || w.Nodes != 0) {
 				w = proto.CloneOf(w)
-				w.Lost, w.Losses, w.Rebalancing = 0, nil, dirpb.Rebalancing_REBALANCING_NONE
+				w.Lost, w.Losses, w.Rebalancing, w.Nodes, w.Grows = 0, nil, dirpb.Rebalancing_REBALANCING_NONE, 0, false
 				w.Owner, w.Access, w.Quota = "", nil, nil
 			}
 			m.Namespaces = append(m.Namespaces, w)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 	"unicode"
 	"unicode/utf8"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -93,7 +91,7 @@ func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint6
 	return lent, least, nil
 }
 
-// createNamespace lays a namespace out over the memory nodes that are up: one
+// createNamespace lays a namespace out over memory nodes that are up, all or some: one
 // placement group per memory node, whose chain starts at that node and goes on around the
 // ring, so that every node is head of one and tail of another.
 func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, error) {
@@ -111,17 +109,26 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if err := errors.Join(err, checkTenancy(q.Owner)); err != nil {
 		return nil, err
 	}
-	ring := s.ring()
+	all := s.placeable()
 	replicas := int(q.Replicas)
 	if replicas == 0 {
-		replicas = min(2, len(ring))
+		replicas = min(2, len(all))
 	}
 	switch {
-	case len(ring) == 0:
+	case len(all) == 0:
 		return nil, fmt.Errorf("%w: no memory node is up that is not draining", ErrUnavailable)
-	case len(ring) < replicas:
-		return nil, fmt.Errorf("%w: %s", ErrUnavailable, fewNodes(q.Name, replicas, len(ring)))
+	case len(all) < replicas:
+		return nil, fmt.Errorf("%w: %s", ErrUnavailable, fewNodes(q.Name, replicas, len(all)))
 	}
+	perIndex := uint64(1) // bytes of index and access words for each byte of index
+	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
+		perIndex = 2
+	}
+	homes, bound, grows, err := s.footprint(q, all, replicas, perIndex*percent)
+	if err != nil {
+		return nil, err
+	}
+	ring := ringOf(homes)
 	if err := s.checkPGs(len(ring)); err != nil {
 		return nil, err
 	}
@@ -154,10 +161,6 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
-		perIndex := uint64(1)                                   // bytes of index and access words for each byte of index
-		if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
-			perIndex = 2
-		}
 		if pg.IndexBytes, segments[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Segments); err != nil {
 			return nil, err
 		}
@@ -171,7 +174,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	w := &dirpb.Namespace{
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
-		Owner: q.Owner, Quota: quotaOf(q.Quota),
+		Owner: q.Owner, Quota: quotaOf(q.Quota), Nodes: bound, Grows: grows,
 	}
 	s.putNamespace(w)
 	for _, pg := range pgs {
@@ -210,7 +213,9 @@ func (s *State) rebalance(c *fsmpb.Rebalance) error {
 		return err
 	}
 	w = proto.CloneOf(w)
-	w.Rebalancing = c.To
+	if w.Rebalancing = c.To; c.Nodes != 0 && c.To == dirpb.Rebalancing_REBALANCING_ON {
+		w.Nodes = c.Nodes
+	}
 	s.putNamespace(w)
 	return nil
 }
@@ -231,39 +236,6 @@ func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error)
 	w.Losses = nil
 	s.putNamespace(w)
 	return w, nil
-}
-
-// ring orders the memory nodes that take new regions so that neighbours, which
-// share a chain, are in different failure domains if possible: one of each domain
-// in turn.
-func (s *State) ring() []*dirpb.Node {
-	var domains [][]*dirpb.Node
-	at := make(map[string]int)
-	for _, n := range ordered.Values(s.nodes) {
-		if !placeable(n) {
-			continue
-		}
-		i, ok := at[n.Domain]
-		if !ok {
-			i = len(domains)
-			at[n.Domain] = i
-			domains = append(domains, nil)
-		}
-		domains[i] = append(domains[i], n)
-	}
-	slices.SortStableFunc(domains, func(a, b []*dirpb.Node) int { return len(b) - len(a) })
-	var ring []*dirpb.Node
-	for round := 0; ; round++ {
-		before := len(ring)
-		for _, d := range domains {
-			if round < len(d) {
-				ring = append(ring, d[round])
-			}
-		}
-		if len(ring) == before {
-			return ring
-		}
-	}
 }
 
 // regionLayout divides a region: a header page, then segments, percent of it in

@@ -295,7 +295,7 @@ func (s *State) freeText() string {
 	return strings.Join(out, ", ")
 }
 
-// setNamespace changes a namespace's limit and number of copies.
+// setNamespace changes a namespace's limit, number of copies and number of memory nodes.
 func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, error) {
 	old := s.NamespaceNamed(q.GetName())
 	if old == nil {
@@ -304,10 +304,13 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	if err := s.checkStays(old.Id); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner)); err != nil {
+	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner), s.checkNodes(old, q)); err != nil {
 		return nil, err
 	}
 	w := proto.CloneOf(old)
+	if q.Nodes != 0 && s.KnowsBoots() {
+		w.Nodes, w.Grows, w.Rebalancing = q.Nodes, false, dirpb.Rebalancing_REBALANCING_ON
+	}
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes
 	}

@@ -480,6 +480,7 @@ func (p *plan) ease() {
 		groups[pg.NamespaceId]++
 	}
 	for ns, n := range ordered.All(groups) {
+		p.extend(ns)
 		if n == 1 || p.s.Namespace(ns).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
 			continue
 		}
@@ -512,6 +513,9 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 	at := s.PG(pg)
 	if at == nil || evicts(s, pg) {
 		return false
+	}
+	if w := s.Namespace(at.NamespaceId); w.GetGrows() && w.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
+		return true
 	}
 	for _, j := range v.jobs[pg] {
 		if j.PgId != pg || v.troubled(j) {

@@ -106,6 +106,8 @@ type Leader struct {
 	queue []*fsmpb.StartJob
 	spent map[uint32]bool // namespaces whose rebalance ends: a step of it was refused
 
+	extended map[uint32]time.Duration // by namespace: when it was last spread over more memory nodes
+
 	memories   map[uint32]*memory // by placement group
 	accounted  time.Duration      // when they were worked out last
 	shortUntil time.Duration      // no placement group is short any more then, unless somebody says so
@@ -195,7 +197,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		nodes: make(map[uint32]*node), jobs: make(map[uint32]*job),
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused: make(map[uint32]time.Duration),
-		spent:  make(map[uint32]bool), memories: make(map[uint32]*memory),
+		spent:  make(map[uint32]bool), extended: make(map[uint32]time.Duration), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble),
 	}

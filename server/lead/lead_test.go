@@ -93,9 +93,11 @@ func (w *world) nodes(n int, regions uint64) {
 // create lays out a namespace whose placement groups have regions of region bytes.
 func (w *world) create(name string, replicas, shards uint32) uint32 {
 	w.t.Helper()
-	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
-		Namespace: &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: uint64(replicas) * region, Shards: shards},
-	}}})
+	q := &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: uint64(replicas) * region, Shards: shards}
+	if n := len(w.s.Nodes()); n > fsm.FirstNodes {
+		q.Nodes = uint32(n)
+	}
+	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q}}})
 	w.publish()
 	return r.Namespace.Id
 }

@@ -75,6 +75,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - placement groups that may have intents of sessions that have ended are gone through;
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time, or its end;
+//   - the rebalancing of a namespace on some memory nodes, which is nearly full, over more;
 //   - moves from placement groups that fill up to emptier ones;
 //   - if memory is lost, or short: a count of what is linked. Scrubbed queues the jobs that follow it.
 //
@@ -296,6 +297,7 @@ func (p *plan) forget() {
 	maps.DeleteFunc(p.l.spent, func(id uint32, _ bool) bool {
 		return p.s.Namespace(id).GetRebalancing() != dirpb.Rebalancing_REBALANCING_ON
 	})
+	maps.DeleteFunc(p.l.extended, func(id uint32, at time.Duration) bool { return p.now >= at+extendEvery })
 	gone := func(id uint32) bool { return p.s.PG(id) == nil }
 	maps.DeleteFunc(p.l.frozen, func(id uint32, _ time.Duration) bool { return gone(id) })
 	maps.DeleteFunc(p.l.rests, func(_ uint32, until time.Duration) bool { return p.now >= until })
@@ -786,31 +788,6 @@ func (p *plan) level(ns uint32) {
 func (p *plan) leveled(ns uint32, to dirpb.Rebalancing, why string) {
 	p.add(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: to}}},
 		"namespace %q: its rebalance ends: %s", p.s.Namespace(ns).GetName(), why)
-}
-
-// missing is the chain of a placement group that would give some memory node its
-// first to arbitrate, or nil. Memory nodes in skip have one.
-func (p *plan) missing(ns uint32, skip map[uint32]bool) []uint32 {
-	region := p.regionBytes(ns)
-	if region == 0 {
-		return nil
-	}
-	arbitrates := make(map[uint32]bool)
-	for _, pg := range p.pgs {
-		if pg.NamespaceId == ns && len(pg.Members) > 0 {
-			arbitrates[pg.Members[0].NodeId] = true
-		}
-	}
-	for _, n := range p.s.Nodes() {
-		if arbitrates[n.Id] || skip[n.Id] || !p.usable(n, region) {
-			continue
-		}
-		want := p.s.Namespace(ns).GetReplicas()
-		if chain := p.chain(n, region, want); uint32(len(chain)) == want {
-			return chain
-		}
-	}
-	return nil
 }
 
 // regionBytes is the size of a namespace's regions, by its first placement group.

@@ -2533,6 +2533,7 @@ type Rebalance struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	To            dirpb.Rebalancing      `protobuf:"varint,2,opt,name=to,proto3,enum=kvd.directory.v1.Rebalancing" json:"to,omitempty"`
+	Nodes         uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"` // over so many memory nodes from now on; 0: as it was
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2579,6 +2580,13 @@ func (x *Rebalance) GetTo() dirpb.Rebalancing {
 		return x.To
 	}
 	return dirpb.Rebalancing(0)
+}
+
+func (x *Rebalance) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
 }
 
 type RemoveNode struct {
@@ -4288,10 +4296,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\"<\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"]\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"t\n" +
 	"\tRebalance\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12-\n" +
-	"\x02to\x18\x02 \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\x02to\"\\\n" +
+	"\x02to\x18\x02 \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\x02to\x12\x15\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\"\\\n" +
 	"\n" +
 	"RemoveNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x14\n" +

@@ -1,0 +1,120 @@
+package mem
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Room is how many bytes of pages this process can take now before the kernel ends a process, and of which limit that is: of
+// the machine, or of a cgroup (v1 or v2) that this process is in. It is -1 if nothing says. Cached files, which the kernel drops at once, count as room; swap does not.
+func Room() (have int64, of string) { return room("/") }
+
+// room is Room with the files of /proc and /sys below root.
+func room(root string) (have int64, of string) {
+	have = int64(math.MaxInt64)
+	least := func(n int64, what string) {
+		if n < have {
+			have, of = max(0, n), what
+		}
+	}
+	if v, ok := fields(path.Join(root, "proc/meminfo"))["MemAvailable:"]; ok {
+		least(v<<10, "memory that the machine has available")
+	}
+	for _, g := range groups(root) {
+		stat := fields(path.Join(g.dir, "memory.stat"))
+		limit, used := readInt(path.Join(g.dir, g.limit)), readInt(path.Join(g.dir, g.usage))
+		if limit >= 0 && used >= 0 { // "max" is no number
+			least(limit-used+min(used, stat[g.files+"inactive_file"]+stat[g.files+"active_file"]), fmt.Sprintf("memory that cgroup %s has left", g.name))
+		}
+	}
+	if of == "" {
+		return -1, ""
+	}
+	return have, of
+}
+
+// group is a cgroup with a controller of memory, and what its files are called.
+type group struct {
+	name, dir           string
+	limit, usage, files string
+}
+
+// groups are those that this process is in, and theirs.
+func groups(root string) (all []group) {
+	of, err := os.ReadFile(path.Join(root, "proc/self/cgroup"))
+	if err != nil {
+		return nil
+	}
+	mounts, err := os.ReadFile(path.Join(root, "proc/self/mountinfo"))
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(of)) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(part) != 3 {
+			continue
+		}
+		g := group{limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", files: "total_"}
+		kind := "cgroup"
+		switch {
+		case part[0] == "0" && part[1] == "":
+			kind, g = "cgroup2", group{limit: "memory.max", usage: "memory.current"}
+		case !strings.Contains(","+part[1]+",", ",memory,"):
+			continue
+		}
+		top, at := mounted(mounts, kind)
+		if at == "" {
+			continue
+		}
+		// Of a container whose own cgroup is the mount's root, the path is seen from there, or from outside.
+		name := path.Clean("/" + strings.TrimPrefix(part[2], strings.TrimSuffix(top, "/")))
+		for {
+			g.name, g.dir = name, path.Join(root, at, name)
+			all = append(all, g)
+			if name == "/" {
+				break
+			}
+			name = path.Dir(name)
+		}
+	}
+	return all
+}
+
+// mounted is where a cgroup file system with memory is, and which cgroup is its root; proc_pid_mountinfo(5).
+func mounted(mounts []byte, kind string) (top, at string) {
+	for lines := bufio.NewScanner(bytes.NewReader(mounts)); lines.Scan(); {
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		f, fs := strings.Fields(before), strings.Fields(after)
+		if len(f) < 5 || len(fs) < 3 || fs[0] != kind {
+			continue
+		}
+		if kind == "cgroup" && !strings.Contains(","+fs[2]+",", ",memory,") {
+			continue
+		}
+		return f[3], f[4]
+	}
+	return "", ""
+}
+
+// fields are the numbers of a file whose lines begin with a name and a number.
+func fields(file string) map[string]int64 {
+	all := make(map[string]int64)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return all
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) >= 2 {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				all[f[0]] = n
+			}
+		}
+	}
+	return all
+}
