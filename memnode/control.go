@@ -343,6 +343,11 @@ func (n *Node) exchanged(what string, err error) {
 	n.mu.Unlock()
 	code := status.Code(err)
 	switch {
+	case code == codes.AlreadyExists && code != status.Code(before):
+		n.log.Info("this memory node's name is taken; asking again, as the process that has it may have ended", "err", err)
+	case code == codes.AlreadyExists && err.Error() != before.Error():
+		n.log.Error("another process has this memory node's name; asking again, as it may end", "err", err)
+	case err == nil && status.Code(before) == codes.AlreadyExists: // what follows says that it has the name
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
 	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -37,6 +38,22 @@ func (n *Node) ReportNode(ctx context.Context, q *dirpb.ReportNodeRequest) (*dir
 	return &dirpb.ReportNodeReply{}, nil
 }
 
+// arrives refuses a memory node a name that another process has, of which the log is told once. It gives what is to be called when the
+// registration is part of the state, or has failed.
+func (n *Node) arrives(l *leadership, q *dirpb.RegisterNodeRequest) (arrived func(), err error) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { err = x.BeginArrival(s, now, q) })
+	if e := (*lead.TakenError)(nil); errors.As(err, &e) && e.New {
+		n.log.Error("directory: two processes want the name of one memory node, and the second is refused: give it another name, or stop one of them",
+			"node", e.Name, "registered", e.Owner, "refused", e.Rival)
+	}
+	if err != nil {
+		return nil, status.Error(codes.AlreadyExists, err.Error())
+	}
+	return func() {
+		n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.EndArrival(q) })
+	}, nil
+}
+
 // showNodes adds what the leader alone knows to nodes, in place of shared rows.
 func showNodes(nodes []*dirpb.Node, x *lead.Leader, s *fsm.State, now time.Duration) {
 	waiting := make(map[uint32]bool)
@@ -44,9 +61,9 @@ func showNodes(nodes []*dirpb.Node, x *lead.Leader, s *fsm.State, now time.Durat
 		waiting[id] = true
 	}
 	for i, m := range nodes {
-		if t := x.Trouble(m.Id, now); t != "" || waiting[m.Id] {
+		if t, r := x.Trouble(m.Id, now), x.Rival(m.Id, now); t != "" || r != "" || waiting[m.Id] {
 			nodes[i] = proto.CloneOf(m)
-			nodes[i].Waiting, nodes[i].Trouble = waiting[m.Id], t
+			nodes[i].Waiting, nodes[i].Trouble, nodes[i].Rival = waiting[m.Id], t, r
 		}
 	}
 }
