@@ -193,6 +193,9 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	if err != nil {
 		return usageError{err}
 	}
+	if err := checkRoom(c, k.regions, roomHere(), log); err != nil {
+		return err
+	}
 	if err := checkLimits(int64(c.Memory), k.hugePageBytes(c), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
