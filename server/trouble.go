@@ -12,10 +12,11 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
 )
 
-// ReportNode notes why no process of a memory node comes up, for Status.
+// ReportNode notes why no process of a memory node comes up, for Status, or why the one that serves is not replaced.
 func (n *Node) ReportNode(ctx context.Context, q *dirpb.ReportNodeRequest) (*dirpb.ReportNodeReply, error) {
 	l, id, err := n.leadsFor(q.Name)
 	if err != nil {
@@ -27,15 +28,34 @@ func (n *Node) ReportNode(ctx context.Context, q *dirpb.ReportNodeRequest) (*dir
 	if q.Trouble == "" {
 		return nil, status.Error(codes.InvalidArgument, "trouble is empty; nothing was done")
 	}
+	var stays *fsmpb.Command
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
-		if err = s.CheckNodeOwner(q.Name, rights.Caller(ctx).String()); err == nil {
+		if err = s.CheckNodeOwner(q.Name, rights.Caller(ctx).String()); err != nil {
+			return
+		}
+		if q.Stays {
+			stays = x.Stays(s, id, q.Trouble)
+		} else {
 			x.Troubled(id, q.Trouble, now)
 		}
 	})
 	if err != nil {
 		return nil, refusal(err)
 	}
+	if stays != nil {
+		if _, err := n.do(ctx, l, stays); err != nil {
+			return nil, err
+		}
+	}
 	return &dirpb.ReportNodeReply{}, nil
+}
+
+// whyStays is why a process that was to be replaced has not been, as it said itself.
+func (n *Node) whyStays(id uint32) (why string) {
+	if l := n.leading.Load(); l != nil {
+		n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { why = x.WhyStays(id) })
+	}
+	return why
 }
 
 // arrives refuses a memory node a name that another process has, of which the log is told once. It gives what is to be called when the

@@ -46,6 +46,9 @@ func newKeptStore(t *testing.T, exe string, more ...string) *keptStore {
 	addr := s.d.kv["directory"]
 	s.args = []string{"memnode", "--name=m1", "--directory=" + addr, "--memory=64MiB", "--http-listen=127.0.0.1:0", "--janitor=false"}
 	s.args = append(s.args, more...)
+	if slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--config=") }) { // which has these
+		s.args = slices.DeleteFunc(s.args, func(arg string) bool { return arg == "--name=m1" || arg == "--memory=64MiB" })
+	}
 	s.m = spawnFrom(t, exe, s.env, s.args...)
 	s.m.ready()
 	var err error

@@ -5978,9 +5978,12 @@ func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
 // for as long as that is so, and a minute after the last time, or when a process is heard, it is over. The next leader has to be told again.
 type ReportNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Trouble       string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // at most 256 bytes that can be printed
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Trouble string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // at most 256 bytes that can be printed
+	// The process that serves says it, since it is to be replaced and the next one could not serve, for the reason that
+	// trouble names: it stays, and RestartNode ends with that reason.
+	Stays         bool `protobuf:"varint,140,opt,name=stays,proto3" json:"stays,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6027,6 +6030,13 @@ func (x *ReportNodeRequest) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *ReportNodeRequest) GetStays() bool {
+	if x != nil {
+		return x.Stays
+	}
+	return false
 }
 
 type ReportNodeReply struct {
@@ -9262,10 +9272,11 @@ const file_directory_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
 	"\fpause_millis\x18P \x01(\rR\vpauseMillis\"\x10\n" +
-	"\x0eLeaveNodeReply\"A\n" +
+	"\x0eLeaveNodeReply\"X\n" +
 	"\x11ReportNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\atrouble\x18\x02 \x01(\tR\atrouble\"\x11\n" +
+	"\atrouble\x18\x02 \x01(\tR\atrouble\x12\x15\n" +
+	"\x05stays\x18\x8c\x01 \x01(\bR\x05stays\"\x11\n" +
 	"\x0fReportNodeReply\"e\n" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +

@@ -106,7 +106,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 			ErrRefused, c.Boot, c.Name, c.Incarnation, old.Boot)
 	}
 	if c.CapacityBytes < n.UsedBytes {
-		return 0, 0, fmt.Errorf("%w: memory node %q lends %d bytes but its regions take %d", ErrRefused, c.Name, c.CapacityBytes, n.UsedBytes)
+		// It is of another kind than the refusals that mean the end of kept memory.
+		return 0, 0, fmt.Errorf("%w: memory node %q lends %d MiB, and its regions need %d MiB", ErrFull, c.Name, c.CapacityBytes>>20, n.UsedBytes>>20)
 	}
 	how := ArrivalKnown
 	switch {

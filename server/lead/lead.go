@@ -121,6 +121,7 @@ type Leader struct {
 	settling map[uint32]time.Duration
 
 	troubles map[uint32]trouble  // by memory node
+	stays    map[uint32]string   // likewise: why its process was not replaced
 	rivals   map[uint32]*rival   // likewise
 	arrivals map[string]*arrival // by the name of the memory node
 
@@ -203,7 +204,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		paused: make(map[uint32]time.Duration),
 		spent:  make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
-		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), arrivals: make(map[string]*arrival),
+		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string), arrivals: make(map[string]*arrival),
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits
