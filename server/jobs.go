@@ -409,6 +409,7 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 		}
 		c = &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: m.Incarnation, PauseMillis: restartMillis}}}
 	}
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.AskToLeave(id) })
 	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node, "leave", q.Leave, "program", q.Program)); err != nil {
 		return nil, err
 	}

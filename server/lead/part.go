@@ -48,9 +48,12 @@ func (l *Leader) BeginPause(s *fsm.State, id uint32, now time.Duration) {
 	if x := l.nodes[id]; x != nil {
 		x.pause = 0
 	}
-	delete(l.stays, id)
 	l.notePauses(s, now)
 }
+
+// AskToLeave forgets what Stays noted of a memory node that is asked once more to be replaced. It comes before the command that asks: the answer
+// may be there before that returns.
+func (l *Leader) AskToLeave(id uint32) { delete(l.stays, id) }
 
 // Stays notes why the process of a memory node that was to be replaced stays, and gives the command by which it is not expected to
 // end any more, or nil if it is not.
@@ -63,7 +66,7 @@ func (l *Leader) Stays(s *fsm.State, id uint32, why string) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}}
 }
 
-// WhyStays is what Stays noted since the memory node was to be replaced last, "" for nothing.
+// WhyStays is what Stays noted since AskToLeave, "" for nothing.
 func (l *Leader) WhyStays(id uint32) string { return l.stays[id] }
 
 // notePauses starts the time of memory nodes of whose pause another leader has known.
