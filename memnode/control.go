@@ -3,6 +3,7 @@ package memnode
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/token"
 )
 
@@ -77,6 +79,10 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		}
 		n.exchanged("register", err)
 		if err != nil {
+			if status.Code(err) == codes.ResourceExhausted {
+				n.tooSmall(kept, fmt.Errorf("%w: %w: raise memory, or drain the memory node first", ErrCapacity, err))
+				return nil, false
+			}
 			if n.disowned(kept, err) {
 				return reg, false
 			}
@@ -144,6 +150,57 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 	return req
 }
 
+// replace has another process take over, as an operator wants, if that one could serve the regions that are here. Otherwise it tells the directory why this
+// one stays, which is asked for again until the directory knows.
+func (n *Node) replace() {
+	if n.o.MayRestart != nil {
+		if err := n.o.MayRestart(n.regionBytes()); err != nil {
+			n.log.Error("another process was to take over, and could not serve: this one stays", "err", err)
+			n.report(err, true)
+			return
+		}
+	}
+	n.restarts.Do(n.o.Restart)
+}
+
+// regionBytes is what the regions that the directory wants here need.
+func (n *Node) regionBytes() (sum int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, r := range n.mu.regions {
+		if !r.dying {
+			sum += int64(r.want.GetRegionBytes())
+		}
+	}
+	return sum
+}
+
+// tooSmall ends this process's part, since it lends less than the regions of its memory node need. Kept memory stays for another process, whose
+// settings may be others.
+func (n *Node) tooSmall(kept *state, err error) {
+	if kept != nil {
+		n.tryAgain(err)
+		return
+	}
+	n.report(err, false)
+	n.mu.Lock()
+	n.mu.err = err
+	n.mu.Unlock()
+	close(n.failed)
+	<-n.ctx.Done()
+}
+
+// report tells the directory, once, why this process does not serve, or with stays why no other one takes over.
+func (n *Node) report(why error, stays bool) {
+	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: n.o.Name, Trouble: keeper.Trouble(why.Error()), Stays: stays})
+		return err
+	})
+	if err != nil && n.ctx.Err() == nil {
+		n.log.Warn("the directory is not told what is wrong here", "err", err)
+	}
+}
+
 // registerAgain tells a directory that has become one of a later version what the one before did not take in. Its nodes
 // admit this process as the one that it is; if they do not get to it, the next heartbeat's reply asks again.
 func (n *Node) registerAgain(reg *registration) {
@@ -197,6 +254,9 @@ func (n *Node) serve(reg *registration) bool {
 			return true
 		default:
 			n.exchanged("heartbeat", nil)
+			if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
+				n.replace()
+			}
 			if rep.GetRegisterAgain() {
 				n.registerAgain(reg)
 			}
@@ -284,9 +344,6 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		}
 	}
 	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
-	if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
-		n.restarts.Do(n.o.Restart)
-	}
 	n.holdToQuotasLocked(rep.GetQuotas())
 	return rep, nil
 }
@@ -343,6 +400,11 @@ func (n *Node) exchanged(what string, err error) {
 	n.mu.Unlock()
 	code := status.Code(err)
 	switch {
+	case code == codes.AlreadyExists && code != status.Code(before):
+		n.log.Info("this memory node's name is taken; asking again, as the process that has it may have ended", "err", err)
+	case code == codes.AlreadyExists && err.Error() != before.Error():
+		n.log.Error("another process has this memory node's name; asking again, as it may end", "err", err)
+	case err == nil && status.Code(before) == codes.AlreadyExists: // what follows says that it has the name
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
 	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):

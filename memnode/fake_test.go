@@ -76,6 +76,7 @@ type directory struct {
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
+	reports      []*dirpb.ReportNodeRequest
 	nodeID       uint32
 	heartbeats   int
 	last         *dirpb.HeartbeatRequest
@@ -160,6 +161,11 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 		return errDown
 	}
 	return fn(ctx, d)
+}
+
+func (d *directory) ReportNode(_ context.Context, r *dirpb.ReportNodeRequest, _ ...grpc.CallOption) (*dirpb.ReportNodeReply, error) {
+	d.change(func() { d.reports = append(d.reports, r) })
+	return &dirpb.ReportNodeReply{}, nil
 }
 
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {

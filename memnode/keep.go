@@ -119,6 +119,7 @@ func (n *Node) tryAgain(err error) {
 	n.mu.Lock()
 	n.mu.err = err // for Ready
 	n.mu.Unlock()
+	n.report(err, false)
 	if n.wait(time.Second, nil) && n.o.Restart != nil {
 		n.restarts.Do(n.o.Restart)
 	}
@@ -147,6 +148,15 @@ func (n *Node) inherit() (*state, Kept, error) {
 		return nil, why, err
 	}
 	var regions []*region
+	need := int64(0)
+	for _, k := range s.regions {
+		if len(k.keys) > 0 {
+			need += int64(k.regionBytes)
+		}
+	}
+	if err := CheckCapacity(need, n.o.CapacityBytes); err != nil {
+		return nil, KeptPending, err
+	}
 	for _, k := range s.regions {
 		r, err := n.adopt(k, held[k.item])
 		if len(k.keys) == 0 { // retained: it is missed by nobody
@@ -187,6 +197,14 @@ func (n *Node) inherit() (*state, Kept, error) {
 	n.boot = s.boot
 	n.mu.Unlock()
 	return s, KeptAll, nil
+}
+
+// CheckCapacity refuses, with ErrCapacity, to lend fewer bytes than regions that are there need.
+func CheckCapacity(need, lent int64) error {
+	if need <= lent {
+		return nil
+	}
+	return fmt.Errorf("%w: regions need %d MiB, and memory is %d MiB: raise it, or drain the memory node first", ErrCapacity, need>>20, lent>>20)
 }
 
 // readState opens the state that item holds and checks that it is this node's.

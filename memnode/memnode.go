@@ -102,6 +102,9 @@ type Options struct {
 	Door func() (inside []string, err error)
 	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
 	Restart func()
+	// MayRestart, if not nil, is asked before Restart, with the bytes of the regions that are here: an error says why the next process
+	// could not serve them, and then this one stays.
+	MayRestart func(regionBytes int64) error
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
 }
@@ -206,7 +209,9 @@ type Node struct {
 	keep  keeping
 	ready chan struct{} // closed by the first answered heartbeat
 	turns chan struct{} // holds one for each part of a region whose pages are being taken
-	kick  chan struct{} // capacity 1: heartbeat now
+	// failed is closed, at most once, when this process cannot serve with its settings; mu.err says why.
+	failed chan struct{}
+	kick   chan struct{} // capacity 1: heartbeat now
 	// interrupt ends the heartbeat that waits for news of the directory; nil: none does.
 	interrupt atomic.Pointer[func()]
 	// seq numbers heartbeats, so that a reply can be told to be older than a
@@ -270,7 +275,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{
 		o:     o,
 		log:   o.Logger.With("node", o.Name),
-		ready: make(chan struct{}),
+		ready: make(chan struct{}), failed: make(chan struct{}),
 		turns: make(chan struct{}, mostTurns),
 		kick:  make(chan struct{}, 1),
 		boot:  1,
@@ -350,13 +355,18 @@ func advertised(listen, advertise string) (string, error) {
 	return advertise, nil
 }
 
-// Ready waits until the directory knows the node and has answered a heartbeat.
+// Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the node's regions need
+// more than it lends.
 func (n *Node) Ready(ctx context.Context) error {
 	select {
 	case <-n.ready:
 		return nil
 	case <-n.ctx.Done():
 		return ErrClosed
+	case <-n.failed:
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return fmt.Errorf("memory node %q: %w", n.o.Name, n.mu.err)
 	case <-ctx.Done():
 	}
 	n.mu.Lock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -132,12 +133,17 @@ func TestRestartNode(t *testing.T) {
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(name string, incarnation, boot uint64, keeps bool) *dirpb.RegisterNodeReply {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: keeps, CapacityBytes: 256 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
-		if err != nil {
-			t.Fatal(err)
+		for {
+			r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: keeps, CapacityBytes: 256 << 20,
+				Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+			switch status.Code(err) {
+			case codes.OK:
+				return r
+			case codes.AlreadyExists: // within the lease of the process before
+			default:
+				t.Fatal(err)
+			}
 		}
-		return r
 	}
 	id := register("m1", 7, 1, true).NodeId
 	register("m2", 8, 1, false)

@@ -226,6 +226,9 @@ func TestNodeOwners(t *testing.T) {
 	if len(reply.GetKeys()) > 0 {
 		t.Error("the key goes to a memory node that is refused")
 	}
+	if _, err := m1.LeaveNode(ctx, &dirpb.LeaveNodeRequest{NodeId: own.NodeId, Incarnation: 1}); err != nil {
+		t.Fatal(err)
+	}
 	if own, err = m1.RegisterNode(ctx, registration("m1", 3)); err != nil {
 		t.Fatalf("a memory node cannot be started again: %v", err)
 	}

@@ -409,6 +409,7 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 		}
 		c = &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: m.Incarnation, PauseMillis: restartMillis}}}
 	}
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.AskToLeave(id) })
 	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node, "leave", q.Leave, "program", q.Program)); err != nil {
 		return nil, err
 	}
@@ -444,6 +445,9 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 		case now.Boot != m.Boot || now.Incarnation != m.Incarnation:
 			return &dirpb.RestartNodeReply{Boot: now.Boot, Kept: now.Incarnation == m.Incarnation, Version: now.Version}, nil
 		case now.PauseMillis == 0 && now.State == dirpb.NodeState_NODE_UP:
+			if why := n.whyStays(m.Id); why != "" {
+				return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q was not restarted, and its process serves on: %s", m.Name, why)
+			}
 			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement groups, or was not replaced, in time: its process is the same as before", m.Name)
 		case now.PauseMillis == 0:
 			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other process of it has registered", m.Name)

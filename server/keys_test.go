@@ -118,10 +118,12 @@ func TestRotateKey(t *testing.T) {
 	beat(m2, 4)
 	renewed(a, 4)
 	q := m1.q
+	m1.dies()
 	q.Incarnation = 2
-	if _, err := c.RegisterNode(ctx, q); err != nil {
-		t.Fatal(err)
-	}
+	until(t, "the next process of m1", func() bool {
+		_, err := c.RegisterNode(ctx, q)
+		return err == nil
+	})
 	if u := n.keyUse(t); u.Signs != 3 || len(u.NodesBehind) != 1 || u.NodesBehind[0] != "m1" {
 		t.Fatalf("the status says %v", u)
 	}

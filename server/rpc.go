@@ -500,6 +500,9 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, err
 	}
+	if err := fsm.CheckRegistration(q); err != nil {
+		return nil, refusal(err)
+	}
 	caller := rights.Caller(ctx).String()
 	// The state machine refuses it as well, but that of an earlier version does not.
 	n.machine.view(func(s *fsm.State) { err = s.CheckNodeOwner(q.Name, caller) })
@@ -512,6 +515,11 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if _, err := n.nodeNamed(q.Name); err != nil { // its first time; restarts are no change that somebody made
 		audited(ctx, c, actRegisterNode, q.Name, "capacity-bytes", q.CapacityBytes, "domain", q.Domain)
 	}
+	arrived, err := n.arrives(l, q)
+	if err != nil {
+		return nil, err
+	}
+	defer arrived()
 	res, err := n.do(ctx, l, c)
 	if err != nil {
 		return nil, err
@@ -551,6 +559,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		return nil, status.Errorf(codes.InvalidArgument, "%d fenced sessions, want at most %d", len(q.FencedSessions), fsm.MaxSessions)
 	}
 	var up bool
+	var beat uint64
 	owed := make(map[uint32]bool)
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		if otherBoot(s.Node(q.NodeId), q) {
@@ -559,6 +568,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		if up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats); up && x.TakesKey(s, q.NodeId, q.Incarnation, q.KeyGeneration) {
 			l.wake() // sessions are to have tokens of it
 		}
+		beat = x.Beat(q.NodeId)
 		for _, id := range s.FenceWork(q.NodeId, q.Incarnation) {
 			owed[id] = true
 		}
@@ -601,6 +611,9 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		waited = true
 		return false
 	})
+	if errors.Is(ctx.Err(), context.Canceled) {
+		n.withState(l, func(x *lead.Leader, _ *fsm.State, now time.Duration) { x.Broke(q.NodeId, q.Incarnation, beat, now) })
+	}
 	if waited {
 		if n.ctx.Err() != nil || n.leading.Load() != l {
 			return nil, n.notLeader()

@@ -176,6 +176,21 @@ func newMemnode(t testing.TB, name string, incarnation uint64, nodes func() []*N
 	return m
 }
 
+// dies ends the heartbeats, and breaks off the last one.
+func (m *memnode) dies() {
+	m.mute.Store(true)
+	m.beating.Lock() // none is under way
+	defer m.beating.Unlock()
+	n := leaderOf(m.t, m.nodes()...)
+	l, err := n.leader()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, now time.Duration) {
+		x.Broke(m.id, m.q.Incarnation, x.Beat(m.id), now)
+	})
+}
+
 // beat calls the nodes' methods directly, without the network.
 func (m *memnode) beat(ctx context.Context) {
 	m.beating.Lock()
@@ -739,7 +754,7 @@ func TestWatchMap(t *testing.T) {
 	slow := watch(&dirpb.WatchMapRequest{})
 	for i := range uint64(200) {
 		if _, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{
-			Name: "flapping", Incarnation: i + 1, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: strings.Repeat("x", 256)}},
+			Name: "flapping", Incarnation: 1, Boot: i + 1, Keeps: true, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: strings.Repeat("x", 256)}},
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -422,7 +422,7 @@ func shardsOf(m *dirpb.Map, ns uint32) map[uint32][]*dirpb.Shard {
 
 func (a *app) printShards(st *dirpb.StatusReply) error {
 	m := st.GetMap()
-	ns, err := namespaceOf(m, a.namespace)
+	ns, err := a.ownNamespace(m)
 	if err != nil {
 		return err
 	}
@@ -580,6 +580,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("%q: %w", req.Name, err)
 				}
+				a.warnOfLimit(cmd.Context(), b, rep.GetNamespace())
 				return a.printNamespaces([]*dirpb.Namespace{rep.GetNamespace()})
 			})
 		},

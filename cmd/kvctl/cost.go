@@ -66,7 +66,7 @@ func (a *app) replicas(ctx context.Context, b backend) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	ns, err := namespaceOf(st.GetMap(), a.namespace)
+	ns, err := a.ownNamespace(st.GetMap())
 	if err != nil {
 		return 0, err
 	}

@@ -558,7 +558,7 @@ func (a *app) completeKey(several bool) cobra.CompletionFunc {
 			if err != nil {
 				return err
 			}
-			if _, err := namespaceOf(st.GetMap(), a.namespace); err != nil {
+			if _, err := a.ownNamespace(st.GetMap()); err != nil {
 				return err
 			}
 			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {

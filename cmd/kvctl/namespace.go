@@ -82,6 +82,7 @@ the access list lets it in.`,
 				if err != nil {
 					return fmt.Errorf("%q: %w", args[0], err)
 				}
+				a.warnOfLimit(cmd.Context(), b, rep.GetNamespace())
 				if wait {
 					if err := a.awaitCopies(cmd.Context(), b, rep.GetNamespace()); err != nil {
 						return err
@@ -98,6 +99,25 @@ the access list lets it in.`,
 	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
 	dryFlag(c, &dry)
 	return c
+}
+
+// warnOfLimit tells of a limit that ns cannot reach, as its memory nodes, or those that there are, lend less. A store that grows may have it all the same.
+func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
+	if ns.GetLimitBytes() == 0 {
+		return
+	}
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return // the limit is set, and the command has succeeded
+	}
+	lent := uint64(0)
+	for _, n := range st.GetMap().GetNodes() {
+		lent += n.GetCapacityBytes()
+	}
+	if most := lent / uint64(max(ns.GetReplicas(), 1)); ns.GetLimitBytes() > most {
+		a.say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all memory nodes (kvctl nodes)",
+			ns.GetName(), bytesText(ns.GetLimitBytes()), ns.GetReplicas(), bytesText(most))
+	}
 }
 
 // awaitCopies waits until every placement group of ns has as many copies as ns asks for.
@@ -199,11 +219,11 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 }
 
 func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, error) {
-	i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
-	if i < 0 {
-		return nil, &exitError{exitNo, fmt.Errorf("unknown namespace %q (kvctl namespace list)", name)}
+	ns, err := namespaceOf(st.GetMap(), name)
+	if err != nil {
+		return nil, &exitError{exitNo, err}
 	}
-	return st.GetMap().GetNamespaces()[i], nil
+	return ns, nil
 }
 
 // confirmDelete has the user type the name of a namespace.

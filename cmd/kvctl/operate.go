@@ -207,7 +207,7 @@ func (a *app) nodesCommand() *cobra.Command {
 			if dry {
 				return a.withBackend(func(b backend) error { return a.wouldForget(cmd.Context(), b, args[0], force) })
 			}
-			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RemoveNodeReply, error) {
+			return onNode(a, cmd, args[0], "removed", func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RemoveNodeReply, error) {
 				return d.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: args[0], Force: force})
 			})
 		},
@@ -218,16 +218,33 @@ func (a *app) nodesCommand() *cobra.Command {
 	return c
 }
 
-// onNode has the directory do something with a memory node that there is.
-func onNode[R any](a *app, cmd *cobra.Command, name string, f func(context.Context, dirpb.DirectoryClient) (R, error)) error {
+// onNode has the directory do something with a memory node that there is, by which that is done, and says what became of what it held.
+func onNode[R any](a *app, cmd *cobra.Command, name, done string, f func(context.Context, dirpb.DirectoryClient) (R, error)) error {
 	return a.withBackend(func(b backend) error {
-		if _, _, err := a.node(cmd.Context(), b, name); err != nil {
+		m, n, err := a.node(cmd.Context(), b, name)
+		if err != nil {
 			return err
 		}
 		if _, err := call(cmd.Context(), b, false, f); err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}
-		return nil
+		held, last := 0, 0 // as it was just before
+		for _, p := range m.GetPgs() {
+			if slices.ContainsFunc(p.GetMembers(), func(mb *dirpb.Member) bool { return mb.GetNodeId() == n.GetId() }) {
+				if held++; overview.Copies(p) == 1 {
+					last++
+				}
+			}
+		}
+		if a.json() {
+			return a.printJSON(map[string]any{"node": name, "done": done, "placement_groups": held, "last_copies": last})
+		}
+		text := fmt.Sprintf("%s: %s; it held nothing", name, done)
+		if held > 0 {
+			text = fmt.Sprintf("%s: %s; regions that it held: %d, of these without another copy, so that their keys are gone: %d", name, done, held, last)
+		}
+		_, err = fmt.Fprintln(a.stdout, text)
+		return err
 	})
 }
 
@@ -247,7 +264,7 @@ func (a *app) giveUpCommand() *cobra.Command {
 			if dry {
 				return a.withBackend(func(b backend) error { return a.wouldGiveUp(cmd.Context(), b, args[0]) })
 			}
-			return onNode(a, cmd, args[0], func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
+			return onNode(a, cmd, args[0], "given up", func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
 				return d.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: args[0]})
 			})
 		},
@@ -680,7 +697,7 @@ func (a *app) shardsCommand() *cobra.Command {
 			"when they are full; this does it ahead of time. kvctl jobs shows how far it is.",
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) (ids []string) {
-			ns, err := namespaceOf(st.GetMap(), a.namespace)
+			ns, err := a.ownNamespace(st.GetMap())
 			if err != nil {
 				return nil
 			}
@@ -716,7 +733,7 @@ func (a *app) split(ctx context.Context, b backend, id uint32) error {
 	if err != nil {
 		return err
 	}
-	ns, err := namespaceOf(st.GetMap(), a.namespace)
+	ns, err := a.ownNamespace(st.GetMap())
 	if err != nil {
 		return err
 	}

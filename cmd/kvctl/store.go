@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -304,11 +305,30 @@ func notLeader(st *dirpb.StatusReply) error {
 	return s.Err()
 }
 
+// ownNamespace finds the namespace that commands work in.
+func (a *app) ownNamespace(m *dirpb.Map) (*dirpb.Namespace, error) {
+	ns, err := namespaceOf(m, a.namespace)
+	if err != nil && len(m.GetNamespaces()) > 0 {
+		err = fmt.Errorf("%w (--namespace or KVD_NAMESPACE chooses one)", err)
+	}
+	return ns, err
+}
+
+// maxNamed is how many namespaces an error names.
+const maxNamed = 20
+
 // namespaceOf finds a namespace by name in a map.
 func namespaceOf(m *dirpb.Map, name string) (*dirpb.Namespace, error) {
 	i := slices.IndexFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%w %q", client.ErrNoNamespace, name)
+		if len(m.GetNamespaces()) == 0 {
+			return nil, fmt.Errorf("%w %q: there is none yet (kvctl namespace create %s)", client.ErrNoNamespace, name, name)
+		}
+		names, more := mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ""
+		if n := len(names) - maxNamed; n > 0 {
+			names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
+		}
+		return nil, fmt.Errorf("%w %q: there are %s%s", client.ErrNoNamespace, name, strings.Join(names, ", "), more)
 	}
 	return m.GetNamespaces()[i], nil
 }

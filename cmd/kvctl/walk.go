@@ -42,7 +42,7 @@ func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusR
 		if err != nil {
 			return err
 		}
-		ns, err := namespaceOf(st.GetMap(), a.namespace)
+		ns, err := a.ownNamespace(st.GetMap())
 		if err != nil {
 			return err
 		}

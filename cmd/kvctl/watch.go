@@ -115,7 +115,7 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 			return err
 		}
 		now := time.Now()
-		ns, err := namespaceOf(st.GetMap(), a.namespace)
+		ns, err := a.ownNamespace(st.GetMap())
 		if err != nil {
 			return err
 		}

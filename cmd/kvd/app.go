@@ -31,6 +31,8 @@ type app struct {
 	args []string
 	// given tells whether the user set a setting of the role that runs.
 	given func(key string) bool
+	// settings reads the settings of the role again, from where they came.
+	settings func() (config.Settings, error)
 	// command is what stands behind --, for a role that takes a command.
 	command []string
 	live    live
@@ -158,7 +160,8 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
-		defer a.keepFresh(s, loader(r, *file, cmd.Flags()))()
+		a.settings = loader(r, *file, cmd.Flags())
+		defer a.keepFresh(s, a.settings)()
 		err = serve(cmd.Context())
 		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // stopped while it started

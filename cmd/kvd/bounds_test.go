@@ -136,11 +136,11 @@ func TestBuffersAreBounded(t *testing.T) {
 			attacker, value, buffers := 40, value, int64(128<<20)
 			if a.long > 0 {
 				attacker, value, buffers = a.long, long, 512<<20
-				args = append(args, "--memory=2GiB")
+				args = append(args, "--memory=2GiB", "--overcommit")
 			} else {
 				// This is a cache, a quarter of that memory: what the attackers write must not make it forget anything. Of
 				// the memory only what is written is taken.
-				args = append(args, "--memory=8GiB", "--buffer-memory=128MiB", "--lease=2s")
+				args = append(args, "--memory=8GiB", "--overcommit", "--buffer-memory=128MiB", "--lease=2s")
 			}
 			// Each connection has some buffers of its own, and a session keeps some for long values.
 			bound := buffers + int64(attacker)*(256<<10) + 2*(64<<20)

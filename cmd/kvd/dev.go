@@ -59,6 +59,9 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
+	if c.Memory, err = devMemory(c, a.given("memory"), roomHere(), log); err != nil {
+		return err
+	}
 	// An address that is taken is refused before anything starts.
 	web, err := a.devHTTP(ctx, c, log)
 	if err != nil {

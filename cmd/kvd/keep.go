@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
@@ -112,30 +110,13 @@ func tellTrouble(ctx context.Context, c *config.MemNode, creds func() (*tls.Conf
 	ctx, cancel := context.WithTimeout(ctx, troubleTimeout)
 	defer cancel()
 	return dir.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: c.Name, Trouble: label(text)})
+		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: c.Name, Trouble: keeper.Trouble(text)})
 		return err
 	})
 }
 
-const (
-	troubleTimeout = 5 * time.Second // of one report to the directory
-	maxTrouble     = 256             // bytes, of dirpb.ReportNodeRequest
-)
-
-// label makes of a text what the directory takes.
-func label(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return '?'
-		}
-		return r
-	}, text)
-	for len(text) > maxTrouble {
-		_, n := utf8.DecodeLastRuneInString(text)
-		text = text[:len(text)-n]
-	}
-	return text
-}
+// troubleTimeout is of one report to the directory.
+const troubleTimeout = 5 * time.Second
 
 // socketItems begins the names of listening sockets at the keeper.
 const socketItems = "listen/"

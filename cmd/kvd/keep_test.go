@@ -38,13 +38,17 @@ type keptStore struct {
 
 const onlyCopy = "one"
 
-// newKeptStore starts the memory node from the file exe.
-func newKeptStore(t *testing.T, exe string) *keptStore {
+// newKeptStore starts the memory node from the file exe, with more arguments.
+func newKeptStore(t *testing.T, exe string, more ...string) *keptStore {
 	s := &keptStore{t: t}
 	s.env, _ = runtimeDir(t)
 	s.d = start(t, s.env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
 	addr := s.d.kv["directory"]
 	s.args = []string{"memnode", "--name=m1", "--directory=" + addr, "--memory=64MiB", "--http-listen=127.0.0.1:0", "--janitor=false"}
+	s.args = append(s.args, more...)
+	if slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--config=") }) { // which has these
+		s.args = slices.DeleteFunc(s.args, func(arg string) bool { return arg == "--name=m1" || arg == "--memory=64MiB" })
+	}
 	s.m = spawnFrom(t, exe, s.env, s.args...)
 	s.m.ready()
 	var err error

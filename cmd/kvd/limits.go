@@ -8,10 +8,12 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/mem"
 )
 
@@ -42,6 +44,83 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// room is how much memory a process may use, in bytes; 0: not known, or without a limit.
+type room struct {
+	machine, group uint64
+}
+
+// roomHere is what this machine has, and what the control group of this process and those above it allow.
+func roomHere() (r room) {
+	r.machine, _ = memlimit.FromSystem()
+	r.group, _ = memlimit.FromCgroup() // its error may be that there is no limit
+	return r
+}
+
+// bytes is the smaller one.
+func (r room) bytes() uint64 {
+	if r.machine == 0 || r.group != 0 && r.group < r.machine {
+		return r.group
+	}
+	return r.machine
+}
+
+// check refuses to lend want bytes beyond what there is. of says what these are.
+func (r room) check(of string, want int64) error {
+	var have []string
+	if r.machine != 0 && uint64(want) > r.machine {
+		have = append(have, "this machine has "+mib(r.machine))
+	}
+	if r.group != 0 && uint64(want) > r.group {
+		have = append(have, "its control group (cgroup) allows "+mib(r.group))
+	}
+	if len(have) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: that is %s, and %s, beyond which processes are killed: lend less, or set overcommit", of, mib(uint64(want)), strings.Join(have, " and "))
+}
+
+// mib writes bytes so that two amounts can be compared.
+func mib(n uint64) string {
+	if n < 10<<30 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+}
+
+// checkRoom refuses to lend more memory than there is, unless overcommit says so. A pool of huge pages has a size of its own, which
+// checkLimits looks at. Memory that is there already is not refused: its next process would leave it to nobody.
+func checkRoom(c *config.MemNode, kept bool, r room, log *slog.Logger) error {
+	if c.Overcommit || c.HugePageBytes() != 0 {
+		return nil
+	}
+	err := r.check("memory "+c.Memory.String(), int64(c.Memory))
+	if err != nil && kept {
+		log.Error("memory of the process before is served, but there is less than may be lent", "err", err)
+		return nil
+	}
+	return err
+}
+
+// devMemory is what each memory node of a store in one process lends: what was asked for, which is refused if there is less, or else the default,
+// or less of it, so that all of them together lend half of what there is at most.
+func devMemory(c *config.Dev, asked bool, r room, log *slog.Logger) (config.Size, error) {
+	all := c.Memory * config.Size(c.Memnodes)
+	if asked {
+		if c.Overcommit {
+			return c.Memory, nil
+		}
+		return c.Memory, r.check(fmt.Sprintf("memory %v of each of %d memory nodes", c.Memory, c.Memnodes), int64(all))
+	}
+	most := config.Size(r.bytes() / 2)
+	if most == 0 || all <= most || c.Overcommit {
+		return c.Memory, nil
+	}
+	less := max(most/config.Size(c.Memnodes)/(16<<20)*(16<<20), config.MinMemory)
+	log.Warn("memory nodes lend less than usual, as there is little memory here", "memory", less.String(), "usual", c.Memory.String(), "there_is", mib(r.bytes()),
+		"hint", "set memory to choose another size")
+	return less, nil
 }
 
 // connLimit is how many connections each of some servers may have if so many are wanted: their

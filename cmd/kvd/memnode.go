@@ -193,6 +193,9 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	if err != nil {
 		return usageError{err}
 	}
+	if err := checkRoom(c, k.regions, roomHere(), log); err != nil {
+		return err
+	}
 	if err := checkLimits(int64(c.Memory), k.hugePageBytes(c), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
@@ -212,6 +215,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock, Populate: c.Populate,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(), Control: k.control(c),
 		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
+		MayRestart: func(regionBytes int64) error { return a.mayRestart(c, regionBytes) },
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
 	if err != nil {
@@ -272,6 +276,22 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	}
 	<-k.serving.Done()
 	return nil
+}
+
+// mayRestart reports why a process that reads the settings now could not take over from this one, which has c and regions of so many bytes.
+func (a *app) mayRestart(c *config.MemNode, regionBytes int64) error {
+	s, err := a.settings()
+	if err != nil {
+		return fmt.Errorf("its settings have changed, and are not good: %w", err)
+	}
+	next, ok := s.(*config.MemNode)
+	switch {
+	case !ok:
+		return fmt.Errorf("its settings are of a %T", s)
+	case next.Name != c.Name:
+		return fmt.Errorf("its name would be %q: another memory node's, which has no use for its memory", next.Name)
+	}
+	return memnode.CheckCapacity(regionBytes, int64(next.Memory))
 }
 
 // sayGoodbye takes the node out of the store, unless another worker goes on serving its memory. Operations on it would stall

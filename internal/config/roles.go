@@ -30,9 +30,12 @@ const (
 	Auto             = "auto"
 )
 
-// Bounds. A memory node below minMemory has no room for a region.
+// MinMemory is the least that a memory node lends: below it there is no room for a region.
+const MinMemory = 16 << 20
+
+// Bounds.
 const (
-	minMemory   = 16 << 20
+	maxMemory   = Size(1 << 50) // of one memory node
 	maxDevNodes = 64
 	maxSocket   = 107 // bytes of a unix socket's path, unix(7)
 	// A longer value than maxItem does not fit a record of the store; memcached -I takes no less than minItem.
@@ -43,7 +46,8 @@ const (
 type Dev struct {
 	Listen        string        `mapstructure:"listen" usage:"address where the directory serves gRPC, host:port on this machine"`
 	Memnodes      int           `mapstructure:"memnodes" usage:"number of memory nodes; with two or more the namespace default keeps two copies"`
-	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used"`
+	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used. Unless set, less where the machine or the control group has little"`
+	Overcommit    bool          `mapstructure:"overcommit" usage:"let memory nodes lend more memory than the machine or the control group has, at the risk of being killed"`
 	Lease         time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	Redis         string        `mapstructure:"redis" usage:"address where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
@@ -83,6 +87,7 @@ type MemNode struct {
 	Directory      []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken a region at a time, as the directory asks for it"`
 	Populate       bool     `mapstructure:"populate" usage:"take all pages of a region when it is made, in the name of this process; false: each when it is first used, over shm in the name of the client that uses it"`
+	Overcommit     bool     `mapstructure:"overcommit" usage:"lend more memory than the machine or the control group has, at the risk of being killed"`
 	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
 	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
 	ListenTCP      string   `mapstructure:"listen-tcp" usage:"address where the tcp provider listens, host:port, or off"`
@@ -257,8 +262,11 @@ func (c *checker) least(key string, v, least time.Duration) {
 }
 
 func (c *checker) memory(v Size) {
-	if v < minMemory {
-		c.bad("memory", v, "want at least %v", Size(minMemory))
+	if v < MinMemory {
+		c.bad("memory", v, "want at least %v", Size(MinMemory))
+	}
+	if v > maxMemory {
+		c.bad("memory", v, "want at most %v", maxMemory)
 	}
 }
 

@@ -671,7 +671,10 @@ type Node struct {
 	Version string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program; empty: an earlier version
 	Control string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // path of its keeper's socket for operators of its machine; may be empty
 	// Status alone, and the leader's: why no process of it comes up, as its keeper said last.
-	Trouble       string `protobuf:"bytes,110,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,110,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// Status alone, and the leader's: where another process listens that wants this name, and is refused, while the
+	// registered process lives.
+	Rival         string `protobuf:"bytes,140,opt,name=rival,proto3" json:"rival,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -835,6 +838,13 @@ func (x *Node) GetControl() string {
 func (x *Node) GetTrouble() string {
 	if x != nil {
 		return x.Trouble
+	}
+	return ""
+}
+
+func (x *Node) GetRival() string {
+	if x != nil {
+		return x.Rival
 	}
 	return ""
 }
@@ -5986,9 +5996,12 @@ func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
 // for as long as that is so, and a minute after the last time, or when a process is heard, it is over. The next leader has to be told again.
 type ReportNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Trouble       string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // at most 256 bytes that can be printed
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Trouble string                 `protobuf:"bytes,2,opt,name=trouble,proto3" json:"trouble,omitempty"` // at most 256 bytes that can be printed
+	// The process that serves says it, since it is to be replaced and the next one could not serve, for the reason that
+	// trouble names: it stays, and RestartNode ends with that reason.
+	Stays         bool `protobuf:"varint,140,opt,name=stays,proto3" json:"stays,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6035,6 +6048,13 @@ func (x *ReportNodeRequest) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *ReportNodeRequest) GetStays() bool {
+	if x != nil {
+		return x.Stays
+	}
+	return false
 }
 
 type ReportNodeReply struct {
@@ -8817,7 +8837,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xb7\x04\n" +
+	"\x06_renew\"\xce\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8839,7 +8859,8 @@ const file_directory_proto_rawDesc = "" +
 	"\awaiting\x18? \x01(\bR\awaiting\x12\x18\n" +
 	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
 	"\acontrol\x18Q \x01(\tR\acontrol\x12\x18\n" +
-	"\atrouble\x18n \x01(\tR\atrouble\"q\n" +
+	"\atrouble\x18n \x01(\tR\atrouble\x12\x15\n" +
+	"\x05rival\x18\x8c\x01 \x01(\tR\x05rival\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -9289,10 +9310,11 @@ const file_directory_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
 	"\fpause_millis\x18P \x01(\rR\vpauseMillis\"\x10\n" +
-	"\x0eLeaveNodeReply\"A\n" +
+	"\x0eLeaveNodeReply\"X\n" +
 	"\x11ReportNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\atrouble\x18\x02 \x01(\tR\atrouble\"\x11\n" +
+	"\atrouble\x18\x02 \x01(\tR\atrouble\x12\x15\n" +
+	"\x05stays\x18\x8c\x01 \x01(\bR\x05stays\"\x11\n" +
 	"\x0fReportNodeReply\"e\n" +
 	"\x10PauseNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +

@@ -23,9 +23,12 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -155,6 +158,24 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// maxTrouble is how many bytes of a trouble the directory takes.
+const maxTrouble = 256
+
+// Trouble makes of a text what the directory takes as the trouble of a memory node: of some length, and without what cannot be printed.
+func Trouble(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, text)
+	for len(text) > maxTrouble {
+		_, n := utf8.DecodeLastRuneInString(text)
+		text = text[:len(text)-n]
+	}
+	return text
 }
 
 // trouble says why there is no worker. It may be used concurrently.

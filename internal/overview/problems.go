@@ -96,6 +96,10 @@ func Problems(st *dirpb.StatusReply) []Problem {
 			add(fmt.Sprintf("the log of memory node %s says more; on its machine: kvctl doctor", n.GetName()),
 				"memory node %s does not come up: %s", n.GetName(), n.GetTrouble())
 		}
+		if n.GetRival() != "" {
+			add(fmt.Sprintf("give one of the two another name (kvd memnode --name), or stop it; kvctl nodes shows the address of %s", n.GetName()),
+				"another process wants the name of memory node %s and is refused: the one at %s has it, and the other is at %s", n.GetName(), dirpb.Addresses(n.GetEndpoints()), n.GetRival())
+		}
 		if n.GetWaiting() {
 			var pgs []string
 			for _, p := range st.GetMap().GetPgs() {

@@ -481,7 +481,7 @@ func TestNamespaceRefused(t *testing.T) {
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib, Replicas: 1}))
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9"}), ErrExists, "a-b_c.9")
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b"}), ErrInvalid, "too small")
-	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrRefused, "regions take")
+	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrFull, `"m1" lends 1023 MiB, and its regions need 1024 MiB`)
 }
 
 func TestRegionLife(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-func checkRegistration(c *dirpb.RegisterNodeRequest) error {
+// CheckRegistration refuses what no memory node may say of itself, with ErrInvalid.
+func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 	if err := checkName("memory node", c.GetName()); err != nil {
 		return err
 	}
@@ -50,7 +51,8 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	return nil
 }
 
-func (s *State) nodeNamed(name string) *dirpb.Node {
+// NodeNamed gives a memory node's row by its name, which is shared: nil if there is none.
+func (s *State) NodeNamed(name string) *dirpb.Node {
 	for _, n := range s.nodes {
 		if n.Name == name {
 			return n
@@ -63,7 +65,7 @@ func (s *State) nodeNamed(name string) *dirpb.Node {
 // registered, with ErrForeign. The name is free when the memory node has been removed. An empty identity is that of
 // a caller without TLS, which may do everything.
 func (s *State) CheckNodeOwner(name, identity string) error {
-	if old := s.nodeNamed(name).GetIdentity(); old != "" && identity != "" && old != identity {
+	if old := s.NodeNamed(name).GetIdentity(); old != "" && identity != "" && old != identity {
 		return fmt.Errorf("%w: memory node %q belongs to %s, not to %s; remove the memory node first if it is to change hands", ErrForeign, name, old, identity)
 	}
 	return nil
@@ -75,10 +77,10 @@ func (s *State) CheckNodeOwner(name, identity string) error {
 // registration that was overtaken: it must not confirm what the later process has yet to fence.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	c := s.asOfLevel(r.GetNode())
-	if err := errors.Join(checkRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
+	if err := errors.Join(CheckRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
 		return 0, 0, err
 	}
-	old := s.nodeNamed(c.Name)
+	old := s.NodeNamed(c.Name)
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
@@ -104,7 +106,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 			ErrRefused, c.Boot, c.Name, c.Incarnation, old.Boot)
 	}
 	if c.CapacityBytes < n.UsedBytes {
-		return 0, 0, fmt.Errorf("%w: memory node %q lends %d bytes but its regions take %d", ErrRefused, c.Name, c.CapacityBytes, n.UsedBytes)
+		// It is of another kind than the refusals that mean the end of kept memory.
+		return 0, 0, fmt.Errorf("%w: memory node %q lends %d MiB, and its regions need %d MiB", ErrFull, c.Name, c.CapacityBytes>>20, n.UsedBytes>>20)
 	}
 	how := ArrivalKnown
 	switch {

@@ -283,3 +283,25 @@ func TestPartIsBounded(t *testing.T) {
 	w.want(`"m2" could not leave its placement groups in time, and stays`)
 	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
 }
+
+// TestStays: a process that is to be replaced says why it stays, and that is the end of its pause; the reason is that of the last time it was asked.
+func TestStays(t *testing.T) {
+	w := newWorld(t)
+	m1 := w.keeper("m1", 1)
+	if c := w.l.Stays(w.s, m1, "nobody has asked"); c != nil || w.l.WhyStays(m1) != "" {
+		t.Errorf("one that is not to be replaced: %v, %q", c, w.l.WhyStays(m1))
+	}
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: m1, Incarnation: 1, Millis: 30_000}}})
+	c := w.l.Stays(w.s, m1, "too small")
+	if c == nil {
+		t.Fatal("the pause goes on")
+	}
+	w.apply(c)
+	w.l.BeginPause(w.s, m1, w.now) // of the first command, whose caller hears of it later
+	if n := w.s.Node(m1); n.PauseMillis != 0 || w.l.WhyStays(m1) != "too small" {
+		t.Errorf("%v stays for %q", n, w.l.WhyStays(m1))
+	}
+	if w.l.AskToLeave(m1); w.l.WhyStays(m1) != "" {
+		t.Errorf("asked again it stays for %q", w.l.WhyStays(m1))
+	}
+}

@@ -122,7 +122,10 @@ type Leader struct {
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
-	troubles map[uint32]trouble // by memory node
+	troubles map[uint32]trouble  // by memory node
+	stays    map[uint32]string   // likewise: why its process was not replaced
+	rivals   map[uint32]*rival   // likewise
+	arrivals map[string]*arrival // by the name of the memory node
 
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
@@ -140,6 +143,10 @@ type node struct {
 	// When this leader saw that its process is being replaced, and for how long heartbeats are not expected then;
 	// 0: it is not.
 	paused, pause time.Duration
+	// beat numbers its heartbeats, and broken says that the latest was broken off by its end, at broke.
+	beat   uint64
+	broken bool
+	broke  time.Duration
 }
 
 // due is until when the memory node may be silent.
@@ -199,7 +206,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		paused: make(map[uint32]time.Duration),
 		spent:  make(map[uint32]bool), extended: make(map[uint32]time.Duration), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
-		troubles: make(map[uint32]trouble),
+		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string), arrivals: make(map[string]*arrival),
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits
@@ -404,6 +411,10 @@ func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnati
 		l.nodes[id] = lease
 	}
 	lease.expires = now + l.opts.Lease
+	lease.beat, lease.broken = lease.beat+1, false
+	if r := l.rivals[id]; r != nil {
+		r.both = true
+	}
 	delete(l.troubles, id)
 	if stats != nil {
 		lease.stats = stats

@@ -51,6 +51,24 @@ func (l *Leader) BeginPause(s *fsm.State, id uint32, now time.Duration) {
 	l.notePauses(s, now)
 }
 
+// AskToLeave forgets what Stays noted of a memory node that is asked once more to be replaced. It comes before the command that asks: the answer
+// may be there before that returns.
+func (l *Leader) AskToLeave(id uint32) { delete(l.stays, id) }
+
+// Stays notes why the process of a memory node that was to be replaced stays, and gives the command by which it is not expected to
+// end any more, or nil if it is not.
+func (l *Leader) Stays(s *fsm.State, id uint32, why string) *fsmpb.Command {
+	n := s.Node(id)
+	if n.GetState() != dirpb.NodeState_NODE_UP || n.PauseMillis == 0 || n.Leaving {
+		return nil
+	}
+	l.stays[id] = why
+	return &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}}
+}
+
+// WhyStays is what Stays noted since AskToLeave, "" for nothing.
+func (l *Leader) WhyStays(id uint32) string { return l.stays[id] }
+
 // notePauses starts the time of memory nodes of whose pause another leader has known.
 func (l *Leader) notePauses(s *fsm.State, now time.Duration) {
 	for _, n := range s.Nodes() {

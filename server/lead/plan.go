@@ -305,6 +305,7 @@ func (p *plan) forget() {
 	maps.DeleteFunc(p.l.settling, func(id uint32, at time.Duration) bool { return gone(id) || p.now >= at+p.l.pause(0) })
 	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
 	p.l.forgetTroubles(p.s, p.now)
+	p.l.forgetRivals(p.s, p.now)
 }
 
 // ---- voluntary changes -----------------------------------------------------

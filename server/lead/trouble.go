@@ -35,4 +35,9 @@ func (l *Leader) forgetTroubles(s *fsm.State, now time.Duration) {
 			delete(l.troubles, id)
 		}
 	}
+	for id := range l.stays {
+		if s.Node(id) == nil {
+			delete(l.stays, id)
+		}
+	}
 }
