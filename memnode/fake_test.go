@@ -75,6 +75,7 @@ type directory struct {
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
+	stale        []*dirpb.RegisterNodeRequest // registrations with memory of an earlier time
 	nodeID       uint32
 	heartbeats   int
 	last         *dirpb.HeartbeatRequest
@@ -174,6 +175,14 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	rep.Sessions, rep.Keys = d.sessions(), tokenKeys(d.key)
 	d.mu.Unlock()
 	d.change(func() {
+		rep.ClusterId = d.clusterID
+		if len(d.registered) > 0 && len(r.After) > 0 {
+			last := d.registered[len(d.registered)-1].Nonce
+			if rep.Stale = r.Nonce != last && !slices.Contains(r.After, last); rep.Stale {
+				d.stale = append(d.stale, r)
+				return
+			}
+		}
 		again := len(d.registered) > 0 && d.registered[len(d.registered)-1].Incarnation == r.Incarnation
 		d.registered = append(d.registered, r)
 		if !again {
@@ -265,6 +274,12 @@ func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionReque
 
 // want adds a region of 64 KiB with 16 KiB of index.
 func (d *directory) want(pg, namespace uint32) { d.wantSince(pg, namespace, 0) }
+
+func (d *directory) wantSize(pg uint32, bytes uint64) {
+	d.change(func() {
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: 1, RegionBytes: bytes, IndexBytes: indexBytes, Epoch: 3})
+	})
+}
 
 func (d *directory) wantSince(pg, namespace uint32, since uint64) {
 	d.change(func() {

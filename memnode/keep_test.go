@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -33,6 +34,7 @@ type memory struct {
 	items map[string]int
 	err   error // of Put
 	deaf  error // of List
+	short bool  // Put fails while something is kept aside
 }
 
 func newMemory(t *testing.T) *memory {
@@ -50,6 +52,11 @@ func (k *memory) Create(string) (*os.File, error) { return nil, nil }
 func (k *memory) Put(name string, _ []byte, fds ...int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for held := range k.items {
+		if k.short && strings.HasPrefix(held, rescueItems) && strings.HasPrefix(name, RegionItems) {
+			return unix.ENOSPC
+		}
+	}
 	if k.err != nil {
 		return k.err
 	}
@@ -70,6 +77,18 @@ func (k *memory) Drop(name string) error {
 	}
 	delete(k.items, name)
 	return unix.Close(fd)
+}
+
+func (k *memory) Rename(from, to string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd, ok := k.items[from]
+	if _, taken := k.items[to]; !ok || taken {
+		return "", fmt.Errorf("rename %q to %q: there is the one %v, and the other %v", from, to, ok, taken)
+	}
+	delete(k.items, from)
+	k.items[to] = fd
+	return "here", nil
 }
 
 func (k *memory) List() (items []*keeper.Item, err error) {
@@ -284,8 +303,17 @@ func TestStartsEmpty(t *testing.T) {
 		next   func(*Options)
 		want   Kept
 	}{
-		"a flipped bit":   {func(t *testing.T, _ *directory, k *memory) { stateOf(t, k)[100] ^= 1 }, same, KeptDamaged},
-		"another version": {func(t *testing.T, _ *directory, k *memory) { b := stateOf(t, k); b[8], b[statePage+8] = 1, 1 }, same, KeptVersion},
+		"a flipped bit in each page": {func(t *testing.T, _ *directory, k *memory) {
+			b := stateOf(t, k)
+			b[100], b[statePage+200] = b[100]^1, b[statePage+200]^1
+		}, same, KeptDamaged},
+		"another version": {func(t *testing.T, _ *directory, k *memory) {
+			b, le := stateOf(t, k), binary.LittleEndian
+			for _, p := range [][]byte{b[:statePage], b[statePage:]} {
+				le.PutUint32(p[8:], stateFormat+1)
+				le.PutUint32(p[12:], sumOf(p, le.Uint64(p[24:])))
+			}
+		}, same, KeptVersion},
 		"the state of nobody": {func(t *testing.T, _ *directory, k *memory) {
 			_ = k.Drop("state")
 			k.items["state"], _ = unix.MemfdCreate("other", unix.MFD_CLOEXEC)
@@ -332,10 +360,77 @@ func TestStartsEmpty(t *testing.T) {
 			if said := log.count("memory that the keeper held is given up"); c.want != KeptFirst && c.want != KeptDisowned && said != 1 {
 				t.Errorf("the reason is said %d times", said)
 			}
-			if names := k.names(); len(names) != 3 {
+			names := k.names()
+			rescued := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, rescueItems) })
+			if len(names)-len(rescued) != 3 || len(rescued) > 0 != c.want.isRescued() {
 				t.Errorf("held: %q", names)
 			}
+			for _, name := range rescued {
+				b := make([]byte, 4)
+				if _, err := unix.Pread(k.items[name], b, indexBytes); strings.HasPrefix(name, rescueItems+RegionItems) && what != "a region of another size" && (err != nil || string(b) != "gone") {
+					t.Errorf("%s has %q, %v", name, b, err)
+				}
+			}
+			if s := n.Stats(); s.RescuedBytes > 2*regionBytes || s.RescuedBytes == 0 && len(rescued) > 1 {
+				t.Errorf("%+v", s)
+			}
+			if err := n.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if names := k.names(); len(names) != 0 {
+				t.Errorf("after an orderly end the keeper holds %q", names)
+			}
 		})
+	}
+}
+
+// TestRescueGivesWay: one set of memory is kept aside at most, the next process counts it, and it gives way to a region that wants its room, not to one that fits.
+func TestRescueGivesWay(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.wantSize(1, 384<<10)
+	spoil := func(n *Node) *Node {
+		crash(t, n)
+		b, err := unix.Mmap(k.items[stateItem], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[100], b[statePage+100] = b[100]^1, b[statePage+100]^1
+		if err := unix.Munmap(b); err != nil {
+			t.Fatal(err)
+		}
+		next, _ := keeps(t, dir, k, same)
+		dir.keys(1, "tcp")
+		return next
+	}
+	rescued := func() (names []string) {
+		return slices.DeleteFunc(k.names(), func(name string) bool { return !strings.HasPrefix(name, rescueItems) })
+	}
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	n = spoil(n)
+	first := rescued()
+	if s := n.Stats(); len(first) != 2 || s.RescuedBytes != 384<<10 || s.RegisteredBytes != 384<<10 || s.Kept != KeptDamaged {
+		t.Errorf("kept aside: %q; %+v", first, s)
+	}
+	n = spoil(n)
+	second := rescued()
+	if len(second) != 2 || slices.Equal(first, second) {
+		t.Errorf("kept aside: %q after %q", second, first)
+	}
+	crash(t, n)
+	n, _ = keeps(t, dir, k, same)
+	if s := n.Stats(); !slices.Equal(rescued(), second) || s.RescuedBytes != 384<<10 || s.Kept != KeptAll {
+		t.Errorf("the next process has %q; %+v", rescued(), s)
+	}
+	dir.wantSize(2, 256<<10)
+	dir.keys(2, "tcp")
+	if !slices.Equal(rescued(), second) {
+		t.Errorf("beside a region that fits there are %q", rescued())
+	}
+	dir.wantSize(3, 384<<10)
+	dir.keys(3, "tcp")
+	if s := n.Stats(); len(rescued()) != 0 || s.RescuedBytes != 0 || s.RegisteredBytes != 1<<20 {
+		t.Errorf("kept aside: %q; %+v", rescued(), s)
 	}
 }
 
@@ -502,12 +597,17 @@ func TestTriesAgain(t *testing.T) {
 	}
 }
 
-// TestEveryByteFlipped: with any byte of its state changed a process takes nothing over.
+// TestEveryByteFlipped: with any byte of a page of its state changed a process takes everything over, and makes the page whole.
 func TestEveryByteFlipped(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
 	n, _ := keeps(t, dir, k, same)
-	dir.keys(1, "tcp")
+	key := dir.keys(1, "tcp")
+	l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if err := l.write(key.HeapRkey, key.HeapBase, "kept"); err != nil {
+		t.Fatal(err)
+	}
+	first := n.Stats()
 	for at, used := 0, 1; at < used; at++ {
 		crash(t, n)
 		b, err := unix.Mmap(k.items[stateItem], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -516,29 +616,25 @@ func TestEveryByteFlipped(t *testing.T) {
 		}
 		f := &stateFile{mem: &rdma.Memory{Bytes: b}}
 		s, err := f.read()
-		if err != nil || len(s.regions) != 1 {
+		if err != nil || len(s.regions) != 1 || f.torn {
 			t.Fatalf("before byte %d: %+v, %v", at, s, err)
 		}
 		used = stateHead + len(s.encode())
-		f.page(f.seq)[at] ^= 1 << (at % 8)
+		f.page(uint64(at/3) % 2)[at] ^= 1 << (at % 8)
+		log := (*logged)(nil)
+		n, log = keeps(t, dir, k, same)
+		if got := n.Stats(); got.Kept != KeptAll || got.Incarnation != first.Incarnation || log.count("a page of the state that the earlier process left is damaged") != 1 {
+			t.Fatalf("byte %d: %+v", at, got)
+		}
+		if _, err := f.read(); err != nil || f.torn {
+			t.Fatalf("byte %d: the page is still damaged: %v", at, f.spoiled)
+		}
 		if err := unix.Munmap(b); err != nil {
 			t.Fatal(err)
 		}
-		want := KeptDamaged
-		if at >= 8 && at < 12 {
-			want = KeptVersion
-		}
-		n, _ = keeps(t, dir, k, same)
-		if got := n.Stats(); got.Kept != want || got.Incarnation == s.incarnation {
-			t.Fatalf("byte %d: %+v", at, got)
-		}
-		key := dir.keys(1, "tcp")
-		l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
-		if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "\x00\x00\x00\x00" {
-			t.Fatalf("byte %d: %q, %v", at, b, err)
-		}
-		if err := l.write(key.HeapRkey, key.HeapBase, "gone"); err != nil {
-			t.Fatal(err)
-		}
+	}
+	l = mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "kept" {
+		t.Fatalf("%q, %v", b, err)
 	}
 }

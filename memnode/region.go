@@ -200,6 +200,7 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 		return nil, err
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
+	n.makeRoom((size + page - 1) / page * page)
 	r, err := n.takeRetained(w, (size+page-1)/page*page)
 	if err != nil {
 		return nil, err
@@ -260,7 +261,11 @@ func regionName(pg uint32) string { return fmt.Sprintf("kvd-pg-%d", pg) }
 func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) error {
 	retained := r.mem != nil
 	if !retained {
-		if err := n.allocate(r); err != nil {
+		err := n.allocate(r)
+		if err != nil && n.dropRescued("a region gets no memory beside it") {
+			err = n.allocate(r)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -98,6 +98,21 @@ func TestFolder(t *testing.T) {
 	if n := strings.Count(log.b.String(), "left alone"); n != 6 {
 		t.Errorf("%d of 6 files of others are told of:\n%s", n, &log.b)
 	}
+	if err := os.WriteFile(filepath.Join(dir, "state"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	where, err := f.Rename("region/1/ab", "rescue/region/1/ab")
+	if b, rerr := os.ReadFile(where); err != nil || rerr != nil || string(b) != "still there" || where != filepath.Join(dir, "rescue.region.1.ab") {
+		t.Errorf("renamed to %q, with %q: %v, %v", where, b, err, rerr)
+	}
+	for _, names := range [][2]string{{"rescue/region/1/ab", "state"}, {"region/1/ab", "x"}, {"state", "../x"}, {"state", ownerLink}, {ownerLink, "x"}} {
+		if _, err := f.Rename(names[0], names[1]); err == nil {
+			t.Errorf("renamed: %q", names)
+		}
+	}
+	if _, err := f.Rename("rescue/region/1/ab", "region/1/ab"); err != nil {
+		t.Error(err)
+	}
 	if err := f.Drop("region/1/ab"); err != nil {
 		t.Error(err)
 	}

@@ -78,6 +78,17 @@ func program(name, folder string) int {
 		return chosen(c)
 	case "fails":
 		return 7
+	case "killed": // with nothing held, before it is up
+		if lives == 3 {
+			return 6
+		}
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case "was up": // with nothing held
+		if lives == 1 && c.Up("v1") != nil {
+			return 97
+		}
+		return 4 - lives
 	case "loses": // what is vital goes before it does
 		if c.Put("v/1", nil, 0) != nil || c.Drop("v/1") != nil || c.Put("other", nil, 0) != nil {
 			return 95
@@ -210,6 +221,17 @@ func TestNothingToKeep(t *testing.T) {
 	for program, want := range map[string]int{"fails": 7, "loses": 8} {
 		if status, log := run(t, t.Context(), program); status != want {
 			t.Errorf("%s: status %d, want %d\n%s", program, status, want, log)
+		}
+	}
+	// It is not the last if it was killed, or if another one came up before.
+	for program, want := range map[string]int{"killed": 6, "was up": 0} {
+		var told []string
+		status, log := run(t, t.Context(), program, func(text string) { told = append(told, text) })
+		if n := strings.Count(log, "the worker died; another one takes over"); status != want || n < 2 {
+			t.Errorf("%s: status %d, want %d, after %d deaths\n%s", program, status, want, n, log)
+		}
+		if len(told) == 0 || strings.Contains(told[0], "holds the memory") {
+			t.Errorf("%s: told %q", program, told)
 		}
 	}
 	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/", Logger: slog.New(slog.DiscardHandler)})
@@ -393,6 +415,27 @@ func TestHeld(t *testing.T) {
 	var none *Client
 	if items, err := none.List(); errors.Join(err, none.Put("x", nil, a), none.Drop("x"), none.Close()) != nil || items != nil {
 		t.Error("a process without a keeper cannot do without it")
+	}
+}
+
+// TestRename: what is held has another name, with all that it had, and none but that.
+func TestRename(t *testing.T) {
+	c, _, _ := pair(t)
+	a, b := memfd(t, "A"), memfd(t, "B")
+	if err := errors.Join(c.Put("one", []byte("m"), a, b), c.Put("two", nil, b)); err != nil {
+		t.Fatal(err)
+	}
+	where, err := c.Rename("one", "rescue/one")
+	if got := show(t, c); err != nil || got != "two():B rescue/one(m):A:B " || !strings.Contains(where, "rescue/one") {
+		t.Errorf("at %q, %v; held: %s", where, err, got)
+	}
+	for _, names := range [][2]string{{"none", "other"}, {"two", "rescue/one"}, {"two", ""}} {
+		if _, err := c.Rename(names[0], names[1]); !errors.Is(err, ErrRefused) {
+			t.Errorf("%q: %v", names, err)
+		}
+	}
+	if got := show(t, c); got != "two():B rescue/one(m):A:B " {
+		t.Errorf("held: %s", got)
 	}
 }
 

@@ -331,6 +331,25 @@ func (c *Client) Drop(name string) error {
 	return err
 }
 
+// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After an error both may be
+// held.
+func (c *Client) Rename(from, to string) (where string, err error) {
+	items, err := c.List()
+	if err != nil {
+		return "", err
+	}
+	err = fmt.Errorf("keeper: %q: %w: nothing is held under it", from, ErrRefused)
+	for _, i := range items {
+		if i.Name == from {
+			if err = c.Put(to, i.Meta, i.FDs...); err == nil {
+				err = c.Drop(from)
+			}
+		}
+		i.Close()
+	}
+	return fmt.Sprintf("%s of the keeper, process %d", to, os.Getppid()), err
+}
+
 // Up tells the keeper that this worker serves, and of which version it is.
 func (c *Client) Up(version string) error {
 	if c == nil {
