@@ -321,6 +321,38 @@ func signalWorker(t *testing.T, cause error, want int) {
 	}
 }
 
+// TestStoreAfterRun: a keeper that is asked to end leaves what it held in systemd's store for the next one; one that is interrupted leaves nothing.
+func TestStoreAfterRun(t *testing.T) {
+	for cause, want := range map[error]string{context.Canceled: "v/1", ErrInterrupted: ""} {
+		s := newStandIn(t, 64)
+		before, _ := s.keeper(nil)
+		t.Setenv(folderEnv, t.TempDir())
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout := os.Stdout
+		os.Stdout = w
+		go func() {
+			(&lines{t: t, r: r}).next() // it serves, with something held
+			cancel(cause)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGHUP) // on which the worker waits first
+		}()
+		_, err = Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=serves"}, Vital: "v/", Logger: slog.New(slog.DiscardHandler), Store: before.out})
+		os.Stdout = stdout
+		_ = w.Close()
+		if err := errors.Join(err, newBarrier(s)); err != nil {
+			t.Fatal(err)
+		}
+		k, _ := s.keeper(nil)
+		if got := k.text(); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%v: the next keeper has %q", cause, got)
+		}
+		k.closeAll(false)
+	}
+}
+
 // pair is a client of a store that is served until the test ends.
 func pair(t *testing.T) (*Client, *store, *net.UnixConn) {
 	t.Helper()
@@ -420,13 +452,16 @@ func TestHeld(t *testing.T) {
 
 // TestRename: what is held has another name, with all that it had, and none but that.
 func TestRename(t *testing.T) {
-	c, _, _ := pair(t)
+	c, s, _ := pair(t)
+	d := newStandIn(t, 64)
+	before, _ := d.keeper(nil)
+	s.out = before.out
 	a, b := memfd(t, "A"), memfd(t, "B")
-	if err := errors.Join(c.Put("one", []byte("m"), a, b), c.Put("two", nil, b)); err != nil {
+	if err := errors.Join(c.Put("one", []byte("m"), a, b), c.Put("two", nil, memfd(t, "B2"))); err != nil {
 		t.Fatal(err)
 	}
 	where, err := c.Rename("one", "rescue/one")
-	if got := show(t, c); err != nil || got != "two():B rescue/one(m):A:B " || !strings.Contains(where, "rescue/one") {
+	if got := show(t, c); err != nil || got != "two():B2 rescue/one(m):A:B " || !strings.Contains(where, "rescue/one") {
 		t.Errorf("at %q, %v; held: %s", where, err, got)
 	}
 	for _, names := range [][2]string{{"none", "other"}, {"two", "rescue/one"}, {"two", ""}} {
@@ -434,8 +469,14 @@ func TestRename(t *testing.T) {
 			t.Errorf("%q: %v", names, err)
 		}
 	}
-	if got := show(t, c); got != "two():B rescue/one(m):A:B " {
+	if got := show(t, c); got != "two():B2 rescue/one(m):A:B " {
 		t.Errorf("held: %s", got)
+	}
+	// Behind it systemd, which holds a file once, has it, too.
+	s.closeAll(true)
+	if k, log := d.keeper(nil); k.text() != "rescue/one(m):A:B two():B2 " || log.Len() > 0 {
+		t.Errorf("the next keeper has %s\n%s", k.text(), log)
+		k.closeAll(false)
 	}
 }
 
