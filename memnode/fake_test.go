@@ -59,6 +59,8 @@ type directory struct {
 	publishErr error
 	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
+	told       func(*dirpb.PublishRegionRequest)
+	latest     uint32   // the session of the greatest id; 0: lastSession
 	retain     []uint32 // placement groups that may take back what is retained
 	fence      []uint32
 	restart    bool // ask for another process
@@ -105,8 +107,8 @@ func (d *directory) sessions() *dirpb.Sessions {
 			d.ended = append(d.ended, id)
 		}
 	}
-	s := &dirpb.Sessions{Last: lastSession}
-	for id := uint32(1); id <= lastSession; id++ {
+	s := &dirpb.Sessions{Last: cmp.Or(d.latest, lastSession)}
+	for id := uint32(1); id <= s.Last; id++ {
 		if !slices.Contains(d.ended, id) {
 			s.Live = append(s.Live, id)
 		}
@@ -263,6 +265,9 @@ func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ..
 
 func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {
 	var err error
+	if d.told != nil {
+		d.told(r)
+	}
 	d.change(func() {
 		d.publications++
 		if err = d.publishErr; err == nil {

@@ -32,9 +32,10 @@ var (
 type memory struct {
 	mu    sync.Mutex
 	items map[string]int
-	err   error // of Put
-	deaf  error // of List
-	short bool  // Put fails while something is kept aside
+	err   error             // of Put
+	deaf  error             // of List
+	short bool              // Put fails while something is kept aside
+	drops func(name string) // before Drop does anything
 }
 
 func newMemory(t *testing.T) *memory {
@@ -69,6 +70,9 @@ func (k *memory) Put(name string, _ []byte, fds ...int) error {
 }
 
 func (k *memory) Drop(name string) error {
+	if k.drops != nil {
+		k.drops(name)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	fd, ok := k.items[name]
@@ -491,14 +495,16 @@ func TestDoor(t *testing.T) {
 		})
 		opened <- n
 	}()
+	registered := 1
 	for { // several times, so that it does wait
+		dir.change(func() { registered = len(dir.registered) })
 		mu.Lock()
-		if asked > 3 {
+		if asked > 3 || registered > 1 {
 			break
 		}
 		mu.Unlock()
 	}
-	if len(dir.registered) != 1 {
+	if registered != 1 {
 		t.Error("registered with the door open")
 	}
 	inside = nil
@@ -594,6 +600,131 @@ func TestTriesAgain(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// state is what the keeper's holds now, nil if it has none.
+func (k *memory) state(t *testing.T) *state {
+	t.Helper()
+	k.mu.Lock()
+	fd, ok := k.items[stateItem]
+	k.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	b := make([]byte, 2*statePage)
+	if _, err := unix.Pread(fd, b, 0); err != nil {
+		t.Error(err)
+		return nil
+	}
+	s, err := (&stateFile{mem: &rdma.Memory{Bytes: b}}).read()
+	if err != nil {
+		t.Error(err)
+	}
+	return s
+}
+
+// kept gives what the state says of a placement group, nil for nothing.
+func (s *state) kept(pg uint32) *keptRegion {
+	for _, r := range s.regions {
+		if r.pg == pg {
+			return r
+		}
+	}
+	return nil
+}
+
+// TestStateComesFirst: the state, and the keeper, have a region before the directory is told of its keys, and the state has it no more before the keeper lets go of
+// its memory. One that is retained is there without keys.
+func TestStateComesFirst(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.told = func(q *dirpb.PublishRegionRequest) {
+		r := k.state(t).kept(q.PgId)
+		if r == nil || len(r.keys) != len(q.Keys) || r.since != q.Since || !slices.Contains(k.names(), r.item) {
+			t.Errorf("%v is published, and the state has %+v, the keeper %q", q, r, k.names())
+		}
+	}
+	dropped := make(chan string, 8)
+	k.drops = func(name string) {
+		if s := k.state(t); strings.HasPrefix(name, RegionItems) && slices.ContainsFunc(s.regions, func(r *keptRegion) bool { return r.item == name }) {
+			t.Errorf("%s is dropped, and the state has %+v", name, s.regions)
+		}
+		dropped <- name
+	}
+	for pg := range uint32(3) {
+		dir.wantSince(pg+1, 1, 10)
+	}
+	n, _ := keeps(t, dir, k, same)
+	for pg := range uint32(3) {
+		dir.keys(pg+1, "tcp")
+	}
+	item := k.state(t).kept(2).item
+	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{3} })
+	if got := <-dropped; got != item {
+		t.Errorf("dropped is %s, want %s", got, item)
+	}
+	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	if s := k.state(t); len(s.regions) != 2 || len(s.kept(1).keys) != 2 || len(s.kept(3).keys) != 0 {
+		t.Errorf("the state has %+v", s.regions)
+	}
+	dir.change(func() { dir.retain = nil })
+	<-dropped
+	if s := k.state(t); len(s.regions) != 1 {
+		t.Errorf("the state has %+v", s.regions)
+	}
+}
+
+// TestNobodyBeforeTheState: while the state does not say that this process is registered, nobody gets in.
+func TestNobodyBeforeTheState(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	k.err = errors.New("full")
+	opened := make(chan *Node, 1)
+	go func() {
+		n, _ := keeps(t, dir, k, same)
+		opened <- n
+	}()
+	dir.until("registrations", func() bool { return len(dir.registered) > 2 })
+	if _, err := dial(t, dir, "tcp", private(rw, 0)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	k.mu.Lock()
+	k.err = nil
+	k.mu.Unlock()
+	if s := (<-opened).Stats(); !s.Registered {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestWarmGivesBackTheRest: regions at the keeper that the state does not name go, and whatever else the keeper holds stays.
+func TestWarmGivesBackTheRest(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	names := k.names()
+	crash(t, n)
+	for _, name := range []string{"region/1/0", "region/7/0", "listen/tcp"} {
+		k.items[name], _ = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	n, _ = keeps(t, dir, k, same)
+	if got := k.names(); n.Stats().Kept != KeptAll || !slices.Equal(got, append([]string{"listen/tcp"}, names...)) {
+		t.Errorf("%v, held: %q", n.Stats().Kept, got)
+	}
+	crash(t, n)
+}
+
+// TestAnotherCluster: a directory that has become another cluster's numbers its sessions anew.
+func TestAnotherCluster(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	dir.change(func() { dir.forget, dir.clusterID, dir.latest = true, "c2", 3 })
+	dir.until("registration", func() bool { return len(dir.registered) == 2 })
+	dir.keys(1, "tcp")
+	mustDial(t, dir, "tcp", token.Grant{Session: 4, Namespace: 1}, 0) // younger than what it has told of
+	if s := k.state(t); s.cluster != "c2" {
+		t.Errorf("the state is of cluster %q", s.cluster)
 	}
 }
 

@@ -111,14 +111,14 @@ func TestAnswersUnheard(t *testing.T) {
 	crash(t, n)
 	for i := range 2*maxLives + 3 {
 		dir.change(func() { dir.mute = true }) // it registers, and the process does not take the answer
-		known := len(dir.registered)
+		known := len(dir.registered) + len(dir.stale)
 		o := Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1", Keeper: k,
 			Devices: []DeviceListen{{Device: dir.device("tcp"), Addr: "127.0.0.1:0"}}}
 		n, err := Open(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dir.until("a registration", func() bool { return len(dir.registered) > known })
+		dir.until("a registration", func() bool { return len(dir.registered)+len(dir.stale) > known })
 		crash(t, n)
 		if i%5 == 4 { // one is not even heard
 			dir.change(func() { dir.refuse = status.Error(codes.Unavailable, "busy") })
@@ -137,6 +137,11 @@ func TestAnswersUnheard(t *testing.T) {
 	n, _ = keeps(t, dir, k, same)
 	if s := n.Stats(); s.Kept != KeptAll || s.Incarnation != first.Incarnation || len(dir.stale) != 0 {
 		t.Errorf("%+v, refused %d times", s, len(dir.stale))
+	}
+	for i, q := range dir.registered[1:] { // each says itself once, or twice
+		if before := dir.registered[i]; q.Boot <= before.Boot && (i == 0 || q.Nonce != before.Nonce) {
+			t.Errorf("boot %d registered after boot %d", q.Boot, before.Boot)
+		}
 	}
 	if q := dir.registered[len(dir.registered)-1]; !slices.Contains(q.After, q.Nonce) || len(q.After) != maxLives {
 		t.Errorf("the last registration: %v", q)
