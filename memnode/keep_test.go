@@ -635,7 +635,7 @@ func (s *state) kept(pg uint32) *keptRegion {
 }
 
 // TestStateComesFirst: the state, and the keeper, have a region before the directory is told of its keys, and the state has it no more before the keeper lets go of
-// its memory. One that is retained is there without keys.
+// its memory. A region that is retained is there without keys.
 func TestStateComesFirst(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.told = func(q *dirpb.PublishRegionRequest) {
