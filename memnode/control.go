@@ -33,15 +33,22 @@ var errNoSessions = errors.New("the directory does not say which sessions live: 
 func (n *Node) run() {
 	kept := n.warm()
 	for n.ctx.Err() == nil {
-		reg, ours := n.register(kept)
+		reg, how := n.register(kept)
 		if reg == nil {
 			return
 		}
-		if ours && !n.serve(reg) {
+		if how == KeptAll && !n.serve(reg) {
 			return
 		}
-		if kept = nil; !ours {
-			n.setKept(KeptDisowned)
+		if kept != nil && how != KeptAll {
+			n.setKept(how)
+		}
+		kept = nil
+		if how == KeptPutBack { // nobody has connected, and nobody may have any of it
+			n.log.Error("the memory that this process has is of an earlier time than that of the process which registered last, as if it was put back from a copy: starting empty",
+				"reason", how.String())
+			n.forgetKept(how)
+			continue
 		}
 		n.log.Warn("the directory does not know this memory node any more: its regions are not served any more and it registers again",
 			"node_id", reg.nodeID, "incarnation", reg.incarnation)
@@ -51,9 +58,9 @@ func (n *Node) run() {
 	}
 }
 
-// register returns nil when the node is closed. A process with kept memory registers the incarnation of that; ours is false if
-// the directory does not take it for what it knows, so that the memory is to be dropped.
-func (n *Node) register(kept *state) (reg *registration, ours bool) {
+// register returns nil when the node is closed. A process with kept memory registers the incarnation of that. Unless it gives KeptAll
+// the directory does not take it for what it knows: the memory is to be dropped, and with KeptPutBack not to be retained either.
+func (n *Node) register(kept *state) (reg *registration, how Kept) {
 	reg = &registration{incarnation: randomID()}
 	if kept != nil {
 		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID
@@ -75,26 +82,30 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 			err = errNoSessions
 		}
 		if n.ctx.Err() != nil {
-			return nil, false
+			return nil, KeptPending
 		}
 		n.exchanged("register", err)
 		if err != nil {
 			if status.Code(err) == codes.ResourceExhausted {
 				n.tooSmall(kept, fmt.Errorf("%w: %w: raise memory, or drain the memory node first", ErrCapacity, err))
-				return nil, false
+				return nil, KeptPending
 			}
 			if n.disowned(kept, err) {
-				return reg, false
+				return reg, KeptDisowned
 			}
 			if !n.wait(bo.NextBackOff(), nil) {
-				return nil, false
+				return nil, KeptPending
 			}
 			continue
 		}
 		if kept != nil && kept.cluster != rep.GetClusterId() {
 			n.log.Warn("the directory is another cluster's than the one that the kept memory is of", "cluster", rep.GetClusterId(), "kept", kept.cluster)
-			return reg, false
+			return reg, KeptDisowned
 		}
+		if rep.GetStale() {
+			return reg, KeptPutBack
+		}
+		n.keep.after = []uint64{n.nonce}
 		reg.nodeID = rep.GetNodeId()
 		reg.interval = defaultHeartbeat
 		if ms := rep.GetHeartbeatMillis(); ms != 0 {
@@ -113,7 +124,7 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		if err := n.saveState(reg); err != nil {
 			n.exchanged("register", err)
 			if !n.wait(bo.NextBackOff(), nil) {
-				return nil, false
+				return nil, KeptPending
 			}
 			continue
 		}
@@ -124,7 +135,7 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		n.mu.Unlock()
 		n.log.Info("memory node registered", "node_id", reg.nodeID, "incarnation", reg.incarnation,
 			"cluster", rep.GetClusterId(), "capacity_bytes", n.o.CapacityBytes, "heartbeat", reg.interval)
-		return reg, true
+		return reg, KeptAll
 	}
 }
 
@@ -140,6 +151,8 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 		Domain:        n.o.Domain,
 		Version:       n.o.Version,
 		Control:       n.o.Control,
+		Nonce:         n.nonce,
+		After:         n.keep.after,
 	}
 	n.mu.Lock()
 	req.Retained = n.offersLocked()

@@ -60,6 +60,8 @@ type directory struct {
 	publishErr error
 	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
+	told       func(*dirpb.PublishRegionRequest)
+	latest     uint32   // the session of the greatest id; 0: lastSession
 	retain     []uint32 // placement groups that may take back what is retained
 	fence      []uint32
 	restart    bool // ask for another process
@@ -77,6 +79,7 @@ type directory struct {
 
 	registered   []*dirpb.RegisterNodeRequest
 	reports      []*dirpb.ReportNodeRequest
+	stale        []*dirpb.RegisterNodeRequest // registrations with memory of an earlier time
 	nodeID       uint32
 	heartbeats   int
 	last         *dirpb.HeartbeatRequest
@@ -106,8 +109,8 @@ func (d *directory) sessions() *dirpb.Sessions {
 			d.ended = append(d.ended, id)
 		}
 	}
-	s := &dirpb.Sessions{Last: lastSession}
-	for id := uint32(1); id <= lastSession; id++ {
+	s := &dirpb.Sessions{Last: cmp.Or(d.latest, lastSession)}
+	for id := uint32(1); id <= s.Last; id++ {
 		if !slices.Contains(d.ended, id) {
 			s.Live = append(s.Live, id)
 		}
@@ -181,6 +184,14 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	rep.Sessions, rep.Keys = d.sessions(), tokenKeys(d.key)
 	d.mu.Unlock()
 	d.change(func() {
+		rep.ClusterId = d.clusterID
+		if len(d.registered) > 0 && len(r.After) > 0 {
+			last := d.registered[len(d.registered)-1].Nonce
+			if rep.Stale = r.Nonce != last && !slices.Contains(r.After, last); rep.Stale {
+				d.stale = append(d.stale, r)
+				return
+			}
+		}
 		again := len(d.registered) > 0 && d.registered[len(d.registered)-1].Incarnation == r.Incarnation
 		d.registered = append(d.registered, r)
 		if !again {
@@ -261,6 +272,9 @@ func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ..
 
 func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {
 	var err error
+	if d.told != nil {
+		d.told(r)
+	}
 	d.change(func() {
 		d.publications++
 		if err = d.publishErr; err == nil {
@@ -272,6 +286,12 @@ func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionReque
 
 // want adds a region of 64 KiB with 16 KiB of index.
 func (d *directory) want(pg, namespace uint32) { d.wantSince(pg, namespace, 0) }
+
+func (d *directory) wantSize(pg uint32, bytes uint64) {
+	d.change(func() {
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: 1, RegionBytes: bytes, IndexBytes: indexBytes, Epoch: 3})
+	})
+}
 
 func (d *directory) wantSince(pg, namespace uint32, since uint64) {
 	d.change(func() {

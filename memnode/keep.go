@@ -30,15 +30,18 @@ type Keeper interface {
 	Put(name string, meta []byte, fds ...int) error
 	// Drop closes what is held under a name.
 	Drop(name string) error
+	// Rename has what is held under a name be held under another one, which is free, and says where somebody finds it.
+	Rename(from, to string) (where string, err error)
 	// List gives what is held, which the caller closes.
 	List() ([]*keeper.Item, error)
 }
 
 // The items of a node's at its keeper: its state, and a memfd for each region. RegionItems begins the latter's names, and without
-// one of them there is nothing to keep.
+// one of them there is nothing to keep. rescueItems begins those of what was kept aside.
 const (
 	stateItem   = "state"
 	RegionItems = "region/"
+	rescueItems = "rescue/"
 )
 
 // Kept says what a process had of the one before it. The zero value has no meaning.
@@ -65,27 +68,37 @@ const (
 	KeptOpen
 	// KeptDisowned: the directory had given the memory up, or is another cluster's.
 	KeptDisowned
+	// KeptPutBack: the memory is of an earlier time than that of the process which registered last.
+	KeptPutBack
 )
 
 // NumKept bounds arrays indexed by Kept.
-const NumKept = 11
+const NumKept = 12
 
 func (k Kept) String() string {
-	names := [NumKept]string{"invalid", "off", "pending", "first", "kept", "damaged", "version", "stranger", "missing", "open", "disowned"}
+	names := [NumKept]string{"invalid", "off", "pending", "first", "kept", "damaged", "version", "stranger", "missing", "open", "disowned", "putback"}
 	if k >= NumKept {
 		return fmt.Sprintf("Kept(%d)", uint8(k))
 	}
 	return names[k]
 }
 
+// isRescued reports whether what is given up for this reason may be worth something to somebody who looks at it.
+func (k Kept) isRescued() bool {
+	return k == KeptDamaged || k == KeptVersion || k == KeptStranger || k == KeptMissing || k == KeptPutBack
+}
+
 // keeping is what a node has at its keeper.
 type keeping struct {
 	mu   sync.Mutex
 	file *stateFile // nil: there is no keeper, or not yet
+	// after are the nonces of processes whose memory this one may have, of which one has registered last; this process's own among them. Only
+	// run changes it.
+	after []uint64
 }
 
 // warm takes over what the process before this one had: it gives the state with every region mapped and registered, or nil if
-// this process starts with nothing, and then nothing is left of what was there.
+// this process starts with nothing, and then nothing is left of what was there, or it is kept aside.
 func (n *Node) warm() *state {
 	if n.o.Keeper == nil {
 		return nil
@@ -108,7 +121,7 @@ func (n *Node) warm() *state {
 	default:
 		n.log.Warn("memory that the keeper held is given up: starting empty", "reason", why.String(), "err", err)
 	}
-	n.forgetKept()
+	n.forgetKept(why)
 	return nil
 }
 
@@ -143,6 +156,7 @@ func (n *Node) inherit() (*state, Kept, error) {
 		held[i.Name] = i
 		defer i.Close()
 	}
+	n.countRescued(items)
 	s, why, err := n.readState(held[stateItem])
 	if err != nil {
 		return nil, why, err
@@ -188,14 +202,21 @@ func (n *Node) inherit() (*state, Kept, error) {
 		// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
 		return nil, KeptPending, err
 	}
-	// A boot that is not written down could be that of two processes.
+	// A boot that is not written down could be that of two processes, and so could a nonce.
 	s.boot++
+	if len(s.lives) == maxLives {
+		// So many have ended before they heard that they are registered. This one passes for the last of them.
+		n.nonce = s.lives[maxLives-1]
+	} else {
+		s.lives = append(s.lives, n.nonce)
+	}
 	if err := n.keep.file.write(s); err != nil {
 		return nil, KeptDamaged, err
 	}
 	n.mu.Lock()
 	n.boot = s.boot
 	n.mu.Unlock()
+	n.keep.after = s.lives
 	return s, KeptAll, nil
 }
 
@@ -233,6 +254,14 @@ func (n *Node) readState(item *keeper.Item) (*state, Kept, error) {
 		return nil, KeptStranger, fmt.Errorf("the state is of memory node %q, and this is %q", s.node, n.o.Name)
 	case !hostid.Same(s.host, n.o.HostID):
 		return nil, KeptStranger, fmt.Errorf("the state is of machine %q, and this is %q", s.host, n.o.HostID)
+	}
+	if f := n.keep.file; f.torn {
+		if f.spoiled != nil {
+			n.log.Error("a page of the state that the earlier process left is damaged: the other one serves", "err", f.spoiled)
+		}
+		if err := f.write(s); err != nil { // before anything of it is acted on
+			return nil, KeptDamaged, err
+		}
 	}
 	return s, KeptAll, nil
 }
@@ -379,22 +408,35 @@ func (n *Node) doorClosed() error {
 	}
 }
 
-// forgetKept gives back all that the keeper holds of regions, and what of it is mapped. Nobody was given a key by this process.
-func (n *Node) forgetKept() {
+// forgetKept gives back all that the keeper holds of regions, and what of it is mapped. Nobody was given a key by this process. Memory that may
+// be worth something is kept aside instead.
+func (n *Node) forgetKept(why Kept) {
 	n.mu.Lock()
 	var regions []*region
 	for _, m := range []map[uint32]*region{n.mu.regions, n.mu.retained} {
 		regions = slices.AppendSeq(regions, maps.Values(m))
 	}
+	n.mu.saved = nil
 	n.mu.Unlock()
+	rescued := n.o.Keeper != nil && why.isRescued() && n.keepAside(why)
 	for _, r := range regions {
+		if rescued {
+			r.item = ""
+		}
+		n.mu.Lock()
+		r.keys = nil // it is not retained either
+		n.mu.Unlock()
 		if err := n.drop(r); err != nil {
 			n.log.Error("cannot give back memory of an earlier process", "err", err)
 		}
 	}
+	n.keep.after = nil
+	if n.o.Keeper == nil {
+		return
+	}
 	items, err := n.o.Keeper.List()
 	for _, i := range items {
-		if strings.HasPrefix(i.Name, RegionItems) || i.Name == stateItem && n.keep.file == nil {
+		if strings.HasPrefix(i.Name, RegionItems) || i.Name == stateItem {
 			err = errors.Join(err, n.o.Keeper.Drop(i.Name))
 		}
 		i.Close()
@@ -402,20 +444,35 @@ func (n *Node) forgetKept() {
 	if err != nil {
 		n.log.Error("the keeper does not let go of an earlier process's memory", "err", err)
 	}
-	n.closeState()
+	n.unmapState()
 }
 
-// closeState unmaps the state, and has the keeper forget it.
-func (n *Node) closeState() {
+// unmapState lets go of the state, which the keeper may hold on to.
+func (n *Node) unmapState() {
 	n.keep.mu.Lock()
 	defer n.keep.mu.Unlock()
 	if n.keep.file == nil {
 		return
 	}
-	if err := errors.Join(n.o.Keeper.Drop(stateItem), n.keep.file.mem.Free()); err != nil {
+	if err := n.keep.file.mem.Free(); err != nil {
 		n.log.Error("cannot give back the state that was kept", "err", err)
 	}
 	n.keep.file = nil
+}
+
+// closeKept unmaps the state, and has the keeper forget it and what was kept aside.
+func (n *Node) closeKept() {
+	n.dropRescued("the memory node ends")
+	n.keep.mu.Lock()
+	has := n.keep.file != nil
+	n.keep.mu.Unlock()
+	if !has {
+		return
+	}
+	if err := n.o.Keeper.Drop(stateItem); err != nil {
+		n.log.Error("cannot give back the state that was kept", "err", err)
+	}
+	n.unmapState()
 }
 
 // saveState writes down what the next process has to know, for this registration. The regions that are named there are those
@@ -434,7 +491,8 @@ func (n *Node) saveState(reg *registration) error {
 		n.keep.file = &stateFile{mem: m}
 	}
 	n.mu.Lock()
-	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot}
+	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot,
+		lives: []uint64{n.nonce}}
 	for pg, r := range n.mu.regions {
 		if r.dying && !r.retiring || r.keys == nil {
 			continue

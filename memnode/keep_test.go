@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,8 +32,10 @@ var (
 type memory struct {
 	mu    sync.Mutex
 	items map[string]int
-	err   error // of Put
-	deaf  error // of List
+	err   error             // of Put
+	deaf  error             // of List
+	short bool              // Put fails while something is kept aside
+	drops func(name string) // before Drop does anything
 }
 
 func newMemory(t *testing.T) *memory {
@@ -50,6 +53,11 @@ func (k *memory) Create(string) (*os.File, error) { return nil, nil }
 func (k *memory) Put(name string, _ []byte, fds ...int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for held := range k.items {
+		if k.short && strings.HasPrefix(held, rescueItems) && strings.HasPrefix(name, RegionItems) {
+			return unix.ENOSPC
+		}
+	}
 	if k.err != nil {
 		return k.err
 	}
@@ -62,6 +70,9 @@ func (k *memory) Put(name string, _ []byte, fds ...int) error {
 }
 
 func (k *memory) Drop(name string) error {
+	if k.drops != nil {
+		k.drops(name)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	fd, ok := k.items[name]
@@ -70,6 +81,18 @@ func (k *memory) Drop(name string) error {
 	}
 	delete(k.items, name)
 	return unix.Close(fd)
+}
+
+func (k *memory) Rename(from, to string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd, ok := k.items[from]
+	if _, taken := k.items[to]; !ok || taken {
+		return "", fmt.Errorf("rename %q to %q: there is the one %v, and the other %v", from, to, ok, taken)
+	}
+	delete(k.items, from)
+	k.items[to] = fd
+	return "here", nil
 }
 
 func (k *memory) List() (items []*keeper.Item, err error) {
@@ -284,8 +307,17 @@ func TestStartsEmpty(t *testing.T) {
 		next   func(*Options)
 		want   Kept
 	}{
-		"a flipped bit":   {func(t *testing.T, _ *directory, k *memory) { stateOf(t, k)[100] ^= 1 }, same, KeptDamaged},
-		"another version": {func(t *testing.T, _ *directory, k *memory) { b := stateOf(t, k); b[8], b[statePage+8] = 1, 1 }, same, KeptVersion},
+		"a flipped bit in each page": {func(t *testing.T, _ *directory, k *memory) {
+			b := stateOf(t, k)
+			b[100], b[statePage+200] = b[100]^1, b[statePage+200]^1
+		}, same, KeptDamaged},
+		"another version": {func(t *testing.T, _ *directory, k *memory) {
+			b, le := stateOf(t, k), binary.LittleEndian
+			for _, p := range [][]byte{b[:statePage], b[statePage:]} {
+				le.PutUint32(p[8:], stateFormat+1)
+				le.PutUint32(p[12:], sumOf(p, le.Uint64(p[24:])))
+			}
+		}, same, KeptVersion},
 		"the state of nobody": {func(t *testing.T, _ *directory, k *memory) {
 			_ = k.Drop("state")
 			k.items["state"], _ = unix.MemfdCreate("other", unix.MFD_CLOEXEC)
@@ -332,10 +364,77 @@ func TestStartsEmpty(t *testing.T) {
 			if said := log.count("memory that the keeper held is given up"); c.want != KeptFirst && c.want != KeptDisowned && said != 1 {
 				t.Errorf("the reason is said %d times", said)
 			}
-			if names := k.names(); len(names) != 3 {
+			names := k.names()
+			rescued := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, rescueItems) })
+			if len(names)-len(rescued) != 3 || len(rescued) > 0 != c.want.isRescued() {
 				t.Errorf("held: %q", names)
 			}
+			for _, name := range rescued {
+				b := make([]byte, 4)
+				if _, err := unix.Pread(k.items[name], b, indexBytes); strings.HasPrefix(name, rescueItems+RegionItems) && what != "a region of another size" && (err != nil || string(b) != "gone") {
+					t.Errorf("%s has %q, %v", name, b, err)
+				}
+			}
+			if s := n.Stats(); s.RescuedBytes > 2*regionBytes || s.RescuedBytes == 0 && len(rescued) > 1 {
+				t.Errorf("%+v", s)
+			}
+			if err := n.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if names := k.names(); len(names) != 0 {
+				t.Errorf("after an orderly end the keeper holds %q", names)
+			}
 		})
+	}
+}
+
+// TestRescueGivesWay: one set of memory is kept aside at most, the next process counts it, and it gives way to a region that wants its room, not to one that fits.
+func TestRescueGivesWay(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.wantSize(1, 384<<10)
+	spoil := func(n *Node) *Node {
+		crash(t, n)
+		b, err := unix.Mmap(k.items[stateItem], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[100], b[statePage+100] = b[100]^1, b[statePage+100]^1
+		if err := unix.Munmap(b); err != nil {
+			t.Fatal(err)
+		}
+		next, _ := keeps(t, dir, k, same)
+		dir.keys(1, "tcp")
+		return next
+	}
+	rescued := func() (names []string) {
+		return slices.DeleteFunc(k.names(), func(name string) bool { return !strings.HasPrefix(name, rescueItems) })
+	}
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	n = spoil(n)
+	first := rescued()
+	if s := n.Stats(); len(first) != 2 || s.RescuedBytes != 384<<10 || s.RegisteredBytes != 384<<10 || s.Kept != KeptDamaged {
+		t.Errorf("kept aside: %q; %+v", first, s)
+	}
+	n = spoil(n)
+	second := rescued()
+	if len(second) != 2 || slices.Equal(first, second) {
+		t.Errorf("kept aside: %q after %q", second, first)
+	}
+	crash(t, n)
+	n, _ = keeps(t, dir, k, same)
+	if s := n.Stats(); !slices.Equal(rescued(), second) || s.RescuedBytes != 384<<10 || s.Kept != KeptAll {
+		t.Errorf("the next process has %q; %+v", rescued(), s)
+	}
+	dir.wantSize(2, 256<<10)
+	dir.keys(2, "tcp")
+	if !slices.Equal(rescued(), second) {
+		t.Errorf("beside a region that fits there are %q", rescued())
+	}
+	dir.wantSize(3, 384<<10)
+	dir.keys(3, "tcp")
+	if s := n.Stats(); len(rescued()) != 0 || s.RescuedBytes != 0 || s.RegisteredBytes != 1<<20 {
+		t.Errorf("kept aside: %q; %+v", rescued(), s)
 	}
 }
 
@@ -396,14 +495,16 @@ func TestDoor(t *testing.T) {
 		})
 		opened <- n
 	}()
+	registered := 1
 	for { // several times, so that it does wait
+		dir.change(func() { registered = len(dir.registered) })
 		mu.Lock()
-		if asked > 3 {
+		if asked > 3 || registered > 1 {
 			break
 		}
 		mu.Unlock()
 	}
-	if len(dir.registered) != 1 {
+	if registered != 1 {
 		t.Error("registered with the door open")
 	}
 	inside = nil
@@ -502,12 +603,142 @@ func TestTriesAgain(t *testing.T) {
 	}
 }
 
-// TestEveryByteFlipped: with any byte of its state changed a process takes nothing over.
-func TestEveryByteFlipped(t *testing.T) {
+// state is what the keeper's holds now, nil if it has none.
+func (k *memory) state(t *testing.T) *state {
+	t.Helper()
+	k.mu.Lock()
+	fd, ok := k.items[stateItem]
+	k.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	b := make([]byte, 2*statePage)
+	if _, err := unix.Pread(fd, b, 0); err != nil {
+		t.Error(err)
+		return nil
+	}
+	s, err := (&stateFile{mem: &rdma.Memory{Bytes: b}}).read()
+	if err != nil {
+		t.Error(err)
+	}
+	return s
+}
+
+// kept gives what the state says of a placement group, nil for nothing.
+func (s *state) kept(pg uint32) *keptRegion {
+	for _, r := range s.regions {
+		if r.pg == pg {
+			return r
+		}
+	}
+	return nil
+}
+
+// TestStateComesFirst: the state, and the keeper, have a region before the directory is told of its keys, and the state has it no more before the keeper lets go of
+// its memory. A region that is retained is there without keys.
+func TestStateComesFirst(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.told = func(q *dirpb.PublishRegionRequest) {
+		r := k.state(t).kept(q.PgId)
+		if r == nil || len(r.keys) != len(q.Keys) || r.since != q.Since || !slices.Contains(k.names(), r.item) {
+			t.Errorf("%v is published, and the state has %+v, the keeper %q", q, r, k.names())
+		}
+	}
+	dropped := make(chan string, 8)
+	k.drops = func(name string) {
+		if s := k.state(t); strings.HasPrefix(name, RegionItems) && slices.ContainsFunc(s.regions, func(r *keptRegion) bool { return r.item == name }) {
+			t.Errorf("%s is dropped, and the state has %+v", name, s.regions)
+		}
+		dropped <- name
+	}
+	for pg := range uint32(3) {
+		dir.wantSince(pg+1, 1, 10)
+	}
+	n, _ := keeps(t, dir, k, same)
+	for pg := range uint32(3) {
+		dir.keys(pg+1, "tcp")
+	}
+	item := k.state(t).kept(2).item
+	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{3} })
+	if got := <-dropped; got != item {
+		t.Errorf("dropped is %s, want %s", got, item)
+	}
+	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	if s := k.state(t); len(s.regions) != 2 || len(s.kept(1).keys) != 2 || len(s.kept(3).keys) != 0 {
+		t.Errorf("the state has %+v", s.regions)
+	}
+	dir.change(func() { dir.retain = nil })
+	<-dropped
+	if s := k.state(t); len(s.regions) != 1 {
+		t.Errorf("the state has %+v", s.regions)
+	}
+}
+
+// TestNobodyBeforeTheState: while the state does not say that this process is registered, nobody gets in.
+func TestNobodyBeforeTheState(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	k.err = errors.New("full")
+	opened := make(chan *Node, 1)
+	go func() {
+		n, _ := keeps(t, dir, k, same)
+		opened <- n
+	}()
+	dir.until("registrations", func() bool { return len(dir.registered) > 2 })
+	if _, err := dial(t, dir, "tcp", private(rw, 0)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	k.mu.Lock()
+	k.err = nil
+	k.mu.Unlock()
+	if s := (<-opened).Stats(); !s.Registered {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestWarmGivesBackTheRest: regions at the keeper that the state does not name go, and whatever else the keeper holds stays.
+func TestWarmGivesBackTheRest(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
 	n, _ := keeps(t, dir, k, same)
 	dir.keys(1, "tcp")
+	names := k.names()
+	crash(t, n)
+	for _, name := range []string{"region/1/0", "region/7/0", "listen/tcp"} {
+		k.items[name], _ = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	n, _ = keeps(t, dir, k, same)
+	if got := k.names(); n.Stats().Kept != KeptAll || !slices.Equal(got, append([]string{"listen/tcp"}, names...)) {
+		t.Errorf("%v, held: %q", n.Stats().Kept, got)
+	}
+	crash(t, n)
+}
+
+// TestAnotherCluster: a directory that has become another cluster's numbers its sessions anew.
+func TestAnotherCluster(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	dir.change(func() { dir.forget, dir.clusterID, dir.latest = true, "c2", 3 })
+	dir.until("registration", func() bool { return len(dir.registered) == 2 })
+	dir.keys(1, "tcp")
+	mustDial(t, dir, "tcp", token.Grant{Session: 4, Namespace: 1}, 0) // younger than what it has told of
+	if s := k.state(t); s.cluster != "c2" {
+		t.Errorf("the state is of cluster %q", s.cluster)
+	}
+}
+
+// TestEveryByteFlipped: with any byte of a page of its state changed a process takes everything over, and makes the page whole.
+func TestEveryByteFlipped(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	n, _ := keeps(t, dir, k, same)
+	key := dir.keys(1, "tcp")
+	l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if err := l.write(key.HeapRkey, key.HeapBase, "kept"); err != nil {
+		t.Fatal(err)
+	}
+	first := n.Stats()
 	for at, used := 0, 1; at < used; at++ {
 		crash(t, n)
 		b, err := unix.Mmap(k.items[stateItem], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -516,29 +747,25 @@ func TestEveryByteFlipped(t *testing.T) {
 		}
 		f := &stateFile{mem: &rdma.Memory{Bytes: b}}
 		s, err := f.read()
-		if err != nil || len(s.regions) != 1 {
+		if err != nil || len(s.regions) != 1 || f.torn {
 			t.Fatalf("before byte %d: %+v, %v", at, s, err)
 		}
 		used = stateHead + len(s.encode())
-		f.page(f.seq)[at] ^= 1 << (at % 8)
+		f.page(uint64(at/3) % 2)[at] ^= 1 << (at % 8)
+		log := (*logged)(nil)
+		n, log = keeps(t, dir, k, same)
+		if got := n.Stats(); got.Kept != KeptAll || got.Incarnation != first.Incarnation || log.count("a page of the state that the earlier process left is damaged") != 1 {
+			t.Fatalf("byte %d: %+v", at, got)
+		}
+		if _, err := f.read(); err != nil || f.torn {
+			t.Fatalf("byte %d: the page is still damaged: %v", at, f.spoiled)
+		}
 		if err := unix.Munmap(b); err != nil {
 			t.Fatal(err)
 		}
-		want := KeptDamaged
-		if at >= 8 && at < 12 {
-			want = KeptVersion
-		}
-		n, _ = keeps(t, dir, k, same)
-		if got := n.Stats(); got.Kept != want || got.Incarnation == s.incarnation {
-			t.Fatalf("byte %d: %+v", at, got)
-		}
-		key := dir.keys(1, "tcp")
-		l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
-		if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "\x00\x00\x00\x00" {
-			t.Fatalf("byte %d: %q, %v", at, b, err)
-		}
-		if err := l.write(key.HeapRkey, key.HeapBase, "gone"); err != nil {
-			t.Fatal(err)
-		}
+	}
+	l = mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+	if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "kept" {
+		t.Fatalf("%q, %v", b, err)
 	}
 }

@@ -38,6 +38,9 @@ func (n *Node) makeLocked(ctx context.Context, r *region, made chan<- *making) {
 	go func() {
 		began := time.Now()
 		m.err = n.allocate(ctx, r)
+		if m.err != nil && ctx.Err() == nil && n.dropRescued("a region gets no memory beside it") {
+			m.err = n.allocate(ctx, r)
+		}
 		r.took = time.Since(began).Round(time.Millisecond)
 		m.cancel()
 		made <- m

@@ -205,8 +205,10 @@ type Node struct {
 	wg      sync.WaitGroup
 	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is said of it to the
 	// next one. Only run changes boot, before it registers and with the lock.
-	boot  uint64
-	keep  keeping
+	boot uint64
+	keep keeping
+	// nonce is this process's own, which no other has.
+	nonce uint64
 	ready chan struct{} // closed by the first answered heartbeat
 	turns chan struct{} // holds one for each part of a region whose pages are being taken
 	// failed is closed, at most once, when this process cannot serve with its settings; mu.err says why.
@@ -225,25 +227,28 @@ type Node struct {
 
 	mu struct {
 		sync.Mutex
-		reg       *registration // nil: not registered, nobody may connect
-		saved     *registration // that of the state at the keeper; nil: there is none
-		kept      Kept
-		inside    []string // peers for which Door waits
-		peers     map[uint32]map[uint32]*peer
-		byPeer    map[rdma.Peer]*peer
-		sessions  sessions
-		keys      []token.Key // whose tokens are taken, the present one first
-		asked     time.Time   // when a heartbeat was last sent for another key
-		fencing   map[uint32]*fence
-		regions   map[uint32]*region // by PG
-		making    map[uint32]*making // by PG
-		retained  map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
-		failures  map[uint32]*failure
-		loops     map[uint32]*loop // by namespace
-		used      int64            // bytes of regions, made or being made
-		heartbeat time.Time
-		err       error // of the last exchange with the directory
-		clusterID string
+		reg      *registration // nil: not registered, nobody may connect
+		saved    *registration // that of the state at the keeper; nil: there is none
+		kept     Kept
+		inside   []string // peers for which Door waits
+		peers    map[uint32]map[uint32]*peer
+		byPeer   map[rdma.Peer]*peer
+		sessions sessions
+		keys     []token.Key // whose tokens are taken, the present one first
+		asked    time.Time   // when a heartbeat was last sent for another key
+		fencing  map[uint32]*fence
+		regions  map[uint32]*region // by PG
+		making   map[uint32]*making // by PG
+		retained map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
+		failures map[uint32]*failure
+		loops    map[uint32]*loop // by namespace
+		used     int64            // bytes of regions, made or being made
+		// rescued are the items that are kept aside, of rescuedBytes.
+		rescued      []string
+		rescuedBytes int64
+		heartbeat    time.Time
+		err          error // of the last exchange with the directory
+		clusterID    string
 	}
 }
 
@@ -279,6 +284,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		turns: make(chan struct{}, mostTurns),
 		kick:  make(chan struct{}, 1),
 		boot:  1,
+		nonce: randomID(),
 	}
 	n.mu.kept = KeptOff
 	if o.Keeper != nil {
@@ -444,7 +450,7 @@ func (n *Node) Close() error {
 		}
 		err := errors.Join(errs...)
 		if err == nil {
-			n.closeState()
+			n.closeKept()
 		}
 		if err != nil {
 			n.closeErr = fmt.Errorf("memory node %q: close: %w", n.o.Name, err)
@@ -469,8 +475,10 @@ type Stats struct {
 	DirectoryErr    error
 	CapacityBytes   int64
 	RegisteredBytes int64
-	Connections     int
-	Sessions        int
+	// RescuedBytes is memory of an earlier process that cannot be used, and is kept aside.
+	RescuedBytes int64
+	Connections  int
+	Sessions     int
 	// Fencing are the sessions whose fence is not confirmed yet.
 	Fencing []uint32
 	// DataPathCPU is the CPU time spent executing verbs for peers.
@@ -509,7 +517,7 @@ func (n *Node) Stats() Stats {
 	}
 	s.Boot, s.Kept, s.Inside = n.boot, n.mu.kept, n.mu.inside
 	s.LastHeartbeat, s.DirectoryErr = n.mu.heartbeat, n.mu.err
-	s.RegisteredBytes = n.mu.used
+	s.RegisteredBytes, s.RescuedBytes = n.mu.used, n.mu.rescuedBytes
 	s.Connections, s.Sessions = len(n.mu.byPeer), len(n.mu.peers)
 	for id, f := range n.mu.fencing {
 		if !f.confirmed {

@@ -222,6 +222,7 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 		return nil, err
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
+	n.makeRoom((size + page - 1) / page * page)
 	r, err := n.takeRetained(w, (size+page-1)/page*page)
 	if err != nil {
 		return nil, err

@@ -107,15 +107,16 @@ func TestRetained(t *testing.T) {
 // TestRetainedNot: a region that is wanted of what is not retained is made of zeroes, and one with arrays that cannot be is made so the next time.
 func TestRetainedNot(t *testing.T) {
 	for name, old := range map[string]*dirpb.Retained{
-		"of another time": {Since: 6, Arrays: []*dirpb.RetainedArray{array}},
-		"beyond":          {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Offset: layout.RegionPageSize, Segments: 9}}},
-		"twice":           {Since: 7, Arrays: []*dirpb.RetainedArray{array, array}},
-		"in the header":   {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Segments: 1}}},
+		"of another incarnation": {Incarnation: 1, Since: 7, Arrays: []*dirpb.RetainedArray{array}},
+		"of another time":        {Since: 6, Arrays: []*dirpb.RetainedArray{array}},
+		"beyond":                 {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Offset: layout.RegionPageSize, Segments: 9}}},
+		"twice":                  {Since: 7, Arrays: []*dirpb.RetainedArray{array, array}},
+		"in the header":          {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Segments: 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, k := newDirectory(t), newMemory(t)
 			n := holding(t, dir, k)
-			old.Incarnation = n.Stats().Incarnation
+			old.Incarnation += n.Stats().Incarnation
 			dir.change(func() {
 				dir.forget = true
 				dir.regions = []*dirpb.WantRegion{{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Since: 8, Retain: old}}
@@ -125,6 +126,49 @@ func TestRetainedNot(t *testing.T) {
 				t.Error("it is not of zeroes")
 			}
 		})
+	}
+}
+
+// TestRetainedOfAnother: memory is not taken for a region of another namespace or layout.
+func TestRetainedOfAnother(t *testing.T) {
+	for name, w := range map[string]*dirpb.WantRegion{
+		"namespace": {NamespaceId: 2, RegionBytes: regionBytes, IndexBytes: indexBytes},
+		"size":      {NamespaceId: 1, RegionBytes: 2 * regionBytes, IndexBytes: indexBytes},
+		"index":     {NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes / 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, k := newDirectory(t), newMemory(t)
+			n := holding(t, dir, k)
+			w.PgId, w.Since, w.Retain = 1, 8, &dirpb.Retained{Incarnation: n.Stats().Incarnation, Since: 7, Arrays: []*dirpb.RetainedArray{array}}
+			dir.change(func() { dir.forget, dir.regions = true, []*dirpb.WantRegion{w} })
+			dir.until("publication", func() bool { return dir.published[1].GetSince() == 8 })
+			if b := n.of(1); uint64(len(b)) < w.RegionBytes || slices.ContainsFunc(b[layout.RegionPageSize:], func(x byte) bool { return x != 0 }) {
+				t.Errorf("it has %d bytes that are not all zeroes", len(b))
+			}
+		})
+	}
+}
+
+// TestRetainedIsOutOfReach: nobody reads or writes by the keys that retained memory had, in the same namespace either, and the next process offers it at once.
+func TestRetainedIsOutOfReach(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	n := holding(t, dir, k)
+	was := map[string]*dirpb.RegionKeys{"shm": dir.keys(2, "shm"), "tcp": dir.keys(2, "tcp")}
+	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{2} })
+	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	for i, provider := range []string{"shm", "tcp"} {
+		for j, try := range []func(*lane) error{
+			func(l *lane) error { _, err := l.read(was[provider].HeapRkey, was[provider].HeapBase, 8); return err },
+			func(l *lane) error { return l.write(was[provider].HeapRkey, was[provider].HeapBase, "late") },
+			func(l *lane) error { return l.cas(was[provider].IndexRkey, was[provider].IndexBase+word, 0, 1) },
+		} {
+			refused(t, "retained memory over "+provider, try(mustDial(t, dir, provider, rw, uint32(3*i+j))))
+		}
+	}
+	crash(t, n)
+	keeps(t, dir, k, same)
+	if q := dir.registered[1]; len(q.Retained) != 1 || q.Retained[0].PgId != 2 {
+		t.Errorf("offered: %v", q)
 	}
 }
 

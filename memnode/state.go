@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ type state struct {
 	cluster, node, host string
 	nodeID              uint32
 	incarnation, boot   uint64
+	lives               []uint64 // nonces of processes, of which one has registered last
 	regions             []*keptRegion
 }
 
@@ -38,27 +40,28 @@ type keptKeys struct {
 	index, heap uint64
 }
 
-// The state lies in two pages, which are written in turn. Numbers are little-endian:
+// The state lies in two pages, which say the same. Numbers are little-endian:
 //
 //	0   magic     "kvdkeep1"; 0: nothing is here, or it was not written to the end
 //	8   format    u32
-//	12  crc       u32, CRC-32C of all from 16 to the end of body
-//	16  sequence  u64, the greater one counts
+//	12  crc       u32, CRC-32C of all from 16 to the end of body, and then of format
+//	16  sequence  u64, twice the number of the change, and 1 in the second page
 //	24  length    u64, of body
-//	32  body      cluster, node, host; node id u32, incarnation u64, boot u64; regions u32, of each: item, pg u32,
-//	              namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64; keys u8, of
-//	              each: provider, index u64, heap u64
+//	32  body      cluster, node, host; node id u32, incarnation u64, boot u64; lives u8, of each: nonce u64; regions u32, of each:
+//	              item, pg u32, namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64;
+//	              keys u8, of each: provider, index u64, heap u64
 //
-// A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes leaves the
-// other page as the state. A page with a magic and another checksum was not left by that: nothing is believed then, as the
-// other page is of an earlier time.
+// A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes a page leaves the other
+// one, whole. Nothing is done that depends on a change before both pages have it. So a page that is whole may be believed whatever became
+// of the other one: it is the change that was made last, or one that nobody has acted on, or the one before such a change.
 const (
 	stateMagic    = 0x31_70_65_65_6b_64_76_6b // "kvdkeep1"
-	stateFormat   = 2
+	stateFormat   = 3
 	statePage     = 1 << 20
 	stateHead     = 32
 	maxStateText  = 1 << 10
 	maxRegionKeys = 16
+	maxLives      = 16 // as fsm.MaxAfter
 )
 
 // StateBytes is how much memory the state takes in a folder with pages of this size, 0: normal ones.
@@ -79,6 +82,10 @@ func (s *state) encode() []byte {
 	text := func(b []byte, t string) []byte { return append(le.AppendUint16(b, uint16(len(t))), t...) }
 	b := text(text(text(nil, s.cluster), s.node), s.host)
 	b = le.AppendUint64(le.AppendUint64(le.AppendUint32(b, s.nodeID), s.incarnation), s.boot)
+	b = append(b, byte(len(s.lives)))
+	for _, n := range s.lives {
+		b = le.AppendUint64(b, n)
+	}
 	b = le.AppendUint32(b, uint32(len(s.regions)))
 	for _, r := range s.regions {
 		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(text(b, r.item), r.pg), r.namespace), r.epoch)
@@ -127,6 +134,9 @@ func (r *stateReader) text() string {
 func decodeState(b []byte) (*state, error) {
 	r := &stateReader{b, true}
 	s := &state{cluster: r.text(), node: r.text(), host: r.text(), nodeID: r.u32(), incarnation: r.u64(), boot: r.u64()}
+	for n := r.take(1)[0]; n > 0 && r.ok; n-- {
+		s.lives = append(s.lives, r.u64())
+	}
 	seen := make(map[uint32]bool)
 	for n := r.u32(); n > 0 && r.ok; n-- {
 		k := &keptRegion{item: r.text(), pg: r.u32(), namespace: r.u32(), epoch: r.u32(), since: r.u64(),
@@ -141,7 +151,7 @@ func decodeState(b []byte) (*state, error) {
 		seen[k.pg] = true
 		s.regions = append(s.regions, k)
 	}
-	if !r.ok || len(r.b) > 0 || s.incarnation == 0 || s.boot == 0 || s.boot == ^uint64(0) {
+	if !r.ok || len(r.b) > 0 || s.incarnation == 0 || s.boot == 0 || s.boot == ^uint64(0) || len(s.lives) > maxLives {
 		return nil, fmt.Errorf("%w: %d bytes of body", errStateDamaged, len(b))
 	}
 	return s, nil
@@ -159,73 +169,95 @@ func checkLayout(size, index uint64) error {
 // stateFile is the state's memory, which the keeper holds too. Its methods serve one goroutine at a time.
 type stateFile struct {
 	mem *rdma.Memory // of 2 * statePage bytes
-	seq uint64
+	seq uint64       // number of the last change
+	// whole is the page that was believed, which is written after the other one. torn says that the other one does not say the same, and spoiled
+	// why it cannot be believed, if it was not just being written.
+	whole   uint64
+	torn    bool
+	spoiled error
 }
 
-func (f *stateFile) page(k uint64) []byte { return f.mem.Bytes[k%2*statePage:][:statePage] }
+func (f *stateFile) page(k uint64) []byte { return f.mem.Bytes[k*statePage:][:statePage] }
 
-// readPage gives nil, nil if nothing was written to the end.
-func readPage(p []byte) (s *state, seq uint64, err error) {
-	le := binary.LittleEndian
+// sumOf is the checksum of a page with n bytes of body. It did not cover the format before 3.
+func sumOf(p []byte, n uint64) uint32 {
+	sum := crc32.Checksum(p[16:stateHead+n], castagnoli)
+	if binary.LittleEndian.Uint32(p[8:]) >= 3 {
+		sum = crc32.Update(sum, castagnoli, p[8:12])
+	}
+	return sum
+}
+
+// readPage gives the state that page k has, and the number of its change; nil, 0, nil if nothing was written there to the end.
+func (f *stateFile) readPage(k uint64) (s *state, seq uint64, err error) {
+	p, le := f.page(k), binary.LittleEndian
 	switch magic := le.Uint64(p); {
 	case magic == 0:
 		return nil, 0, nil
 	case magic != stateMagic:
-		return nil, 0, fmt.Errorf("%w: magic %#x", errStateDamaged, magic)
+		return nil, 0, fmt.Errorf("%w: magic %#x in page %d", errStateDamaged, magic, k)
 	}
-	n := le.Uint64(p[24:])
+	n, seq := le.Uint64(p[24:]), le.Uint64(p[16:])
 	switch {
 	case n > statePage-stateHead:
-		return nil, 0, fmt.Errorf("%w: %d bytes of body", errStateDamaged, n)
-	case crc32.Checksum(p[16:stateHead+n], castagnoli) != le.Uint32(p[12:]):
-		return nil, 0, fmt.Errorf("%w: checksum", errStateDamaged)
+		return nil, 0, fmt.Errorf("%w: %d bytes of body in page %d", errStateDamaged, n, k)
+	case sumOf(p, n) != le.Uint32(p[12:]):
+		return nil, 0, fmt.Errorf("%w: checksum of page %d", errStateDamaged, k)
 	case le.Uint32(p[8:]) != stateFormat:
-		return nil, 0, fmt.Errorf("%w: format %d, want %d", errStateFormat, le.Uint32(p[8:]), stateFormat)
+		return nil, 0, fmt.Errorf("%w: format %d in page %d, want %d", errStateFormat, le.Uint32(p[8:]), k, stateFormat)
+	case seq%2 != k:
+		return nil, 0, fmt.Errorf("%w: sequence %d in page %d", errStateDamaged, seq, k)
 	}
-	s, err = decodeState(slices.Clone(p[stateHead : stateHead+n]))
-	return s, le.Uint64(p[16:]), err
+	if s, err = decodeState(slices.Clone(p[stateHead : stateHead+n])); err != nil {
+		return nil, 0, fmt.Errorf("page %d: %w", k, err)
+	}
+	return s, seq / 2, nil
 }
 
-// read gives the state as it was written last, or errStateNone. Nothing is believed if any of it is damaged.
+// read gives the state as one page that is whole has it, the later one of two, or says why there is none: errStateNone if nothing was written.
 func (f *stateFile) read() (*state, error) {
 	var last *state
 	var errs []error
+	seqs := make([]uint64, 2)
 	for k := range uint64(2) {
-		s, seq, err := readPage(f.page(k))
+		s, seq, err := f.readPage(k)
 		errs = append(errs, err)
-		if s != nil && seq%2 != k {
-			errs = append(errs, fmt.Errorf("%w: sequence %d in page %d", errStateDamaged, seq, k))
-		}
 		if s != nil && (last == nil || seq > f.seq) {
-			last, f.seq = s, seq
+			last, f.seq, f.whole = s, seq, k
 		}
+		seqs[k] = seq
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
+	err := errors.Join(errs...)
 	if last == nil {
-		return nil, errStateNone
+		return nil, cmp.Or(err, errStateNone)
 	}
+	f.torn, f.spoiled = seqs[0] != seqs[1], err
 	return last, nil
 }
 
-// write makes s the state. A process that dies inside leaves the one before.
+// write makes s the state. A process that dies inside leaves the one before, or this one.
 func (f *stateFile) write(s *state) error {
 	body := s.encode()
 	if len(body) > statePage-stateHead {
 		return fmt.Errorf("%w: %d regions take %d bytes of %d", errStateFull, len(s.regions), len(body), statePage-stateHead)
 	}
 	f.seq++
-	p, le := f.page(f.seq), binary.LittleEndian
+	f.writePage(1-f.whole, body)
+	f.writePage(f.whole, body)
+	f.torn, f.spoiled = false, nil
+	return nil
+}
+
+func (f *stateFile) writePage(k uint64, body []byte) {
+	p, le := f.page(k), binary.LittleEndian
 	magic := (*uint64)(unsafe.Pointer(unsafe.SliceData(p)))
 	atomic.StoreUint64(magic, 0)
 	le.PutUint32(p[8:], stateFormat)
-	le.PutUint64(p[16:], f.seq)
+	le.PutUint64(p[16:], 2*f.seq+k)
 	le.PutUint64(p[24:], uint64(len(body)))
 	copy(p[stateHead:], body)
-	le.PutUint32(p[12:], crc32.Checksum(p[16:stateHead+len(body)], castagnoli))
+	le.PutUint32(p[12:], sumOf(p, uint64(len(body))))
 	var m [8]byte
 	le.PutUint64(m[:], stateMagic)
 	atomic.StoreUint64(magic, binary.NativeEndian.Uint64(m[:]))
-	return nil
 }

@@ -2,17 +2,21 @@ package memnode
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime/debug"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/rdma"
 )
 
 func someState(regions int) *state {
-	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9}
+	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9, lives: []uint64{1 << 61, 5}}
 	for k := range regions {
 		s.regions = append(s.regions, &keptRegion{
 			item: fmt.Sprintf("region/%d/1", k), pg: uint32(k + 1), namespace: 3, epoch: 5, since: 11, regionBytes: regionBytes, indexSize: indexBytes, pageBytes: 2 << 20,
@@ -26,7 +30,7 @@ func newStateFile() *stateFile {
 	return &stateFile{mem: &rdma.Memory{Bytes: make([]byte, 2*statePage)}}
 }
 
-// TestStateSaysWhatWasWrittenLast: also if the process died while it wrote the next.
+// TestStateSaysWhatWasWrittenLast: both pages have it.
 func TestStateSaysWhatWasWrittenLast(t *testing.T) {
 	f := newStateFile()
 	if _, err := f.read(); !errors.Is(err, errStateNone) {
@@ -37,45 +41,144 @@ func TestStateSaysWhatWasWrittenLast(t *testing.T) {
 		if err := f.write(want); err != nil {
 			t.Fatal(err)
 		}
-		again := &stateFile{mem: f.mem}
-		got, err := again.read()
-		if err != nil || !reflect.DeepEqual(got, want) || again.seq != f.seq {
-			t.Fatalf("%+v, %v; want %+v", got, err, want)
-		}
-		// The next one is not written to the end.
-		p := f.page(f.seq + 1)
-		clear(p[:8])
-		copy(p[8:], bytes.Repeat([]byte{0xaa}, 500))
-		if got, err := (&stateFile{mem: f.mem}).read(); err != nil || !reflect.DeepEqual(got, want) {
-			t.Fatalf("torn: %+v, %v; want %+v", got, err, want)
+		for page := range uint64(2) {
+			again := &stateFile{mem: &rdma.Memory{Bytes: slices.Clone(f.mem.Bytes)}}
+			clear(again.page(page))
+			got, err := again.read()
+			if err != nil || !reflect.DeepEqual(got, want) || again.seq != f.seq {
+				t.Fatalf("without page %d: %+v, %v; want %+v", page, got, err, want)
+			}
 		}
 	}
 }
 
-// TestStateFlipped: with any bit of it changed the state is refused, wherever it lies, and the other page is not
-// taken for it.
+// TestStateFlipped: with any bit of a page changed the other one serves, and is written last of both. With any byte of both changed nothing is
+// believed.
 func TestStateFlipped(t *testing.T) {
 	f := newStateFile()
-	for k := range 2 {
-		if err := f.write(someState(2 + k)); err != nil {
+	for k := range 3 {
+		if err := f.write(someState(1 + k)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for page := range 2 {
-		used := stateHead + len(someState(2+(page+1)%2).encode())
+	want := someState(3)
+	used := stateHead + len(want.encode())
+	for page := range uint64(2) {
 		for at := range used {
-			b := &f.mem.Bytes[page*statePage+at]
 			for bit := range 8 {
-				*b ^= 1 << bit
-				if s, err := (&stateFile{mem: f.mem}).read(); s != nil || err == nil || !errors.Is(err, errStateDamaged) && !errors.Is(err, errStateFormat) {
-					t.Fatalf("page %d byte %d bit %d: %+v, %v", page, at, bit, s, err)
+				f.page(page)[at] ^= 1 << bit
+				again := &stateFile{mem: f.mem}
+				if s, err := again.read(); err != nil || !reflect.DeepEqual(s, want) || again.whole == page || !again.torn || !errors.Is(again.spoiled, errStateDamaged) {
+					t.Fatalf("page %d byte %d bit %d: %+v, %v; %+v", page, at, bit, s, err, again.spoiled)
 				}
-				*b ^= 1 << bit
+				f.page(page)[at] ^= 1 << bit
 			}
 		}
 	}
-	if s, err := (&stateFile{mem: f.mem}).read(); err != nil || len(s.regions) != 3 {
-		t.Errorf("%+v %v", s, err)
+	for at := range used {
+		other := (at * 31) % used
+		f.page(0)[at] ^= 4
+		f.page(1)[other] ^= 32
+		if s, err := (&stateFile{mem: f.mem}).read(); s != nil || !errors.Is(err, errStateDamaged) {
+			t.Fatalf("bytes %d and %d: %+v, %v", at, other, s, err)
+		}
+		f.page(0)[at] ^= 4
+		f.page(1)[other] ^= 32
+	}
+}
+
+// TestStateInTheOthersPlace: a page is believed in its own place alone.
+func TestStateInTheOthersPlace(t *testing.T) {
+	f := newStateFile()
+	if err := f.write(someState(1)); err != nil {
+		t.Fatal(err)
+	}
+	before := slices.Clone(f.mem.Bytes)
+	if err := f.write(someState(2)); err != nil {
+		t.Fatal(err)
+	}
+	for page := range uint64(2) {
+		m := slices.Clone(f.mem.Bytes)
+		again := &stateFile{mem: &rdma.Memory{Bytes: m}}
+		clear(again.page(1 - page))
+		copy(again.page(page), before[(1-page)*statePage:][:statePage])
+		if s, err := again.read(); s != nil || !errors.Is(err, errStateDamaged) {
+			t.Errorf("page %d in the place of %d: %+v, %v", 1-page, page, s, err)
+		}
+	}
+}
+
+// TestStateOfAnotherFormat: a state of another format is told from a damaged one, that of a version whose checksum does not cover the format, too.
+func TestStateOfAnotherFormat(t *testing.T) {
+	for _, format := range []uint32{2, stateFormat + 1} {
+		f := newStateFile()
+		if err := f.write(someState(1)); err != nil {
+			t.Fatal(err)
+		}
+		for page := range uint64(2) {
+			p := f.page(page)
+			binary.LittleEndian.PutUint32(p[8:], format)
+			binary.LittleEndian.PutUint32(p[12:], sumOf(p, uint64(len(someState(1).encode()))))
+		}
+		if s, err := (&stateFile{mem: f.mem}).read(); s != nil || !errors.Is(err, errStateFormat) || errors.Is(err, errStateDamaged) {
+			t.Errorf("format %d: %+v, %v", format, s, err)
+		}
+	}
+}
+
+// TestStateInterrupted: a process that dies while it writes, at any page of memory, also with one page of the state damaged, leaves the state
+// before or the one that it wrote, and nothing that looks damaged. The next process has both pages the same before it goes on.
+func TestStateInterrupted(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	mem, err := unix.Mmap(-1, 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	const regions = 200 // more than a page of memory
+	before, after := someState(regions), someState(regions+1)
+	os := unix.Getpagesize()
+	used := (stateHead + len(after.encode()) + os - 1) / os * os
+	for _, damaged := range []int{-1, 0, 1} {
+		for at := 0; at < 2*statePage; at += os {
+			if at%statePage >= used {
+				continue
+			}
+			clear(mem)
+			if err := (&stateFile{mem: &rdma.Memory{Bytes: mem}}).write(before); err != nil {
+				t.Fatal(err)
+			}
+			if damaged >= 0 {
+				mem[damaged*statePage+100] ^= 1
+			}
+			f := &stateFile{mem: &rdma.Memory{Bytes: mem}}
+			if s, err := f.read(); err != nil || !reflect.DeepEqual(s, before) {
+				t.Fatalf("%v", err)
+			}
+			if err := unix.Mprotect(mem[at:][:os], unix.PROT_READ); err != nil {
+				t.Fatal(err)
+			}
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("it was written though memory at %#x could not be", at)
+					}
+				}()
+				_ = f.write(after)
+			}()
+			if err := unix.Mprotect(mem[at:][:os], unix.PROT_READ|unix.PROT_WRITE); err != nil {
+				t.Fatal(err)
+			}
+			f = &stateFile{mem: &rdma.Memory{Bytes: mem}}
+			s, err := f.read()
+			if err != nil || !reflect.DeepEqual(s, before) && !reflect.DeepEqual(s, after) {
+				t.Fatalf("damaged %d, died at %#x: %v", damaged, at, err)
+			}
+			// Death at the first bytes of the damaged page leaves the damage.
+			if f.spoiled != nil && damaged*statePage != at {
+				t.Errorf("damaged %d, died at %#x: %v", damaged, at, f.spoiled)
+			}
+		}
 	}
 }
 
@@ -97,6 +200,7 @@ func TestStateFull(t *testing.T) {
 func TestStateRefuses(t *testing.T) {
 	for what, change := range map[string]func(*state){
 		"no incarnation":    func(s *state) { s.incarnation = 0 },
+		"too many lives":    func(s *state) { s.lives = make([]uint64, maxLives+1) },
 		"no boot":           func(s *state) { s.boot = 0 },
 		"the last boot":     func(s *state) { s.boot = ^uint64(0) },
 		"a group twice":     func(s *state) { s.regions = append(s.regions, s.regions[0]) },

@@ -325,3 +325,28 @@ func TestRestartNodeWithLeave(t *testing.T) {
 		t.Errorf("the last entry is %v", last)
 	}
 }
+
+// TestStaleMemory: a memory node with memory of an earlier time hears that it is, and of which cluster; the process that is registered is still known.
+func TestStaleMemory(t *testing.T) {
+	n := single(t, vfs.NewMem(), time.Hour)
+	c, ctx := dial(t, n), testCtx(t)
+	register := func(boot, nonce uint64, after ...uint64) *dirpb.RegisterNodeReply {
+		t.Helper()
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Nonce: nonce, After: after,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	first, second := register(1, 10), register(2, 20, 10, 20)
+	if first.Stale || second.Stale {
+		t.Errorf("%v, %v", first, second)
+	}
+	if r := register(2, 30, 10, 30); !r.Stale || r.ClusterId == "" || r.ClusterId != second.ClusterId || r.Sessions == nil || len(r.Keys) == 0 {
+		t.Errorf("put back: %v", r)
+	}
+	if r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: second.NodeId, Incarnation: 7, Boot: 2}); err != nil || r.UnknownNode {
+		t.Errorf("the registered process: %v, %v", r, err)
+	}
+}

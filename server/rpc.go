@@ -533,11 +533,16 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		n.log.Info("directory: a memory node was restarted with its memory", "node", q.Name, "boot", q.Boot)
 	case fsm.ArrivalBack:
 		n.log.Info("directory: a memory node that was down is back", "node", q.Name, "capacity_bytes", q.CapacityBytes, "retained_regions", len(q.Retained))
+	case fsm.ArrivalStale:
+		n.log.Error("directory: a memory node came with memory of an earlier time than that of the process that registered last: it is refused", "node", q.Name, "boot", q.Boot)
 	}
-	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis()}
+	stale := res.Arrival == fsm.ArrivalStale
+	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis(), Stale: stale}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.Keys, reply.ClusterId, reply.Sessions = s.Keys(), s.Meta().ClusterId, s.Admitted()
-		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
+		if !stale {
+			x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
+		}
 	})
 	return reply, nil
 }

@@ -147,7 +147,12 @@ func (s *keptStore) replace(change func(pages []byte) error) {
 	s.m.ready()
 }
 
+// state lets change look at what the keeper holds as the state of its worker; it may hold another one, which is kept aside.
 func (s *keptStore) state(change func([]byte) error) error {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", s.worker()))
+	if err != nil {
+		return err
+	}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.m.cmd.Process.Pid))
 	if err != nil {
 		return err
@@ -165,6 +170,11 @@ func (s *keptStore) state(change func([]byte) error) error {
 		if err != nil {
 			return err
 		}
+		if ino := fmt.Sprintf(" %d ", st.Sys().(*syscall.Stat_t).Ino); !slices.ContainsFunc(strings.Split(string(maps), "\n"), func(line string) bool {
+			return strings.Contains(line, ino) && strings.Contains(line, "/memfd:kvd-state")
+		}) {
+			continue
+		}
 		b, err := syscall.Mmap(int(f.Fd()), 0, int(st.Size()), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 		if err != nil {
 			return err
@@ -180,13 +190,12 @@ type field struct {
 	off  int // in a page
 }
 
-// fieldsOf takes the state's newer page apart.
-func fieldsOf(b []byte) (page []byte, fields []field) {
+// fieldsOf takes the state apart. Both pages have the same fields.
+func fieldsOf(b []byte) (pages [2][]byte, fields []field) {
 	le := binary.LittleEndian
-	page = b[:len(b)/2]
-	if other := b[len(b)/2:]; le.Uint64(other[16:]) > le.Uint64(page[16:]) {
-		page = other
-	}
+	const size = 1 << 20
+	pages = [2][]byte{b[:size], b[size : 2*size]}
+	page := pages[0]
 	at := 0
 	next := func(name string, n int) {
 		fields = append(fields, field{name, at})
@@ -209,6 +218,9 @@ func fieldsOf(b []byte) (page []byte, fields []field) {
 	next("node id", 4)
 	next("incarnation", 8)
 	next("boot", 8)
+	lives := int(page[at])
+	next("lives", 1)
+	next("life", 8*lives)
 	next("regions", 4)
 	text("item")
 	next("pg", 4)
@@ -221,11 +233,12 @@ func fieldsOf(b []byte) (page []byte, fields []field) {
 	text("provider")
 	next("index rkey", 8)
 	next("heap rkey", 8)
-	return page, fields
+	return pages, fields
 }
 
-// TestStateNotBelieved: a memory node whose state was changed behind its back, in a byte of any field, or to that of another machine or
-// version, begins empty, says why in its log and its metrics, and what it held is lost and not something else.
+// TestStateNotBelieved: a memory node one page of whose state was changed behind its back, in a byte of any field, has everything. If both were, or
+// were made those of another machine or version, it begins empty, says why in its log and its metrics, keeps what it held aside, and that is lost
+// and not something else.
 func TestStateNotBelieved(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -233,12 +246,24 @@ func TestStateNotBelieved(t *testing.T) {
 	}
 	s := newKeptStore(t, exe)
 	s.put("k", "v")
-	s.replace(func([]byte) error { return nil })
-	if got := s.get("k"); got != "v" {
-		t.Fatalf("with the state as it was, a get gives %q", got)
+	var fields []field
+	if err := s.state(func(b []byte) error { _, fields = fieldsOf(b); return nil }); err != nil {
+		t.Fatal(err)
 	}
-	lost := 0
-	spoil := func(what, reason string, change func(page []byte, fields []field)) {
+	lost, deaths := 0, 0
+	fresh := func() { // the keeper would let workers that end soon wait ever longer
+		if deaths++; deaths%5 > 0 {
+			return
+		}
+		s.put("k", "v")
+		if code := s.m.stop(syscall.SIGTERM); code != 0 {
+			t.Fatalf("exit status %d\n%s", code, s.m.stderr)
+		}
+		s.m = start(t, s.env, s.args...)
+		lost++
+	}
+	spoil := func(what, reason string, change func(pages [2][]byte, fields []field)) {
+		fresh()
 		said := "reason=" + reason
 		before, value := strings.Count(s.m.stderr.String(), said), "v"+strconv.Itoa(lost)
 		s.put("k", value)
@@ -247,40 +272,51 @@ func TestStateNotBelieved(t *testing.T) {
 			return nil
 		})
 		lost++
-		// Its log comes by another pipe than its readiness.
-		s.until(what+": "+said, func() bool { return strings.Count(s.m.stderr.String(), said) > before })
-		if n := strings.Count(s.m.stderr.String(), said) - before; n != 1 {
+		// Its log comes by another pipe than its readiness: that it starts empty, and that it keeps the memory aside.
+		s.until(what+": "+said, func() bool { return strings.Count(s.m.stderr.String(), said) > before+1 })
+		if n := strings.Count(s.m.stderr.String(), said) - before; n != 2 {
 			t.Fatalf("%s: %s is said %d times\n%s", what, said, n, s.m.stderr)
 		}
 		wantMetric(t, s.m.kv["http"], fmt.Sprintf(`kvd_memnode_kept\{node="m1",reason="%s"\} 1`, reason))
+		wantMetric(t, s.m.kv["http"], `kvd_memnode_rescued_bytes\{node="m1"\} [1-9]`)
 		if got := s.get("k"); got != "" {
 			t.Fatalf("%s: a get gives %q", what, got)
 		}
 	}
-	var fields []field
-	if err := s.state(func(b []byte) error { _, fields = fieldsOf(b); return nil }); err != nil {
-		t.Fatal(err)
-	}
 	for k, f := range fields {
-		if k%4 == 0 { // the keeper would let workers that end soon wait ever longer
-			s.put("k", "v")
-			if code := s.m.stop(syscall.SIGTERM); code != 0 {
-				t.Fatalf("exit status %d\n%s", code, s.m.stderr)
-			}
-			s.m = start(t, s.env, s.args...)
-			lost++
+		fresh()
+		const said = "a page of the state that the earlier process left is damaged"
+		before := strings.Count(s.m.stderr.String(), said)
+		s.put("k", f.name)
+		s.replace(func(b []byte) error {
+			pages, now := fieldsOf(b)
+			pages[k%2][now[k].off] ^= 1 << (k % 8)
+			return nil
+		})
+		s.until(said, func() bool { return strings.Count(s.m.stderr.String(), said) > before })
+		if got := s.get("k"); got != f.name {
+			t.Fatalf("%s: with the other page as it was, a get gives %q", f.name, got)
 		}
-		reason := "damaged"
-		if f.name == "format" {
-			reason = "version"
+		if k%5 == 0 {
+			spoil(f.name, "damaged", func(pages [2][]byte, now []field) {
+				pages[0][now[k].off] ^= 1
+				pages[1][now[(k+7)%len(now)].off] ^= 1
+			})
 		}
-		spoil(f.name, reason, func(page []byte, now []field) { page[now[k].off] ^= 1 })
 	}
-	spoil("another machine", "stranger", func(page []byte, now []field) {
+	summed := func(pages [2][]byte, change func(page []byte)) {
+		le, table := binary.LittleEndian, crc32.MakeTable(crc32.Castagnoli)
+		for _, page := range pages {
+			change(page)
+			le.PutUint32(page[12:], crc32.Update(crc32.Checksum(page[16:32+le.Uint64(page[24:])], table), table, page[8:12]))
+		}
+	}
+	spoil("another machine", "stranger", func(pages [2][]byte, now []field) {
 		host := now[slices.IndexFunc(now, func(f field) bool { return f.name == "host" })].off
-		page[host] ^= 1
-		le := binary.LittleEndian
-		le.PutUint32(page[12:], crc32.Checksum(page[16:32+le.Uint64(page[24:])], crc32.MakeTable(crc32.Castagnoli)))
+		summed(pages, func(page []byte) { page[host] ^= 1 })
+	})
+	spoil("another version", "version", func(pages [2][]byte, _ []field) {
+		summed(pages, func(page []byte) { page[8] += 40 })
 	})
 	if n := lostOf(s.status()); n != uint64(lost) {
 		t.Errorf("the status has %d losses, want %d", n, lost)
@@ -318,6 +354,27 @@ func TestKeeperDies(t *testing.T) {
 	s.put("k", "w")
 	if got := s.get("k"); got != "w" {
 		t.Errorf("a get gives %q", got)
+	}
+}
+
+// TestKilledWithoutRegions: a worker that is killed, or fails, while it has no region is followed by another one, as one with regions is.
+func TestKilledWithoutRegions(t *testing.T) {
+	env, _ := runtimeDir(t)
+	d := start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
+	s := &keptStore{t: t, m: start(t, env, "memnode", "--name=m1", "--directory="+d.kv["directory"], "--memory=64MiB", "--http-listen=127.0.0.1:0", "--janitor=false")}
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGABRT} {
+		pid := s.worker()
+		if err := syscall.Kill(pid, sig); err != nil {
+			t.Fatal(err)
+		}
+		s.m.ready()
+		if next := s.worker(); next == 0 || next == pid {
+			t.Errorf("%v: after the worker %d there is %d", sig, pid, next)
+		}
+		wantMetric(t, s.m.kv["http"], `kvd_memnode_registered\{node="m1"\} 1`)
+	}
+	if code := s.m.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d\n%s", code, s.m.stderr)
 	}
 }
 

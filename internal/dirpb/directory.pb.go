@@ -674,7 +674,9 @@ type Node struct {
 	Trouble string `protobuf:"bytes,110,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	// Status alone, and the leader's: where another process listens that wants this name, and is refused, while the
 	// registered process lives.
-	Rival         string `protobuf:"bytes,140,opt,name=rival,proto3" json:"rival,omitempty"`
+	Rival string `protobuf:"bytes,140,opt,name=rival,proto3" json:"rival,omitempty"`
+	// Of the process that registered last, as in RegisterNodeRequest; 0: it said none.
+	Nonce         uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -847,6 +849,13 @@ func (x *Node) GetRival() string {
 		return x.Rival
 	}
 	return ""
+}
+
+func (x *Node) GetNonce() uint64 {
+	if x != nil {
+		return x.Nonce
+	}
+	return 0
 }
 
 type Endpoint struct {
@@ -5372,7 +5381,12 @@ type RegisterNodeRequest struct {
 	Version string `protobuf:"bytes,80,opt,name=version,proto3" json:"version,omitempty"` // of its program, for people
 	Control string `protobuf:"bytes,81,opt,name=control,proto3" json:"control,omitempty"` // as in Node
 	// Memory of an incarnation before this one that is still there: a placement group may take it back instead of zeroes.
-	Retained      []*RetainedRegion `protobuf:"bytes,70,rep,name=retained,proto3" json:"retained,omitempty"`
+	Retained []*RetainedRegion `protobuf:"bytes,70,rep,name=retained,proto3" json:"retained,omitempty"`
+	// Made at random by each process. Boots repeat where memory is put back from an earlier time; nonces do not.
+	Nonce uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// With memory of before this registration: the nonces of the processes of which one has registered last, as the memory's
+	// own state says. If the directory knows another one, the memory is of an earlier time, and nothing is registered: stale.
+	After         []uint64 `protobuf:"varint,221,rep,packed,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5484,6 +5498,20 @@ func (x *RegisterNodeRequest) GetRetained() []*RetainedRegion {
 	return nil
 }
 
+func (x *RegisterNodeRequest) GetNonce() uint64 {
+	if x != nil {
+		return x.Nonce
+	}
+	return 0
+}
+
+func (x *RegisterNodeRequest) GetAfter() []uint64 {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
 // RetainedRegion is what a memory node still holds of a placement group that has gone on without it.
 type RetainedRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5552,8 +5580,10 @@ type RegisterNodeReply struct {
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Sessions        *Sessions              `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"` // always there
 	Keys            []*TokenKey            `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`        // those whose tokens are taken: the present one, then the one before if there is one
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Nothing was registered: the memory that the process has is not what the process that registered last had, but of an earlier time.
+	Stale         bool `protobuf:"varint,220,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeReply) Reset() {
@@ -5619,6 +5649,13 @@ func (x *RegisterNodeReply) GetKeys() []*TokenKey {
 		return x.Keys
 	}
 	return nil
+}
+
+func (x *RegisterNodeReply) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 // TokenKey is a key that signs session tokens, or did.
@@ -8837,7 +8874,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xce\x04\n" +
+	"\x06_renew\"\xe5\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8860,7 +8897,8 @@ const file_directory_proto_rawDesc = "" +
 	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
 	"\acontrol\x18Q \x01(\tR\acontrol\x12\x18\n" +
 	"\atrouble\x18n \x01(\tR\atrouble\x12\x15\n" +
-	"\x05rival\x18\x8c\x01 \x01(\tR\x05rival\"q\n" +
+	"\x05rival\x18\x8c\x01 \x01(\tR\x05rival\x12\x15\n" +
+	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -9260,7 +9298,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x10\n" +
-	"\x03tls\x18\x04 \x01(\bR\x03tls\"\xf9\x02\n" +
+	"\x03tls\x18\x04 \x01(\bR\x03tls\"\xa7\x03\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -9272,18 +9310,21 @@ const file_directory_proto_rawDesc = "" +
 	"\x05keeps\x18= \x01(\bR\x05keeps\x12\x18\n" +
 	"\aversion\x18P \x01(\tR\aversion\x12\x18\n" +
 	"\acontrol\x18Q \x01(\tR\acontrol\x12<\n" +
-	"\bretained\x18F \x03(\v2 .kvd.directory.v1.RetainedRegionR\bretained\"]\n" +
+	"\bretained\x18F \x03(\v2 .kvd.directory.v1.RetainedRegionR\bretained\x12\x15\n" +
+	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\x12\x15\n" +
+	"\x05after\x18\xdd\x01 \x03(\x04R\x05after\"]\n" +
 	"\x0eRetainedRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05since\x18\x03 \x01(\x04R\x05since\"\xe4\x01\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\"\xfb\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x126\n" +
 	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12.\n" +
-	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keysJ\x04\b\x03\x10\x04\"<\n" +
+	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x12\x15\n" +
+	"\x05stale\x18\xdc\x01 \x01(\bR\x05staleJ\x04\b\x03\x10\x04\"<\n" +
 	"\bTokenKey\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -69,6 +71,49 @@ func TestMemoryPath(t *testing.T) {
 	w.until("the files of another memory node to go", func() bool { return strings.Contains(m.stderr.String(), "reason=stranger") })
 	if n := regions(); n != 0 {
 		t.Errorf("%d regions of another memory node are left\n%s", n, m.stderr)
+	}
+}
+
+// TestMemoryPathPutBack: a folder that was copied while no process had it, and is put back after another process has registered and stored
+// more, is not served: its keys are lost, not of an earlier time. The copy is kept aside.
+func TestMemoryPathPutBack(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	folder := filepath.Join(keepertest.Folder(t), "m1")
+	m := func() *daemon { return w.start(append(w.memnode("m1"), "--memory-path", folder)...) }
+	d := m()
+	w.must(nil, "namespace", "create", "one", "--replicas", "1")
+	w.must([]byte("old"), "--namespace", "one", "put", "k")
+	d.signal(syscall.SIGTERM)
+	earlier := folder + "-copy"
+	if err := exec.Command("cp", "-a", folder, earlier).Run(); err != nil {
+		t.Fatal(err)
+	}
+	d = m()
+	w.must([]byte("new"), "--namespace", "one", "put", "k")
+	d.signal(syscall.SIGTERM)
+	if err := errors.Join(os.RemoveAll(folder), exec.Command("cp", "-a", earlier, folder).Run()); err != nil {
+		t.Fatal(err)
+	}
+	d = m()
+	if out, _, status := w.ctl(nil, "--namespace", "one", "get", "k"); status == 0 {
+		t.Errorf("a get gives %q\n%s", out, d.stderr)
+	}
+	w.until("the reason", func() bool { return strings.Contains(d.stderr.String(), "reason=putback") })
+	aside, err := filepath.Glob(folder + "/rescue.region.*")
+	if err != nil || len(aside) == 0 {
+		t.Errorf("kept aside are %q, %v", aside, err)
+	}
+	w.must([]byte("next"), "--namespace", "one", "put", "k")
+	d.signal(syscall.SIGTERM)
+	d = m()
+	if out := w.must(nil, "--namespace", "one", "get", "k"); string(out) != "next" {
+		t.Errorf("a get gives %q\n%s", out, d.stderr)
+	}
+	d.signal(syscall.SIGINT)
+	if left, err := filepath.Glob(folder + "/r*"); err != nil || len(left) != 0 {
+		t.Errorf("after SIGINT there are %q, %v", left, err)
 	}
 }
 

@@ -219,6 +219,20 @@ func (f *Folder) Drop(item string) error {
 	return nil
 }
 
+// Rename gives the file of an item the name of another one, of which there is none, and says where it is.
+func (f *Folder) Rename(from, to string) (where string, err error) {
+	was, err := fileOf(from)
+	name, err2 := fileOf(to)
+	if err := errors.Join(err, err2); err != nil {
+		return "", err
+	}
+	where = filepath.Join(f.path, name)
+	if err := unix.Renameat2(f.fd(), was, f.fd(), name, unix.RENAME_NOREPLACE); err != nil {
+		return "", fmt.Errorf("rename %s to %s: %w", filepath.Join(f.path, was), where, err)
+	}
+	return where, nil
+}
+
 // List opens the files. It leaves out, with a line in the log, those that this process cannot have made.
 func (f *Folder) List() (items []*Item, err error) {
 	entries, err := os.ReadDir(f.at("."))

@@ -18,7 +18,7 @@ import (
 
 func openFolder(t *testing.T, dir string) (*Folder, *signalled) {
 	t.Helper()
-	log := &signalled{c: make(chan struct{}, 8)}
+	log := &signalled{c: make(chan struct{}, 32)}
 	f, err := OpenFolder(t.Context(), dir, 0, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -75,13 +75,14 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for name, mode := range map[string]os.FileMode{"Strange": 0o600, "region.2.cd": 0o644} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), mode); err != nil {
+	others := map[string]os.FileMode{"Strange": 0o600, "region.2.cd": 0o644, "region.7.ab": 0o620, "region.8.ab": 0o602, "region.9.ab": 0o622, "region.10.ab": 0o700}
+	for name, mode := range others {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("x"), mode), os.Chmod(filepath.Join(dir, name), mode)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := errors.Join(os.Symlink(filepath.Join(dir, "region.1.ab"), filepath.Join(dir, "region.3.ef")), os.Mkdir(filepath.Join(dir, "region.4.ab"), 0o700),
-		unix.Mkfifo(filepath.Join(dir, "region.5.ab"), 0o600), os.Link(filepath.Join(dir, "region.2.cd"), filepath.Join(dir, "region.6.ab"))); err != nil {
+		unix.Mkfifo(filepath.Join(dir, "region.5.ab"), 0o600), os.WriteFile(filepath.Join(dir, "region.11.ab"), nil, 0o600), os.Link(filepath.Join(dir, "region.11.ab"), filepath.Join(dir, "region.6.ab"))); err != nil {
 		t.Fatal(err)
 	}
 	f, log := openFolder(t, dir)
@@ -95,8 +96,23 @@ func TestFolder(t *testing.T) {
 	for _, i := range items {
 		i.Close()
 	}
-	if n := strings.Count(log.b.String(), "left alone"); n != 6 {
-		t.Errorf("%d of 6 files of others are told of:\n%s", n, &log.b)
+	if n := strings.Count(log.b.String(), "left alone"); n != 11 {
+		t.Errorf("%d of 11 files of others are told of:\n%s", n, &log.b)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "state"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	where, err := f.Rename("region/1/ab", "rescue/region/1/ab")
+	if b, rerr := os.ReadFile(where); err != nil || rerr != nil || string(b) != "still there" || where != filepath.Join(dir, "rescue.region.1.ab") {
+		t.Errorf("renamed to %q, with %q: %v, %v", where, b, err, rerr)
+	}
+	for _, names := range [][2]string{{"rescue/region/1/ab", "state"}, {"region/1/ab", "x"}, {"state", "../x"}, {"state", ownerLink}, {ownerLink, "x"}} {
+		if _, err := f.Rename(names[0], names[1]); err == nil {
+			t.Errorf("renamed: %q", names)
+		}
+	}
+	if _, err := f.Rename("rescue/region/1/ab", "region/1/ab"); err != nil {
+		t.Error(err)
 	}
 	if err := f.Drop("region/1/ab"); err != nil {
 		t.Error(err)
@@ -105,6 +121,27 @@ func TestFolder(t *testing.T) {
 		t.Errorf("a second drop: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "Strange")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFolderOfOthers: a folder that others may reach is refused, and left as it is.
+func TestFolderOfOthers(t *testing.T) {
+	dir := keepertest.Folder(t)
+	for _, mode := range []os.FileMode{0o720, 0o702, 0o740, 0o704, 0o710, 0o701, 0o777} {
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := OpenFolder(t.Context(), dir, 0, slog.Default())
+		if entries, rerr := os.ReadDir(dir); !errors.Is(err, ErrFolder) || rerr != nil || len(entries) != 0 {
+			t.Errorf("mode %o: %v; it has %v, %v", mode, err, entries, rerr)
+		}
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, _ := openFolder(t, dir)
+	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 }

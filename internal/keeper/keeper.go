@@ -50,8 +50,8 @@ type Options struct {
 	Args []string
 	// Env is added to this process's environment.
 	Env []string
-	// Vital begins the names of items without which nothing is worth another worker: while none is held, the keeper ends as
-	// its worker did. Required.
+	// Vital begins the names of items for which a worker is tried whatever the one before it died of. While none is held, and no worker has said
+	// that it is up, the keeper ends as its worker did, unless that was killed. Required.
 	Vital string
 	// Store, if not nil, holds what the keeper holds beyond it. Run closes it.
 	Store *Systemd
@@ -80,7 +80,7 @@ const (
 // Again is the exit status of a worker that wants another one to take over at once, whatever is held.
 const Again = 75
 
-// Run keeps a worker running until one ends by itself with status 0, or ends while there is nothing to keep, or ctx ends:
+// Run keeps a worker running until one ends by itself with status 0, or ends by itself before there was anything to keep or any was up, or ctx ends:
 // the worker is then asked to end with SIGTERM, or SIGINT if the cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
 // a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
 //
@@ -115,7 +115,7 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 			}
 			why = fmt.Sprintf("its keeper cannot start a worker: %v", err)
 			// The program may be gone for a moment: somebody replaces it.
-			if !held.hasAny(o.Vital) {
+			if !held.hasAny(o.Vital) && !programs.wasUp() {
 				return 1, err
 			}
 			o.Logger.Error("cannot start the worker; trying again", "err", err)
@@ -135,7 +135,7 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 				pause = 0
 				continue
 			}
-			if status == 0 || ctx.Err() != nil || !held.hasAny(o.Vital) {
+			if status == 0 || ctx.Err() != nil || !wasKilled(state) && !held.hasAny(o.Vital) && !programs.wasUp() {
 				return status, nil
 			}
 			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how", state.String(), "lived", time.Since(began).Round(time.Millisecond))
@@ -150,7 +150,11 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 			o.Logger.Warn("workers die soon after their start: waiting before the next", "pause", pause)
 		}
 		if pause > 0 && why != "" {
-			said.say(fmt.Sprintf("%s; its keeper holds the memory, and starts the next after %v", why, pause))
+			what := "holds the memory, and starts"
+			if !held.hasAny(o.Vital) {
+				what = "starts"
+			}
+			said.say(fmt.Sprintf("%s; its keeper %s the next after %v", why, what, pause))
 		}
 		select {
 		case <-ctx.Done():
@@ -253,6 +257,11 @@ func exitStatus(s *os.ProcessState) int {
 		return 128 + int(w.Signal())
 	}
 	return s.ExitCode()
+}
+
+func wasKilled(s *os.ProcessState) bool {
+	w, ok := s.Sys().(syscall.WaitStatus)
+	return ok && w.Signaled()
 }
 
 // worker is one life of the child.

@@ -78,6 +78,17 @@ func program(name, folder string) int {
 		return chosen(c)
 	case "fails":
 		return 7
+	case "killed": // with nothing held, before it is up
+		if lives == 3 {
+			return 6
+		}
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case "was up": // with nothing held
+		if lives == 1 && c.Up("v1") != nil {
+			return 97
+		}
+		return 4 - lives
 	case "loses": // what is vital goes before it does
 		if c.Put("v/1", nil, 0) != nil || c.Drop("v/1") != nil || c.Put("other", nil, 0) != nil {
 			return 95
@@ -212,6 +223,17 @@ func TestNothingToKeep(t *testing.T) {
 			t.Errorf("%s: status %d, want %d\n%s", program, status, want, log)
 		}
 	}
+	// It is not the last if it was killed, or if another one came up before.
+	for program, want := range map[string]int{"killed": 6, "was up": 0} {
+		var told []string
+		status, log := run(t, t.Context(), program, func(text string) { told = append(told, text) })
+		if n := strings.Count(log, "the worker died; another one takes over"); status != want || n < 2 {
+			t.Errorf("%s: status %d, want %d, after %d deaths\n%s", program, status, want, n, log)
+		}
+		if len(told) == 0 || strings.Contains(told[0], "holds the memory") {
+			t.Errorf("%s: told %q", program, told)
+		}
+	}
 	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/", Logger: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no program: %v", err)
@@ -296,6 +318,38 @@ func signalWorker(t *testing.T, cause error, want int) {
 	}()
 	if status, log := run(t, ctx, "serves"); status != want {
 		t.Errorf("%v: status %d, want %d\n%s", cause, status, want, log)
+	}
+}
+
+// TestStoreAfterRun: a keeper that is asked to end leaves what it held in systemd's store for the next one; one that is interrupted leaves nothing.
+func TestStoreAfterRun(t *testing.T) {
+	for cause, want := range map[error]string{context.Canceled: "v/1", ErrInterrupted: ""} {
+		s := newStandIn(t, 64)
+		before, _ := s.keeper(nil)
+		t.Setenv(folderEnv, t.TempDir())
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout := os.Stdout
+		os.Stdout = w
+		go func() {
+			(&lines{t: t, r: r}).next() // it serves, with something held
+			cancel(cause)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGHUP) // on which the worker waits first
+		}()
+		_, err = Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=serves"}, Vital: "v/", Logger: slog.New(slog.DiscardHandler), Store: before.out})
+		os.Stdout = stdout
+		_ = w.Close()
+		if err := errors.Join(err, newBarrier(s)); err != nil {
+			t.Fatal(err)
+		}
+		k, _ := s.keeper(nil)
+		if got := k.text(); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%v: the next keeper has %q", cause, got)
+		}
+		k.closeAll(false)
 	}
 }
 
@@ -393,6 +447,36 @@ func TestHeld(t *testing.T) {
 	var none *Client
 	if items, err := none.List(); errors.Join(err, none.Put("x", nil, a), none.Drop("x"), none.Close()) != nil || items != nil {
 		t.Error("a process without a keeper cannot do without it")
+	}
+}
+
+// TestRename: what is held has another name, with all that it had, and none but that.
+func TestRename(t *testing.T) {
+	c, s, _ := pair(t)
+	d := newStandIn(t, 64)
+	before, _ := d.keeper(nil)
+	s.out = before.out
+	a, b := memfd(t, "A"), memfd(t, "B")
+	if err := errors.Join(c.Put("one", []byte("m"), a, b), c.Put("two", nil, memfd(t, "B2"))); err != nil {
+		t.Fatal(err)
+	}
+	where, err := c.Rename("one", "rescue/one")
+	if got := show(t, c); err != nil || got != "two():B2 rescue/one(m):A:B " || !strings.Contains(where, "rescue/one") {
+		t.Errorf("at %q, %v; held: %s", where, err, got)
+	}
+	for _, names := range [][2]string{{"none", "other"}, {"two", "rescue/one"}, {"two", ""}} {
+		if _, err := c.Rename(names[0], names[1]); !errors.Is(err, ErrRefused) {
+			t.Errorf("%q: %v", names, err)
+		}
+	}
+	if got := show(t, c); got != "two():B2 rescue/one(m):A:B " {
+		t.Errorf("held: %s", got)
+	}
+	// Behind it systemd, which holds a file once, has it, too.
+	s.closeAll(true)
+	if k, log := d.keeper(nil); k.text() != "rescue/one(m):A:B two():B2 " || log.Len() > 0 {
+		t.Errorf("the next keeper has %s\n%s", k.text(), log)
+		k.closeAll(false)
 	}
 }
 

@@ -61,6 +61,7 @@ type programs struct {
 		path   string // of the last program that came up, or the first
 		asked  *trial // for the next worker
 		failed *trial // by the worker before this one
+		up     bool   // some worker was
 		conns  map[*net.UnixConn]bool
 		closed bool
 	}
@@ -326,7 +327,7 @@ func (p *programs) isUp(l *life, version string) {
 	if l.up {
 		return
 	}
-	l.up = true
+	l.up, p.mu.up = true, true
 	if l.t != nil {
 		p.mu.path = l.path
 		l.t.result <- verdict{Version: version}
@@ -336,6 +337,13 @@ func (p *programs) isUp(l *life, version string) {
 		p.mu.failed = nil
 		t.result <- verdict{Error: t.why, Version: version}
 	}
+}
+
+// wasUp reports whether a worker has said that it is up, ever.
+func (p *programs) wasUp() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.up
 }
 
 // expire has kill end the worker of a program on trial that is not up in time.

@@ -331,6 +331,32 @@ func (c *Client) Drop(name string) error {
 	return err
 }
 
+// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After an error, or if this process
+// ends meanwhile, neither may be held: systemd, behind the keeper, holds a file once, so the one goes before the other comes.
+func (c *Client) Rename(from, to string) (where string, err error) {
+	items, err := c.List()
+	if err != nil {
+		return "", err
+	}
+	var is *Item
+	for _, i := range items {
+		defer i.Close()
+		if i.Name == to || to == "" {
+			return "", fmt.Errorf("keeper: %q: %w: %q is held already, or no name", from, ErrRefused, to)
+		}
+		if i.Name == from {
+			is = i
+		}
+	}
+	if is == nil {
+		return "", fmt.Errorf("keeper: %q: %w: nothing is held under it", from, ErrRefused)
+	}
+	if err = c.Drop(from); err == nil {
+		err = c.Put(to, is.Meta, is.FDs...)
+	}
+	return fmt.Sprintf("%s of the keeper, process %d", to, os.Getppid()), err
+}
+
 // Up tells the keeper that this worker serves, and of which version it is.
 func (c *Client) Up(version string) error {
 	if c == nil {

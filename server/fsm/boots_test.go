@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -224,4 +226,48 @@ func TestPauseWithLeave(t *testing.T) {
 	}
 	h.do(register("m1", 9))
 	h.refuse(part(9, 100), ErrRefused, `"m1" does not keep its memory`)
+}
+
+// TestStale: a process with memory that another process than the one that registered last has left is not registered, whatever incarnation and boot it
+// says. A process without memory is registered, and one whose process before may not have heard that it was.
+func TestStale(t *testing.T) {
+	h := newHarness(t)
+	reg := func(incarnation, boot, nonce uint64, after ...uint64) *fsmpb.Command {
+		c := register("m1", incarnation)
+		r := c.GetRegisterNode().Node
+		r.Boot, r.Keeps, r.Nonce, r.After = boot, true, nonce, after
+		return c
+	}
+	is := func(what string, c *fsmpb.Command, want Arrival) {
+		t.Helper()
+		before := &dirpb.Node{}
+		if n := h.s.Node(1); n != nil {
+			before = proto.CloneOf(n)
+		}
+		r := h.do(c)
+		if r.Arrival != want || r.NodeID != 1 {
+			t.Errorf("%s: arrival %v of memory node %d, want %v", what, r.Arrival, r.NodeID, want)
+		}
+		if now := h.s.Node(1); want == ArrivalStale != proto.Equal(before, now) && want != ArrivalKnown {
+			t.Errorf("%s: it was %v and is %v", what, before, now)
+		}
+	}
+	is("the first process", reg(7, 1, 10), ArrivalNew)
+	is("told again", reg(7, 1, 10, 10), ArrivalKnown)
+	is("the second process", reg(7, 2, 20, 10, 20), ArrivalKept)
+	is("the third one, as the second did not hear of it", reg(7, 3, 30, 10, 20, 30), ArrivalKept)
+	is("the memory of the first, with the boot of the second", reg(7, 2, 40, 10, 40), ArrivalStale)
+	is("with that of the third", reg(7, 3, 40, 10, 40), ArrivalStale)
+	is("with a greater one", reg(7, 9, 50, 10, 40, 50), ArrivalStale)
+	is("that of another incarnation", reg(6, 1, 50, 9, 50), ArrivalStale)
+	is("no memory", reg(8, 1, 60), ArrivalRestarted)
+	is("the memory before that", reg(7, 4, 70, 30, 70), ArrivalStale)
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: 1, Incarnation: 8, Boot: 1}}})
+	is("the memory before that, when it is down", reg(7, 4, 70, 30, 70), ArrivalStale)
+	is("of the same process another incarnation", reg(9, 1, 60, 60), ArrivalBack)
+	is("without a nonce", reg(10, 1, 0), ArrivalRestarted)
+	is("after one without", reg(10, 2, 80, 70, 80), ArrivalKept)
+	h.refuse(reg(10, 2, 90, make([]uint64, MaxAfter+1)...), ErrInvalid, "after 17 others")
+	h.refuse(reg(10, 2, 0, 1), ErrInvalid, "nonce 0 after 1 others")
+	h.checkCopies()
 }

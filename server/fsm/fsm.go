@@ -51,6 +51,7 @@ const (
 	MaxNameLen   = 64
 	MaxLabelLen  = 256 // addresses, host ids, client names
 	MaxEndpoints = 16
+	MaxAfter     = 16 // processes, one of which has registered last
 	// MaxCapacityBytes is what one memory node lends at most: 1 PiB, so that sums over
 	// memory nodes do not wrap.
 	MaxCapacityBytes = 1 << 50
@@ -138,6 +139,7 @@ const (
 	ArrivalRestarted           // another process took over before the last one counted as lost
 	ArrivalBack                // another process, after the last one had counted as lost
 	ArrivalKept                // another process, with all the memory of the last one
+	ArrivalStale               // another process, with memory of before the last one: nothing was done
 )
 
 // State is the directory's replicated state. Use New or Load.

@@ -17,7 +17,7 @@ import (
 //
 //	0  the first: memory nodes without boots; 4,096 sessions, each with a discriminator of its own
 //	1  memory nodes that keep their memory: the command PauseNode, and what RegisterNode, NodeDown and PublishRegion
-//	   say of boots; 65,536 sessions, and discriminators for those alone that may write; the command Rebalance; namespaces
+//	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the command Rebalance; namespaces
 //	   of some memory nodes
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been released: the
@@ -132,7 +132,7 @@ func (s *State) asOfLevel(c *dirpb.RegisterNodeRequest) *dirpb.RegisterNodeReque
 	}
 	c = proto.CloneOf(c)
 	c.Boot, c.Keeps, c.Version, c.Control = 0, false, "", ""
-	c.Retained = nil
+	c.Retained, c.Nonce, c.After = nil, 0, nil
 	return c
 }
 

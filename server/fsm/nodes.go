@@ -3,6 +3,7 @@ package fsm
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -27,6 +28,9 @@ func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 	}
 	if len(c.Retained) > MaxPGID {
 		return fmt.Errorf("%w: memory node %q retains memory of %d placement groups, want at most %d", ErrInvalid, c.Name, len(c.Retained), MaxPGID)
+	}
+	if len(c.After) > MaxAfter || c.Nonce == 0 && len(c.After) > 0 {
+		return fmt.Errorf("%w: memory node %q: nonce %d after %d others, want at most %d, and a nonce", ErrInvalid, c.Name, c.Nonce, len(c.After), MaxAfter)
 	}
 	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}, {"control socket", c.Control}} {
 		if err := CheckText(text[0], text[1]); err != nil {
@@ -74,7 +78,8 @@ func (s *State) CheckNodeOwner(name, identity string) error {
 // registerNode admits a process of a memory node. A new incarnation says that
 // what the old process lent is gone; a greater boot of the same one that all of it is there, at other endpoints perhaps, and that nothing
 // which was posted to the old process lands any more, so the fences that it owed are confirmed. The order of boots tells a
-// registration that was overtaken: it must not confirm what the later process has yet to fence.
+// registration that was overtaken: it must not confirm what the later process has yet to fence. Memory that another process than
+// the one that registered last has left is none of these.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	c := s.asOfLevel(r.GetNode())
 	if err := errors.Join(CheckRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
@@ -84,7 +89,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
-		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control,
+		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control, Nonce: c.Nonce,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -92,6 +97,9 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		n.Id = m.NodeId
 		s.putNode(n)
 		return n.Id, ArrivalNew, nil
+	}
+	if isStale(old, c) {
+		return old.Id, ArrivalStale, nil
 	}
 	n.Id, n.UsedBytes, n.Draining = old.Id, old.UsedBytes, old.Draining
 	if n.Identity == "" {
@@ -129,6 +137,12 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	}
 	s.takeOffers(n.Id, c)
 	return n.Id, how, nil
+}
+
+// isStale reports whether a process comes with memory of an earlier time than that of the process that registered last: somebody has put it
+// back. Boots would not tell, since the processes that follow such memory count on from its boot.
+func isStale(last *dirpb.Node, c *dirpb.RegisterNodeRequest) bool {
+	return last.Nonce != 0 && last.Nonce != c.Nonce && len(c.After) > 0 && !slices.Contains(c.After, last.Nonce)
 }
 
 func (s *State) nodeDown(c *fsmpb.NodeDown) error {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -209,5 +211,19 @@ func TestRetainedOfCopiesOnly(t *testing.T) {
 	h.do(&fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: 2}}})
 	if d := h.s.Heap(1).Departed; len(d) != 0 {
 		t.Errorf("memory node 2 is removed, and %v", d)
+	}
+}
+
+// TestRetainedArraysSince: an array of a shard that was made after the memory node left is not what it retains there.
+func TestRetainedArraysSince(t *testing.T) {
+	h, _ := departedAt(t, 5)
+	sh := proto.CloneOf(h.s.Shard(1))
+	m := h.s.editMeta()
+	m.ShardId++
+	sh.Id, sh.Offset = m.ShardId, sh.Offset+uint64(sh.Segments)*layout.SegmentSize
+	h.s.shards[sh.Id] = sh
+	r, err := h.s.retain(h.pg(1), 2, 6)
+	if err != nil || len(r.Arrays) != 1 || r.Arrays[0].ShardId != 1 {
+		t.Errorf("memory node 2 retains %v, %v", r, err)
 	}
 }

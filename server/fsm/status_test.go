@@ -372,3 +372,45 @@ func TestStatusProperties(t *testing.T) {
 		t.Error("too few to prove anything")
 	}
 }
+
+// TestStatusOfFrozen: while a placement group of the namespace is frozen, its words are there: a dead session's block is not free before that one was gone
+// through, too.
+func TestStatusOfFrozen(t *testing.T) {
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4})
+	var frozen, other []uint32
+	x := h.do(openIn(1, 0)).Session.Id
+	for _, pg := range h.s.PGs(1) {
+		if regionOn(pg, 2) != nil {
+			frozen = append(frozen, pg.Id)
+		} else {
+			other = append(other, pg.Id)
+		}
+	}
+	if len(frozen) == 0 || len(other) == 0 {
+		t.Fatalf("on memory node 2 are %d, and not %d", frozen, other)
+	}
+	h.do(grantStatus(x, other[0], 0))
+	h.do(expire(x))
+	for _, n := range []uint32{1, 2, 3} {
+		h.do(&fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{NodeId: n, Incarnation: h.s.Node(n).Incarnation, SessionIds: []uint32{x}}}})
+	}
+	h.do(nodeDown(2, 100))
+	deaths := h.s.Meta().StatusDeaths
+	if deaths != 1 || h.pg(frozen[0]).State != dirpb.PGState_PG_FROZEN {
+		t.Fatalf("%d deaths, %v", deaths, h.pg(frozen[0]))
+	}
+	for _, pg := range other {
+		h.s.editHeap(pg).Settled = deaths
+		h.s.settlePGs(pg)
+	}
+	if n := len(h.s.Heap(other[0]).StatusDead); n != 1 || h.s.SettledDeaths(1) != 0 || !h.s.Unsettled(h.pg(frozen[0]), deaths) {
+		t.Errorf("%d blocks are dead, and of %d sessions nothing is left", n, h.s.SettledDeaths(1))
+	}
+	for _, pg := range frozen {
+		h.s.editHeap(pg).Settled = deaths
+		h.s.settlePGs(pg)
+	}
+	if n := len(h.s.Heap(other[0]).StatusDead); n != 0 {
+		t.Errorf("%d blocks are dead when all was gone through", n)
+	}
+}
