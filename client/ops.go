@@ -74,9 +74,6 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	return q.Version, nil
 }
 
-// OpTimeout is the time that an operation has, as Options say or by default.
-func (c *Client) OpTimeout() time.Duration { return c.o.OpTimeout }
-
 var errReadOnly = fmt.Errorf("%w: the session is read-only", ErrInvalid)
 
 // Delete removes key, or returns ErrNotFound. If a connection broke meanwhile and the key has gone, the outcome is Unknown: another Delete of this Client,

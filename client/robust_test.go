@@ -1259,7 +1259,7 @@ func TestCorruptBytes(t *testing.T) {
 				if err != nil && (!errors.As(err, &bad) || client.Outcome(err) != rdma.No) {
 					t.Errorf("%s, %s: %v", k, what, err)
 				}
-				// What the key itself tells is put in by whoever asks for it.
+				// A client that asks for a key puts in what the key itself tells.
 				if err == nil && strings.HasPrefix(what, "record") && !bytes.Equal(x.read(loc.PG, w.Off(), len(whole)), whole) {
 					t.Errorf("%s, %s: not noticed", k, what)
 				}

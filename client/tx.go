@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,13 +119,16 @@ var errTxnTime = errors.New("the time of the transaction is over")
 
 // timeOf is how long a transaction on c is tried.
 func timeOf(c API) time.Duration {
-	if x, ok := c.(interface{ OpTimeout() time.Duration }); ok && x.OpTimeout() > 0 {
-		return x.OpTimeout()
+	switch x := c.(type) {
+	case *Client:
+		return x.o.OpTimeout
+	case interface{ OpTimeout() time.Duration }:
+		return cmp.Or(x.OpTimeout(), txnTime)
 	}
 	return txnTime
 }
 
-// contended is err, or, if that is the end of the transaction's own time, what it comes from. What may have happened stays so.
+// contended is err, or, if that is the end of the transaction's own time, what it comes from. An unknown outcome stays one.
 func contended(ctx context.Context, err error, tries int, began time.Time) error {
 	if err == nil || !errors.Is(context.Cause(ctx), errTxnTime) || errors.Is(err, ErrUnknownOutcome) {
 		return err

@@ -33,7 +33,7 @@ type ruin struct {
 	err     error
 }
 
-// maxMendLooks is how often an Op looks again at a damaged record whose word differs between replicas.
+// maxMendLooks is how often an Op looks again at once at a damaged record whose word differs between replicas.
 const maxMendLooks = 8
 
 // mend looks for a good copy of what m says.
@@ -66,11 +66,9 @@ func (o *Op) gotMendWords() Action {
 		if k == 0 && o.Kind == Settle {
 			return o.answerAfterSync(nil) // the intent has gone, and the place of the record before with it
 		}
-		if m.look++; m.look > maxMendLooks {
-			return m.then(true)
-		}
+		m.look++
 		switch {
-		case o.env.ReadOnly():
+		case o.env.ReadOnly() || m.look%maxMendLooks == 0:
 			return o.again(Backoff) // its writer is at work, or somebody else goes on for it
 		case o.Kind == Scan:
 			return o.sync(m.slot, 1, stepReadSegment)

@@ -516,14 +516,6 @@ func (c *Cache) Touch(ctx context.Context, key []byte, ttl time.Duration) (err e
 	return err
 }
 
-// OpTimeout is that of the API behind the cache, 0 if it says none.
-func (c *Cache) OpTimeout() time.Duration {
-	if x, ok := c.API.(interface{ OpTimeout() time.Duration }); ok {
-		return x.OpTimeout()
-	}
-	return 0
-}
-
 // MultiCAS is as in client.API.
 func (c *Cache) MultiCAS(ctx context.Context, ops []client.Op) (err error) {
 	keys := func(yield func([]byte) bool) {

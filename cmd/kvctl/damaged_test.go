@@ -145,7 +145,7 @@ func TestEraseDamaged(t *testing.T) {
 			if got := decode[erased](t, r.stdout); got.Deleted != n/2-3 {
 				t.Errorf("del --prefix: %+v", got)
 			}
-			// Who does not ask what it says puts another value there, or deletes it.
+			// A put or delete without a condition goes over it.
 			e.must("", "put", "b:1", "new")
 			e.must("", "del", "b:3")
 			if r := e.run("", "get", "a:2"); r.code != exitOther {

@@ -152,7 +152,7 @@ func (a *app) delCommand() *cobra.Command {
 		Long: "Delete keys. Without arguments and --prefix, those on stdin, one a line, as scan prints\n" +
 			"them: kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
 			"A line that begins with a quote is quoted as in Go. --prefix deletes every key that\n" +
-			"begins so, and prints how many they were. What is damaged there stays: see flush.\n" +
+			"begins so, and prints how many they were. Damaged records stay: see flush.\n" +
 			"--lost is for a key whose memory is so damaged that no copy tells whose record it is, and\n" +
 			"that get and put call corrupt therefore: it frees what may be the key's record.",
 		ValidArgsFunction: a.completeKey(true),
