@@ -236,6 +236,81 @@ func theirTxns(tb testing.TB, c *redis.Client, s *keySet, kind txnKind, g int, s
 	}
 }
 
+// contendedKeys are read by transactions while so many goroutines put them, all in one step each.
+const (
+	contendedKeys    = 8
+	contendedWriters = 4
+)
+
+// TestContendedReads shows how transactions that only read get on among writers of the same keys: KVD_BENCH=1 go test -v ./bench -run TestContendedReads.
+// Each that has ended has seen one instant. Writers take no notice of readers until these have the store keep the keys.
+func TestContendedReads(t *testing.T) {
+	st := startStore(t, 1<<30, 2)
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	fmt.Fprintln(w, "reads of 8 keys among 4 writers\treads/s\tp50\tp99\tlongest\truns a read\twrites/s\t")
+	for _, provider := range []string{"shm", "tcp"} {
+		for copies := uint32(1); copies <= 2; copies++ {
+			ns := fmt.Sprint("contended-", provider, copies)
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 64 << 20})
+			readers, writers := st.open(t, provider, ns), st.open(t, provider, ns)
+			keys, value := make([][]byte, contendedKeys), make([]byte, valueLen)
+			for i := range keys {
+				keys[i] = fmt.Appendf(nil, "contended%d", i)
+			}
+			write := func() error {
+				ops := make([]client.Op, len(keys))
+				return putTogether(t.Context(), writers, keys, ops, value)
+			}
+			if err := write(); err != nil {
+				t.Fatal(err)
+			}
+			var stop atomic.Bool
+			var wg sync.WaitGroup
+			var written, runs, reads atomic.Int64
+			for range contendedWriters {
+				wg.Go(func() {
+					for !stop.Load() {
+						if err := write(); err != nil && !errors.Is(err, client.ErrTxnContended) {
+							t.Error(err)
+							return
+						}
+						written.Add(1)
+					}
+				})
+			}
+			began := time.Now()
+			var took []time.Duration
+			for limit := scaled(10*time.Second, 100*time.Millisecond); len(took) == 0 || time.Since(began) < limit; {
+				at := time.Now()
+				if err := client.Txn(t.Context(), readers, func(tx *client.Tx) error {
+					runs.Add(1)
+					for _, k := range keys { // one after the other, as functions do that do not know what they will need
+						if _, err := tx.Get(k); err != nil {
+							return err
+						}
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
+					break
+				}
+				reads.Add(1)
+				took = append(took, time.Since(at))
+			}
+			seconds := time.Since(began).Seconds()
+			stop.Store(true)
+			wg.Wait()
+			slices.Sort(took)
+			if len(took) == 0 {
+				continue
+			}
+			fmt.Fprintf(w, "%s, r = %d\t%.1f\t%s\t%s\t%s\t%.2f\t%.0f\t\n", provider, copies, float64(len(took))/seconds, micros(float64(took[len(took)/2])), micros(float64(took[len(took)*99/100])),
+				micros(float64(took[len(took)-1])), float64(runs.Load())/float64(max(reads.Load(), 1)), float64(written.Load())/seconds)
+		}
+	}
+}
+
 // BenchmarkTxn is transactions of one goroutine, for profiles.
 func BenchmarkTxn(b *testing.B) {
 	st := startStore(b, 1<<30, 2)

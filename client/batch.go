@@ -56,14 +56,14 @@ type Op struct {
 	Update UpdateFunc
 
 	// OpGet, OpUpdate: Typed says that the caller looks at the Type of what is there. For others all but
-	// plain values are ErrWrongType.
+	// plain values are ErrWrongType. OpKeep: Typed asks for all of the Item; of a value in chunks it has no Value.
 	Typed bool
 
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
 	Into []byte
 
-	// Item is the answer. OpGet: all of it. OpPut, OpUpdate: Version alone, of the
+	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
 	// record written.
 	Item Item
 	Err  error

@@ -219,6 +219,10 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 		q.page()
 	case q.Kind == index.Raw:
 		q.item.Value = bytes.Clone(r.Value)
+	case q.Kind == index.Prepare && q.typed && r.Version != 0:
+		if q.item.take(r, nil); r.Flags&layout.FlagManifest != 0 {
+			q.item.Value = nil
+		}
 	case q.Kind == index.Prepare:
 		q.item.Expires = expires(r.Expiry) // of a key that is kept
 	case q.Kind != index.Get:

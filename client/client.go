@@ -116,8 +116,8 @@ type Options struct {
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
-	// OpTimeout bounds every operation; its context may end it earlier. Default
-	// 10 s.
+	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless its context says
+	// how much it has. Default 10 s.
 	OpTimeout time.Duration
 	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
 	// nodes; nil means plain text.

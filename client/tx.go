@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,10 @@ const txnTries = 256
 
 // txnReads is how often a transaction that only reads does so until it finds everything as it was, before it has the
 // store keep the keys.
-const txnReads = 8
+const txnReads = 3
+
+// txnTime is how long a transaction is tried by an API that does not say, and whose context does not.
+const txnTime = 10 * time.Second
 
 // Tx is a transaction under way; see [Txn]. It belongs to the goroutine of its function, and is of no use afterwards.
 type Tx struct {
@@ -31,6 +35,12 @@ type Tx struct {
 	known []txKey        // of ops
 	at    map[string]int // of ops, by key; nil while there are fewTxKeys of them at most
 	err   error
+
+	// ahead is what is known of keys that the try before has named, before this one does; with instant all of it was there at one.
+	ahead   map[string]Item
+	instant bool
+	// seen is what confirm has found of all keys, for the next try.
+	seen map[string]Item
 
 	names []byte // keys are in it
 	// Memory for transactions of few keys.
@@ -52,30 +62,44 @@ type txKey struct {
 }
 
 // Txn runs f, which reads and says what to write, and then makes all of that true in one step if nothing that f has read or
-// required has changed meanwhile; otherwise f runs again, a few hundred times at most. It must have no other effects. If f fails, nothing is
-// written and its error is Txn's. While f runs, what it reads may be of different instants.
+// required has changed meanwhile; otherwise f runs again, a few hundred times at most and for the OpTimeout, unless ctx has a deadline. It must have no
+// other effects. If f fails, nothing is written and its error is Txn's. While f runs, what it reads may be of different instants.
 //
-// It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold. Strict serializability: a transaction sees all that had ended before it
+// It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold. ErrTxnContended: others have kept it from
+// happening. Strict serializability: a transaction sees all that had ended before it
 // began, and everybody else sees all of it or nothing (FaRM, SOSP'15; Percolator, OSDI'10, from where intents come).
 // A transaction that only reads costs two round trips, more if a key is absent; a Client that is ReadOnly cannot have more than one key that is.
+// A retry reads what the try before has read in one round trip. A transaction that only reads has the store keep these keys after a few tries, and sees them
+// as they are at that instant: it ends, whoever writes them, if f reads the same ones again.
 func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
+	began := time.Now()
+	limited := false // ctx ends when the transaction's own time does
+	var last *Tx
 	for tries := range txnTries {
-		if tries > 1 { // the first retry is most often enough
-			select {
-			case <-time.After(rand.N(time.Millisecond << min(tries/8, 4))):
-			case <-ctx.Done():
-			}
-		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return contended(ctx, context.Cause(ctx), tries, began)
+		}
+		if _, ok := ctx.Deadline(); tries == 1 && !ok { // a first try has the time of each of its operations
+			limited = true
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadlineCause(ctx, began.Add(timeOf(c)), errTxnTime)
+			defer cancel()
 		}
 		tx := &Tx{ctx: ctx, api: c}
 		tx.ops, tx.known, tx.names = tx.few.ops[:0], tx.few.known[:0], tx.few.names[:0]
+		if last != nil {
+			if err := tx.follow(last, tries); err != nil {
+				return contended(ctx, err, tries, began)
+			}
+		}
 		err := f(tx)
 		if err = errors.Join(tx.err, err); err != nil {
+			if limited {
+				err = contended(ctx, err, tries, began)
+			}
 			return err
 		}
-		switch err := tx.commit(tries); {
+		switch err := tx.commit(); {
 		case err == nil:
 			return nil
 		case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound), errors.Is(err, ErrExists):
@@ -83,10 +107,120 @@ func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 				return final
 			}
 		default:
+			return contended(ctx, err, tries, began)
+		}
+		last = tx
+	}
+	return fmt.Errorf("%w: what it reads has changed %d times", ErrTxnContended, txnTries)
+}
+
+// errTxnTime: the time of a transaction is over.
+var errTxnTime = errors.New("the time of the transaction is over")
+
+// timeOf is how long a transaction on c is tried.
+func timeOf(c API) time.Duration {
+	switch x := c.(type) {
+	case *Client:
+		return x.o.OpTimeout
+	case interface{ OpTimeout() time.Duration }:
+		return cmp.Or(x.OpTimeout(), txnTime)
+	}
+	return txnTime
+}
+
+// contended is err, or, if that is the end of the transaction's own time, what it comes from. An unknown outcome stays one.
+func contended(ctx context.Context, err error, tries int, began time.Time) error {
+	if err == nil || !errors.Is(context.Cause(ctx), errTxnTime) || errors.Is(err, ErrUnknownOutcome) {
+		return err
+	}
+	return fmt.Errorf("%w: what it reads has changed %d times in %v, nothing was done", ErrTxnContended, tries, time.Since(began).Round(time.Millisecond))
+}
+
+// follow makes what last, the try before, has named known to this one: by what last has found when it was refused, by reading it again in one round trip, or
+// by having the store keep it. A key that cannot be read is left to the function.
+func (tx *Tx) follow(last *Tx, tries int) error {
+	reads := !last.writes()
+	if reads && tries >= txnReads {
+		switch err := tx.snapshot(last); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, errReadOnly) && !errors.Is(err, ErrTxnTooLarge):
 			return err
 		}
 	}
-	return fmt.Errorf("%w: what it reads has changed %d times", ErrTxnContended, txnTries)
+	if reads && last.seen != nil {
+		tx.ahead = last.seen
+		return nil
+	}
+	if !reads && tries > 1 { // the first retry is most often enough
+		select {
+		case <-time.After(rand.N(time.Millisecond << min(tries/8, 4))):
+		case <-tx.ctx.Done():
+			return context.Cause(tx.ctx)
+		}
+	}
+	var ops []Op
+	for i := range last.ops {
+		if last.known[i].read {
+			ops = append(ops, Op{Kind: OpGet, Key: last.ops[i].Key, Typed: true})
+		}
+	}
+	tx.ahead = tx.lookUp(ops)
+	return nil
+}
+
+// lookUp reads keys, and gives what is known of them then.
+func (tx *Tx) lookUp(ops []Op) map[string]Item {
+	m := make(map[string]Item, len(ops))
+	if len(ops) > 0 {
+		tx.api.Do(tx.ctx, ops)
+	}
+	for i := range ops {
+		switch o := &ops[i]; {
+		case o.Err == nil:
+			m[string(o.Key)] = o.Item
+		case errors.Is(o.Err, ErrNotFound):
+			m[string(o.Key)] = Item{}
+		}
+	}
+	return m
+}
+
+// snapshot has the store keep the keys that last has named, whatever they hold: what they hold then is of one instant.
+func (tx *Tx) snapshot(last *Tx) error {
+	ops := make([]Op, len(last.ops))
+	for i := range ops {
+		ops[i] = Op{Kind: OpKeep, Key: last.ops[i].Key, Typed: true}
+	}
+	if err := tx.api.MultiCAS(tx.ctx, ops); err != nil {
+		return err
+	}
+	var long []Op
+	tx.ahead, tx.instant = make(map[string]Item, len(ops)), true
+	for i := range ops {
+		if o := &ops[i]; o.Item.Version != 0 && o.Item.Value == nil { // in chunks
+			long = append(long, Op{Kind: OpGet, Key: o.Key, Typed: true})
+		}
+		tx.ahead[string(ops[i].Key)] = ops[i].Item
+	}
+	for key, it := range tx.lookUp(long) {
+		if it.Version != tx.ahead[key].Version {
+			delete(tx.ahead, key) // changed since
+			continue
+		}
+		tx.ahead[key] = it
+	}
+	for i := range long {
+		if long[i].Err != nil && !errors.Is(long[i].Err, ErrNotFound) {
+			delete(tx.ahead, string(long[i].Key))
+		}
+	}
+	return nil
+}
+
+// writes reports whether the transaction does more than read.
+func (tx *Tx) writes() bool {
+	return slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
 }
 
 // find is the place of key; -1: it has not been named.
@@ -162,6 +296,10 @@ func (tx *Tx) load(keys ...[]byte) error {
 		if i >= 0 && (tx.known[i].read || tx.ops[i].Kind != OpKeep) || slices.ContainsFunc(ops, func(o Op) bool { return bytes.Equal(o.Key, k) }) {
 			continue
 		}
+		if it, ok := tx.ahead[string(k)]; ok {
+			tx.found(k, it)
+			continue
+		}
 		ops = append(ops, Op{Kind: OpGet, Key: k, Typed: true})
 	}
 	if len(ops) > 0 {
@@ -172,13 +310,18 @@ func (tx *Tx) load(keys ...[]byte) error {
 		if o.Err != nil && !errors.Is(o.Err, ErrNotFound) {
 			return o.Err
 		}
-		i := tx.place(o.Key)
-		w := &tx.known[i]
-		if w.item, w.read = o.Item, true; !w.required {
-			tx.expect(&tx.ops[i], o.Item.Version)
-		}
+		tx.found(o.Key, o.Item)
 	}
 	return nil
+}
+
+// found notes what was read of key.
+func (tx *Tx) found(key []byte, it Item) {
+	i := tx.place(key)
+	w := &tx.known[i]
+	if w.item, w.read = it, true; !w.required {
+		tx.expect(&tx.ops[i], it.Version)
+	}
 }
 
 // expect makes it a condition that o's key has a version, 0: none.
@@ -227,15 +370,34 @@ func (tx *Tx) refused(err error) error {
 }
 
 // commit makes what f said true, in one step. After a refusal, the Ops refused have an Err.
-func (tx *Tx) commit(tries int) error {
-	writes := slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
-	if len(tx.ops) == 0 || !writes && len(tx.ops) == 1 && !tx.known[0].required {
+func (tx *Tx) commit() error {
+	writes := tx.writes()
+	switch {
+	case len(tx.ops) == 0 || !writes && len(tx.ops) == 1 && !tx.known[0].required:
 		return nil
+	case writes:
+		return tx.api.MultiCAS(tx.ctx, tx.ops)
+	case tx.instant:
+		if known, err := tx.agree(); known {
+			return err
+		}
 	}
-	if !writes && tries < txnReads {
-		return tx.confirm()
+	return tx.confirm()
+}
+
+// agree judges the transaction by what all keys held at one instant; known is false if it has named others.
+func (tx *Tx) agree() (known bool, err error) {
+	for i := range tx.ops {
+		o := &tx.ops[i]
+		it, ok := tx.ahead[string(o.Key)]
+		if !ok {
+			return false, nil
+		}
+		if o.Err = nil; it.Version != o.Version {
+			o.Err, err = ErrConflict, fmt.Errorf("%w: %q", ErrConflict, shortKey(o.Key))
+		}
 	}
-	return tx.api.MultiCAS(tx.ctx, tx.ops)
+	return true, err
 }
 
 // confirm makes sure that all that was read was there at one time. No two writes share a version: a key that has the same one again has had it all the
@@ -268,6 +430,16 @@ func (tx *Tx) confirm() error {
 		if present[i].Item.Version != o.Version {
 			o.Err, refused = ErrConflict, fmt.Errorf("%w: %q", ErrConflict, shortKey(o.Key))
 		}
+	}
+	if refused == nil {
+		return nil
+	}
+	tx.seen = make(map[string]Item, len(tx.ops))
+	for _, o := range which[0] {
+		tx.seen[string(o.Key)] = Item{}
+	}
+	for i, o := range which[1] {
+		tx.seen[string(o.Key)] = present[i].Item
 	}
 	return refused
 }

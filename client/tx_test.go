@@ -3,7 +3,11 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -107,7 +111,7 @@ func TestTxn(t *testing.T) {
 	}
 	s.Fail(nil)
 
-	// A sweep runs until it has seen one instant.
+	// A sweep runs until it has seen one instant, which the store makes sure of after a few tries.
 	runs = 0
 	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
 		if err := tx.Load(a, b, none, a); err != nil {
@@ -117,7 +121,7 @@ func TestTxn(t *testing.T) {
 			put("a", "5")
 		}
 		return nil
-	}); err != nil || runs != 20 {
+	}); err != nil || runs != 4 {
 		t.Errorf("%v after %d runs", err, runs)
 	}
 	// A key that came and went between two looks, together with a change of another one, is noticed.
@@ -159,4 +163,120 @@ func TestTxn(t *testing.T) {
 	if err := client.Txn(ctx, s, func(tx *client.Tx) error { runs++; _, err := tx.Get(a); tx.Delete(b); put("a", "7"); return err }); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || get("b") != "3" {
 		t.Errorf("%v after %d runs, b is %s", err, runs, get("b"))
 	}
+}
+
+// trips counts the round trips of an API, and has so much time for a transaction.
+type trips struct {
+	client.API
+	do, cas int
+	time    time.Duration
+}
+
+func (a *trips) Do(ctx context.Context, ops []client.Op) { a.do++; a.API.Do(ctx, ops) }
+
+func (a *trips) MultiCAS(ctx context.Context, ops []client.Op) error {
+	if len(ops) > 0 {
+		a.cas++
+	}
+	return a.API.MultiCAS(ctx, ops)
+}
+
+func (a *trips) OpTimeout() time.Duration { return a.time }
+
+// A retry reads what the try before has read in one round trip, however many the function takes; what the confirmation has read is not read again. After
+// a few tries one MultiCAS tells all keys as they are at one instant, and a key that the function names besides is confirmed with them.
+func TestTxnRetries(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	a := &trips{API: store}
+	ctx := t.Context()
+	keys := make([][]byte, 10)
+	set := func(v string) {
+		for _, k := range keys[:9] { // the last is absent
+			if _, err := store.Put(ctx, k, []byte(v), client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range keys {
+		keys[i] = fmt.Append(nil, "k", i)
+	}
+	for _, c := range []struct {
+		name            string
+		writes, another bool
+		changes         int // tries during which the keys change
+		runs, do, cas   int
+	}{
+		{"still", false, false, 0, 1, 11, 1},
+		{"once", false, false, 1, 2, 12, 2},
+		{"always", false, false, 100, 4, 13, 4},
+		{"always, and another key at last", false, true, 100, 4, 15, 5},
+		{"written", true, false, 2, 3, 12, 3},
+	} {
+		set("before")
+		a.do, a.cas = 0, 0
+		runs := 0
+		err := client.Txn(ctx, a, func(tx *client.Tx) error {
+			runs++
+			first := ""
+			for i, k := range keys {
+				it, err := tx.Get(k)
+				if err != nil && !errors.Is(err, client.ErrNotFound) {
+					return err
+				}
+				if i == 0 {
+					first = string(it.Value)
+				} else if i < 9 && string(it.Value) != first {
+					t.Errorf("%s: run %d: %q and %q", c.name, runs, first, it.Value)
+				}
+			}
+			if c.another && runs == 4 {
+				if _, err := tx.Get([]byte("other")); !errors.Is(err, client.ErrNotFound) {
+					return err
+				}
+			} else if runs <= c.changes {
+				set(fmt.Sprint(runs))
+			}
+			if c.writes {
+				tx.Put(keys[0], []byte("mine"), client.PutOptions{})
+			}
+			return nil
+		})
+		if err != nil || runs != c.runs || a.do != c.do || a.cas != c.cas {
+			t.Errorf("%s: %v, %d runs, %d reads, %d MultiCAS; want %+v", c.name, err, runs, a.do, a.cas, c)
+		}
+	}
+}
+
+// A transaction has so much time as an operation, or what its context says, and tells that nothing was done.
+func TestTxnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := clienttest.New(clienttest.Options{})
+		a := &trips{API: store, time: 50 * time.Millisecond}
+		key := []byte("k")
+		try := func(ctx context.Context) error {
+			return client.Txn(ctx, a, func(tx *client.Tx) error {
+				_, err := tx.Get(key)
+				tx.Put(key, []byte("mine"), client.PutOptions{})
+				_, _ = store.Put(t.Context(), key, []byte("other"), client.PutOptions{})
+				if errors.Is(err, client.ErrNotFound) {
+					err = nil
+				}
+				return err
+			})
+		}
+		began := time.Now()
+		err := try(t.Context())
+		if took := time.Since(began); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), "in 50ms") || took != 50*time.Millisecond {
+			t.Errorf("%v after %v", err, took)
+		}
+		began = time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if err := try(ctx); !errors.Is(err, context.DeadlineExceeded) || client.Outcome(err) != rdma.No || time.Since(began) != 200*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if it, err := store.Get(t.Context(), key); err != nil || string(it.Value) != "other" {
+			t.Errorf("%q, %v", it.Value, err)
+		}
+	})
 }

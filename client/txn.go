@@ -20,7 +20,8 @@ import (
 //
 // Each Op's Cond must hold at that instant. If one does not hold nothing is done: that Op has the Err that a Put would have
 // (ErrConflict, ErrExists, ErrNotFound; other Ops may have one, too), and the error wraps it and names the key. An OpDelete or an OpKeep
-// without condition does not mind whether the key is there. When all is done each Op's Item has the Version that its key has, 0: none.
+// without condition does not mind whether the key is there. When all is done each Op's Item has the Version that its key has, 0: none, and that of
+// an OpKeep with Typed has the rest as well, so that several of them read keys as they are at one instant.
 // Other errors: ErrTxnTooLarge, ErrTxnContended (others kept it from happening until the OpTimeout), or those of a Put;
 // Outcome tells whether it happened.
 //
@@ -54,6 +55,7 @@ func (c *Client) singleCAS(ctx context.Context, ops []Op) error {
 		ops = []Op{*o} // another operation takes its place
 	}
 	x := &ops[0]
+	all := o.Kind == OpKeep && o.Typed
 	switch {
 	case o.Kind == OpDelete && o.Cond == IfAbsent, o.Kind == OpKeep:
 		x.Kind, x.Cond, x.Typed = OpGet, Always, true
@@ -70,7 +72,10 @@ func (c *Client) singleCAS(ctx context.Context, ops []Op) error {
 	case absent && o.Cond == Always:
 		err = nil
 	}
-	if o.Item.Version = 0; o.Kind != OpDelete && err == nil {
+	switch o.Item.Version = 0; {
+	case all && err == nil:
+		o.Item = x.Item
+	case o.Kind != OpDelete && err == nil:
 		o.Item.Version = v
 	}
 	if err != nil && Outcome(err) == rdma.No {
@@ -240,7 +245,7 @@ func (t *txn) home() (pg uint32, err error) {
 func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 	for i := range t.ops {
 		o, q := &t.ops[i], &t.legs[i].prepare
-		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion = index.Prepare, o.Key, q, &q.own, o.Cond, o.Version
+		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion, q.typed = index.Prepare, o.Key, q, &q.own, o.Cond, o.Version, o.Kind == OpKeep && o.Typed
 		effect := index.KeepKey
 		switch o.Kind {
 		case OpPut:
@@ -319,8 +324,12 @@ func (t *txn) commit(ctx context.Context) error {
 	case err == nil && verdict == layout.Commit:
 		for i := range t.ops {
 			g := &t.legs[i]
-			if x := g.prepare.own.Expires; t.ops[i].Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
-				t.ops[i].Item.Version = versionOf(&g.intent.Placed)
+			o := &t.ops[i]
+			if x := g.prepare.own.Expires; o.Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
+				if o.Kind == OpKeep && o.Typed {
+					o.Item = g.prepare.own
+				}
+				o.Item.Version = versionOf(&g.intent.Placed)
 			}
 		}
 		t.afterwards(ctx, layout.Commit)

@@ -1,10 +1,12 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -350,6 +352,76 @@ func TestTxnOutcomes(t *testing.T) {
 			t.Logf("outcomes: %v", counts)
 			if counts[rdma.Yes] == 0 || counts[rdma.No] == 0 {
 				t.Errorf("outcomes: %v: too few to show anything", counts)
+			}
+		})
+	}
+}
+
+// TestTxnReadsAmongWriters: a transaction that only reads ends after a few tries, whoever writes its keys, and sees them as of one instant.
+func TestTxnReadsAmongWriters(t *testing.T) {
+	for replicas := 1; replicas <= 2; replicas++ {
+		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "tcp", 2, 5*time.Second)
+			r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas), BytesPerNode: 24 << 20})
+			o := r.options()
+			o.Namespace, o.OpTimeout = "n", time.Minute
+			c, other := r.client(o), r.client(o)
+			keys := make([][]byte, 8)
+			for i := range keys {
+				keys[i] = fmt.Append(nil, "k", i)
+			}
+			long := []byte(strings.Repeat("x", 100))
+			var stop atomic.Bool
+			var wg sync.WaitGroup
+			for g := range 4 {
+				wg.Go(func() {
+					for n := 0; !stop.Load(); n++ {
+						ops := make([]client.Op, len(keys))
+						for i, k := range keys {
+							ops[i] = client.Op{Kind: client.OpPut, Key: k, Value: fmt.Appendf(bytes.Clone(long), "%d.%d", g, n)}
+							if i == 3 && n%3 == 0 {
+								ops[i].Kind = client.OpDelete
+							}
+						}
+						if err := other.MultiCAS(t.Context(), ops); err != nil && !errors.Is(err, client.ErrTxnContended) {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			most := 0
+			for range 60 {
+				runs := 0
+				var got []string
+				err := client.Txn(t.Context(), c, func(tx *client.Tx) error {
+					runs++
+					got = got[:0]
+					for i, k := range keys {
+						it, err := tx.Get(k)
+						switch {
+						case errors.Is(err, client.ErrNotFound) && i == 3:
+						case err != nil && !errors.Is(err, client.ErrNotFound):
+							return err
+						default:
+							got = append(got, string(it.Value))
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatalf("after %d runs: %v", runs, err)
+				}
+				if len(slices.Compact(got)) != 1 {
+					t.Fatalf("values of several instants: %q", got)
+				}
+				most = max(most, runs)
+			}
+			stop.Store(true)
+			wg.Wait()
+			if most > 4 {
+				t.Errorf("%d runs", most)
 			}
 		})
 	}

@@ -16,26 +16,23 @@ func (o *Op) readChunks(manifest []byte) Action {
 	}
 	o.need().readID = m.ID
 	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
-	o.parts = o.parts[:0]
+	o.readOffs = o.readOffs[:0]
 	o.begin()
 	for i, c := range m.Chunks {
 		b := o.recBuf(1+i, layout.SizeOf(c.Code))
+		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
 		o.add(Access{Verb: Read, Space: Heap, Replica: pg.Reader(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
 	}
 	return o.post(stepReadChunks)
 }
 
 func (o *Op) gotChunks() Action {
-	n := len(o.Accesses)
+	n := len(o.readOffs)
+	o.parts = o.parts[:0]
 	for i := range n {
-		r, err := layout.ParseRecord(o.recAt(1 + i))
-		if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
-			i < n-1 && len(r.Value) != layout.ChunkSize) {
-			err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
-		}
+		r, err := o.chunkAt(o.recAt(1+i), i, n)
 		if err != nil {
-			o.parts = nil
-			return o.suspect(err)
+			return o.mendChunk(i, n, o.readOffs[i], err)
 		}
 		o.parts = append(o.parts, r.Value)
 	}
@@ -44,6 +41,16 @@ func (o *Op) gotChunks() Action {
 		return o.modify(&r)
 	}
 	return o.finish(nil)
+}
+
+// chunkAt parses the i-th of n chunks of the value that is being read.
+func (o *Op) chunkAt(b []byte, i, n int) (layout.Record, error) {
+	r, err := layout.ParseRecord(b)
+	if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
+		i < n-1 && len(r.Value) != layout.ChunkSize) {
+		err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
+	}
+	return r, err
 }
 
 // inChunks reports whether the Op's value is too long for one record.

@@ -2,8 +2,10 @@ package index_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,7 +104,9 @@ func TestScanDamaged(t *testing.T) {
 		x := w.groupAt(replicas-1, shardOff+7*layout.GroupSize).Slot(i)
 		w.setSlot(replicas-1, shardOff+7*layout.GroupSize, i, x|0xffffffff)
 		x = w.groupAt(replicas-1, shardOff+9*layout.GroupSize).Slot(i)
-		copy(tail[x.Off():], "damaged!")
+		for k := range replicas { // else another copy would serve
+			copy(w.region[k][x.Off():], "damaged!")
+		}
 		if err := c.do(t, "scan"); err != nil {
 			t.Fatal(err)
 		}
@@ -211,4 +215,231 @@ func scanCorrupt(o *index.Op) error {
 		return nil
 	}
 	return o.Scan.Corrupt
+}
+
+// damage flips a byte of key's record at some replicas: at an offset in its header, or the first byte of its "key" or "value".
+func (w *world) damage(t *testing.T, key string, replicas []uint8, where string) {
+	t.Helper()
+	off := map[string]uint64{"version": 6, "key length": 8, "flags": 10, "format": 11, "value length": 12, "expiry": 21, "crc": 24, "writer": 28,
+		"key": layout.RecordHeaderSize, "value": layout.RecordHeaderSize + uint64(len(key))}[where]
+	_, _, x, ok := w.find(0, key)
+	if !ok {
+		t.Fatalf("no record of %q", key)
+	}
+	for _, k := range replicas {
+		w.region[k][x.Off()+off] ^= 0x55
+	}
+}
+
+// copiesWhole is how many replicas have a whole record of key where the head's slot says.
+func (w *world) copiesWhole(x layout.Word, key string) (n int) {
+	for k := range w.pg.Replicas {
+		if r, err := layout.ParseRecord(w.region[k][x.Off():][:x.ReadLen()]); err == nil && string(r.Key) == key {
+			n++
+		}
+	}
+	return n
+}
+
+// A damaged record is mended from another copy by whoever meets it, and without one it does not stand in the way of
+// who wants something else there: a put or a delete without a condition. To all others it is damaged, at once, and nothing else is.
+func TestDamagedRecord(t *testing.T) {
+	places := []string{"version", "key length", "flags", "format", "value length", "expiry", "crc", "writer", "key", "value"}
+	of := map[uint8][][]uint8{1: {{0}}, 2: {{0}, {1}, {0, 1}}, 3: {{0}, {1}, {2}, {0, 2}, {0, 1, 2}}}
+	ops := []string{"get k", "put k v", "put k v if-absent", "put k v if-present", "put k v if=11", "del k", "del k if=11", "append k x", "refuse k", "scan"}
+	for r := uint8(1); r <= 3; r++ {
+		for _, damaged := range of[r] {
+			for _, where := range places {
+				for _, op := range ops {
+					for _, hinted := range []bool{false, true} {
+						name := fmt.Sprintf("r=%d, %s damaged on %v: %s, hinted %v", r, where, damaged, op, hinted)
+						w := newWorld(r, 256)
+						c := w.client(1)
+						must(t, c.do(t, "put", "k", "old"))
+						must(t, c.do(t, "put", "other", "x"))
+						_, _, x, _ := w.find(0, "k")
+						if !hinted {
+							c = w.client(2)
+						}
+						w.damage(t, "k", damaged, where)
+						lost := len(damaged) == int(r) && where != "key" && where != "key length" && where != "format"
+						if op == "scan" {
+							lost = len(damaged) == int(r) // it has no key of which it could know the bytes
+						}
+						blind := op == "put k v" || op == "del k"
+						err := c.do(t, strings.Fields(op)...)
+						var corrupt *layout.CorruptError
+						switch {
+						case op == "scan":
+							got := c.answer()
+							if (errors.As(c.op.Scan.Corrupt, &corrupt)) != lost || strings.Contains(got, "[k other]") == lost || !strings.Contains(got, "other]") {
+								t.Errorf("%s: %s, %v", name, got, c.op.Scan.Corrupt)
+							}
+						case lost && !blind && hinted && op == "del k if=11", lost && !blind && hinted && op == "put k v if=11":
+							must(t, err) // by the hint's word, which says which version it is
+						case lost && !blind:
+							if !errors.As(err, &corrupt) || errors.Is(err, index.ErrUnknown) {
+								t.Errorf("%s: %v, want that it is corrupt", name, err)
+							}
+						case op == "put k v if-absent":
+							if !errors.Is(err, index.ErrExists) {
+								t.Errorf("%s: %v", name, err)
+							}
+						case op == "refuse k":
+							if err == nil || err.Error() != `refused "old"` {
+								t.Errorf("%s: %v", name, err)
+							}
+						case err != nil:
+							t.Errorf("%s: %v", name, err)
+						}
+						if c.op.Rounds > 12 {
+							t.Errorf("%s: %d rounds", name, c.op.Rounds)
+						}
+						_, _, y, there := w.find(0, "k")
+						met := slices.Contains(damaged, r-1) && (hinted || op != "put k v if-absent") // that looks at the head
+						if n := w.copiesWhole(x, "k"); met && there && y == x && !lost && n < int(r) {
+							t.Errorf("%s: %d whole copies: who has met the damage has to mend it", name, n)
+						}
+						want := map[string]string{"put k v": "v", "put k v if-present": "v", "put k v if=11": "v", "append k x": "oldx", "del k": "", "del k if=11": ""}
+						v, replaced := want[op]
+						if lost && !blind && !(hinted && strings.HasSuffix(op, "if=11")) {
+							replaced = false
+						}
+						d := w.client(3)
+						err = d.do(t, "get", "k")
+						switch {
+						case replaced && v == "":
+							if !errors.Is(err, index.ErrNotFound) {
+								t.Errorf("%s, then get: %v", name, err)
+							}
+						case replaced:
+							if err != nil || string(d.op.Record.Value) != v {
+								t.Errorf("%s, then get: %q, %v", name, d.op.Record.Value, err)
+							}
+						case lost && op != "scan":
+							if !errors.As(err, &corrupt) {
+								t.Errorf("%s, then get: %v", name, err)
+							}
+						case !lost:
+							if err != nil || string(d.op.Record.Value) != "old" {
+								t.Errorf("%s, then get: %q, %v", name, d.op.Record.Value, err)
+							}
+						}
+						must(t, d.do(t, "get", "other"))
+						for k := range r {
+							if l := w.groupAt(k, home()).Lock(); l != 0 {
+								t.Errorf("%s: locked: %x", name, l)
+							}
+						}
+						if len(w.wrong) > 0 {
+							t.Errorf("%s: %v", name, w.wrong)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Of a record that nobody can read, not even whose it is, nothing is assumed: a key that it may be keeps its error, and whoever
+// asks for the key elsewhere finds it.
+func TestUnreadableRecord(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		w := newWorld(r, 256)
+		c := w.client(1)
+		must(t, c.do(t, "put", "k", "old"))
+		_, _, x, _ := w.find(0, "k")
+		for k := range r {
+			copy(w.region[k][x.Off():], bytes.Repeat([]byte{0xff}, layout.UnitSize))
+		}
+		c = w.client(2)
+		for _, op := range []string{"get k", "put k v", "put k v if-absent", "del k", "append k x", "put kk v"} {
+			var corrupt *layout.CorruptError
+			if err := c.do(t, strings.Fields(op)...); !errors.As(err, &corrupt) {
+				t.Errorf("r=%d: %s: %v, want that it is corrupt", r, op, err)
+			}
+		}
+		must(t, c.do(t, "put", "z", "v")) // of another fingerprint
+		for k := range r {                // its key is in the stash: found all the same
+			binary.LittleEndian.PutUint64(w.region[k][home():], uint64(layout.FlagOVF))
+			y := layout.MakeLive(0, layout.FP(hashOf("kk")), 0, w.nextUnit)
+			layout.EncodeRecord(w.region[k][y.Off():], layout.RecordHeader{Version: 1}, []byte("kk"), []byte("there"))
+			w.setSlot(k, stash(), 4, y)
+		}
+		w.nextUnit++
+		for _, op := range []string{"get kk", "put kk new", "append kk er", "del kk"} {
+			must(t, c.do(t, strings.Fields(op)...))
+		}
+	}
+}
+
+// A replica that lacks a word whose record is damaged gets both: from a copy that is whole, and if none is with the damage. It must
+// not show that there is no such key.
+func TestSyncDamaged(t *testing.T) {
+	for _, c := range []struct {
+		replicas uint8
+		damaged  []uint8 // replica 0 has the word alone, or 0 and 1 have
+		at       uint8   // the last replica that has the word
+		mine     bool    // the next one has the record already
+		want     bool    // it is to be had
+	}{
+		{2, []uint8{0}, 0, false, false}, {2, []uint8{0}, 0, true, true}, {3, []uint8{0}, 1, false, true}, {3, []uint8{1}, 1, false, true}, {3, []uint8{0, 1}, 1, false, false},
+	} {
+		for _, op := range []string{"sync", "scrub", "put m v"} {
+			name := fmt.Sprintf("%+v %s", c, op)
+			w := newWorld(c.replicas, 256)
+			must(t, w.client(1).do(t, "put", "k", "old"))
+			g, i, x, _ := w.find(0, "k")
+			for k := c.at + 1; k < c.replicas; k++ {
+				w.setSlot(k, g, i, 0)
+				if !c.mine {
+					clear(w.region[k][x.Off():][:x.ReadLen()])
+				}
+			}
+			for _, k := range c.damaged {
+				w.region[k][x.Off()+layout.RecordHeaderSize+1] ^= 1
+			}
+			must(t, w.client(2).do(t, strings.Fields(op)...))
+			for k := range c.replicas {
+				if w.groupAt(k, g).Slot(i) != x {
+					t.Errorf("%s: replica %d lacks the word", name, k)
+				}
+			}
+			d := w.client(3)
+			err := d.do(t, "get", "k")
+			var corrupt *layout.CorruptError
+			if c.want && (err != nil || string(d.op.Record.Value) != "old") || !c.want && !errors.As(err, &corrupt) {
+				t.Errorf("%s: get: %q, %v", name, d.op.Record.Value, err)
+			}
+		}
+	}
+}
+
+// A chunk of a long value is mended like a record.
+func TestDamagedChunk(t *testing.T) {
+	for r := uint8(1); r <= 2; r++ {
+		for _, damaged := range [][]uint8{{0}, {1}, {0, 1}}[:2*r-1] {
+			for _, op := range []string{"get k", "append k x", "put k v", "del k"} {
+				name := fmt.Sprintf("r=%d, %v: %s", r, damaged, op)
+				w := newWorld(r, 1<<12)
+				must(t, w.client(1).do(t, "put", "k", "kib8", "whole=4096"))
+				_, _, x, _ := w.find(0, "k")
+				rec, _ := layout.ParseRecord(w.region[0][x.Off():][:x.ReadLen()])
+				m, err := layout.ParseManifest(rec.Value, w.pg.HeapLo, w.pg.HeapHi)
+				must(t, err)
+				for _, k := range damaged {
+					w.region[k][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] ^= 1
+				}
+				lost := len(damaged) == int(r)
+				err = w.client(2).do(t, strings.Fields(op)...)
+				var corrupt *layout.CorruptError
+				if reads := op == "get k" || op == "append k x"; reads && lost != errors.As(err, &corrupt) || !(reads && lost) && err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if op == "get k" && !lost && damaged[0] == r-1 && w.region[0][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] != w.region[r-1][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] {
+					t.Errorf("%s: not mended", name)
+				}
+			}
+		}
+	}
 }

@@ -215,6 +215,10 @@ const (
 	stepSyncStatus
 	stepReadIntent
 	stepSyncIntent
+	stepMendWords
+	stepMendCopies
+	stepMendWrite
+	stepMendSync
 	// The rounds of package index/repair.
 
 	StepReadCopies
@@ -248,6 +252,7 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
+	"mend-words", "mend-copies", "mend-write", "mend-sync",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words", "set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",
 	"write-copies", "sample-groups", "read-victims",

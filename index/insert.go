@@ -1,7 +1,6 @@
 package index
 
 import (
-	"fmt"
 	"math/bits"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -32,7 +31,7 @@ func (o *Op) lockGroup() Action {
 	} else if a := o.prepare(0); a != 0 {
 		return a
 	}
-	o.need()
+	o.need().hides = nil
 	o.begin()
 	if !o.locked {
 		o.addLock(o.home())
@@ -201,13 +200,20 @@ func (o *Op) syncGroup() Action {
 }
 
 func (o *Op) gotLockedRecords() Action {
-	slot, w, r, ok, err := o.match()
+	slot, w, r, ok, bad := o.match()
 	switch {
 	case ok:
 		return o.presentLocked(slot, w, r)
-	case err != nil:
-		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
-	case !o.stashRead:
+	case bad >= 0:
+		return o.mendCandidate(bad, o.gotLockedRecords)
+	}
+	if slot, x := o.ruined(); x != nil {
+		if o.atA = true; x.mine {
+			return o.overRuin(slot, x)
+		}
+		o.hides = x.err
+	}
+	if !o.stashRead {
 		return o.absentLocked()
 	}
 	o.stashRead = false
@@ -273,6 +279,9 @@ func (o *Op) answerAfterSync(err error) Action {
 }
 
 func (o *Op) absentLocked() Action {
+	if o.hides != nil {
+		return o.finish(o.hides)
+	}
 	g := layout.Group(o.groups[0])
 	if g.Header().OVF() && o.movedIn(o.groups[2]) && !o.leftOver(g) {
 		if o.Route.Child == nil {

@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -96,7 +97,7 @@ func (o *Op) readStatus() Action {
 		return o.statusKnown()
 	}
 	if end := statusEnd(r.PG); !layout.StatusOff(m.in.Off, end) {
-		return o.finish(o.txnError(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end}))
+		return o.badIntent(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end})
 	}
 	o.begin()
 	here := r.PG.ID == o.Route.PG.ID && !m.named
@@ -199,7 +200,7 @@ func (o *Op) gotStatus() Action {
 func (o *Op) judgeStatus(s layout.Status) Action {
 	m := &o.met
 	if err := s.Check(m.in.Off); err != nil {
-		return o.finish(o.txnError(err))
+		return o.badIntent(err)
 	}
 	v, over := s.Of(m.in.Seq)
 	if over && o.Kind == Settle {
@@ -325,12 +326,27 @@ func (o *Op) gotStands() Action {
 		err = errors.New("names a record of another key, or kind")
 	}
 	if err != nil {
-		if o.retries++; o.retries > 3 {
-			return o.finish(o.txnError(err))
+		if o.Kind == Scan {
+			return o.badIntent(err)
 		}
-		return o.again(0)
+		return o.mendStands(o.met.stands, func(gone bool) Action {
+			if gone {
+				return o.finish(o.txnError(err))
+			}
+			return o.gotStands()
+		})
 	}
 	return o.standsFor(&r)
+}
+
+// badIntent ends an Op that an intent cannot tell the key's value. A scan leaves the key out.
+func (o *Op) badIntent(err error) Action {
+	if o.Kind != Scan {
+		return o.finish(o.txnError(err))
+	}
+	o.toParent()
+	o.corrupted(fmt.Errorf("pg %d: intent at %#x: %w", o.Route.PG.ID, o.met.word.Off(), err))
+	return o.scanIntents()
 }
 
 // standsFor acts on the record that an intent stands for, nil: the key is absent.
@@ -539,24 +555,39 @@ func (o *Op) copyBuf(i uint8, n int) []byte {
 func (o *Op) gotSyncIntent() Action {
 	if o.Accesses[0].Verb == Read {
 		mine, prev := o.met.copies[0], o.met.copies[1]
-		r, err := layout.ParseRecord(prev)
-		if err != nil {
-			// The intent was replaced and what it named is on its way out.
-			if o.retries++; o.retries > 100 {
-				return o.syncBroken(o.txnError(err))
-			}
-			return o.syncRead()
+		o.met.copyOff = o.Accesses[0].Off
+		if _, err := layout.ParseRecord(prev); err != nil {
+			return o.mendSync(o.met.copyOff, mine, prev, func(ruined bool) Action {
+				if !ruined {
+					return o.gotSyncNamed(prev)
+				}
+				if !isWhole(mine) {
+					return o.syncIntent()
+				}
+				o.met.copies[1] = prev
+				return o.copyNamed()
+			})
 		}
-		n := layout.RecordLen(len(r.Key), len(r.Value))
-		has := bytes.Equal(mine[:n], prev[:n])
-		o.met.copyOff, o.met.copies[1] = o.Accesses[0].Off, prev[:n]
-		switch {
-		case o.lacksChunks(prev, has):
-			o.chunk = 0
-			return o.syncChunks()
-		case !has:
-			return o.copyNamed()
-		}
+		return o.gotSyncNamed(prev)
+	}
+	return o.syncIntent()
+}
+
+// gotSyncNamed goes on with prev at the start of which is the whole record that an intent names.
+func (o *Op) gotSyncNamed(prev []byte) Action {
+	r, err := layout.ParseRecord(prev)
+	if err != nil {
+		return o.syncBroken(o.txnError(err))
+	}
+	prev = prev[:layout.RecordLen(len(r.Key), len(r.Value))]
+	has := bytes.Equal(o.met.copies[0][:len(prev)], prev)
+	o.met.copies[1] = prev
+	switch {
+	case o.lacksChunks(prev, has):
+		o.chunk = 0
+		return o.syncChunks()
+	case !has:
+		return o.copyNamed()
 	}
 	return o.syncIntent()
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func (o *Op) readGroup() Action {
-	o.need()
+	o.need().hides = nil
 	o.noting = false
 	o.begin()
 	o.readGroupAt(o.home(), 0)
@@ -88,35 +88,45 @@ func (o *Op) readCandidates(replica uint8) {
 	}
 }
 
-// match finds the key among the candidates' records. Records that a word named
-// when this Op read it cannot have been reused meanwhile ("Allocation and reuse" in docs/protocol.md), so a bad one is
-// corrupt.
-func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err error) {
+// match finds the key among the candidates' records. bad is the first of those that are not whole and of which no other copy was
+// looked for yet, -1: there is none. Records that a word named when this Op read it cannot have been reused meanwhile ("Allocation
+// and reuse" in docs/protocol.md), so a bad one is damaged.
+func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad int) {
+	bad = -1
 	for i, s := range o.cand {
-		rec, e := layout.ParseRecord(o.recAt(i))
-		if e != nil {
-			err = e
-			continue
-		}
-		if bytes.Equal(rec.Key, o.Key) {
-			return s, o.wordOf(s, 0), rec, true, nil
+		rec, err := layout.ParseRecord(o.recAt(i))
+		switch {
+		case err == nil && bytes.Equal(rec.Key, o.Key):
+			return s, o.wordOf(s, 0), rec, true, -1
+		case err != nil && bad < 0 && o.ruinUnder(o.wordOf(s, 0)) == nil:
+			bad = i
 		}
 	}
-	return 0, 0, layout.Record{}, false, err
+	return 0, 0, layout.Record{}, false, bad
 }
 
 func (o *Op) gotRecords() Action {
-	slot, w, r, ok, err := o.match()
+	at := o.step
+	slot, w, r, ok, bad := o.match()
 	switch {
 	case ok:
 		return o.present(slot, w, r)
-	case err != nil:
-		return o.suspect(err)
-	case o.step == stepReadRecords:
-		return o.notHome(o.groups[0])
-	default:
-		return o.notStashed()
+	case bad >= 0:
+		return o.mendCandidate(bad, func() Action {
+			o.step = at
+			return o.gotRecords()
+		})
 	}
+	if slot, x := o.ruined(); x != nil {
+		if x.mine {
+			return o.overRuin(slot, x)
+		}
+		o.hides = x.err
+	}
+	if at == stepReadRecords {
+		return o.notHome(o.groups[0])
+	}
+	return o.notStashed()
 }
 
 // notHome goes on if the home group does not hold the key.
@@ -127,6 +137,9 @@ func (o *Op) notHome(g layout.Group) Action {
 	}
 	h := g.Header()
 	if done := o.splitDone(h); done || o.anyMoved(g) {
+		if o.hides != nil {
+			return o.finish(o.hides)
+		}
 		return o.goChild(done, g, o.home())
 	}
 	if !h.OVF() {
@@ -184,20 +197,10 @@ func (o *Op) notStashed() Action {
 	}
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.
-	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
+	if o.hides == nil && o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
 		return o.goChild(false, o.groups[2], o.stash())
 	}
 	return o.absent()
-}
-
-// suspect looks again before it calls bytes corrupt.
-func (o *Op) suspect(err error) Action {
-	o.noting = false
-	o.retries++
-	if o.retries > 3 {
-		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
-	}
-	return o.readGroup()
 }
 
 // present acts on the key's record r, found at the tail under w.
@@ -254,9 +257,12 @@ func (o *Op) gotten(r *layout.Record) Action {
 	return o.finish(nil)
 }
 
-// absent acts on a key that the tail does not hold.
+// absent acts on a key that the tail does not hold, unless a ruined record may have been its.
 func (o *Op) absent() Action {
 	o.env.Forget(o)
+	if o.hides != nil {
+		return o.finish(o.hides)
+	}
 	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
 	switch o.Kind {
 	case Get, Delete:

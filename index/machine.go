@@ -143,6 +143,14 @@ func (o *Op) next() Action {
 		return o.gotStands()
 	case stepSyncIntent:
 		return o.gotSyncIntent()
+	case stepMendWords:
+		return o.gotMendWords()
+	case stepMendCopies:
+		return o.gotMendCopies()
+	case stepMendWrite:
+		return o.mending.then(false)
+	case stepMendSync:
+		return o.gotMendSync()
 	}
 	if o.Machine != nil {
 		return o.Machine.Next()

@@ -71,6 +71,8 @@ type Op struct {
 	Waits int32
 	// Rounds counts round trips ("Costs" in docs/protocol.md).
 	Rounds int32
+	// Mended counts damaged copies of records that the Op has written anew from good ones.
+	Mended int32
 
 	// Answer, final at Done.
 	Err     error
@@ -124,11 +126,20 @@ type far struct {
 	segment       []byte
 	joiners       []byte // the joiner's copy of segment
 	corrupts      int    // of the Scan's page
+	onPage        []pageRef
+	pageCorrupt   error // what its index lacks
+	pageCorrupts  int
 	chunks        []layout.Chunk
 	chunkID       uint64
 	readID        uint64
+	readOffs      []uint64 // of the chunks that are read, in the region
 	chunksWritten bool
 	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
+
+	mending mending
+	ruins   []ruin
+	hides   error // a ruined record that may have been the Op's key's: the key counts as absent to nobody
+	syncRaw bool  // the record under sync is ruined, and is copied as it is
 
 	fixed         uint64 // region offset of the word under change if that is a status word
 	met           meeting

@@ -83,7 +83,7 @@ func (o *Op) readSegment() Action {
 
 func (o *Op) gotSegment() Action {
 	o.Scan.Next, o.Scan.End = 0, false
-	o.Scan.Corrupt, o.corrupts = nil, 0
+	o.Scan.Corrupt, o.corrupts, o.onPage = nil, 0, o.onPage[:0]
 	o.begin()
 	total := 0
 	base := o.Scan.base
@@ -136,33 +136,39 @@ func (o *Op) gotSegment() Action {
 			break
 		}
 		total += w.ReadLen()
+		o.onPage = append(o.onPage, pageRef{off, uint8(i % layout.GroupSlots), w})
 		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: w.Off(),
 			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
 	}
 	if len(o.Accesses) == 0 {
 		return o.scanned()
 	}
+	o.pageCorrupt, o.pageCorrupts = o.Scan.Corrupt, o.corrupts
 	return o.post(stepScanRecords)
 }
 
 func (o *Op) gotScanRecords() Action {
 	o.Scan.Found, o.met.list = o.Scan.Found[:0], o.met.list[:0]
-	for i := range o.Accesses {
+	o.syncBase = 0
+	for i, at := range o.onPage {
 		r, err := layout.ParseRecord(o.recAt(i))
+		if err != nil && o.ruinUnder(at.word) == nil {
+			return o.mendOnPage(i, err)
+		}
+		where := func(err error) error {
+			return fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), at.word.Off(), err)
+		}
 		if err != nil {
-			if o.retries++; o.retries <= 3 {
-				return o.readSegment()
-			}
-			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), o.Accesses[i].Off, err))
+			o.corrupted(where(err))
 			continue
 		}
 		if r.Flags&layout.FlagIntent != 0 {
 			in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
 			if err != nil {
-				o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), o.Accesses[i].Off, err))
+				o.corrupted(where(err))
 				continue
 			}
-			o.met.list = append(o.met.list, met{o.Accesses[i].Off, in})
+			o.met.list = append(o.met.list, met{at.word.Off(), in})
 			continue
 		}
 		if o.Scan.Expired || !o.isExpired(&r.RecordHeader) {
@@ -170,6 +176,26 @@ func (o *Op) gotScanRecords() Action {
 		}
 	}
 	return o.scanIntents()
+}
+
+// pageRef is a word on a Scan's page.
+type pageRef struct {
+	group uint64 // region offset
+	slot  uint8
+	word  layout.Word
+}
+
+// mendOnPage looks for a good copy of the i-th record of a Scan's page, then goes on.
+func (o *Op) mendOnPage(i int, err error) Action {
+	at := o.onPage[i]
+	o.syncBase = at.group
+	return o.mend(mending{slot: at.slot, word: at.word, off: at.word.Off(), into: o.recAt(i), good: o.goodRecord(at.word, at.slot), then: func(gone bool) Action {
+		if gone {
+			o.ruins = append(o.ruins, ruin{word: at.word, err: err})
+		}
+		o.Scan.Corrupt, o.corrupts = o.pageCorrupt, o.pageCorrupts
+		return o.gotScanRecords()
+	}})
 }
 
 // corrupted notes what a Scan cannot read, and leaves out.

@@ -132,7 +132,7 @@ func TestSettleAllNoMemory(t *testing.T) {
 	w.checkOutcome(t, "with memory", false, [2]string{"old", "old"}, [2]string{})
 }
 
-// TestSettleAllLeavesMoves: FROZEN words of a move stay as they are, and a damaged one ends the operation, which names it.
+// TestSettleAllLeavesMoves: FROZEN words of a move stay as they are, and one of which no copy is good ends the operation, which names it.
 func TestSettleAllLeavesMoves(t *testing.T) {
 	w := txnWorld(t, 2, "put k old;put m old", false)
 	_, i, x, _ := w.find(0, "k")
@@ -147,6 +147,10 @@ func TestSettleAllLeavesMoves(t *testing.T) {
 		t.Errorf("the mover's word is %v", now)
 	}
 	w.region[0][x.Off()+layout.RecordHeaderSize] ^= 1
+	w.client(8).job(t, index.SettleAll, settleWork()) // mended
+	for r := range w.pg.Replicas {
+		w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1
+	}
 	j := w.client(9)
 	work := settleWork()
 	j.begin(workOp(index.SettleAll, &work))

@@ -149,6 +149,7 @@ func (o *Op) syncNext() Action {
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
 		}
+		o.syncRaw = false
 		// b's record must be complete on R[k]. A good CRC alone proves nothing:
 		// the place's previous life had one too.
 		o.begin()
@@ -157,24 +158,15 @@ func (o *Op) syncNext() Action {
 		}
 		return o.post(stepSyncVerify)
 	case stepSyncVerify:
-		mine, prev := o.syncRecs[0], o.syncRecs[1]
-		if _, err := layout.ParseRecord(prev); err != nil {
-			// b was replaced and its place is on its way out: look again.
-			if o.retries++; o.retries > 100 {
-				return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", o.Route.PG.ID, o.syncK-1, err))
-			}
-			return o.syncRead()
+		if _, err := layout.ParseRecord(o.syncRecs[1]); err != nil {
+			return o.mendSync(o.syncB.Off(), o.syncRecs[0], o.syncRecs[1], func(ruined bool) Action {
+				if o.syncRaw = ruined; ruined {
+					return o.syncCAS(isWhole(o.syncRecs[0])) // else it is as bad already
+				}
+				return o.syncVerified()
+			})
 		}
-		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
-		same := bytes.Equal(mine[:n], prev[:n])
-		o.syncNamed, o.chunk = 0, 0
-		if o.lacksChunks(prev, same) {
-			return o.syncChunks()
-		}
-		if layout.RecordFlags(prev[10])&layout.FlagIntent != 0 {
-			return o.syncIntent()
-		}
-		return o.syncCAS(!same)
+		return o.syncVerified()
 	default: // stepSyncCAS
 		a := &o.Accesses[len(o.Accesses)-1]
 		if layout.Word(a.Found) == o.syncQ {
@@ -184,6 +176,21 @@ func (o *Op) syncNext() Action {
 		o.syncQ = layout.Word(a.Found)
 		return o.syncPrev()
 	}
+}
+
+// syncVerified goes on with R[k]'s record and that of the replica before it, which is whole.
+func (o *Op) syncVerified() Action {
+	mine, prev := o.syncRecs[0], o.syncRecs[1]
+	n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+	same := bytes.Equal(mine[:n], prev[:n])
+	o.syncNamed, o.chunk = 0, 0
+	if o.lacksChunks(prev, same) {
+		return o.syncChunks()
+	}
+	if layout.RecordFlags(prev[10])&layout.FlagIntent != 0 {
+		return o.syncIntent()
+	}
+	return o.syncCAS(!same)
 }
 
 // lacksChunks reports whether chunks of the record rec of R[k-1] may be missing on R[k]; same: R[k] has the record itself. The chunks are
@@ -227,22 +234,22 @@ func (o *Op) syncChunks() Action {
 
 func (o *Op) gotSyncChunk() Action {
 	if a := &o.Accesses[0]; a.Verb == Read {
-		b := a.Buf
+		off, b := a.Off, a.Buf
 		r, err := layout.ParseRecord(b)
-		if err != nil || r.Flags&layout.FlagChunk == 0 {
-			// The manifest was replaced and its chunks are on their way out.
-			if o.retries++; o.retries > 100 {
-				return o.syncBroken(fmt.Errorf("pg %d replica %d: chunk: %w", o.Route.PG.ID, o.syncK-1, err))
-			}
-			return o.syncRead()
+		if err != nil {
+			return o.mendSync(off, nil, b, func(bool) Action { return o.copyChunk(off, b) })
 		}
-		off := a.Off
-		o.begin()
-		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b[:layout.RecordLen(0, len(r.Value))]})
-		return o.post(stepSyncChunk)
+		return o.copyChunk(off, b[:layout.RecordLen(0, len(r.Value))])
 	}
 	o.chunk++
 	return o.syncChunks()
+}
+
+// copyChunk writes b, a chunk, to R[k].
+func (o *Op) copyChunk(off uint64, b []byte) Action {
+	o.begin()
+	o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b})
+	return o.post(stepSyncChunk)
 }
 
 // syncBroken ends an Op that cannot bring the chain up. A change that A decided may yet be seen.
@@ -269,7 +276,10 @@ func (o *Op) syncCAS(copyRecord bool) Action {
 	o.begin()
 	if copyRecord {
 		prev := o.syncRecs[1]
-		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		n := len(prev)
+		if !o.syncRaw {
+			n = layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		}
 		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.syncB.Off(), Buf: prev[:n]})
 	}
 	o.add(Access{Verb: CAS, Space: Index, Replica: o.syncK, Off: o.slotOff(o.syncSlot),

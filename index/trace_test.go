@@ -37,7 +37,7 @@ import (
 //	joining               the last replica is a joiner, all of it zero
 //	clock ms              the Unix time
 //	route off|on          whether the map has an active placement group
-//	corrupt k [r=N]       flip a byte of the key's record, on every replica or on one
+//	corrupt k [r=N] [key] flip a bit of the key's value, or of the key, on every replica or on one
 //	twice k               the key's word is in another slot of its group, too
 //	recall n              extent n is recalled
 //	show                  what the replicas hold
@@ -204,9 +204,13 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 		clear(w.region[w.pg.Replicas-1])
 	case "corrupt":
 		_, one, any := strings.Cut(arg(1), "r=")
+		at := layout.RecordHeaderSize + uint64(len(arg(0)))
+		if d.HasArg("key") {
+			at--
+		}
 		for r := range w.pg.Replicas {
 			if _, _, x, ok := w.find(r, arg(0)); ok && (!any || one == fmt.Sprint(r)) {
-				w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1
+				w.region[r][x.Off()+at] ^= 1
 			}
 		}
 	case "twice":

@@ -314,16 +314,24 @@ func (o *Op) settleEmpty() Action {
 // settleCopy puts the record before, just read, in place of an aborted intent.
 func (o *Op) settleCopy() Action {
 	r, err := layout.ParseRecord(o.met.recs[0])
-	if err != nil {
-		// The intent has gone, and the place of the record before with it.
-		return o.answerAfterSync(nil)
+	if err == nil {
+		return o.settleBytes(o.met.recs[0][:layout.RecordLen(len(r.Key), len(r.Value))], r.Version)
 	}
-	n := layout.RecordLen(len(r.Key), len(r.Value))
-	if !o.allocFor(&o.final, n) {
+	return o.mendStands(o.met.in.Parent, func(gone bool) Action {
+		if !gone {
+			return o.settleCopy()
+		}
+		return o.settleBytes(o.met.recs[0], 0) // as damaged as it was
+	})
+}
+
+// settleBytes puts a copy of b, which is what the record before holds, in place of an aborted intent.
+func (o *Op) settleBytes(b []byte, version uint64) Action {
+	if !o.allocFor(&o.final, len(b)) {
 		return Alloc
 	}
-	copy(o.final.own, o.met.recs[0][:n])
-	o.n, o.version = o.final.word, r.Version
+	copy(o.final.own, b)
+	o.n, o.version = o.final.word, version
 	o.met.stands = o.met.in.Parent // whose chunks the copy names
 	o.begin()
 	way := o.hinted()

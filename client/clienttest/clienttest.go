@@ -577,6 +577,8 @@ func (s *Store) multiCAS(ops []client.Op) error {
 			}
 		case o.Kind == client.OpDelete && e != nil:
 			s.dropLocked(e)
+		case e != nil && o.Typed:
+			o.Item = itemOf(e, nil)
 		case e != nil:
 			o.Item.Version = e.version
 		}

@@ -19,7 +19,7 @@ import (
 )
 
 func (a *app) checkCommand() *cobra.Command {
-	var noRepair bool
+	var noRepair, free bool
 	var patient time.Duration
 	c := &cobra.Command{
 		Use:   "check",
@@ -33,6 +33,8 @@ func (a *app) checkCommand() *cobra.Command {
 			"The store may be in use: what changes while it is looked at is read again, and\n" +
 			"counted as busy if it does not rest; memory that other sessions hold is counted\n" +
 			"apart. With --no-repair nothing is changed and nothing waited for but the copies.\n" +
+			"With --repair records of which no copy is good are freed, too: their keys, of which\n" +
+			"get says that they are corrupt, are gone afterwards.\n" +
 			"Exit status 1 if something is wrong.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -40,10 +42,14 @@ func (a *app) checkCommand() *cobra.Command {
 			if patient <= 0 {
 				return usagef("--for %v: want > 0", patient)
 			}
-			return a.check(cmd.Context(), !noRepair, patient)
+			if noRepair && free {
+				return usagef("--repair and --no-repair: want one of them")
+			}
+			return a.check(cmd.Context(), !noRepair, free, patient)
 		},
 	}
 	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
+	c.Flags().BoolVar(&free, "repair", false, "also free records of which no copy is good")
 	c.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to go on waiting while nothing changes")
 	return c
 }
@@ -58,16 +64,17 @@ type checkReport struct {
 	RepairedRecords uint64 `json:"repaired_records"`
 	BrokenLocks     uint64 `json:"broken_locks"`
 	Recalls         int    `json:"recalled_extents"`
-	// Lost had no good copy left.
-	Lost uint64 `json:"lost_records"`
+	// Lost had no good copy left. Freed are those of them that are gone now.
+	Lost  uint64 `json:"lost_records"`
+	Freed uint64 `json:"freed_records"`
 }
 
 // differenceRest is how long a difference between copies must stand to be one.
 const differenceRest = 300 * time.Millisecond
 
-func (a *app) check(ctx context.Context, repair bool, patient time.Duration) error {
+func (a *app) check(ctx context.Context, repair, free bool, patient time.Duration) error {
 	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
-		rep, err := a.examine(ctx, b, s, st, ns, repair, patient)
+		rep, err := a.examine(ctx, b, s, st, ns, repair, free, patient)
 		if err != nil {
 			return err
 		}
@@ -81,9 +88,9 @@ func (a *app) check(ctx context.Context, repair bool, patient time.Duration) err
 	})
 }
 
-// examine repairs the namespace, if it is to, and checks it.
+// examine repairs the namespace, if it is to, frees what is lost, if it is to, and checks it.
 func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
-	repair bool, patient time.Duration) (*checkReport, error) {
+	repair, free bool, patient time.Duration) (*checkReport, error) {
 	rep := &checkReport{Report: check.NewReport()}
 	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
 		return nil, err
@@ -93,11 +100,16 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 			return nil, err
 		}
 	}
+	if free {
+		if err := a.freeLost(ctx, b, st, ns, rep); err != nil {
+			return nil, err
+		}
+	}
 	bar := a.bar("check", "", func() int64 { return check.Segments(st.GetMap(), ns.GetId()) })
 	defer bar.end()
 	err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
 		NowMillis: uint64(a.now().UnixMilli()), Rest: differenceRest, Key: a.showKey, Progress: bar.step})
-	rep.OK = rep.Good() && rep.Lost == 0
+	rep.OK = rep.Good() && rep.Lost == 0 && rep.Freed == 0
 	return rep, err
 }
 
@@ -376,7 +388,7 @@ func (a *app) printCheck(r *checkReport) error {
 	a.printTable(row{"Wrong", ""}, []row{
 		{"unreachable bytes", r.Unreachable}, {"leaked extents", r.LeakedExtents}, {"replicas that differ", r.Differing},
 		{"  words", r.DifferingWords}, {"  records", r.DifferingRecords}, {"corrupt records", r.Corrupt},
-		{"records lost, no good copy", r.Lost}, {"result", verdict},
+		{"records lost, no good copy", r.Lost}, {"  freed", r.Freed}, {"result", verdict},
 	})
 	if len(r.Problems) > 0 {
 		fmt.Fprintln(a.stdout)

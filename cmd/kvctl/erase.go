@@ -23,7 +23,9 @@ func (a *app) flushCommand() *cobra.Command {
 		Short: "Delete every key of the namespace",
 		Long: "Delete every key of the namespace that is there when it begins, also what has expired.\n" +
 			"The namespace stays, with its memory. On a terminal the namespace's name has to be\n" +
-			"typed; elsewhere --yes has to be given. An interrupted run has deleted some keys.",
+			"typed; elsewhere --yes has to be given. An interrupted run has deleted some keys.\n" +
+			"Records that nobody can read stay: the exit status is 5, and the error says where they\n" +
+			"are. kvctl check --repair frees them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
@@ -70,7 +72,8 @@ func (a *app) typed(ctx context.Context, name, warning string) error {
 	return nil
 }
 
-// erase deletes the keys that match selects, nil: all, and says how many they were.
+// erase deletes the keys that match selects, nil: all, and says how many they were. Damage does not end it: what it had to leave is its error
+// at the end.
 func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte) bool) error {
 	bar := a.bar(verb, "keys", func() int64 {
 		n, err := s.Count(ctx)
@@ -82,6 +85,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 	defer bar.end()
 	start := time.Now()
 	deleted, looked := 0, 0
+	var left []error // keys whose memory is damaged
 	var batch [][]byte
 	flush := func() error {
 		err := persist(ctx, func() error {
@@ -92,6 +96,8 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 				case r.Err == nil:
 					deleted++
 				case errors.Is(r.Err, client.ErrNotFound): // expired, or somebody else's
+				case errors.Is(r.Err, client.ErrCorrupt):
+					left = append(left, a.about(batch[i], r.Err))
 				default:
 					again = append(again, batch[i])
 					if first == nil {
@@ -117,17 +123,21 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 		}
 		return true, nil
 	})
+	if errors.Is(err, client.ErrCorrupt) {
+		left, err = append(left, err), nil
+	}
 	if err == nil && len(batch) > 0 {
 		err = flush()
 	}
 	bar.end()
+	damaged := leftOut(left)
 	if err != nil {
-		return partly(deleted > 0, err, "after %d deleted keys", deleted)
+		return partly(deleted > 0, errors.Join(err, damaged), "after %d deleted keys", deleted)
 	}
 	seconds := time.Since(start).Seconds()
 	if a.json() {
-		return a.printJSON(map[string]any{"deleted": deleted, "seconds": seconds})
+		return errors.Join(a.printJSON(map[string]any{"deleted": deleted, "seconds": seconds}), damaged)
 	}
 	a.printTable(row{"Deleted", "Seconds", "Keys/s"}, []row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
-	return nil
+	return damaged
 }

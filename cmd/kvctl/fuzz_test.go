@@ -10,6 +10,8 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
@@ -26,6 +28,8 @@ func (p *pipeStore) Close() error                           { return nil }
 func (p *pipeStore) ReadRaw(context.Context, uint32, int, uint64, int) ([]byte, error) {
 	return nil, client.ErrUnavailable
 }
+
+func (p *pipeStore) Work(context.Context, index.Kind, []*repair.Work) []error { return nil }
 
 func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
 	if len(ops) == 0 || len(ops) > pipeKeys {

@@ -145,14 +145,16 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 func (a *app) delCommand() *cobra.Command {
 	var version uint64
 	var prefix string
-	var dry bool
+	var dry, lost bool
 	c := &cobra.Command{
 		Use:   "del [KEY...]",
 		Short: "Delete keys: those named, those on stdin, or all with a prefix",
 		Long: "Delete keys. Without arguments and --prefix, those on stdin, one a line, as scan prints\n" +
 			"them: kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
 			"A line that begins with a quote is quoted as in Go. --prefix deletes every key that\n" +
-			"begins so, and prints how many they were.",
+			"begins so, and prints how many they were. Damaged records stay: see flush.\n" +
+			"--lost is for a key whose memory is so damaged that no copy tells whose record it is, and\n" +
+			"that get and put call corrupt therefore: it frees what may be the key's record.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byVersion := cmd.Flags().Changed("version")
@@ -178,7 +180,12 @@ func (a *app) delCommand() *cobra.Command {
 			if byVersion && len(ks) != 1 {
 				return usagef("--version: want one key, not %d", len(ks))
 			}
-			if dry {
+			switch {
+			case lost && (byVersion || dry):
+				return usagef("--lost: want no --version and no --dry-run with it")
+			case lost:
+				return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error { return a.freeKeys(cmd.Context(), s, ks) })
+			case dry:
 				return a.wouldDelete(cmd.Context(), ks, byVersion, version)
 			}
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
@@ -220,6 +227,7 @@ func (a *app) delCommand() *cobra.Command {
 	}
 	c.Flags().Uint64Var(&version, "version", 0, "only if the key has this version")
 	c.Flags().StringVar(&prefix, "prefix", "", "delete every key that begins with this")
+	c.Flags().BoolVar(&lost, "lost", false, "free what no copy tells any more and may be the key's")
 	dryFlag(c, &dry)
 	return c
 }

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -33,6 +35,7 @@ type store interface {
 	Stats() client.Stats
 	Locate(key []byte) (inside.Location, error)
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error
 	Close() error
 }
 

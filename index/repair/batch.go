@@ -80,7 +80,8 @@ func (o *Op) slotsBehind() (list []wordRef) {
 
 // fetch READs n bytes of each item's record at A (0: all of it), in batches, and lets
 // got judge them. At A, since that is where words are decided: the record is complete there before the CAS
-// that links it, whatever the tail shows. An error of got ends the Op.
+// that links it, whatever the tail shows. If got fails, the record is mended from another copy and got judges it once more; then its error
+// ends the Op.
 func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() index.Action) index.Action {
 	size := func(it *item) int {
 		if n != 0 {
@@ -94,7 +95,11 @@ func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then
 	m := o.readBatch(list, size)
 	return o.await(index.StepFetchRecords, func() index.Action {
 		for i, it := range list[:m] {
-			if err := got(it, o.Accesses[i].Buf); err != nil {
+			err := got(it, o.Accesses[i].Buf)
+			switch {
+			case err != nil && !it.tried:
+				return o.mend(it, func() index.Action { return o.fetch(list[i:], n, got, then) })
+			case err != nil:
 				return o.Finish(err)
 			}
 		}
@@ -173,7 +178,7 @@ func (o *Op) fetchNamed(list []*item, must bool, then func() index.Action) index
 	of := map[*item]*item{}
 	for _, it := range list {
 		for _, x := range it.long {
-			n := &item{wordRef: it.wordRef, x: x}
+			n := &item{wordRef: it.wordRef, x: x, under: it.x}
 			named, of[n] = append(named, n), it
 		}
 		it.long = nil
@@ -185,12 +190,18 @@ func (o *Op) fetchNamed(list []*item, must bool, then func() index.Action) index
 			m, err = o.partsOf(n, &r)
 			of[n].oldParts = append(of[n].oldParts, m.Chunks...)
 		}
-		if err != nil && !must {
-			o.finding("%v", err)
-			err = nil
-		}
-		return err
+		return o.skip(n, err, must)
 	}, then)
+}
+
+// skip tells of a manifest, or an intent, that cannot be read, and goes on without it, if it is ruined or need not be there (must). Nobody
+// comes to the chunks of one that is ruined.
+func (o *Op) skip(it *item, err error, must bool) error {
+	if err != nil && (it.lost || !must) {
+		o.finding("%v", err)
+		return nil
+	}
+	return err
 }
 
 // inHeap checks a word's place: nothing is read, written or freed where a damaged word says.
@@ -226,11 +237,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 					it.id, it.oldParts = m.ID, m.Chunks
 				}
 			}
-			if err != nil && !must {
-				o.finding("%v", err)
-				err = nil
-			}
-			return err
+			return o.skip(it, err, must)
 		}, func() index.Action { return o.fetchNamed(*manifests, must, then) })
 	})
 }

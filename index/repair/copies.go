@@ -46,8 +46,8 @@ func (o *Op) syncSegment() index.Action {
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on
 // all replicas, chunks first. Those of a Move's moved set go to the child. Version, flags and expiry stay: nobody can tell the copy from
-// the record. A record that is not as its item says ends the Op: its word has changed, or memory is damaged, and a copy
-// would be of something else.
+// the record. A record that is damaged is mended; if it is ruined its copy is what there is, but for a Move's. A record that is not as its item
+// says ends the Op: its word has changed, and a copy would be of something else.
 func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	list = slices.DeleteFunc(slices.Clone(list), func(it *item) bool { return it.written })
 	if len(list) == 0 {
@@ -64,6 +64,14 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 		bufs := make([][]byte, n)
 		for i, it := range list[:n] {
 			r, err := o.parseOf(it, o.Accesses[i].Buf)
+			switch {
+			case err != nil && !it.tried:
+				return o.mend(it, func() index.Action { return o.copyItems(list, then) })
+			case err != nil && it.lost && o.Kind != index.Move:
+				// As damaged as it is: what is there now has to go, whatever it says.
+				bufs[i] = o.Accesses[i].Buf
+				continue
+			}
 			if err == nil && it.key != nil && !bytes.Equal(r.Key, it.key) {
 				err = fmt.Errorf("%s: record at %#x has changed", o.where(it.wordRef), it.x.Off())
 			}
@@ -102,7 +110,7 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 }
 
 // copyChunk copies the next chunk of a manifest under the new manifest's id, by which a reader knows that a chunk is the
-// manifest's. Chunks go one after the other: each has 2 MiB.
+// manifest's. Chunks go one after the other: each has 2 MiB. A ruined one is copied as it is, and has no id.
 func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	from, to := it.chunks[it.copied], it.newChunks[it.copied]
 	b := o.scratch(layout.SizeOf(from.Code))
@@ -110,11 +118,19 @@ func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	o.Add(index.Access{Verb: index.Read, Space: index.Heap, Off: uint64(from.Unit) * layout.UnitSize, Buf: b})
 	return o.await(index.StepCopyChunk, func() index.Action {
 		r, err := parseChunk(b, it.id, it.copied)
-		if err != nil {
+		switch {
+		case err == nil:
+			b = b[:layout.RecordLen(0, len(r.Value))]
+			layout.SetVersion(b, it.newID)
+		case it.triedChunk != it.copied+1:
+			it.triedChunk, it.lostChunk = it.copied+1, false
+			return o.mendChunk(it, from, it.copied, func(ruined bool) index.Action {
+				it.lostChunk = ruined
+				return o.copyChunk(it, then)
+			})
+		case !it.lostChunk:
 			return o.Finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied, uint64(from.Unit)*layout.UnitSize, err))
 		}
-		b := b[:layout.RecordLen(0, len(r.Value))]
-		layout.SetVersion(b, it.newID)
 		if o.Kind == index.Move {
 			o.ToChild()
 		}

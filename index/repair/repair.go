@@ -49,6 +49,9 @@ type Work struct {
 	WindowMost uint32
 	// Wipe leaves zeroes, for an array that is used for another shard next: not even a nonce may stay in it.
 	Wipe bool
+	// FreeLost, of Scrub, takes away the words of records of which no copy is good, with their places: with Only those alone that have
+	// one of its first fingerprints and are in a group of More.
+	FreeLost bool
 	// Drop, with Wipe: nobody ever reaches the array again, not even what is
 	// readable in it. Without it a readable word stays, and is a finding.
 	Drop   bool
@@ -76,6 +79,7 @@ type Work struct {
 	Moved    uint64            // records moved or relocated
 	Repaired uint64            // copies rewritten from a good one
 	Lost     uint64            // records without a good copy, or that went with a child
+	Freed    uint64            // of Lost: those that are gone now
 	Linked   map[uint32]uint32 // Scrub, Relocate with Count: linked units by extent
 	Kept     []UnitRun         // Relocate with Count: the places in Extents
 	Findings []string          // at most 8, for people
@@ -165,6 +169,8 @@ type workState struct {
 
 	keys map[keyHash]wordRef
 	same [][2]wordRef // slots that seem to name the same key
+	// ruins are the segment's records of which no copy is good.
+	ruins []*item
 }
 
 // wordRef is one word of a group: a slot or index.HeaderSlot. Replicas are laid out alike, so it names the word on each.
@@ -189,6 +195,10 @@ type item struct {
 	mine  bool        // of the moved set
 	done  bool        // the child has it
 
+	under layout.Word // what the slot holds if that is an intent which names x; 0: x
+	tried bool        // a good copy was looked for
+	lost  bool        // and there is none
+
 	key      []byte         // its own memory
 	hash     uint64         // of key
 	id       uint64         // of a manifest
@@ -207,9 +217,12 @@ type item struct {
 	n         layout.Word // of the copy
 	newID     uint64      // of the copy's manifest
 	newChunks []layout.Chunk
-	copied    int   // of newChunks
-	written   bool  // the copy is complete on every replica
-	fresh     []int // the places, in workState.places
+	copied    int // of newChunks
+	// triedChunk is the chunk, counted from 1, of which a good copy was looked for last.
+	triedChunk int
+	lostChunk  bool  // there is none
+	written    bool  // the copy is complete on every replica
+	fresh      []int // the places, in workState.places
 
 	evicted Evicted
 }

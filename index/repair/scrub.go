@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"hash/fnv"
+	"slices"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -14,12 +15,12 @@ type keyHash struct{ a, b uint64 }
 
 // startScrub begins a Scrub: the segment's words are synced, then every record and chunk that they name is read on
 // every replica and judged by its own CRC, its key's group and the other copies. A bad copy is written anew from a good
-// one only after its word was found unchanged on all replicas: then its place is linked, and nobody else
-// writes there (I4).
+// one, see mendAt.
 func (o *Op) startScrub() index.Action {
 	o.Work.Records, o.Work.Units, o.Work.Lost = 0, 0, 0
 	o.Work.Linked, o.Work.Findings = map[uint32]uint32{}, nil
-	o.work.keys, o.work.same = map[keyHash]wordRef{}, nil
+	o.work.keys, o.work.same, o.work.ruins = map[keyHash]wordRef{}, nil, nil
+	o.Work.Freed = 0
 	return o.readCopies(func() index.Action {
 		list := o.segmentDiffers()
 		o.Work.Synced += uint64(len(list))
@@ -44,8 +45,7 @@ func (o *Op) scrubRecords() index.Action {
 				continue
 			}
 			if err := o.inHeap(ref, x); err != nil {
-				o.Work.Lost++
-				o.finding("%v", err)
+				o.ruin(&item{wordRef: ref, x: x}, err)
 				continue
 			}
 			list = append(list, &item{wordRef: ref, x: x})
@@ -64,7 +64,7 @@ func (o *Op) linked(unit uint32, code uint8) {
 // may have been replaced since its word was read, so nothing is said or written before its word has been read again.
 func (o *Op) scrubBatch(list []*item) index.Action {
 	if len(list) == 0 {
-		return o.scrubSame()
+		return o.freeRuins(o.scrubSame)
 	}
 	r := int(o.Route.PG.Replicas)
 	n, total := 0, 0
@@ -79,24 +79,22 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 	}
 	return o.await(index.StepScrubRecords, func() index.Action {
 		var bad, manifests, intents []*item
-		copies := map[*item][][]byte{}
 		for i, it := range list[:n] {
 			o.Work.Records++
 			o.linked(it.x.Unit(), it.x.Code())
 			c := o.copiesAt(i)
-			good, ok := o.goodCopy(it, c)
-			if !ok || o.anyBad(c, good) != 0 {
-				bad, copies[it] = append(bad, it), c
+			good := o.goodCopy(c, o.judgeCopy(it))
+			if good == nil || o.anyBad(c, good) != 0 {
+				bad = append(bad, it)
 			}
-			if !ok {
+			if good == nil {
 				continue
 			}
 			rec, _ := layout.ParseRecord(good)
 			o.noteKey(it.wordRef, rec.Key)
 			if rec.Flags&layout.FlagIntent != 0 {
 				if err := o.noteIntent(it, &rec); err != nil {
-					o.Work.Lost++
-					o.finding("%v", err)
+					o.ruin(it, err)
 				}
 				intents = append(intents, it)
 				continue
@@ -106,14 +104,13 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			}
 			m, err := o.partsOf(it, &rec)
 			if err != nil {
-				o.Work.Lost++
-				o.finding("%v", err)
+				o.ruin(it, err)
 				continue
 			}
 			it.id, it.oldParts = m.ID, m.Chunks
 			manifests = append(manifests, it)
 		}
-		return o.scrubBad(bad, copies, func() index.Action {
+		return o.scrubBad(bad, func() index.Action {
 			return o.scrubChunks(manifests, 0, func() index.Action {
 				return o.scrubIntents(intents, func() index.Action { return o.scrubBatch(list[n:]) })
 			})
@@ -152,15 +149,26 @@ func (o *Op) copiesAt(i int) (c [][]byte) {
 	return c
 }
 
-// goodCopy is the first copy that is whole and whose key belongs where the slot is. A good CRC is not enough: the place
-// has had other records before, each with a good one.
-func (o *Op) goodCopy(it *item, copies [][]byte) (good []byte, ok bool) {
+// judgeCopy tells what of a copy of it's record is good, nil: nothing. It is whole, and its key belongs where the slot is: the place has had
+// other records before, each with a good CRC.
+func (o *Op) judgeCopy(it *item) func(b []byte) []byte {
+	return func(b []byte) []byte {
+		r, err := o.parseOf(it, b)
+		if err != nil || !o.belongs(r.Key, it.base) {
+			return nil
+		}
+		return b[:layout.RecordLen(len(r.Key), len(r.Value))]
+	}
+}
+
+// goodCopy is the first copy that is good, nil: none is.
+func (o *Op) goodCopy(copies [][]byte, judge func(b []byte) []byte) []byte {
 	for _, b := range copies {
-		if r, err := o.parseOf(it, b); err == nil && o.belongs(r.Key, it.base) {
-			return b[:layout.RecordLen(len(r.Key), len(r.Value))], true
+		if good := judge(b); good != nil {
+			return good
 		}
 	}
-	return nil, false
+	return nil
 }
 
 // anyBad has a bit for every replica whose copy is not good.
@@ -204,53 +212,123 @@ func (o *Op) noteKey(at wordRef, key []byte) {
 	o.work.keys[h] = at
 }
 
-// scrubBad repairs records of which a copy is not good, or says that none is.
-func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() index.Action) index.Action {
+// scrubBad mends records of which a copy is not good, or says that none is.
+func (o *Op) scrubBad(list []*item, then func() index.Action) index.Action {
 	if len(list) == 0 {
 		return then()
 	}
-	it, next := list[0], func() index.Action { return o.scrubBad(list[1:], copies, then) }
-	good, ok := o.goodCopy(it, copies[it])
-	if !ok {
-		good = nil
-	}
-	return o.repair(it, it.x.Off(), copies[it], good, next)
+	it := list[0]
+	return o.mend(it, func() index.Action {
+		if it.lost {
+			o.ruin(it, fmt.Errorf("%s: no good copy at %#x", o.where(it.wordRef), it.x.Off()))
+		}
+		return o.scrubBad(list[1:], then)
+	})
 }
 
-// repair writes good over the copies at off that differ from it, if it is still
-// linked: then nobody else writes there. If replicas show different words, the record's writer is between them, or died
-// there; sync knows what to do. If no copy is good there is nothing to write: readers get an error, and people a finding.
-func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then func() index.Action) index.Action {
+// ruin tells of a record of which no copy is good, or of a word that names none. With Work.FreeLost the word is taken away in the end.
+func (o *Op) ruin(it *item, err error) {
+	o.Work.Lost++
+	o.finding("%v", err)
+	if w := &o.work; !slices.Contains(w.ruins, it) {
+		w.ruins = append(w.ruins, it)
+	}
+}
+
+// freeRuins takes away the words of what is ruined. Their places are ours then, but for those that a word of a move, or an intent,
+// names: another word may name them as well, and a recall finds them.
+func (o *Op) freeRuins(then func() index.Action) index.Action {
+	var list []*item
+	for _, it := range o.work.ruins {
+		if only := o.Work.Only; only != nil && (!slices.Contains(only[0], it.x.FP()) || !slices.Contains(o.Work.More, it.base)) {
+			continue
+		}
+		if it.mine = it.x.State() == layout.Live && o.inHeap(it.wordRef, it.x) == nil; !it.mine {
+			it.oldParts = nil
+		}
+		list = append(list, it)
+	}
+	if !o.Work.FreeLost || len(list) == 0 {
+		return then()
+	}
+	return o.emptyNow(list, o.deleted, func() index.Action {
+		for i := range o.work.swings {
+			if o.work.swings[i].won {
+				o.Work.Freed++
+			}
+		}
+		return o.publishSwings(func() index.Action {
+			o.unlinkFreed()
+			return then()
+		})
+	})
+}
+
+// mend writes a good copy of it's record over those that differ, if there is one and it is still linked; it.lost: no copy is good.
+func (o *Op) mend(it *item, then func() index.Action) index.Action {
+	it.tried = true
+	return o.mendAt(it, it.x.Off(), it.x.ReadLen(), o.judgeCopy(it), func(ruined bool) index.Action {
+		it.lost = ruined
+		return then()
+	})
+}
+
+// mendChunk is mend for chunk i of it.
+func (o *Op) mendChunk(it *item, c layout.Chunk, i int, then func(ruined bool) index.Action) index.Action {
+	judge := func(b []byte) []byte {
+		r, err := parseChunk(b, it.id, i)
+		if err != nil {
+			return nil
+		}
+		return b[:layout.RecordLen(0, len(r.Value))]
+	}
+	return o.mendAt(it, uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code), judge, then)
+}
+
+// mendAt looks for a good copy of n bytes at off, which it's word names, and writes it over the others. The word is read on every replica before the copies
+// are: if all show it each has had the bytes since, and nobody else writes there (I4). If replicas show different words, the record's writer is between
+// them, or died there; sync knows what to do. ruined: no copy is good. It is false if the word has been replaced.
+func (o *Op) mendAt(it *item, off uint64, n int, judge func(b []byte) []byte, then func(ruined bool) index.Action) index.Action {
+	expect := it.x
+	if it.under != 0 {
+		expect = it.under
+	}
 	return o.readWords(it.wordRef, func(words []layout.Word) index.Action {
-		if words[0] != it.x {
-			return then() // replaced meanwhile
+		if words[0] != expect {
+			return then(false)
 		}
 		for _, x := range words {
-			if x != it.x {
-				// Its writer is still writing, or has died: sync compares the copies.
-				return o.syncWords([]wordRef{it.wordRef}, then)
+			if x == expect {
+				continue
 			}
-		}
-		if good == nil {
-			o.Work.Lost++
-			_, err := layout.ParseRecord(copies[0])
-			if err == nil {
-				err = fmt.Errorf("not what belongs there")
+			if o.work.looks++; o.work.looks > maxLooks {
+				return o.Restart(index.Backoff)
 			}
-			o.finding("%s: no good copy at %#x: %v", o.where(it.wordRef), off, err)
-			return then()
+			return o.syncWords([]wordRef{it.wordRef}, func() index.Action { return o.mendAt(it, off, n, judge, then) })
 		}
 		o.NewRound()
-		bad := o.anyBad(copies, good)
-		for k := range o.Route.PG.Replicas {
-			if bad&(1<<k) != 0 {
-				o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: off, Buf: good})
+		o.addCopies(off, n, o.scratch(int(o.Route.PG.Replicas)*aligned(n)))
+		return o.await(index.StepScrubRecords, func() index.Action {
+			copies := o.copiesAt(0)
+			good := o.goodCopy(copies, judge)
+			if good == nil {
+				return then(true)
 			}
-		}
-		n := uint64(len(o.Accesses))
-		return o.await(index.StepWriteCopies, func() index.Action {
-			o.Work.Repaired += n
-			return then()
+			bad := o.anyBad(copies, good)
+			o.NewRound()
+			for k := range o.Route.PG.Replicas {
+				if bad&(1<<k) != 0 {
+					o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: off, Buf: good})
+				}
+			}
+			mended := uint64(len(o.Accesses))
+			if mended == 0 {
+				return then(false)
+			}
+			return o.await(index.StepWriteCopies, func() index.Action {
+				o.Work.Repaired += mended
+				return then(false)
+			})
 		})
 	})
 }
@@ -273,17 +351,22 @@ func (o *Op) scrubChunks(list []*item, i int, then func() index.Action) index.Ac
 	return o.await(index.StepScrubChunk, func() index.Action {
 		next := func() index.Action { return o.scrubChunks(list, i+1, then) }
 		copies := o.copiesAt(0)
-		var good []byte
-		for _, b := range copies {
-			if r, err := parseChunk(b, it.id, i); err == nil {
-				good = b[:layout.RecordLen(0, len(r.Value))]
-				break
+		good := o.goodCopy(copies, func(b []byte) []byte {
+			r, err := parseChunk(b, it.id, i)
+			if err != nil {
+				return nil
 			}
-		}
+			return b[:layout.RecordLen(0, len(r.Value))]
+		})
 		if good != nil && o.anyBad(copies, good) == 0 {
 			return next()
 		}
-		return o.repair(it, off, copies, good, next)
+		return o.mendChunk(it, c, i, func(ruined bool) index.Action {
+			if ruined {
+				o.ruin(it, fmt.Errorf("%s: no good copy of chunk %d at %#x", o.where(it.wordRef), i, off))
+			}
+			return next()
+		})
 	})
 }
 

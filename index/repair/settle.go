@@ -68,7 +68,7 @@ func (o *Op) settleIntents(list []*item, then func() index.Action) index.Action 
 		for _, it := range list {
 			if it.verdict == layout.Abort && it.comesTo() == 0 && it.in.Parent.State() == layout.Live {
 				// The same word again would be what a CAS that is late expects. A copy of a manifest names the same chunks.
-				it.before = &item{wordRef: it.wordRef, x: it.in.Parent, key: it.key}
+				it.before = &item{wordRef: it.wordRef, x: it.in.Parent, under: it.x, key: it.key}
 				if !o.takePlaces(o.Route.PG, it.before) {
 					return o.noMemory()
 				}
@@ -101,18 +101,18 @@ func (o *Op) readGone(list []*item, then func() index.Action) index.Action {
 			x, long = it.in.Parent, layout.LongParent
 		}
 		if it.gone = nil; it.verdict != layout.Undecided && it.in.Kind != layout.IntentGuard && it.in.Long&long != 0 {
-			m := &item{wordRef: it.wordRef, x: x}
+			m := &item{wordRef: it.wordRef, x: x, under: it.x}
 			manifests, of[m] = append(manifests, m), it
 		}
 	}
 	return o.fetch(manifests, 0, func(m *item, b []byte) error {
 		r, err := o.parseOf(m, b)
-		if err != nil {
-			return err
+		if err == nil {
+			var parts layout.Manifest
+			parts, err = o.partsOf(m, &r)
+			of[m].gone = parts.Chunks
 		}
-		parts, err := o.partsOf(m, &r)
-		of[m].gone = parts.Chunks
-		return err
+		return o.skip(m, err, true)
 	}, then)
 }
 

@@ -13,6 +13,7 @@
 package layout
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -502,6 +503,35 @@ func (r *Record) Parse(b []byte) error {
 	r.Key = b[RecordHeaderSize:k:k]
 	r.Value = b[k:n:n]
 	return nil
+}
+
+// HasKey reports whether the record at the start of b, which may be damaged elsewhere, has the bytes of key for its key.
+func HasKey(b, key []byte) bool {
+	return len(b) >= RecordHeaderSize+len(key) && int(binary.LittleEndian.Uint16(b[8:])) == len(key) && string(b[RecordHeaderSize:][:len(key)]) == string(key)
+}
+
+// SameRecord reports whether whole, a good record, is what is in damaged, by what the two have in common: no two records share a CRC by
+// chance, nor all of a header before it and a key.
+func SameRecord(whole, damaged []byte) bool {
+	k := RecordHeaderSize + int(HeadOf(whole).KeyLen)
+	return bytes.Equal(whole[24:28], damaged[24:28]) || bytes.Equal(whole[:24], damaged[:24]) && bytes.Equal(whole[28:k], damaged[28:min(k, len(damaged))])
+}
+
+// MendKey makes the record at the start of b whole if all that is damaged is what its key tells: the key's bytes, their number and
+// the format's version. The CRC proves it. If it is not so, b stays as it is.
+func MendKey(b, key []byte) bool {
+	if len(b) < RecordHeaderSize+len(key) {
+		return false
+	}
+	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
+	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
+	b[11] = FormatVersion
+	copy(b[RecordHeaderSize:], key)
+	if _, err := ParseRecord(b); err != nil {
+		copy(b, old)
+		return false
+	}
+	return true
 }
 
 // ---- manifest --------------------------------------------------------------

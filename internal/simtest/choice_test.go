@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -59,6 +60,7 @@ const (
 	chLose
 	chLate
 	chLateReply
+	chRot
 )
 
 // choice is something that may happen next; c is a client, or -1.
@@ -98,6 +100,8 @@ func (ch choice) String() string {
 		return fmt.Sprintf("m%d %s", ch.node, map[choiceKind]string{chHear: "hears the directory again", chNodeBack: "comes back empty",
 			chNodeCrash: "crashes", chDeaf: "falls silent", chRestart: "restarts", chAdopt: "adopts its memory",
 			chOvertaken: "is registered by its former process"}[ch.kind])
+	case chRot:
+		return fmt.Sprintf("m%d rots at %#x", ch.node, ch.n)
 	case chAdvance:
 		return "E advances"
 	case chTick:
@@ -381,6 +385,11 @@ func (w *World) enabledNode(i uint32, n *node) {
 		if w.nodeCrashes < w.cfg.NodeCrashes && w.mayLose(n) {
 			w.put(choice{kind: chNodeCrash, c: -1, node: i})
 		}
+		if w.rots < w.cfg.Rots && !w.setup {
+			for _, off := range w.mayRot(n) {
+				w.put(choice{kind: chRot, c: -1, node: i, n: off})
+			}
+		}
 		if w.nodePauses < w.cfg.NodePauses && w.mayLose(n) {
 			w.put(choice{kind: chDeaf, c: -1, node: i})
 		}
@@ -416,7 +425,7 @@ func (w *World) invisible(ch choice) bool {
 	cfg := &w.cfg
 	switch ch.kind {
 	case chGrant, chConnect, chFire:
-		if cfg.Crashes+cfg.Pauses+cfg.Deadlines+cfg.Failures+cfg.Epochs+cfg.Clock > 0 || cfg.changes() {
+		if cfg.Crashes+cfg.Pauses+cfg.Deadlines+cfg.Failures+cfg.Epochs+cfg.Clock+cfg.Rots > 0 || cfg.changes() {
 			return false
 		}
 		if ch.kind == chFire {
@@ -455,7 +464,7 @@ func (w *World) do(ch choice) {
 		c.doRenewal(ch)
 	case chDeadline, chCrash, chPause, chFailBefore, chFailAfter:
 		w.doFault(c, ch)
-	case chChore, chHear, chNodeBack, chNodeCrash, chDeaf, chRestart, chAdopt, chOvertaken:
+	case chChore, chHear, chNodeBack, chNodeCrash, chDeaf, chRestart, chAdopt, chOvertaken, chRot:
 		w.doNode(w.nodes[ch.node], ch)
 	default:
 		w.doShared(c, ch)
@@ -584,6 +593,8 @@ func (w *World) doNode(n *node, ch choice) {
 		n.overtaken = true
 		w.touch()
 		w.register(n, n.boot-1)
+	case chRot:
+		w.rot(n, ch.n)
 	case chNodeCrash:
 		w.nodeCrashes++
 		w.crashNode(n)
@@ -637,6 +648,9 @@ func (w *World) fire(c *cl, ev sim.Event) {
 	if err := w.fab.Fire(ev); err != nil {
 		w.fail(err)
 		return
+	}
+	if r, off := w.where(ev); r != nil && ev.Op == rdma.OpWrite && ev.Kind != sim.Deliver {
+		w.healed(r, off, ev.Len)
 	}
 	if atomic && w.wordOf(ev) != old {
 		w.effects++

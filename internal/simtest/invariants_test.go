@@ -107,7 +107,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 			continue
 		}
 		for _, x := range w.names(r, s.now) {
-			if x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, r.bytes[off:off+uint64(ev.Len)]) {
+			if x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, w.asWritten(r, off, ev.Len)) {
 				w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off, r.node.i))
 			}
 		}
@@ -346,7 +346,7 @@ func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
 	if off < w.indexBytes+w.accessBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
 		return layout.Record{}, fmt.Errorf("%v lies outside the heap", x)
 	}
-	return layout.ParseRecord(r.bytes[off:][:x.ReadLen()])
+	return layout.ParseRecord(w.asWritten(r, off, x.ReadLen()))
 }
 
 // inUse reports whether an index offset lies in the array of a shard, or of a child.

@@ -35,7 +35,7 @@ var mutants = []mutant{
 		"	// The word just read is the next hint; it proves nothing about absence.\n",
 		"if w.State() == layout.Empty {\nreturn o.absent()\n}\n"}}},
 	{"fp-is-proof", "a matching fingerprint is no matching key", []edit{{op,
-		"if bytes.Equal(rec.Key, o.Key) {\n\t\t\treturn s, o.wordOf(s, 0), rec, true, nil", "if true {\nreturn s, o.wordOf(s, 0), rec, true, nil"}}},
+		"case err == nil && bytes.Equal(rec.Key, o.Key):\n\t\t\treturn s,", "case err == nil:\nreturn s,"}}},
 	{"lost-put-is-done", "a blind PUT whose CAS lost is retried", []edit{{op,
 		"	o.env.Forget(o)\n	switch c.State() {\n",
 		"o.env.Forget(o)\nif o.Kind == Put && o.Cond == Always {\nreturn o.finish(nil)\n}\nswitch c.State() {\n"}}},
@@ -62,7 +62,7 @@ var mutants = []mutant{
 	{"limbo-before-publish", "limbo starts when P has swung", []edit{{op,
 		"	if o.Route.PG.Replicas == 1 {\n		return o.published()\n", "o.unlink()\nif o.Route.PG.Replicas == 1 {\nreturn o.published()\n"}}},
 	{"crc-proves", "sync compares the record with its predecessor's copy", []edit{{op,
-		"		same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || n < 0\n"}}},
+		"	same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || n < 0\n"}}},
 	{"empty-is-mine", "an EMPTY word that is found is not taken for the one that was to be left", []edit{{op, "return o.Kind == Delete || o.Kind == Settle &&", "return o.Kind == Settle &&"}}},
 	{"insert-pair", "two READs of a group are no expectation and new word", []edit{{op, "		return o.sync(s, 1, stepSyncGroup)\n",
 		"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(s),\n" +

@@ -200,6 +200,7 @@ func (c *cl) done(r *running) {
 	answered := !remove(&c.run, r)
 	remove(&c.orphans, r)
 	r.over, r.err = true, r.t.Op.Err
+	c.w.mended += int(r.t.Op.Mended)
 	if !answered {
 		switch {
 		case r.work >= 0:

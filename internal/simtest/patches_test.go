@@ -180,6 +180,15 @@ var byTest = []tested{
 	{"near-keeps-many-that-a-write-overtook", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "if s.writes == writes[j] && s.writing == 0 {", "if s.writing == 0 {"}}},
 	{"near-keeps-what-ends-last", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "alone := s.writing == 1 && s.writes == writes", "alone := s.writing == 1"}}},
 	{"near-keeps-what-begins-last", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "alone := s.writing == 1 && s.writes == writes", "alone := s.writes == writes"}}},
+	{"ruin-is-absent", "index", "TestUnreadableRecord", []edit{{"index/lookup.go", "	o.env.Forget(o)\n	if o.hides != nil {", "	o.env.Forget(o)\n	if false {"}}},
+	{"ruin-of-anybody-replaced", "index", "TestUnreadableRecord", []edit{{"index/insert.go", "if o.atA = true; x.mine {", "if o.atA = true; true {"}}},
+	{"settled-beside-a-damaged-parent", "index", "TestSettleDamagedParent", []edit{{"index/txn.go", "return o.settleBytes(o.met.recs[0], 0)", "return o.answerAfterSync(nil)"}}},
+	{"recall-ends-at-a-ruin", "index", "TestRelocateDamaged", []edit{{"index/repair/copies.go", "case err != nil && it.lost && o.Kind != index.Move:", "case false:"}}},
+	{"txn-snapshot-not-believed", "client", "TestTxnRetries", []edit{{"client/tx.go", "tx.ahead, tx.instant = make(map[string]Item, len(ops)), true", "tx.ahead, tx.instant = make(map[string]Item, len(ops)), false"}}},
+	{"txn-believes-what-came-after-the-snapshot", "client", "TestTxnRetries", []edit{{"client/tx.go", "			return false, nil\n", "			continue\n"}}},
+	{"txn-reads-anew-one-by-one", "client", "TestTxnRetries", []edit{{"client/tx.go", "if it, ok := tx.ahead[string(k)]; ok {", "if it, ok := tx.ahead[string(k)]; ok && false {"}}},
+	{"txn-without-a-time", "client", "TestTxnTime", []edit{{"client/tx.go", "tries == 1 && !ok {", "tries < 0 && !ok {"}}},
+	{"flush-ends-at-damage", "cmd/kvctl", "TestEraseDamaged", []edit{{"cmd/kvctl/erase.go", "left, err = append(left, err), nil", "left = append(left, err)"}}},
 	{"near-shares-a-read-from-before-a-write", "client/near", "TestSharingAfterWrite", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 && c.o.Now()", "if c.o.Now()"}}},
 }
 

@@ -190,7 +190,7 @@ var rejoinMutants = []mutant{
 		{retaining, "	pg.State = dirpb.PGState_PG_FROZEN\n	s.newEpoch(pg)\n	s.editHeap(pg.Id).FrozenVersion = pg.ChangedVersion\n",
 			"pg.Members[len(pg.Members)-1].Retained = nil\ns.newEpoch(pg)\ns.addJoin(pg)\n"}}},
 	{"retain-crc-proves", "rejoin: a good CRC does not tell a place's lives apart", []edit{{op,
-		"		same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || bytes.Equal(mine[:n], prev[:n])\n"}}},
+		"	same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || bytes.Equal(mine[:n], prev[:n])\n"}}},
 	{"retain-keeps-locks", "rejoin: a lock is of an operation that has gone on without it", []edit{{"internal/layout/layout.go",
 		"			clear(index[at:][:GroupSlotsOff])\n", "clear(index[at:][:GroupLockOff])\n"}}},
 	{"retain-keeps-headers", "rejoin: what a header tells of may have been taken back", []edit{{"internal/layout/layout.go",

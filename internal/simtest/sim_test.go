@@ -111,6 +111,26 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0)}},
 		Setup: []Step{k(Put, 0)}, Warm: true, Units: 3, Epochs: 10, WritePieces: 2},
+	// Records rot in one copy, and are mended by whoever meets them.
+	"r2-rot": {Replicas: 2, Rots: 2, Deadlines: 1, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Add, 0), k(Get, 0)},
+		{k(Get, 0), k(CAS, 0), k(Put, 0), k(Incr, 0), k(Get, 0)},
+		{k(Add, 0), k(Get, 0), k(Scan, 0), k(DelIf, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}},
+	"r3-rot": {Replicas: 3, Rots: 3, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Add, 0)},
+		{k(Get, 0), k(Add, 0), k(Incr, 0), k(Get, 0)}},
+		Setup: []Step{k(Put, 0)}},
+	"r2-rot-reuse": {Replicas: 2, Rots: 3, Units: 4, Epochs: 10, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0), k(Put, 0)},
+		{k(Get, 0), k(Incr, 0), k(Get, 0), k(Add, 0), k(Get, 0)}},
+		Setup: []Step{k(Put, 0)}},
+	"r2-rot-recall": {Replicas: 2, Rots: 2, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 6, Epochs: 4, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Add, 1)}, {k(Get, 0), k(Incr, 0), k(Get, 1)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}},
+	"r2-rot-split": {Replicas: 2, Rots: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{
+		{k(Put, 10), k(Get, 10), k(Add, 12)}, {k(Get, 10), k(Incr, 10), k(Scan, 0)}},
+		Setup: []Step{k(Put, 10), k(Put, 12)}},
 	// Copies are lost and made again.
 	"r2-loss": {Replicas: 2, Nodes: 3, Janitors: 1, NodeCrashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 0), k(Get, 0)},

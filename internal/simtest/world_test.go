@@ -170,6 +170,8 @@ type Config struct {
 	// Retains: a memory node that was declared lost retains what it held, and offers it. With Restarts they do so anyway.
 	Retains bool
 	Leaders int // directory crashes
+	// Rots is how often a byte of a linked record may change in one copy by itself, while all others have it whole.
+	Rots int
 	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
 	// key is lost with it.
 	LastCopy bool
@@ -282,6 +284,10 @@ type World struct {
 	relevant                map[[2]int]bool // segment and group that a key of the scope may be in
 
 	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, restarts, leaders, clocks int
+
+	rots   int
+	rotten []rot
+	mended int // copies that operations have written anew
 
 	millis   uint64 // the Unix time of all clients
 	expiring []*expiring
@@ -762,6 +768,7 @@ func (w *World) unfinished() string {
 // and the accounts.
 func (w *World) Finish() error {
 	w.finish()
+	w.healAll()
 	if w.err != nil {
 		return w.err
 	}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
+	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/overview"
+)
+
+// lostSegments is how many segments are looked through together.
+const lostSegments = 16
+
+// freeLost frees the records of the namespace of which no copy is good, in a session of its own, and writes down what they were. It
+// mends those that have a good copy: janitors may have been kept from it, by a move that does not end for such a record.
+func (a *app) freeLost(ctx context.Context, b backend, st *dirpb.StatusReply, ns *dirpb.Namespace, rep *checkReport) (err error) {
+	s, err := b.Open(ctx, sessionOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { a.closed("session", s.Close) }()
+	rep.Lost = 0 // counted anew
+	for _, pg := range overview.Groups(st.GetMap(), ns.GetId()) {
+		if len(pg.GetMembers()) == 0 {
+			continue
+		}
+		var works []*repair.Work
+		for _, r := range check.Arrays(st.GetMap(), pg.GetId()) {
+			for i := range uint64(r.Segments) {
+				works = append(works, &repair.Work{PG: pg.GetId(), Off: r.Off + i*layout.SegmentSize, FreeLost: true})
+			}
+		}
+		for ; len(works) > 0; works = works[min(lostSegments, len(works)):] {
+			some := works[:min(lostSegments, len(works))]
+			for i, err := range s.Work(ctx, index.Scrub, some) {
+				w := some[i]
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				if err != nil {
+					rep.Problem(w.PG, "segment at %#x: %v", w.Off, err)
+				}
+				rep.Freed += w.Freed
+				rep.Lost += w.Lost - min(w.Lost, w.Freed)
+				rep.RepairedRecords += w.Repaired
+				for _, f := range w.Findings {
+					rep.Problem(w.PG, "%s", f)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// freeKeys frees the records of which no copy is good, and which may be those of keys.
+func (a *app) freeKeys(ctx context.Context, s store, keys [][]byte) error {
+	works := make([]*repair.Work, len(keys))
+	for i, k := range keys {
+		loc, err := s.Locate(k)
+		if err != nil {
+			return a.about(k, err)
+		}
+		works[i] = &repair.Work{PG: loc.PG, Off: loc.Stash - layout.StashGroup*layout.GroupSize, FreeLost: true,
+			Only: [][]uint16{{layout.FP(loc.Hash)}}, More: []uint64{loc.Home, loc.Stash}}
+	}
+	freed, vain := uint64(0), 0
+	var first error
+	for i, err := range s.Work(ctx, index.Scrub, works) {
+		freed += works[i].Freed
+		if err == nil && works[i].Freed == 0 {
+			vain++
+			err = fmt.Errorf("%w: nothing that is lost may be its record", client.ErrNotFound)
+		}
+		if err != nil && (first == nil || errors.Is(first, client.ErrNotFound) && !errors.Is(err, client.ErrNotFound)) {
+			first = a.about(keys[i], err)
+		}
+	}
+	if a.json() {
+		if err := a.printJSON(map[string]any{"freed": freed, "not_found": vain}); err != nil {
+			return err
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return partly(freed > 0, first, "after %d records were freed", freed)
+}
