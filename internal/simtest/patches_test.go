@@ -136,6 +136,23 @@ var byTest = []tested{
 	{"near-keeps-what-ends-last", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "alone := s.writing == 1 && s.writes == writes", "alone := s.writing == 1"}}},
 	{"near-keeps-what-begins-last", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "alone := s.writing == 1 && s.writes == writes", "alone := s.writes == writes"}}},
 	{"near-shares-a-read-from-before-a-write", "client/near", "TestSharingAfterWrite", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 && c.o.Now()", "if c.o.Now()"}}},
+	{"near-older-answer-replaces", "client/near", "TestLaterStays", []edit{{"client/near/near.go", "\tif cur, ok := c.entries.GetIfPresent(n); ok && cur.asked.After(e.asked) {", "if cur, ok := c.entries.GetIfPresent(n); false && ok && cur.asked.After(e.asked) {"}}},
+	{"near-shares-what-has-expired", "client/near", "TestSharedExpires", []edit{{"client/near/near.go", "\t\tcase f.e != nil && c.expired(f.e, c.o.Now()):", "case false && f.e != nil && c.expired(f.e, c.o.Now()):"}}},
+	{"near-kept-of-another-key", "client/near", "TestTwins", []edit{{"client/near/near.go", "\tif !ok || !bytes.Equal(e.key, key) {", "if !ok {"}}},
+	{"near-shares-another-key", "client/near", "TestTwins", []edit{{"client/near/near.go", "\t\tcase f.gone, f.e != nil && !bytes.Equal(f.e.key, key), f.e == nil && !bytes.Equal(f.key, key):", "case f.gone, f.e == nil && !bytes.Equal(f.key, key):"}}},
+	{"near-shares-that-another-is-none", "client/near", "TestTwins", []edit{{"client/near/near.go", "\t\tcase f.gone, f.e != nil && !bytes.Equal(f.e.key, key), f.e == nil && !bytes.Equal(f.key, key):", "case f.gone, f.e != nil && !bytes.Equal(f.e.key, key):"}}},
+	{"near-a-write-that-ends-is-none", "client/near", "TestStaggered", []edit{{"client/near/near.go", "\ts.writes++\n\ts.writing--", "s.writing--"}}},
+	{"near-age-from-the-answer", "client/near", "TestAge", []edit{{"client/near/near.go", "\t\tf.e = entryOf(key, &it, f.asked)", "f.e = entryOf(key, &it, c.o.Now())"}}},
+	{"near-age-from-the-comparison", "client/near", "TestAge", []edit{{"client/near/near.go", "\t\te.asked = f.asked", "e.asked = c.o.Now()"}}},
+	{"near-age-of-many-from-the-answer", "client/near", "TestAge", []edit{{"client/near/near.go", "\t\t\te = entryOf(ask[j], &r.Item, asked)", "e = entryOf(ask[j], &r.Item, asked.Add(c.o.Now().Sub(asked)))"}}},
+	{"near-age-from-the-end-of-a-put", "client/near", "TestAge", []edit{{"client/near/near.go", "flags: op.Flags, asked: asked}", "flags: op.Flags, asked: asked.Add(c.o.Now().Sub(asked))}"}}},
+	{"near-given-up-and-left", "client/near", "TestGivenUpInTurn", []edit{{"client/near/near.go", "\t\t\tif s.flights[n] == f && !f.begun && f.waiting == 0 {\n\t\t\t\tdelete(s.flights, n)\n\t\t\t}", ""}}},
+	{"near-given-up-takes-another", "client/near", "TestReadsInTurn", []edit{{"client/near/near.go", "\t\t\tif s.flights[n] == f && !f.begun && f.waiting == 0 {", "if !f.begun && f.waiting == 0 {"}}},
+	{"near-next-read-unseen", "client/near", "TestReadsInTurn", []edit{{"client/near/near.go", "\t\t\ts.flights[n] = f.next", "_ = f.next"}}},
+	{"near-absence-not-shared", "client/near", "TestReadsInTurn", []edit{{"client/near/near.go", "\tf.gone = f.err != nil && ctx.Err() != nil", "f.gone = f.err != nil"}}},
+	{"near-deletes-of-multicas-kept", "client/near", "TestEveryWrite", []edit{{"client/near/near.go", "\t\t\tif ops[i].Kind != client.OpKeep && !yield(ops[i].Key) {", "if ops[i].Kind == client.OpPut && !yield(ops[i].Key) {"}}},
+	{"near-writing-after-a-panic", "client/near", "TestPanics", []edit{{"client/near/near.go", "\tdefer func() {\n\t\tfor k := range keys {\n\t\t\tc.end(k, 0, nil)\n\t\t}\n\t}()\n\tf()", "f()\n\tfor k := range keys {\n\t\tc.end(k, 0, nil)\n\t}"}}},
+	{"near-keeps-the-callers-buffer", "client/near", "TestWholeItems", []edit{{"client/near/near.go", "value: bytes.Clone(op.Value), version", "value: op.Value, version"}}},
 }
 
 // TestPatches switches on one mistake at a time; the test that is named for it must notice.
