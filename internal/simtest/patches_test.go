@@ -181,6 +181,10 @@ var byTest = []tested{
 	{"changed-holdings-untold", "internal/session", "TestAgendaTells", []edit{{"internal/session/handback.go", "\t\t\tnews = news || !sameHeld(p.told, h)", "news = news || p.told == nil"}}},
 	{"supply-of-nobody-kept", "internal/session", "TestAgendaTells", []edit{{"internal/session/renew.go", "\ta.supplied(p.GetSupply(), len(q.Renew.Held) > 0)", "a.supplied(p.GetSupply(), false)"}}},
 	{"called-and-not-answered", "internal/session", "TestAgendaCalled", []edit{{"internal/session/renew.go", "a.mu.called && p.GetEpoch() > q.Renew.ReportEpoch", "a.mu.called && p.GetEpoch() > q.Renew.ReportEpoch+1"}}},
+	{"task-in-a-later-epoch", "internal/engine", "TestGoesOnInItsEpoch", []edit{{"internal/engine/hinted.go", "\tt.epoch = began", ""}}},
+	{"hint-forgets-expiry", "internal/engine", "TestHintedPutExpires", []edit{{"internal/engine/hinted.go", "index.HintFlagsOf(op.Flags, op.Expiry), ch.epoch)", "index.HintFlagsOf(op.Flags, 0), ch.epoch)"}}},
+	{"puts-to-one-head", "internal/engine", "TestHintedOfTwoGroups", []edit{{"internal/engine/hinted.go", "\t\t\tcase ch.conns[d] != nil && ch.conns[d] != up:\n\t\t\t\treturn false", ""}}},
+	{"hint-age-stops", "internal/engine", "TestWordCacheAgeGoesRound", []edit{{"internal/engine/wordcache.go", "\tif int32(epoch-x.seen()) > 0 {", "if epoch > x.seen() {"}}},
 }
 
 // TestPatches switches on one mistake at a time; the test that is named for it must notice.
