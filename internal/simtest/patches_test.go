@@ -185,6 +185,10 @@ var byTest = []tested{
 	{"hint-forgets-expiry", "internal/engine", "TestHintedPutExpires", []edit{{"internal/engine/hinted.go", "index.HintFlagsOf(op.Flags, op.Expiry), ch.epoch)", "index.HintFlagsOf(op.Flags, 0), ch.epoch)"}}},
 	{"puts-to-one-head", "internal/engine", "TestHintedOfTwoGroups", []edit{{"internal/engine/hinted.go", "\t\t\tcase ch.conns[d] != nil && ch.conns[d] != up:\n\t\t\t\treturn false", ""}}},
 	{"hint-age-stops", "internal/engine", "TestWordCacheAgeGoesRound", []edit{{"internal/engine/wordcache.go", "\tif int32(epoch-x.seen()) > 0 {", "if epoch > x.seen() {"}}},
+	{"intent-of-lost-memory-believed", "index", "TestIntentOfLostMemory", []edit{{"index/intent.go", "\tif r.PG.Generation != m.in.Generation {", "if false {"}}},
+	{"modified-with-a-manifest-flag", "index", "TestModifyOfChunks", []edit{{"index/modify.go", "\t\tc.Flags &^= layout.FlagManifest", ""}}},
+	{"overtaken-settle-keeps-its-copy", "index", "TestSettleOvertaken", []edit{{"index/txn.go", "\t\t\treturn o.again(0) // the caller did not know the word before\n\t\t}\n\t}", "return o.again(0) // the caller did not know the word before\n\t\t}\n\t}\n\to.final.have = false"}}},
+	{"overtaken-settle-leaks-nothing", "index", "TestSettleOvertaken", []edit{{"index/txn.go", "\t\to.leak()", "o.final.have = false"}}},
 }
 
 // TestPatches switches on one mistake at a time; the test that is named for it must notice.
