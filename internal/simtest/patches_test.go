@@ -189,6 +189,12 @@ var byTest = []tested{
 	{"modified-with-a-manifest-flag", "index", "TestModifyOfChunks", []edit{{"index/modify.go", "\t\tc.Flags &^= layout.FlagManifest", ""}}},
 	{"overtaken-settle-keeps-its-copy", "index", "TestSettleOvertaken", []edit{{"index/txn.go", "\t\t\treturn o.again(0) // the caller did not know the word before\n\t\t}\n\t}", "return o.again(0) // the caller did not know the word before\n\t\t}\n\t}\n\to.final.have = false"}}},
 	{"overtaken-settle-leaks-nothing", "index", "TestSettleOvertaken", []edit{{"index/txn.go", "\t\to.leak()", "o.final.have = false"}}},
+	{"second-reader-of-an-older-version-missed", "internal/gateway", "TestTrackingOlderReaders", []edit{{"internal/gateway/tracking.go", "\t\t\t\tt.items--\n\t\t\t\tt.tell(g, &c.box, x, key)", "t.items--\n\t\t\t\tt.tell(g, &c.box, x, key)\n\t\t\t\tbreak"}}},
+	{"tracked-in-database-0-alone", "internal/gateway", "TestTrackingOfDatabases", []edit{{"internal/gateway/tracking.go", "\tfor db := range g.o.Databases {", "for db := range g.o.Databases[:1] {"}}},
+	{"wake-lost-at-timeout", "internal/gateway", "TestWakePassedOn", []edit{{"internal/gateway/block.go", "\tpass = pass || len(x.wake) > 0", ""}}},
+	{"stream-that-went-waited-for", "internal/gateway", "TestStreamWentMeanwhile", []edit{{"internal/gateway/block.go", "\t\t\tk.version = unknownVersion", "k.version = 0"}}},
+	{"deleted-key-is-as-watched", "internal/gateway", "TestWatchOfDeletedKeys", []edit{{"internal/gateway/staged.go", "\tif k := t.find[x.stagedName]; t.err == nil && k.version != x.version {", "if k := t.find[x.stagedName]; t.err == nil && k.version != 0 && k.version != x.version {"}}},
+	{"get-of-a-blind-write-is-a-condition", "client", "TestTxnBlindWrites", []edit{{"client/tx.go", " || tx.ops[i].Kind != OpKeep)", ")"}}},
 }
 
 // TestPatches switches on one mistake at a time; the test that is named for it must notice.
