@@ -280,3 +280,48 @@ func TestTxnTime(t *testing.T) {
 		}
 	})
 }
+
+// TestTxnBlindWrites: a transaction that looks at what it has written itself, or is to delete, has read nothing of the store: others may write
+// those keys meanwhile, and it neither fails nor runs again.
+func TestTxnBlindWrites(t *testing.T) {
+	s := clienttest.New(clienttest.Options{})
+	ctx := t.Context()
+	a, b := []byte("a"), []byte("b")
+	for _, load := range []bool{false, true} {
+		runs := 0
+		err := client.Txn(ctx, s, func(tx *client.Tx) error {
+			runs++
+			tx.Put(a, []byte("mine"), client.PutOptions{})
+			tx.Delete(b)
+			if load {
+				if err := tx.Load(a, b); err != nil {
+					return err
+				}
+			}
+			if it, err := tx.Get(a); err != nil || string(it.Value) != "mine" {
+				t.Errorf("what was put: %q, %v", it.Value, err)
+			}
+			if _, err := tx.Get(b); !errors.Is(err, client.ErrNotFound) {
+				t.Errorf("what was deleted: %v", err)
+			}
+			for _, k := range [][]byte{a, b} { // by somebody else, once
+				if runs > 1 {
+					break
+				}
+				if _, err := s.Put(ctx, k, []byte("theirs"), client.PutOptions{}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil || runs != 1 {
+			t.Errorf("%v after %d runs", err, runs)
+		}
+		if it, err := s.Get(ctx, a); err != nil || string(it.Value) != "mine" {
+			t.Errorf("a is %q, %v", it.Value, err)
+		}
+		if it, err := s.Get(ctx, b); !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("b is %q, %v", it.Value, err)
+		}
+	}
+}

@@ -39,7 +39,7 @@ import (
 // Options configure a Cache.
 type Options struct {
 	// MaxBytes bounds keys, values and what it takes to keep them, about 300 bytes an
-	// entry. Required.
+	// entry. Required. A value above a quarter of it is not kept.
 	MaxBytes int64
 	// TTL is how long an entry is served without asking. Required unless Validate.
 	TTL time.Duration

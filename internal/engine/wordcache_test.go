@@ -245,3 +245,29 @@ func TestWordCacheGrows(t *testing.T) {
 		}
 	}
 }
+
+// A hint's age goes on when the low bits of the reclaim epoch, which are all that an entry has
+// room for, begin anew.
+func TestWordCacheAgeGoesRound(t *testing.T) {
+	c := newWordCache(1<<10, nil)
+	w := layout.MakeLive(0, 5, 0, 1)
+	const check = 77
+	var epoch uint32
+	epoch -= 3
+	c.put(check, index.Hint{Word: w}, epoch)
+	for range 20 {
+		var x cached
+		if !c.find(&x, check, w.FP()) {
+			t.Fatal("it is forgotten")
+		}
+		x.saw(epoch)
+		x.saw(epoch - 1) // later, by one who began earlier
+		epoch++
+		if _, ok := c.get(check, w.FP(), epoch, 2); !ok {
+			t.Fatalf("the hint, last seen in reclaim epoch %d, is too old in %d", epoch-1, epoch)
+		}
+	}
+	if _, ok := c.get(check, w.FP(), epoch+1, 2); ok {
+		t.Error("a hint that is too old is used")
+	}
+}
