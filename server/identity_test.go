@@ -485,7 +485,7 @@ func TestDirectoryOwners(t *testing.T) {
 	if after := known(); !proto.Equal(before["d1"], after["d1"]) || after["d2"].GrpcAddr != two.Addr() {
 		t.Errorf("a refusal changed the members: %v, before %v", after, before)
 	}
-	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr(), Level: fsm.Level}
+	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr(), Level: fsm.Level, Incarnation: two.disk.incarnation}
 	if _, err := d2.JoinDirectory(ctx, again); err != nil {
 		t.Errorf("the owner: %v", err)
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
-	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -36,7 +35,7 @@ const (
 type peers struct {
 	mu struct {
 		sync.Mutex
-		silent map[string]silence
+		silent map[raft.ServerID]silence
 	}
 }
 
@@ -54,19 +53,19 @@ func (p *peers) observe(o *raft.Observation) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.mu.silent == nil {
-			p.mu.silent = make(map[string]silence)
+			p.mu.silent = make(map[raft.ServerID]silence)
 		}
-		p.mu.silent[string(x.PeerID)] = silence{o.Raft.CurrentTerm(), x.LastContact}
+		p.mu.silent[x.PeerID] = silence{o.Raft.CurrentTerm(), x.LastContact}
 	case raft.ResumedHeartbeatObservation:
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.mu.silent, string(x.PeerID))
+		delete(p.mu.silent, x.PeerID)
 	}
 	return false
 }
 
-// forget drops what is known of a directory node that is new, or new again.
-func (p *peers) forget(id string) {
+// forget drops what is known of a directory node that is new, or is no member any more.
+func (p *peers) forget(id raft.ServerID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.mu.silent, id)
@@ -74,7 +73,7 @@ func (p *peers) forget(id string) {
 
 // silence is how long a directory node has not answered in term, 0 if it does or it has been
 // less than least.
-func (p *peers) silence(id string, term uint64, least time.Duration) time.Duration {
+func (p *peers) silence(id raft.ServerID, term uint64, least time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s, ok := p.mu.silent[id]
@@ -94,7 +93,7 @@ func (n *Node) mind() {
 	// A removal is believed when no leader has called for this long since: the
 	// entry that removes a node may reach it without being committed, and then
 	// the next leader calls again.
-	patience := max(5*n.opts.ElectionTimeout, time.Second)
+	patience := n.patience()
 	present := time.Now() // when the node last was a member, or heard a leader
 	var dismissed dismissal
 	for {
@@ -107,7 +106,7 @@ func (n *Node) mind() {
 		case <-tick.C:
 		}
 		members := n.members()
-		_, member := members[n.opts.ID]
+		member := n.member(members)
 		now := time.Now()
 		if member || len(members) == 0 || now.Sub(n.raft.LastContact()) < patience {
 			present = now
@@ -127,8 +126,16 @@ func (n *Node) mind() {
 				n.fail(ErrRemoved)
 				return
 			}
-			if err != nil && n.ctx.Err() == nil {
-				n.log.Info("directory: join is repeated", "id", n.opts.ID, "err", err)
+			if errors.Is(err, ErrTaken) {
+				n.fail(fmt.Errorf("directory %q: %w", n.opts.ID, err))
+				return
+			}
+			switch {
+			case err == nil || n.ctx.Err() != nil:
+			case member:
+				n.log.Info("directory: its new address is told again", "id", n.opts.ID, "err", err)
+			default:
+				n.log.Info("directory: not admitted: it neither votes nor counts, and asks again", "id", n.opts.ID, "err", err)
 			}
 			tick.Reset(often)
 		} else if member {
@@ -138,6 +145,9 @@ func (n *Node) mind() {
 		}
 	}
 }
+
+// patience is how long a member is silent before it is believed to be gone.
+func (n *Node) patience() time.Duration { return max(5*n.opts.ElectionTimeout, time.Second) }
 
 // dismissal is a removal that a node hears of from others: raft sends a node that is removed what is on its way to it and no
 // more, so that the entry which says so may never come. A leader that does not name the node is believed when another answer, as long
@@ -188,7 +198,7 @@ func (n *Node) isDismissed(patience time.Duration) bool {
 		if err != nil || !reply.Leads || reply.ClusterId != cluster {
 			continue
 		}
-		return !slices.ContainsFunc(reply.Directory, func(d *dirpb.DirectoryNode) bool { return d.Id == n.opts.ID })
+		return !slices.ContainsFunc(reply.Directory, func(d *dirpb.DirectoryNode) bool { return d.Id == n.opts.ID && d.Incarnation == n.disk.incarnation })
 	}
 	return false
 }
@@ -197,11 +207,11 @@ func (n *Node) isDismissed(patience time.Duration) bool {
 // When it cannot call itself, the election timeout does the same a little later.
 func (n *Node) hurry() {
 	members := n.members()
-	if me, ok := members[n.opts.ID]; !ok || len(members) != 1 || me.Suffrage != raft.Voter {
+	if !n.member(members) || len(members) != 1 || members[n.opts.ID].Suffrage != raft.Voter {
 		return
 	}
 	q := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}
-	err := n.transport.TimeoutNow(raft.ServerID(n.opts.ID), n.transport.LocalAddr(), q, &raft.TimeoutNowResponse{})
+	err := n.transport.TimeoutNow(n.disk.server(), n.transport.LocalAddr(), q, &raft.TimeoutNowResponse{})
 	if err != nil {
 		n.log.Debug("directory: no election ahead of time", "err", err)
 	}
@@ -267,7 +277,7 @@ func (n *Node) enterCluster(member bool) error {
 }
 
 // join asks the leader, wherever it is, to enter this node, or to note its new addresses if it is a member by its own log. Then the
-// error matches ErrRemoved if the leader knows better.
+// error matches ErrRemoved if the leader knows better; otherwise ErrTaken if the id is another's.
 func (n *Node) join(member bool) error {
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
@@ -294,12 +304,25 @@ func (n *Node) join(member bool) error {
 		}
 		asked[addr] = true
 		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) error {
+			if !member {
+				// A leader of an earlier version would take this node for the member that it was with another disk.
+				s, err := c.Status(ctx, &dirpb.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				if s.KnowsLevel < fsm.Level {
+					return fmt.Errorf("it runs %s: start kvd %s there first", program(s.Version), n.opts.Version)
+				}
+			}
 			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr, Member: member,
-				Level: fsm.Level, Version: n.opts.Version})
+				Level: fsm.Level, Version: n.opts.Version, Incarnation: n.disk.incarnation, Process: n.process})
 			return err
 		})
 		if member && status.Code(err) == codes.NotFound {
 			return fmt.Errorf("%w: %w", ErrRemoved, err)
+		}
+		if status.Code(err) == codes.Aborted {
+			return fmt.Errorf("%w: %w", ErrTaken, err)
 		}
 		if err == nil {
 			return nil
@@ -333,107 +356,4 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		return err
 	}
 	return errors.Join(fn(dirpb.NewDirectoryClient(conn)), conn.Close())
-}
-
-// JoinDirectory makes a directory node a voter, or updates its addresses.
-func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest) (*dirpb.JoinDirectoryReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	if q.Id == "" || len(q.Id) > fsm.MaxNameLen {
-		return nil, status.Errorf(codes.InvalidArgument, "id %.64q, want 1..%d characters", q.Id, fsm.MaxNameLen)
-	}
-	if err := fsm.CheckText("id", q.Id); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	for _, a := range []string{q.RaftAddr, q.GrpcAddr} {
-		if err := checkAdvertised(a); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "address %.256q of directory node %q: %v", a, q.Id, err)
-		}
-	}
-	entry := &fsmpb.Directory{Id: q.Id, RaftAddr: q.RaftAddr, GrpcAddr: q.GrpcAddr}
-	// The state machine refuses it as well, but that of an earlier version does not.
-	n.machine.view(func(s *fsm.State) { err = claimID(s, entry, rights.Caller(ctx).String()) })
-	if err != nil {
-		n.log.Warn("a call was refused", "rpc", dirpb.Directory_JoinDirectory_FullMethodName, "identity", rights.Caller(ctx).String(), "err", err)
-		return nil, refusal(err)
-	}
-	members := n.members()
-	if _, ok := members[q.Id]; q.Member && !ok {
-		if _, err := n.confirmed(ctx); err != nil {
-			return nil, err
-		}
-		return nil, status.Errorf(codes.NotFound, "directory node %q was removed; to come back it needs an empty data folder", q.Id)
-	}
-	for id, m := range members {
-		if id != q.Id && string(m.Address) == q.RaftAddr {
-			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
-		}
-	}
-	select {
-	case n.membership <- struct{}{}:
-		defer func() { <-n.membership }()
-	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
-	if err := n.checkJoiner(q); err != nil {
-		return nil, err
-	}
-	// A voter that cannot be reached might cost the quorum.
-	reach, cancel := context.WithTimeout(ctx, raftTimeout)
-	conn, err := n.streams.dial(reach, q.RaftAddr)
-	cancel()
-	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v", q.Id, q.RaftAddr, err)
-	}
-	_ = conn.Close() // nothing was sent
-	c := &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: entry}}}
-	_, err = n.do(ctx, l, audited(ctx, c, actJoinDirectory, q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr))
-	if err != nil {
-		return nil, err
-	}
-	if m, ok := n.members()[q.Id]; !ok || m.Suffrage != raft.Voter || string(m.Address) != q.RaftAddr {
-		f := n.raft.AddVoter(raft.ServerID(q.Id), raft.ServerAddress(q.RaftAddr), 0, enqueueTimeout)
-		if err := n.wait(ctx, f); err != nil {
-			return nil, n.applyError(err)
-		}
-		n.peers.forget(q.Id)
-		n.log.Info("directory: node joined", "node", q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr)
-	}
-	return &dirpb.JoinDirectoryReply{}, nil
-}
-
-// RemoveDirectory removes a directory node, which then stops.
-func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequest) (*dirpb.RemoveDirectoryReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	members := n.members()
-	if _, ok := members[q.Id]; !ok {
-		return nil, status.Errorf(codes.NotFound, "no directory node %.64q", q.Id)
-	}
-	if len(members) == 1 {
-		return nil, status.Errorf(codes.FailedPrecondition, "directory node %q is the only one left", q.Id)
-	}
-	if q.Id == n.opts.ID {
-		// Said before it is done: afterwards this node is no member any more. Of others it is said afterwards, since raft
-		// does not tell a node of its removal to which another entry is still on its way.
-		if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRemoveDirectory, q.Id)); err != nil {
-			return nil, err
-		}
-	}
-	if err := n.wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
-		return nil, n.applyError(err)
-	}
-	n.log.Info("directory: node removed", "node", q.Id)
-	if q.Id != n.opts.ID {
-		// Failing here leaves an entry that the next leader drops.
-		c := &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: q.Id}}}
-		if _, err := n.do(ctx, l, audited(ctx, c, actRemoveDirectory, q.Id)); err != nil {
-			n.log.Info("directory: entry of a removed node stays for now", "node", q.Id, "err", err)
-		}
-	}
-	return &dirpb.RemoveDirectoryReply{}, nil
 }

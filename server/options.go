@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
 
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
@@ -148,6 +149,8 @@ func (o *Options) Validate() error {
 		bad("ID is %q, want 1..%d characters", o.ID, fsm.MaxNameLen)
 	} else if err := fsm.CheckText("ID", o.ID); err != nil {
 		bad("%v", err)
+	} else if diskOf(raft.ServerID(o.ID)).incarnation != "" {
+		bad("ID is %q, which ends like the name of a data folder: leave out %q", o.ID, incarnationMark)
 	}
 	if err := fsm.CheckText("Version", o.Version); err != nil {
 		bad("%v", err)

@@ -876,10 +876,10 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			if m, ok := members[d.Id]; ok {
 				row := &dirpb.DirectoryNode{
 					Id: d.Id, RaftAddr: d.RaftAddr, GrpcAddr: d.GrpcAddr,
-					Leader: d.Id == string(leader), Voter: m.Suffrage == raft.Voter,
+					Leader: m.ID == leader, Voter: m.Suffrage == raft.Voter, Incarnation: diskOf(m.ID).incarnation,
 				}
 				if reply.Leads {
-					row.SilentMillis = uint64(n.peers.silence(d.Id, l.term, n.opts.ElectionTimeout).Milliseconds())
+					row.SilentMillis = uint64(n.peers.silence(m.ID, l.term, n.opts.ElectionTimeout).Milliseconds())
 				}
 				reply.Directory = append(reply.Directory, row)
 			}

@@ -15,12 +15,16 @@
 // says that nothing was done; UNAVAILABLE says in words whether nothing was done or the
 // outcome is unknown; every other error is a refusal that changed nothing.
 //
+// A member is a node with a disk (disk.go): a node that has lost its disk is another one, and a connection between two begins with
+// who they are (hello.go). Members are admitted and removed in admit.go; member.go has their own side of it.
+//
 // The thin host around a pure machine follows rqlite's store; leases that only
 // the leader keeps, etcd's lessor.
 package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,6 +51,8 @@ import (
 var (
 	// ErrRemoved is why a node stopped that an operator removed from the cluster.
 	ErrRemoved = errors.New("this directory node was removed from the cluster")
+	// ErrTaken is why a node stopped whose id another one has, which is alive: nothing was done.
+	ErrTaken = errors.New("the id belongs to another directory node, which is alive")
 	// ErrNoState means that a node has nothing to start from.
 	ErrNoState = errors.New("the data folder holds no cluster: bootstrap a new one or join one")
 )
@@ -64,6 +70,8 @@ type Node struct {
 	dirpb.UnimplementedDirectoryServer
 
 	opts      Options
+	disk      disk
+	process   string // random, of this one
 	log       *slog.Logger
 	grpcAddr  string // advertised
 	streams   *streams
@@ -98,7 +106,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if err := opts.Validate(); err != nil {
 		return nil, fmt.Errorf("directory options: %w", err)
 	}
-	n := &Node{opts: opts, log: opts.Logger, done: make(chan struct{}), membership: make(chan struct{}, 1)}
+	n := &Node{opts: opts, log: opts.Logger, process: rand.Text(), done: make(chan struct{}), membership: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error { return n.raft.VerifyLeader().Error() }, began: func() func() {
 		n.futures.Add(1)
@@ -197,7 +205,6 @@ func listen(ctx context.Context, field, addr string) (net.Listener, error) {
 func (n *Node) startRaft(addr string) error {
 	logger := newRaftLogger(n.log)
 	conf := raft.DefaultConfig()
-	conf.LocalID = raft.ServerID(n.opts.ID)
 	conf.Logger = logger
 	conf.HeartbeatTimeout = n.opts.ElectionTimeout
 	conf.ElectionTimeout = n.opts.ElectionTimeout
@@ -220,6 +227,10 @@ func (n *Node) startRaft(addr string) error {
 	if err != nil {
 		return err
 	}
+	if n.disk, err = openDisk(n.store, n.opts.ID, has); err != nil {
+		return fmt.Errorf("%s: %w", n.opts.DataDir, err)
+	}
+	conf.LocalID = n.disk.server()
 	if !has && !n.opts.Bootstrap && len(n.opts.Join) == 0 {
 		return fmt.Errorf("%s: %w", n.opts.DataDir, ErrNoState)
 	}
@@ -240,13 +251,30 @@ func (n *Node) startRaft(addr string) error {
 		return errors.Join(err, n.transport.Close())
 	}
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, n.peers.observe))
+	n.streams.begin(&party{
+		server: conf.LocalID, process: n.process,
+		cluster: func() (id string) {
+			n.machine.view(func(s *fsm.State) { id = s.Meta().ClusterId })
+			return id
+		},
+		at: func(address string) raft.ServerID {
+			return n.find(func(m raft.Server) bool { return string(m.Address) == address }).ID
+		},
+		addressOf: func(id raft.ServerID) string {
+			return string(n.find(func(m raft.Server) bool { return m.ID == id }).Address)
+		},
+		mixed: func() bool { return n.disk.incarnation == "" && n.level() < fsm.Level && len(n.members()) > 0 },
+	})
+	if err := n.claimDisk(); err != nil {
+		return errors.Join(err, n.raft.Shutdown().Error())
+	}
 	return nil
 }
 
 // alone is a cluster of this node.
 func (n *Node) alone() raft.Configuration {
 	return raft.Configuration{Servers: []raft.Server{{
-		Suffrage: raft.Voter, ID: raft.ServerID(n.opts.ID), Address: n.transport.LocalAddr(),
+		Suffrage: raft.Voter, ID: n.disk.server(), Address: n.transport.LocalAddr(),
 	}}}
 }
 
@@ -372,23 +400,42 @@ func (n *Node) self() *fsmpb.Directory {
 // members are raft's current members by id.
 func (n *Node) members() map[string]raft.Server {
 	out := make(map[string]raft.Server)
-	// GetConfiguration never fails: it returns what is in memory.
-	if f := n.raft.GetConfiguration(); f.Error() == nil {
-		for _, m := range f.Configuration().Servers {
-			out[string(m.ID)] = m
-		}
+	for _, m := range n.configuration() {
+		out[diskOf(m.ID).id] = m
 	}
 	return out
+}
+
+func (n *Node) configuration() []raft.Server {
+	// GetConfiguration never fails: it returns what is in memory.
+	if f := n.raft.GetConfiguration(); f.Error() == nil {
+		return f.Configuration().Servers
+	}
+	return nil
+}
+
+// find returns a member of raft's for which is holds, or none.
+func (n *Node) find(is func(raft.Server) bool) raft.Server {
+	all := n.configuration()
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return all[i]
+	}
+	return raft.Server{}
+}
+
+// member reports whether this node, with the disk that it has, is among members.
+func (n *Node) member(members map[string]raft.Server) bool {
+	return members[n.opts.ID].ID == n.disk.server()
 }
 
 // leaderGRPC is the gRPC address of another node that leads, empty when there is
 // none, or this one has been elected and is not ready yet.
 func (n *Node) leaderGRPC() string {
 	_, id := n.raft.LeaderWithID()
-	if id == "" || string(id) == n.opts.ID {
+	if id == "" || id == n.disk.server() {
 		return ""
 	}
 	var addr string
-	n.machine.view(func(s *fsm.State) { addr = s.DirectoryNode(string(id)).GetGrpcAddr() })
+	n.machine.view(func(s *fsm.State) { addr = s.DirectoryNode(diskOf(id).id).GetGrpcAddr() })
 	return addr
 }

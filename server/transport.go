@@ -36,7 +36,7 @@ const (
 //
 // Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
-// have shown the certificate of a directory node, if there is TLS, and sent a byte, and there are at most
+// have shown the certificate of a directory node, if there is TLS, have said a [hello] that is meant for this node, and sent a byte, and there are at most
 // maxInbound: one more costs the host that has most of them one, as a netsrv.Door says that replaces
 // connections. Raft is handed the other one when it has let go of that.
 type streams struct {
@@ -49,7 +49,9 @@ type streams struct {
 	ready     chan *streamConn // for Accept
 	handed    chan struct{}    // capacity maxInbound: an element for each that raft has
 	stop      chan struct{}    // closed by Close
-	wg        sync.WaitGroup   // what accepts, and waits for first bytes
+	begun     chan struct{}    // closed when party is known
+	party     *party
+	wg        sync.WaitGroup // what accepts, and waits for first bytes
 
 	mu struct {
 		sync.Mutex
@@ -70,7 +72,7 @@ func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity
 	if err != nil {
 		return nil, errors.Join(err, lis.Close())
 	}
-	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), handed: make(chan struct{}, maxInbound), stop: make(chan struct{})}
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), handed: make(chan struct{}, maxInbound), stop: make(chan struct{}), begun: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
 		directories := identity.RolesOf(identity.Directory)
@@ -132,10 +134,10 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	}
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
-			if identity.IsRefusal(err) {
+			if identity.IsRefusal(err) || errors.Is(err, errRefused) {
 				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
 			}
-			_ = sc.Close() // it has said nothing that an answer could be to
+			_ = sc.Close() // what there was to answer has been
 			return
 		}
 		select {
@@ -156,11 +158,24 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 func (s *streams) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	c, err := s.dial(ctx, string(addr))
+	p, err := s.known(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.track(c, nil)
+	peer := p.at(string(addr))
+	if peer == "" {
+		return nil, fmt.Errorf("no member of the cluster is at %s", addr)
+	}
+	c, _, err := s.call(ctx, string(addr), peer, false)
+	if err != nil {
+		return nil, err
+	}
+	sc, err := s.track(c, nil)
+	if err != nil {
+		return nil, err
+	}
+	sc.peer, sc.addr = peer, string(addr)
+	return sc, nil
 }
 
 func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -216,6 +231,8 @@ type streamConn struct {
 	net.Conn
 	s         *streams
 	guest     *netsrv.Guest // nil: dialed
+	peer      raft.ServerID // that was dialed
+	addr      string        // of peer
 	first     []byte        // heard before raft reads
 	handed    bool          // to raft, or about to be
 	closing   sync.Once
@@ -225,13 +242,23 @@ type streamConn struct {
 	conf      *tls.Config         // of that; nil: there is no TLS
 }
 
-// hear waits for a caller's first byte. The Door ends that if it takes too long.
+// hear waits for a caller's hello, answers it, and waits for what the caller says then. The Door ends that if it takes too long.
 func (c *streamConn) hear() error {
 	if err := c.ready(); err != nil {
 		return err
 	}
 	var b [1]byte
 	if _, err := io.ReadFull(c.Conn, b[:]); err != nil {
+		return err
+	}
+	if b[0] == helloMagic[0] {
+		if err := c.s.greet(c, b[:]); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(c.Conn, b[:]); err != nil {
+			return err
+		}
+	} else if err := c.s.hearRaw(); err != nil {
 		return err
 	}
 	c.first = b[:]
@@ -279,9 +306,15 @@ func (c *streamConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// Write refuses to speak to a member whose address is another one's by now: raft keeps connections by address.
 func (c *streamConn) Write(b []byte) (int, error) {
 	if err := c.ready(); err != nil {
 		return 0, err
+	}
+	if c.peer != "" {
+		if now := c.s.party.at(c.addr); now != "" && now != c.peer {
+			return 0, errors.Join(fmt.Errorf("%s is the address of %v now, and was of %v", c.addr, diskOf(now), diskOf(c.peer)), c.Close())
+		}
 	}
 	return c.Conn.Write(b)
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
@@ -28,7 +30,13 @@ func inUse() int64 {
 	return int64(m.HeapInuse + m.StackInuse)
 }
 
-// Two thousand connections to the Raft port, whether they say nothing or the first byte of a
+// helloFor is a hello for n, as of a member that n does not know yet.
+func helloFor(n *Node) []byte {
+	h := hello{server: "stranger", wanted: n.disk.server(), address: "127.0.0.1:1", process: "p"}
+	return h.append(nil)
+}
+
+// Two thousand connections to the Raft port, whether they say nothing or a hello and the first byte of a
 // call, take what maxInbound of them may take; the directory works on beside them, and
 // its nodes find each other afterwards.
 func TestRaftPortBound(t *testing.T) {
@@ -38,7 +46,7 @@ func TestRaftPortBound(t *testing.T) {
 		bound int64
 	}{
 		{"silent", nil, maxInbound * (32 << 10)},
-		{"one byte", []byte{0}, maxInbound * inboundBytes},
+		{"hello", []byte{0}, maxInbound * inboundBytes},
 	} {
 		t.Run(attack.name, func(t *testing.T) {
 			c := newCluster(t, 3, forever)
@@ -67,7 +75,11 @@ func TestRaftPortBound(t *testing.T) {
 					t.Fatalf("connection %d: %v", i, err)
 				}
 				conns = append(conns, conn)
-				if _, err := conn.Write(attack.say); err != nil && i == 0 {
+				say := attack.say
+				if say != nil {
+					say = append(helloFor(victim), say...)
+				}
+				if _, err := conn.Write(say); err != nil && i == 0 {
 					t.Fatal(err)
 				}
 				if i%250 == 249 {
@@ -99,10 +111,13 @@ func TestRaftPortBound(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			if _, err := conn.Write([]byte{0xff}); err != nil { // no call of raft's, which hangs up
+			if _, err := conn.Write(append(helloFor(victim), 0xff)); err != nil { // no call of raft's, which hangs up
 				t.Fatal(err)
 			}
 			_ = conn.SetReadDeadline(time.Now().Add(patience))
+			if h, err := readHello(conn, nil); err != nil || h.refusal != "" || h.server != victim.disk.server() {
+				t.Errorf("answer %+v, %v", h, err)
+			}
 			if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 				t.Errorf("raft does not look at a call: %v", err)
 			}
@@ -166,6 +181,7 @@ func TestRaftPortFair(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	s.begin(&party{server: "d1", cluster: func() string { return "" }, at: func(string) raft.ServerID { return "" }, addressOf: func(raft.ServerID) string { return "" }})
 	call := func(from string, say string) net.Conn {
 		t.Helper()
 		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", lis.Addr().String())
@@ -173,6 +189,10 @@ func TestRaftPortFair(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
+		if say != "" {
+			h := hello{server: "d2", wanted: "d1", address: "127.0.0.1:1", process: "p"}
+			say = string(h.append(nil)) + say
+		}
 		if _, err := conn.Write([]byte(say)); err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +290,7 @@ func TestRaftPortAnnounced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := conn.Write(append(call, make([]byte, 100)...)); err != nil {
+		if _, err := conn.Write(slices.Concat(helloFor(n), call, make([]byte, 100))); err != nil {
 			t.Fatal(err)
 		}
 		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {

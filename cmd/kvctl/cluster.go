@@ -746,14 +746,22 @@ func (a *app) directoryCommand() *cobra.Command {
 		}
 		fmt.Fprintf(a.stdout, "cluster  %s\njoin     %s\n", visible(st.GetClusterId()), visible(strings.Join(addrs, ",")))
 		return nil
-	}), changes(&cobra.Command{
+	}), a.removeDirectoryCommand())
+	return c
+}
+
+func (a *app) removeDirectoryCommand() *cobra.Command {
+	var force bool
+	c := changes(&cobra.Command{
 		Use:   "remove ID",
 		Short: "Remove a directory node, which should be stopped",
-		Args:  cobra.ExactArgs(1),
+		Long: "Remove a directory node from the store; if it runs, it stops. It is refused if those that are left\n" +
+			"and answer would be no majority, since nothing could be decided any more. --force removes it all the same.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withBackend(func(b backend) error {
 				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) error {
-					_, err := d.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: args[0]})
+					_, err := d.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: args[0], Force: force})
 					return err
 				})
 				if err != nil {
@@ -762,6 +770,7 @@ func (a *app) directoryCommand() *cobra.Command {
 				return nil
 			})
 		},
-	}))
+	})
+	c.Flags().BoolVar(&force, "force", false, "also if those that are left and answer are no majority")
 	return c
 }

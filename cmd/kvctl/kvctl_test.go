@@ -118,6 +118,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`version \d+`), "version <version>"},
 	{regexp.MustCompile(`"version":"\d+"`), `"version":"<version>"`},
 	{regexp.MustCompile(`127\.0\.0\.1:\d\d+`), "<addr>"},
+	{regexp.MustCompile(`"incarnation":"[0-9a-f]{16}"`), `"incarnation":"<folder>"`},
 	{regexp.MustCompile(`kvd-\d+`), "kvd-<n>"},
 	{regexp.MustCompile(`"seconds":[0-9.e-]+`), `"seconds":<s>`},
 	{regexp.MustCompile(`"expires":"21\d\d-[^"]*"`), `"expires":"<time>"`},

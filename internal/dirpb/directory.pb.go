@@ -7511,6 +7511,7 @@ type DirectoryNode struct {
 	Voter    bool                   `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
 	// The leader's alone: how long it has not answered; 0: it does.
 	SilentMillis  uint64 `protobuf:"varint,6,opt,name=silent_millis,json=silentMillis,proto3" json:"silent_millis,omitempty"`
+	Incarnation   string `protobuf:"bytes,100,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of its data folder; empty: the folder is of a version that made none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7585,6 +7586,13 @@ func (x *DirectoryNode) GetSilentMillis() uint64 {
 		return x.SilentMillis
 	}
 	return 0
+}
+
+func (x *DirectoryNode) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
 }
 
 type SessionInfo struct {
@@ -7894,9 +7902,13 @@ type JoinDirectoryRequest struct {
 	RaftAddr string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
 	GrpcAddr string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
 	// The node is a member, by its own log, whose addresses have changed: one that was removed is refused.
-	Member        bool   `protobuf:"varint,40,opt,name=member,proto3" json:"member,omitempty"`
-	Level         uint32 `protobuf:"varint,90,opt,name=level,proto3" json:"level,omitempty"`    // the latest that it knows; 0: of a version that knows none
-	Version       string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"` // of its program, as that calls itself
+	Member  bool   `protobuf:"varint,40,opt,name=member,proto3" json:"member,omitempty"`
+	Level   uint32 `protobuf:"varint,90,opt,name=level,proto3" json:"level,omitempty"`    // the latest that it knows; 0: of a version that knows none
+	Version string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"` // of its program, as that calls itself
+	// Of its data folder, made with that: a node whose disk is another one is another member, which takes the place of the one before
+	// if that is silent. ABORTED: that one is alive. Empty: the folder is of a version that made none.
+	Incarnation   string `protobuf:"bytes,100,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Process       string `protobuf:"bytes,101,opt,name=process,proto3" json:"process,omitempty"` // as its hello on the Raft port says
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7973,6 +7985,20 @@ func (x *JoinDirectoryRequest) GetVersion() string {
 	return ""
 }
 
+func (x *JoinDirectoryRequest) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *JoinDirectoryRequest) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
 type JoinDirectoryReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -8010,8 +8036,10 @@ func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
 }
 
 type RemoveDirectoryRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Also if those that are left and answer are no majority: the directory decides nothing then until others are back.
+	Force         bool `protobuf:"varint,100,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8051,6 +8079,13 @@ func (x *RemoveDirectoryRequest) GetId() string {
 		return x.Id
 	}
 	return ""
+}
+
+func (x *RemoveDirectoryRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type RemoveDirectoryReply struct {
@@ -9481,14 +9516,15 @@ const file_directory_proto_rawDesc = "" +
 	"\x10made_unix_millis\x18\x02 \x01(\x03R\x0emadeUnixMillis\x12\x14\n" +
 	"\x05signs\x18\x03 \x01(\rR\x05signs\x12!\n" +
 	"\fnodes_behind\x18\x04 \x03(\tR\vnodesBehind\x12'\n" +
-	"\x0fsessions_behind\x18\x05 \x03(\rR\x0esessionsBehind\"\xac\x01\n" +
+	"\x0fsessions_behind\x18\x05 \x03(\rR\x0esessionsBehind\"\xce\x01\n" +
 	"\rDirectoryNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x14\n" +
 	"\x05voter\x18\x05 \x01(\bR\x05voter\x12#\n" +
-	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\"\xe4\x01\n" +
+	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\x12 \n" +
+	"\vincarnation\x18d \x01(\tR\vincarnation\"\xe4\x01\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1c\n" +
@@ -9528,17 +9564,20 @@ const file_directory_proto_rawDesc = "" +
 	"\vstatus_held\x182 \x01(\rR\n" +
 	"statusHeld\x12\x1f\n" +
 	"\vstatus_dead\x183 \x01(\rR\n" +
-	"statusDead\"\xa8\x01\n" +
+	"statusDead\"\xe4\x01\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
 	"\x06member\x18( \x01(\bR\x06member\x12\x14\n" +
 	"\x05level\x18Z \x01(\rR\x05level\x12\x18\n" +
-	"\aversion\x18[ \x01(\tR\aversion\"\x14\n" +
-	"\x12JoinDirectoryReply\"(\n" +
+	"\aversion\x18[ \x01(\tR\aversion\x12 \n" +
+	"\vincarnation\x18d \x01(\tR\vincarnation\x12\x18\n" +
+	"\aprocess\x18e \x01(\tR\aprocess\"\x14\n" +
+	"\x12JoinDirectoryReply\">\n" +
 	"\x16RemoveDirectoryRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05force\x18d \x01(\bR\x05force\"\x16\n" +
 	"\x14RemoveDirectoryReply\"(\n" +
 	"\x10RotateKeyRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\"0\n" +
