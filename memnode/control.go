@@ -98,8 +98,9 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		n.mu.Lock()
 		if n.mu.clusterID != rep.GetClusterId() {
 			// Another cluster numbers its sessions anew.
-			n.mu.clusterID, n.mu.sessions = rep.GetClusterId(), sessions{}
+			n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), sessions{}, position{}
 		}
+		n.mu.told.take(rep.GetPosition())
 		n.takeKeysLocked(keys)
 		n.learnLocked(rep.GetSessions(), nil) // before anybody may connect
 		n.mu.saved = reg
@@ -137,6 +138,7 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 	}
 	n.mu.Lock()
 	req.Retained = n.offersLocked()
+	req.Position = n.mu.told.of(n.mu.clusterID)
 	n.mu.Unlock()
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)
@@ -244,6 +246,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	}
 	n.mu.Lock()
 	req.KeyGeneration = n.mu.keys[0].Generation // there are keys since this life was registered
+	req.Position = n.mu.told.of(n.mu.clusterID)
 	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
 	for id, f := range n.mu.fencing {
 		if f.confirmed && f.asked {
@@ -271,6 +274,9 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		return rep, err
 	}
 	keys, err := keysOf(rep.GetKeys())
+	if err == nil {
+		err = n.noteTold(reg, rep) // before anything of it is acted on
+	}
 	if err != nil {
 		return rep, err
 	}
@@ -345,6 +351,9 @@ func (n *Node) exchanged(what string, err error) {
 	switch {
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
+	case code == codes.DataLoss && code != status.Code(before):
+		n.log.Error("the directory was put back from a backup, or has lost what it told this memory node, which does not follow it: the regions stay as they are, and served",
+			"what", what, "err", err)
 	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):
 		n.log.Error("the directory refuses this memory node; trying on, as an operator may change that", "what", what, "err", err)
 	case err != nil && before == nil:

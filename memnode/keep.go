@@ -185,6 +185,7 @@ func (n *Node) inherit() (*state, Kept, error) {
 	}
 	n.mu.Lock()
 	n.boot = s.boot
+	n.mu.clusterID, n.mu.told = s.cluster, s.told
 	n.mu.Unlock()
 	return s, KeptAll, nil
 }
@@ -416,7 +417,7 @@ func (n *Node) saveState(reg *registration) error {
 		n.keep.file = &stateFile{mem: m}
 	}
 	n.mu.Lock()
-	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot}
+	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot, told: n.mu.told}
 	for pg, r := range n.mu.regions {
 		if r.dying && !r.retiring || r.keys == nil {
 			continue

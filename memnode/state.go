@@ -18,6 +18,7 @@ type state struct {
 	cluster, node, host string
 	nodeID              uint32
 	incarnation, boot   uint64
+	told                position // of the cluster
 	regions             []*keptRegion
 }
 
@@ -47,14 +48,14 @@ type keptKeys struct {
 //	24  length    u64, of body
 //	32  body      cluster, node, host; node id u32, incarnation u64, boot u64; regions u32, of each: item, pg u32,
 //	              namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64; keys u8, of
-//	              each: provider, index u64, heap u64
+//	              each: provider, index u64, heap u64; then what the directory was at: recoveries, reign, term, index, u64 each
 //
 // A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes leaves the
 // other page as the state. A page with a magic and another checksum was not left by that: nothing is believed then, as the
 // other page is of an earlier time.
 const (
 	stateMagic    = 0x31_70_65_65_6b_64_76_6b // "kvdkeep1"
-	stateFormat   = 2
+	stateFormat   = 3
 	statePage     = 1 << 20
 	stateHead     = 32
 	maxStateText  = 1 << 10
@@ -89,6 +90,9 @@ func (s *state) encode() []byte {
 		for _, k := range r.keys {
 			b = le.AppendUint64(le.AppendUint64(text(b, k.provider), k.index), k.heap)
 		}
+	}
+	for _, n := range []uint64{s.told.recoveries, s.told.reign, s.told.term, s.told.index} {
+		b = le.AppendUint64(b, n)
 	}
 	return b
 }
@@ -141,6 +145,7 @@ func decodeState(b []byte) (*state, error) {
 		seen[k.pg] = true
 		s.regions = append(s.regions, k)
 	}
+	s.told = position{r.u64(), r.u64(), r.u64(), r.u64()}
 	if !r.ok || len(r.b) > 0 || s.incarnation == 0 || s.boot == 0 || s.boot == ^uint64(0) {
 		return nil, fmt.Errorf("%w: %d bytes of body", errStateDamaged, len(b))
 	}

@@ -113,6 +113,20 @@ func (m *machine) view(fn func(s *fsm.State)) {
 	fn(m.mu.state)
 }
 
+// position is how far the state has got; nil at a level that does not know.
+func (m *machine) position() *dirpb.Position {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.state.Position(m.mu.applied)
+}
+
+// viewAt is view with the entry up to which the state reflects the log.
+func (m *machine) viewAt(fn func(s *fsm.State, applied uint64)) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	fn(m.mu.state, m.mu.applied)
+}
+
 // move is closed when the map has another version. Take it before looking at the state.
 func (m *machine) move() <-chan struct{} {
 	m.mu.RLock()
@@ -210,6 +224,9 @@ func applyEntry(s *fsm.State, l *raft.Log) fsm.Result {
 	}
 	if c.Term != l.Term {
 		return fsm.Result{Err: errDeposed}
+	}
+	if r := c.GetReign(); r != nil {
+		r.Index = l.Index
 	}
 	return fsm.Apply(s, c)
 }

@@ -496,7 +496,7 @@ func (n *Node) awaitSession(ctx context.Context, id uint32) error {
 
 // RegisterNode admits a process of a memory node.
 func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (*dirpb.RegisterNodeReply, error) {
-	l, err := n.leader()
+	l, err := n.verified(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -506,6 +506,11 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, refusal(err)
 	}
+	known, _ := n.nodeNamed(q.Name)
+	if err := n.vouch(l, label(q.Name), known, q.Position); err != nil {
+		return nil, err
+	}
+	q.Position = nil // no part of the state
 	c := &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
 		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller, ReclaimEpoch: n.reclaimEpoch(l),
 	}}}
@@ -531,6 +536,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		reply.Keys, reply.ClusterId, reply.Sessions = s.Keys(), s.Meta().ClusterId, s.Admitted()
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 	})
+	reply.Position = n.machine.position()
 	return reply, nil
 }
 
@@ -543,8 +549,13 @@ func (n *Node) reclaimEpoch(l *leadership) (epoch uint64) {
 // Heartbeat extends a memory node's lease and tells it what to do. Its lists of
 // regions and sessions are obeyed, so they must not come from a leader that was deposed.
 func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb.HeartbeatReply, error) {
-	l, err := n.confirmed(ctx)
+	l, err := n.verified(ctx)
 	if err != nil {
+		return nil, err
+	}
+	name := ""
+	n.machine.view(func(s *fsm.State) { name = s.Node(q.NodeId).GetName() })
+	if err := n.vouch(l, cmp.Or(name, fmt.Sprintf("memory node %d", q.NodeId)), q.NodeId, q.Position); err != nil {
 		return nil, err
 	}
 	if len(q.FencedSessions) > fsm.MaxSessions {
@@ -616,6 +627,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	if reply.UnknownNode {
 		return n.unknown(q), nil
 	}
+	reply.Position = n.machine.position()
 	return reply, nil
 }
 
@@ -826,6 +838,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.AgeMillis = max(0, time.Since(heard).Milliseconds())
 		}
 	}
+	reply.Position = n.machine.position()
 	members := n.members()
 	_, leader := n.raft.LeaderWithID()
 	now := time.Now().UnixMilli()
@@ -838,6 +851,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		if x != nil {
 			reply.KeyUse = x.KeyUse(s)
 			reply.Epoch, reply.MinEpoch = x.Epochs()
+			reply.Ahead = x.Ahead()
 			showNodes(reply.Map.Nodes, x, s, uptime)
 			reply.NodeStats = x.Stats()
 			reply.Gateways = l.meeting.show(s)

@@ -61,6 +61,15 @@ func Problems(st *dirpb.StatusReply) []Problem {
 	if answer := Answer(st); answer != "" {
 		add("ask again once a directory node leads that can be reached", "%s", answer)
 	}
+	if ahead := st.GetAhead(); len(ahead) > 0 {
+		var names []string
+		for _, a := range ahead {
+			names = append(names, fmt.Sprintf("%s (told of entry %d, term %d)", a.GetName(), a.GetPosition().GetIndex(), a.GetPosition().GetTerm()))
+		}
+		add("start the directory with its latest data folders; if they are gone for good: stop it, and on the machine of the one with the greatest entry: kvd directory recover --data-dir DIR",
+			"the directory's data folders are older (entry %d, term %d) than what memory nodes were told, as after a backup was put back: %s. It grants nothing, memory nodes do not follow it, and sessions end as their leases run out",
+			st.GetPosition().GetIndex(), st.GetPosition().GetTerm(), strings.Join(names, ", "))
+	}
 	leader := slices.ContainsFunc(st.GetDirectory(), (*dirpb.DirectoryNode).GetLeader)
 	if !leader && len(st.GetDirectory()) > 0 {
 		add("start those that are down: kvd directory --id ID --data-dir DIR",

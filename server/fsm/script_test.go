@@ -669,6 +669,7 @@ func TestCopyHeap(t *testing.T) {
 		RecallSeq: 9, RecallMarks: []*fsmpb.RecallMark{{Extent: 1}},
 		Dirty: true, LastScrub: &dirpb.JobReport{Groups: 1}, LastScrubUnixMillis: 8,
 		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3, Departed: []*fsmpb.Departed{{NodeId: 1}},
+		Recovered: &fsmpb.Recovered{Epoch: 1},
 	}
 	fields := h.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {

@@ -121,6 +121,7 @@ type Leader struct {
 	settling map[uint32]time.Duration
 
 	troubles map[uint32]trouble // by memory node
+	vouchers vouchers
 
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
@@ -198,6 +199,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		spent:  make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble),
+		vouchers: vouchers{heard: make(map[uint32]bool), ahead: make(map[string]*dirpb.Position)},
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits
