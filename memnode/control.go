@@ -30,17 +30,27 @@ var errNoSessions = errors.New("the directory does not say which sessions live: 
 // run lives the node's lives in the directory's eyes, one registration each.
 func (n *Node) run() {
 	kept := n.warm()
+	var before *registration // this process's own, which the directory has to be told of anew
 	for n.ctx.Err() == nil {
-		reg, ours := n.register(kept)
+		reg, ours := n.register(kept, before)
 		if reg == nil {
 			return
 		}
-		if ours && !n.serve(reg) {
-			return
+		if ours {
+			switch n.serve(reg) {
+			case lifeClosed:
+				return
+			case lifeAgain:
+				if kept, before = nil, reg; !n.barAll() {
+					return
+				}
+				continue
+			}
 		}
-		if kept = nil; !ours {
+		if !ours && kept != nil {
 			n.setKept(KeptDisowned)
 		}
+		kept, before = nil, nil
 		n.log.Warn("the directory does not know this memory node any more: its regions are not served any more and it registers again",
 			"node_id", reg.nodeID, "incarnation", reg.incarnation)
 		if !n.reset() {
@@ -49,12 +59,24 @@ func (n *Node) run() {
 	}
 }
 
-// register returns nil when the node is closed. A process with kept memory registers the incarnation of that; ours is false if
+// lifeEnd is why a registration is over.
+type lifeEnd uint8
+
+const (
+	lifeDisowned lifeEnd = 1 + iota // the directory does not know it
+	lifeAgain                       // the directory was recovered, and wants to be told of it anew
+	lifeClosed                      // the node is closed, or ends with its process
+)
+
+// register returns nil when the node is closed. A process with kept memory registers the incarnation of that, and one that registers again its own; ours is false if
 // the directory does not take it for what it knows, so that the memory is to be dropped.
-func (n *Node) register(kept *state) (reg *registration, ours bool) {
+func (n *Node) register(kept *state, before *registration) (reg *registration, ours bool) {
 	reg = &registration{incarnation: randomID()}
-	if kept != nil {
+	switch {
+	case kept != nil:
 		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID
+	case before != nil:
+		reg.incarnation, reg.nodeID = before.incarnation, before.nodeID
 	}
 	req := n.registering(reg)
 	bo := backoff.NewExponentialBackOff()
@@ -65,11 +87,16 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 			rep, err = d.RegisterNode(ctx, req)
 			return err
 		})
+		if err == nil && rep.GetRecovered() != 0 && n.ctx.Err() == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
+			n.heardOfRecovery(rep.GetClusterId(), rep.GetRecovered()) // nobody is connected before the registration
+			req = n.registering(reg)
+			continue
+		}
 		var keys []token.Key
-		if err == nil {
+		if err == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
 			keys, err = keysOf(rep.GetKeys())
 		}
-		if err == nil && rep.GetSessions() == nil {
+		if err == nil && rep.GetSessions() == nil && rep.GetRecovered() == 0 {
 			err = errNoSessions
 		}
 		if n.ctx.Err() != nil {
@@ -77,7 +104,7 @@ func (n *Node) register(kept *state) (reg *registration, ours bool) {
 		}
 		n.exchanged("register", err)
 		if err != nil {
-			if n.disowned(kept, err) {
+			if (kept != nil || before != nil) && n.disowned(reg, err) {
 				return reg, false
 			}
 			if !n.wait(bo.NextBackOff(), nil) {
@@ -139,7 +166,9 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 	n.mu.Lock()
 	req.Retained = n.offersLocked()
 	req.Position = n.mu.told.of(n.mu.clusterID)
+	held := n.heldLocked()
 	n.mu.Unlock()
+	req.Held = reportHeld(held)
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)
 	}
@@ -160,9 +189,9 @@ func (n *Node) registerAgain(reg *registration) {
 	}
 }
 
-// serve heartbeats until the directory disowns the registration (true) or the
-// node is closed (false).
-func (n *Node) serve(reg *registration) bool {
+// serve heartbeats until the directory disowns the registration, wants it again, or the
+// node is closed.
+func (n *Node) serve(reg *registration) lifeEnd {
 	ctx, cancel := context.WithCancel(n.ctx)
 	wants := make(chan wantSet, 1)
 	done := make(chan struct{})
@@ -182,21 +211,23 @@ func (n *Node) serve(reg *registration) bool {
 		pause := reg.interval - time.Since(began) // which has passed if the directory had it wait for news
 		switch {
 		case n.ctx.Err() != nil:
-			return false
+			return lifeClosed
 		case errors.Is(err, errKicked):
 			continue // it has been heard
 		case err != nil:
 			n.exchanged("heartbeat", err)
+		case rep.GetRecovered() != 0:
+			return lifeAgain
 		case rep.GetUnknownNode() && n.leaving.Load():
 			<-n.ctx.Done() // sessions may still use the regions
-			return false
+			return lifeClosed
 		case rep.GetUnknownNode() && rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil:
 			// The next process begins with what is here, or without it, as the directory wants.
 			n.restarts.Do(n.o.Restart)
 			<-n.ctx.Done()
-			return false
+			return lifeClosed
 		case rep.GetUnknownNode():
-			return true
+			return lifeDisowned
 		default:
 			n.exchanged("heartbeat", nil)
 			if rep.GetRegisterAgain() {
@@ -217,7 +248,7 @@ func (n *Node) serve(reg *registration) bool {
 			}
 		}
 		if pause > 0 && !n.wait(pause, n.kick) {
-			return false
+			return lifeClosed
 		}
 	}
 }
@@ -267,10 +298,10 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	if n.interrupt.Store(nil); err != nil && errors.Is(context.Cause(kicked), errKicked) {
 		return nil, errKicked
 	}
-	if err == nil && !rep.GetUnknownNode() && rep.GetSessions() == nil {
+	if err == nil && !rep.GetUnknownNode() && rep.GetRecovered() == 0 && rep.GetSessions() == nil {
 		err = errNoSessions
 	}
-	if err != nil || rep.GetUnknownNode() {
+	if err != nil || rep.GetUnknownNode() || rep.GetRecovered() != 0 {
 		return rep, err
 	}
 	keys, err := keysOf(rep.GetKeys())
@@ -301,18 +332,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 // is dropped, but for its memory, and the connections to the adapter, which nobody uses any more, end. It
 // returns false when the node is closed first.
 func (n *Node) reset() bool {
-	n.mu.Lock()
-	n.mu.reg = nil
-	n.mu.fencing = map[uint32]*fence{} // the directory asks the next life anew
-	n.mu.Unlock()
-	fenced := n.fencePeers("every session", func() []*peer {
-		peers := make([]*peer, 0, len(n.mu.byPeer))
-		for _, p := range n.mu.byPeer {
-			peers = append(peers, p)
-		}
-		return peers
-	})
-	if !fenced {
+	if !n.barAll() {
 		return false
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
@@ -331,6 +351,21 @@ func (n *Node) reset() bool {
 	n.mu.failures = map[uint32]*failure{}
 	n.mu.Unlock()
 	return true
+}
+
+// barAll lets nobody connect before the next registration, and fences every peer. It returns false when the node is closed first.
+func (n *Node) barAll() bool {
+	n.mu.Lock()
+	n.mu.reg = nil
+	n.mu.fencing = map[uint32]*fence{} // the directory asks the next life anew
+	n.mu.Unlock()
+	return n.fencePeers("every session", func() []*peer {
+		peers := make([]*peer, 0, len(n.mu.byPeer))
+		for _, p := range n.mu.byPeer {
+			peers = append(peers, p)
+		}
+		return peers
+	})
 }
 
 // call is one exchange with the directory; ctx, which ends with the node's Close, ends it.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -34,6 +35,15 @@ func randomID() uint64 {
 	}
 }
 
+// lastBefore is the last entry of the log of a term before the one that this node leads. Memory nodes may have been told of later ones of
+// those terms, which it has replaced or does not have.
+func (n *Node) lastBefore(term uint64) uint64 {
+	i := n.raft.LastIndex()
+	for e := new(raft.Log); n.store.GetLog(i, e) == nil && e.Term >= term; i-- {
+	}
+	return i
+}
+
 // vouch takes in what a memory node says of the directory that it followed. An error refuses the memory node, as any other.
 func (n *Node) vouch(l *leadership, name string, id uint32, p *dirpb.Position) error {
 	said := false
@@ -51,6 +61,17 @@ func (n *Node) vouch(l *leadership, name string, id uint32, p *dirpb.Position) e
 			"told_term", p.GetTerm(), "told_index", p.GetIndex(), "applied", n.machine.appliedIndex(), "err", err)
 	}
 	return err
+}
+
+// recoveredSince is how often the cluster was recovered, if a memory node that shows a position has not heard of the last time, or 0.
+func (n *Node) recoveredSince(p *dirpb.Position) (of uint64) {
+	n.machine.view(func(s *fsm.State) {
+		of = s.Meta().Recoveries
+		if p.GetClusterId() == s.Meta().ClusterId && p.GetRecoveries() == of {
+			of = 0
+		}
+	})
+	return of
 }
 
 // lacks is the answer of a leader whose state some memory node's directory was ahead of, or nil.
@@ -73,7 +94,7 @@ func (n *Node) behind(l *leadership) (err error) {
 	return err
 }
 
-// awaitTrust waits until c may be proposed, which is at once but for the first moments of a leadership. What memory nodes say of themselves
+// awaitTrust waits until c may be proposed, which is at once but for the first moments of a leadership. A memory node's word of itself
 // waits for nothing.
 func (n *Node) awaitTrust(ctx context.Context, l *leadership, c *fsmpb.Command) error {
 	if l.began.IsZero() {

@@ -5580,7 +5580,7 @@ type Position struct {
 	Recoveries    uint64 `protobuf:"varint,2,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
 	Reign         uint64 `protobuf:"varint,3,opt,name=reign,proto3" json:"reign,omitempty"` // the leadership, by a number that was drawn for it; never 0
 	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`   // its Raft term
-	Index         uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the entry
+	Index         uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the entry, which is of that term
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

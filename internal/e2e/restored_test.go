@@ -21,6 +21,7 @@ type trio struct {
 	*world
 	data, addrs, raft [3]string
 	dirs              [3]*daemon
+	joinAt            string
 }
 
 func newTrio(t *testing.T, memnodes ...string) *trio {
@@ -29,7 +30,7 @@ func newTrio(t *testing.T, memnodes ...string) *trio {
 	for n := range u.dirs {
 		u.data[n], u.addrs[n], u.raft[n] = filepath.Join(root, fmt.Sprint("d", n+1)), freeAddr(t), freeAddr(t)
 	}
-	u.dir = strings.Join(u.addrs[:], ",")
+	u.dir, u.joinAt = strings.Join(u.addrs[:], ","), u.addrs[0]
 	for n := range u.dirs {
 		u.startDir(n, n == 0, n > 0)
 	}
@@ -48,7 +49,7 @@ func (u *trio) startDir(n int, bootstrap, join bool) {
 		args = append(args, "--bootstrap")
 	}
 	if join {
-		args = append(args, "--join", u.addrs[0])
+		args = append(args, "--join", u.joinAt)
 	}
 	u.dirs[n] = u.spawn(args...)
 	if bootstrap || join {
@@ -88,11 +89,15 @@ func (u *trio) putBack(from string) {
 	}
 }
 
-func (u *trio) open(namespace string) *client.Client {
+func (u *trio) open(namespace string, opTimeout ...time.Duration) *client.Client {
 	u.t.Helper()
+	limit := patience
+	if len(opTimeout) > 0 {
+		limit = opTimeout[0]
+	}
 	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: u.addrs[:], Provider: "tcp", Namespace: namespace, OpTimeout: patience})
+	c, err := client.Open(ctx, client.Options{Directory: u.addrs[:], Provider: "tcp", Namespace: namespace, OpTimeout: limit})
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -104,8 +109,8 @@ func value(key, version int) string {
 	return fmt.Sprintf("%d/%d/", key, version) + strings.Repeat("v", 600+key%300)
 }
 
-// fill puts keys of a version, and wants all of it acknowledged.
-func fill(t *testing.T, c *client.Client, from, to, version int) {
+// fillKeys puts keys of a version, and wants all of it acknowledged.
+func fillKeys(t *testing.T, c *client.Client, from, to, version int) {
 	t.Helper()
 	for k := from; k < to; k += 100 {
 		for i := k; i < min(k+100, to); i++ {
@@ -119,8 +124,8 @@ func fill(t *testing.T, c *client.Client, from, to, version int) {
 // judged counts what became of keys that should have one of some versions.
 type judged struct{ right, missing, failed int }
 
-// judge reads keys; a value that nobody put there fails the test.
-func judge(t *testing.T, c *client.Client, from, to int, versions ...int) (j judged) {
+// judgeKeys reads keys; a value that nobody put there fails the test.
+func judgeKeys(t *testing.T, c *client.Client, from, to int, versions ...int) (j judged) {
 	t.Helper()
 	for k := from; k < to; k++ {
 		i, err := c.Get(t.Context(), fmt.Appendf(nil, "key %d", k))
@@ -152,18 +157,19 @@ func TestFoldersPutBack(t *testing.T) {
 	u := newTrio(t, "m1", "m2")
 	u.must(nil, "namespace", "create", "data", "--replicas", "2")
 	c := u.open("data")
-	fill(t, c, 0, keys, 1)
+	impatient := u.open("data", 5*time.Second)
+	fillKeys(t, c, 0, keys, 1)
 	backup := filepath.Join(t.TempDir(), "backup")
 	u.copyData(backup)
-	fill(t, c, keys, more, 1)
-	fill(t, c, keys/2, keys, 2)
+	fillKeys(t, c, keys, more, 1)
+	fillKeys(t, c, keys/2, keys, 2)
 	u.must(nil, "namespace", "create", "later", "--replicas", "1")
-	fill(t, u.open("later"), 0, 100, 3)
+	fillKeys(t, u.open("later"), 0, 100, 3)
 	u.stopDirs(syscall.SIGTERM, 0, 1, 2)
 	u.putBack(backup)
 
 	// Somebody reads all the time.
-	reader := u.open2(c)
+	reader := u.readsOn(c)
 	for n := range u.dirs {
 		u.startDir(n, false, false)
 	}
@@ -181,19 +187,122 @@ func TestFoldersPutBack(t *testing.T) {
 	if _, stderr, status := u.ctl([]byte("x"), "--namespace", "data", "--timeout", "5s", "put", "key 0"); status != 3 {
 		t.Errorf("a put of a new session: exit status %d, %s", status, stderr)
 	}
+	u.until("the leases to run out", func() bool {
+		_, err := impatient.Get(t.Context(), []byte("key 1"))
+		return errors.Is(err, client.ErrUnavailable)
+	})
 	if reads, wrong := reader(); reads == 0 || wrong != nil {
 		t.Errorf("%d reads of the client that was there, and %v", reads, wrong)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	_, err := c.Put(ctx, []byte("after"), []byte(value(1, 1)), client.PutOptions{})
-	if err != nil && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrUnknownOutcome) {
-		t.Errorf("a put of the client that was there: %v", err)
+	if _, err := impatient.Put(t.Context(), []byte("after"), []byte(value(1, 1)), client.PutOptions{}); !errors.Is(err, client.ErrUnavailable) || errors.Is(err, client.ErrUnknownOutcome) {
+		t.Errorf("a put of a client whose lease has run out: %v", err)
+	}
+
+	// The first folder goes on, the others begin anew.
+	u.stopDirs(syscall.SIGTERM, 0, 1)
+	if out, err := u.kvd("directory", "recover", "--id", "d3", "--data-dir", u.data[2], "--yes"); err == nil || !strings.Contains(out, "in use by another process") {
+		t.Fatalf("the folder of a directory node that runs is recovered: %v\n%s", err, out)
+	}
+	if out, err := u.kvd("directory", "recover", "--id", "d1", "--data-dir", u.data[0], "--yes"); err == nil || !strings.Contains(out, "nothing was done") || !strings.Contains(out, "d3") {
+		t.Fatalf("recovered while d3 runs: %v\n%s", err, out)
+	}
+	u.stopDirs(syscall.SIGTERM, 2)
+	if out, err := u.kvd("directory", "recover", "--id", "d1", "--data-dir", u.data[0]); err == nil || !strings.Contains(out, "nothing was done: want --yes") || !strings.Contains(out, "namespaces    data") {
+		t.Fatalf("recovered without --yes: %v\n%s", err, out)
+	}
+	u.recoverFrom(0)
+	n := u.open("data")
+	j := judgeKeys(t, n, 0, keys/2, 1)
+	if j.missing+j.failed > 0 {
+		t.Errorf("of the keys that were there before the copy and did not change: %+v", j)
+	}
+	t.Logf("changed since: %+v, put since: %+v", judgeKeys(t, n, keys/2, keys, 1, 2), judgeKeys(t, n, keys, more, 1))
+	u.serves(n)
+	fillKeys(t, n, more, more+keys, 5) // memory that was granted by entries that are lost must not be granted again
+	if j := judgeKeys(t, n, 0, keys/2, 1); j.missing+j.failed > 0 {
+		t.Errorf("after writes: %+v", j)
+	}
+	t.Logf("changed since: %+v, put since: %+v", judgeKeys(t, n, keys/2, keys, 1, 2), judgeKeys(t, n, keys, more, 1))
+	u.must(nil, "--namespace", "data", "check")
+	if _, _, status := u.ctl(nil, "--namespace", "later", "--timeout", "5s", "get", "key 1"); status == 0 {
+		t.Error("a namespace that the copy does not have is there")
+	}
+	u.must(nil, "namespace", "create", "later", "--replicas", "1")
+	fillKeys(t, u.open("later"), 0, 100, 4)
+	if j := judgeKeys(t, u.open("later"), 0, 100, 4); j.right != 100 {
+		t.Errorf("the namespace that was made again: %+v", j)
 	}
 }
 
-// open2 reads with c until the function that it returns is called, which says how many reads were answered, and the first that was wrong.
-func (u *trio) open2(c *client.Client) func() (reads int, wrong error) {
+// TestMajorityGone: two of three directory nodes are killed and their disks are gone. The third goes on alone with all keys, and two others join it.
+func TestMajorityGone(t *testing.T) {
+	const keys = 2000
+	u := newTrio(t, "m1", "m2")
+	u.must(nil, "namespace", "create", "data", "--replicas", "2")
+	c := u.open("data")
+	fillKeys(t, c, 0, keys, 1)
+	u.stopDirs(syscall.SIGKILL, 0, 1)
+	u.stopDirs(syscall.SIGTERM, 2)
+	for n := range 2 {
+		if err := os.RemoveAll(u.data[n]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	u.recoverFrom(2)
+	if j := judgeKeys(t, u.open("data"), 0, keys, 1); j.right != keys {
+		t.Errorf("%+v", j)
+	}
+	u.serves(c) // the client that was there has another session by now
+	if j := judgeKeys(t, c, 0, keys, 1); j.right != keys {
+		t.Errorf("after writes: %+v", j)
+	}
+	u.must(nil, "--namespace", "data", "check")
+	// It can lose another one now.
+	u.stopDirs(syscall.SIGTERM, 2)
+	u.serves(c)
+}
+
+// recoverFrom makes one folder a cluster, starts it and has the others join with empty folders.
+func (u *trio) recoverFrom(n int) {
+	u.t.Helper()
+	if out, err := u.kvd("directory", "recover", "--id", fmt.Sprint("d", n+1), "--data-dir", u.data[n], "--yes"); err != nil || !strings.Contains(out, "recovered: start it") {
+		u.t.Fatalf("%v\n%s", err, out)
+	}
+	u.startDir(n, false, false)
+	u.dirs[n].awaitReady()
+	for k := range u.dirs {
+		if k != n {
+			if err := os.RemoveAll(u.data[k]); err != nil {
+				u.t.Fatal(err)
+			}
+			u.joinAt = u.addrs[n]
+			u.startDir(k, false, true)
+		}
+	}
+}
+
+// serves waits until a put is answered: after a recovery memory has to be counted first.
+func (u *trio) serves(c *client.Client) {
+	u.t.Helper()
+	var err error
+	for end := time.Now().Add(2 * patience); time.Now().Before(end); {
+		if _, err = c.Put(u.t.Context(), []byte("serves"), []byte(strings.Repeat("s", 700)), client.PutOptions{}); err == nil {
+			return
+		}
+	}
+	u.t.Fatalf("no put is answered: %v", err)
+}
+
+// kvd runs a command that ends, and gives all of what it prints.
+func (u *trio) kvd(args ...string) (string, error) {
+	cmd := exec.Command(filepath.Join(bin, "kvd"), args...)
+	cmd.Env = u.env
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// readsOn reads with c until the function that it returns is called, which says how many reads were answered, and the first that was wrong.
+func (u *trio) readsOn(c *client.Client) func() (reads int, wrong error) {
 	var stop atomic.Bool
 	var n int
 	var wrong error

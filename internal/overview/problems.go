@@ -80,17 +80,28 @@ func Problems(st *dirpb.StatusReply) []Problem {
 		if len(n.GetLosses()) == 0 {
 			continue
 		}
-		var pgs []string
+		var pgs, doubted []string
 		last := n.GetLosses()[0]
 		for _, l := range n.GetLosses() {
+			if l.GetRecovered() {
+				doubted = append(doubted, number(l.GetPgId()))
+				continue
+			}
 			s := number(l.GetPgId())
 			if l.GetTimes() > 1 {
 				s += fmt.Sprintf(" (%d times)", l.GetTimes())
 			}
 			pgs = append(pgs, s)
-			if l.GetUnixMillis() > last.GetUnixMillis() {
+			if last.GetRecovered() || l.GetUnixMillis() > last.GetUnixMillis() {
 				last = l
 			}
+		}
+		if len(doubted) > 0 {
+			add(fmt.Sprintf("kvctl --namespace %s check; then kvctl namespace accept-loss %[1]s", n.GetName()),
+				"namespace %s may lack keys: the directory was recovered without the entries by which something moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
+		}
+		if len(pgs) == 0 {
+			continue
 		}
 		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, the last one with memory node %s at %s",
 			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(time.RFC3339))

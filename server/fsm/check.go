@@ -29,6 +29,7 @@ func (s *State) check() error {
 		s.checkKeys(),
 		s.checkAudit(),
 		s.checkReigns(),
+		s.checkRecovered(),
 		checkEach("heap", s.heaps, func(h *fsmpb.Heap) error {
 			if s.pgs[h.PgId] == nil {
 				return fmt.Errorf("%d: its placement group is missing", h.PgId)

@@ -244,6 +244,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.raise(op.Raise)
 	case *fsmpb.Command_Reign:
 		r.Err = s.reign(op.Reign)
+	case *fsmpb.Command_Recover:
+		r.Err = s.recover(op.Recover)
 	case *fsmpb.Command_PauseNode:
 		r.Err = s.pauseNode(op.PauseNode)
 	case *fsmpb.Command_RemoveNode:

@@ -12,20 +12,20 @@ import (
 // MaxReigns is how many leaderships are kept, the latest ones.
 const MaxReigns = 256
 
-// reign begins a leadership. Entries from this one on, up to the next, are its own: so a number that was drawn for it, and an
+// reign begins a leadership. Entries behind its base, up to the next one's, are its own: so a number that was drawn for it, and an
 // index, name an entry as Raft's term and index do, but also between folders of one cluster that have gone different ways.
 func (s *State) reign(c *fsmpb.Reign) error {
 	if !s.KnowsBoots() {
 		return fmt.Errorf("%w: leaderships have numbers from level %d on, and the directory is at level %d", ErrRefused, levelBoots, s.Level())
 	}
-	if c.GetId() == 0 || c.Index == 0 || len(c.Node) > MaxNameLen {
-		return fmt.Errorf("%w: leadership %d of %.64q from entry %d on", ErrInvalid, c.GetId(), c.Node, c.Index)
+	if c.GetId() == 0 || c.Base == 0 || len(c.Node) > MaxNameLen {
+		return fmt.Errorf("%w: leadership %d of %.64q behind entry %d", ErrInvalid, c.GetId(), c.Node, c.Base)
 	}
 	if err := CheckText("directory node", c.Node); err != nil {
 		return err
 	}
-	if last := s.lastReign(); last.GetIndex() >= c.Index {
-		return fmt.Errorf("%w: a leadership from entry %d on, and the last began with entry %d", ErrInvalid, c.Index, last.Index)
+	if last := s.lastReign(); last.GetBase() >= c.Base {
+		return fmt.Errorf("%w: a leadership behind entry %d, and the last began behind entry %d", ErrInvalid, c.Base, last.Base)
 	}
 	m := s.editMeta()
 	m.Reigns++
@@ -45,10 +45,13 @@ func (s *State) lastReign() *fsmpb.Reign {
 	return s.reigns[reignSlot(s.meta.Reigns)]
 }
 
-// Position is how far a state has got that reflects the log up to an entry, or nil at a level that does not know.
+// ReignTerm is Raft's term of the latest leadership, 0 if there was none.
+func (s *State) ReignTerm() uint64 { return s.lastReign().GetTerm() }
+
+// Position is how far a state has got that has applied an entry of the latest leadership, or nil at a level that does not know.
 func (s *State) Position(applied uint64) *dirpb.Position {
 	r := s.lastReign()
-	if r == nil {
+	if r == nil || applied == 0 {
 		return nil
 	}
 	return &dirpb.Position{ClusterId: s.meta.ClusterId, Recoveries: s.meta.Recoveries, Reign: r.Id, Term: r.Term, Index: applied}
@@ -73,7 +76,7 @@ func (s *State) Lacks(p *dirpb.Position, applied uint64) bool {
 		if r.Id == p.Reign {
 			return p.Index > end
 		}
-		end = r.Index
+		end = r.Base
 	}
 	return last <= MaxReigns || p.Term >= s.reigns[reignSlot(last-MaxReigns+1)].Term
 }
@@ -86,12 +89,12 @@ func (s *State) checkReigns() error {
 	var list []*fsmpb.Reign
 	for number := last; number > last-min(last, MaxReigns); number-- {
 		r := s.reigns[reignSlot(number)]
-		if r.GetId() == 0 || r.Index == 0 {
+		if r.GetId() == 0 || r.Base == 0 {
 			return fmt.Errorf("leadership %d is missing", number)
 		}
 		list = append(list, r)
 	}
-	if !slices.IsSortedFunc(list, func(a, b *fsmpb.Reign) int { return cmp.Compare(b.Index, a.Index) }) {
+	if !slices.IsSortedFunc(list, func(a, b *fsmpb.Reign) int { return cmp.Compare(b.Base, a.Base) }) {
 		return fmt.Errorf("the last %d leaderships are out of order", len(list))
 	}
 	return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-func begin(id, term, index uint64) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: id, Term: term, Index: index, Node: "d1"}}}
+func begin(id, term, base uint64) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: id, Term: term, Base: base, Node: "d1"}}}
 }
 
 // A state knows what it lacks of what memory nodes were told, whatever has happened to it since: entries of a leadership
@@ -45,7 +45,7 @@ func TestLacks(t *testing.T) {
 			t.Errorf("%s: lacks %v", tc.name, got)
 		}
 	}
-	h.refuse(begin(14, 5, 30), ErrInvalid, "the last began with entry 30")
+	h.refuse(begin(14, 5, 30), ErrInvalid, "the last began behind entry 30")
 	h.refuse(begin(0, 5, 50), ErrInvalid, "leadership 0")
 	h.checkCopies()
 

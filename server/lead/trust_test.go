@@ -12,7 +12,7 @@ import (
 func TestTrust(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(3, 8)
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: 7, Term: 1, Index: 10}}})
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: 7, Term: 1, Base: 10}}})
 	told := w.s.Position(12)
 	fresh := func() {
 		w.l = New(w.l.opts, w.s, w.now)

@@ -1032,10 +1032,10 @@ func (x *Recover) GetPreviousKey() []byte {
 // Reign begins a leadership. In the state it is a row of its own, of which there are the last fsm.MaxReigns.
 type Reign struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`       // drawn at random; never 0
-	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`   // Raft's
-	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"` // of the entry, as Raft has it; in the log it is 0
-	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`    // directory node that leads
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`     // drawn at random; never 0
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"` // Raft's
+	Base          uint64                 `protobuf:"varint,3,opt,name=base,proto3" json:"base,omitempty"` // last entry of Raft's log of the terms before
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`  // directory node that leads
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1084,9 +1084,9 @@ func (x *Reign) GetTerm() uint64 {
 	return 0
 }
 
-func (x *Reign) GetIndex() uint64 {
+func (x *Reign) GetBase() uint64 {
 	if x != nil {
-		return x.Index
+		return x.Base
 	}
 	return 0
 }
@@ -4423,11 +4423,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\vunix_millis\x18\x02 \x01(\x03R\n" +
 	"unixMillis\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\fR\x03key\x12!\n" +
-	"\fprevious_key\x18\x04 \x01(\fR\vpreviousKey\"U\n" +
+	"\fprevious_key\x18\x04 \x01(\fR\vpreviousKey\"S\n" +
 	"\x05Reign\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
-	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x12\n" +
+	"\x04base\x18\x03 \x01(\x04R\x04base\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\"C\n" +
 	"\fPutDirectory\x123\n" +
 	"\tdirectory\x18\x01 \x01(\v2\x15.kvd.fsm.v1.DirectoryR\tdirectory\"\x1f\n" +
