@@ -217,7 +217,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	knows := false
 	n.machine.view(func(s *fsm.State) { knows = s.KnowsBoots() })
 	if knows {
-		if _, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: randomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}}); err != nil {
+		if err := n.beginReign(ctx, l); err != nil {
 			return nil, err
 		}
 	}

@@ -35,6 +35,12 @@ func randomID() uint64 {
 	}
 }
 
+// beginReign makes the leadership part of the state, from when on memory nodes are told of positions.
+func (n *Node) beginReign(ctx context.Context, l *leadership) error {
+	_, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: randomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}})
+	return err
+}
+
 // lastBefore is the last entry of the log of a term before the one that this node leads. Memory nodes may have been told of later ones of
 // those terms, which it has replaced or does not have.
 func (n *Node) lastBefore(term uint64) uint64 {
