@@ -32,18 +32,27 @@ var errNoSessions = errors.New("the directory does not say which sessions live: 
 // run lives the node's lives in the directory's eyes, one registration each.
 func (n *Node) run() {
 	kept := n.warm()
+	var before *registration // this process's own, which the directory has to be told of anew
 	for n.ctx.Err() == nil {
-		reg, how := n.register(kept)
+		reg, how := n.register(kept, before)
 		if reg == nil {
 			return
 		}
-		if how == KeptAll && !n.serve(reg) {
-			return
+		if how == KeptAll {
+			switch n.serve(reg) {
+			case lifeClosed:
+				return
+			case lifeAgain:
+				if kept, before = nil, reg; !n.barAll() {
+					return
+				}
+				continue
+			}
 		}
 		if kept != nil && how != KeptAll {
 			n.setKept(how)
 		}
-		kept = nil
+		kept, before = nil, nil
 		if how == KeptPutBack { // nobody has connected, and nobody may have any of it
 			n.log.Error("the memory that this process has is of an earlier time than that of the process which registered last, as if it was put back from a copy: starting empty",
 				"reason", how.String())
@@ -58,12 +67,24 @@ func (n *Node) run() {
 	}
 }
 
-// register returns nil when the node is closed. A process with kept memory registers the incarnation of that. Unless it gives KeptAll
-// the directory does not take it for what it knows: the memory is to be dropped, and with KeptPutBack not to be retained either.
-func (n *Node) register(kept *state) (reg *registration, how Kept) {
+// lifeEnd is why a registration is over.
+type lifeEnd uint8
+
+const (
+	lifeDisowned lifeEnd = 1 + iota // the directory does not know it
+	lifeAgain                       // the directory was recovered, and wants to be told of it anew
+	lifeClosed                      // the node is closed, or ends with its process
+)
+
+// register returns nil when the node is closed. A process with kept memory registers the incarnation of that, and one that registers again its own.
+// Unless it gives KeptAll the directory does not take it for what it knows: the memory is to be dropped, and with KeptPutBack not to be retained either.
+func (n *Node) register(kept *state, before *registration) (reg *registration, how Kept) {
 	reg = &registration{incarnation: randomID()}
-	if kept != nil {
+	switch {
+	case kept != nil:
 		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID
+	case before != nil:
+		reg.incarnation, reg.nodeID = before.incarnation, before.nodeID
 	}
 	req := n.registering(reg)
 	bo := backoff.NewExponentialBackOff()
@@ -74,11 +95,16 @@ func (n *Node) register(kept *state) (reg *registration, how Kept) {
 			rep, err = d.RegisterNode(ctx, req)
 			return err
 		})
+		if err == nil && rep.GetRecovered() != 0 && n.ctx.Err() == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
+			n.heardOfRecovery(rep.GetClusterId(), rep.GetRecovered()) // nobody is connected before the registration
+			req = n.registering(reg)
+			continue
+		}
 		var keys []token.Key
-		if err == nil {
+		if err == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
 			keys, err = keysOf(rep.GetKeys())
 		}
-		if err == nil && rep.GetSessions() == nil {
+		if err == nil && rep.GetSessions() == nil && rep.GetRecovered() == 0 {
 			err = errNoSessions
 		}
 		if n.ctx.Err() != nil {
@@ -90,7 +116,7 @@ func (n *Node) register(kept *state) (reg *registration, how Kept) {
 				n.tooSmall(kept, fmt.Errorf("%w: %w: raise memory, or drain the memory node first", ErrCapacity, err))
 				return nil, KeptPending
 			}
-			if n.disowned(kept, err) {
+			if (kept != nil || before != nil) && n.disowned(reg, err) {
 				return reg, KeptDisowned
 			}
 			if !n.wait(bo.NextBackOff(), nil) {
@@ -115,8 +141,9 @@ func (n *Node) register(kept *state) (reg *registration, how Kept) {
 		n.mu.Lock()
 		if n.mu.clusterID != rep.GetClusterId() {
 			// Another cluster numbers its sessions anew.
-			n.mu.clusterID, n.mu.sessions = rep.GetClusterId(), sessions{}
+			n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), sessions{}, position{}
 		}
+		n.mu.told.take(rep.GetPosition())
 		n.takeKeysLocked(keys)
 		n.learnLocked(rep.GetSessions(), nil) // before anybody may connect
 		n.mu.saved = reg
@@ -156,7 +183,10 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 	}
 	n.mu.Lock()
 	req.Retained = n.offersLocked()
+	req.Position = n.mu.told.of(n.mu.clusterID)
+	held := n.heldLocked()
 	n.mu.Unlock()
+	req.Held = reportHeld(held)
 	for _, d := range n.devices {
 		req.Endpoints = append(req.Endpoints, d.endpoint)
 	}
@@ -228,9 +258,9 @@ func (n *Node) registerAgain(reg *registration) {
 	}
 }
 
-// serve heartbeats until the directory disowns the registration (true) or the
-// node is closed (false).
-func (n *Node) serve(reg *registration) bool {
+// serve heartbeats until the directory disowns the registration, wants it again, or the
+// node is closed.
+func (n *Node) serve(reg *registration) lifeEnd {
 	ctx, cancel := context.WithCancel(n.ctx)
 	wants := make(chan wantSet, 1)
 	done := make(chan struct{})
@@ -250,21 +280,23 @@ func (n *Node) serve(reg *registration) bool {
 		pause := reg.interval - time.Since(began) // which has passed if the directory had it wait for news
 		switch {
 		case n.ctx.Err() != nil:
-			return false
+			return lifeClosed
 		case errors.Is(err, errKicked):
 			continue // it has been heard
 		case err != nil:
 			n.exchanged("heartbeat", err)
+		case rep.GetRecovered() != 0:
+			return lifeAgain
 		case rep.GetUnknownNode() && n.leaving.Load():
 			<-n.ctx.Done() // sessions may still use the regions
-			return false
+			return lifeClosed
 		case rep.GetUnknownNode() && rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil:
 			// The next process begins with what is here, or without it, as the directory wants.
 			n.restarts.Do(n.o.Restart)
 			<-n.ctx.Done()
-			return false
+			return lifeClosed
 		case rep.GetUnknownNode():
-			return true
+			return lifeDisowned
 		default:
 			n.exchanged("heartbeat", nil)
 			if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
@@ -288,7 +320,7 @@ func (n *Node) serve(reg *registration) bool {
 			}
 		}
 		if pause > 0 && !n.wait(pause, n.kick) {
-			return false
+			return lifeClosed
 		}
 	}
 }
@@ -317,6 +349,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	}
 	n.mu.Lock()
 	req.KeyGeneration = n.mu.keys[0].Generation // there are keys since this life was registered
+	req.Position = n.mu.told.of(n.mu.clusterID)
 	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
 	for id, f := range n.mu.fencing {
 		if f.confirmed && f.asked {
@@ -337,13 +370,16 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	if n.interrupt.Store(nil); err != nil && errors.Is(context.Cause(kicked), errKicked) {
 		return nil, errKicked
 	}
-	if err == nil && !rep.GetUnknownNode() && rep.GetSessions() == nil {
+	if err == nil && !rep.GetUnknownNode() && rep.GetRecovered() == 0 && rep.GetSessions() == nil {
 		err = errNoSessions
 	}
-	if err != nil || rep.GetUnknownNode() {
+	if err != nil || rep.GetUnknownNode() || rep.GetRecovered() != 0 {
 		return rep, err
 	}
 	keys, err := keysOf(rep.GetKeys())
+	if err == nil {
+		err = n.noteTold(reg, rep) // before anything of it is acted on
+	}
 	if err != nil {
 		return rep, err
 	}
@@ -365,18 +401,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 // is dropped, but for its memory, and the connections to the adapter, which nobody uses any more, end. It
 // returns false when the node is closed first.
 func (n *Node) reset() bool {
-	n.mu.Lock()
-	n.mu.reg = nil
-	n.mu.fencing = map[uint32]*fence{} // the directory asks the next life anew
-	n.mu.Unlock()
-	fenced := n.fencePeers("every session", func() []*peer {
-		peers := make([]*peer, 0, len(n.mu.byPeer))
-		for _, p := range n.mu.byPeer {
-			peers = append(peers, p)
-		}
-		return peers
-	})
-	if !fenced {
+	if !n.barAll() {
 		return false
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
@@ -395,6 +420,21 @@ func (n *Node) reset() bool {
 	n.mu.failures = map[uint32]*failure{}
 	n.mu.Unlock()
 	return true
+}
+
+// barAll lets nobody connect before the next registration, and fences every peer. It returns false when the node is closed first.
+func (n *Node) barAll() bool {
+	n.mu.Lock()
+	n.mu.reg = nil
+	n.mu.fencing = map[uint32]*fence{} // the directory asks the next life anew
+	n.mu.Unlock()
+	return n.fencePeers("every session", func() []*peer {
+		peers := make([]*peer, 0, len(n.mu.byPeer))
+		for _, p := range n.mu.byPeer {
+			peers = append(peers, p)
+		}
+		return peers
+	})
 }
 
 // call is one exchange with the directory; ctx, which ends with the node's Close, ends it.
@@ -420,6 +460,9 @@ func (n *Node) exchanged(what string, err error) {
 	case err == nil && status.Code(before) == codes.AlreadyExists: // what follows says that it has the name
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
+	case code == codes.DataLoss && code != status.Code(before):
+		n.log.Error("the directory was put back from a backup, or has lost what it told this memory node, which does not follow it: the regions stay as they are, and served",
+			"what", what, "err", err)
 	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):
 		n.log.Error("the directory refuses this memory node; trying on, as an operator may change that", "what", what, "err", err)
 	case err != nil && before == nil:

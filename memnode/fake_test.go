@@ -69,11 +69,14 @@ type directory struct {
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
-	key        uint32 // generation of the present key
-	mute       bool   // says nothing of sessions
-	holds      bool   // has heartbeats wait for news
-	held       int    // that wait
-	cancelled  int    // that the node gave up
+	key        uint32          // generation of the present key
+	position   *dirpb.Position // as it is told
+	lacks      error           // of heartbeats and registrations: it was put back from a copy
+	recovered  uint64          // how often; who has heard of fewer is told that alone
+	mute       bool            // says nothing of sessions
+	holds      bool            // has heartbeats wait for news
+	held       int             // that wait
+	cancelled  int             // that the node gave up
 	quotas     []*dirpb.NamespaceQuota
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
@@ -178,6 +181,11 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 		defer d.mu.Unlock()
 		return nil, d.refuse
 	}
+	if d.lacks != nil || r.Position.GetRecoveries() < d.recovered {
+		defer d.mu.Unlock()
+		return &dirpb.RegisterNodeReply{Recovered: d.recovered, ClusterId: d.clusterID}, d.lacks
+	}
+	rep.Position = d.position
 	if d.holds {
 		rep.HeartbeatMillis = 1500
 	}
@@ -239,9 +247,18 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 		}
 		rep.News = news
 	}
+	var err error
 	d.change(func() {
 		d.heartbeats++
 		d.last = r
+		if err = d.lacks; err != nil {
+			return
+		}
+		if r.Position.GetRecoveries() < d.recovered {
+			rep.Recovered = d.recovered
+			return
+		}
+		rep.Position = d.position
 		if d.left != nil {
 			rep.UnknownNode = true
 			return
@@ -260,7 +277,7 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 		rep.Quotas, rep.Restart, rep.RegisterAgain = d.quotas, d.restart, d.again
 		d.again = false
 	})
-	return rep, nil
+	return rep, err
 }
 
 func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (*dirpb.LeaveNodeReply, error) {

@@ -215,6 +215,7 @@ func (n *Node) inherit() (*state, Kept, error) {
 	}
 	n.mu.Lock()
 	n.boot = s.boot
+	n.mu.clusterID, n.mu.told = s.cluster, s.told
 	n.mu.Unlock()
 	n.keep.after = s.lives
 	return s, KeptAll, nil
@@ -492,7 +493,7 @@ func (n *Node) saveState(reg *registration) error {
 	}
 	n.mu.Lock()
 	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot,
-		lives: []uint64{n.nonce}}
+		lives: []uint64{n.nonce}, told: n.mu.told}
 	for pg, r := range n.mu.regions {
 		if r.dying && !r.retiring || r.keys == nil {
 			continue
@@ -517,19 +518,19 @@ func (n *Node) saveState(reg *registration) error {
 
 // keptAs is what the state says of r, without its keys.
 func (r *region) keptAs(pg uint32) *keptRegion {
-	return &keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
+	return &keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.lastEpoch(), since: r.want.GetSince(),
 		regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
 }
 
-// disowned reports whether the refusal of a registration with kept memory means that the directory has given that memory
+// disowned reports whether the refusal of a registration with memory of before means that the directory has given that memory
 // up: it says so itself when it is asked as by a heartbeat.
-func (n *Node) disowned(s *state, refusal error) bool {
-	if s == nil || status.Code(refusal) != codes.FailedPrecondition {
+func (n *Node) disowned(reg *registration, refusal error) bool {
+	if status.Code(refusal) != codes.FailedPrecondition {
 		return false
 	}
 	var rep *dirpb.HeartbeatReply
 	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-		rep, err = d.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: s.nodeID, Incarnation: s.incarnation})
+		rep, err = d.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: reg.nodeID, Incarnation: reg.incarnation})
 		return err
 	})
 	return err == nil && rep.GetUnknownNode()

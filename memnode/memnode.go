@@ -249,6 +249,7 @@ type Node struct {
 		heartbeat    time.Time
 		err          error // of the last exchange with the directory
 		clusterID    string
+		told         position // what the directory was at when this node last acted on an answer of it
 	}
 }
 

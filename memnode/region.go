@@ -29,8 +29,9 @@ type region struct {
 	took      time.Duration // to get its memory
 
 	// Guarded by Node.mu.
-	dying        bool // some of it is deregistered
-	retiring     bool // its memory is to be retained
+	epoch        uint32 // the latest of the placement group that the directory told, if it told another one than want's
+	dying        bool   // some of it is deregistered
+	retiring     bool   // its memory is to be retained
 	published    bool
 	publishedSeq uint64 // heartbeats up to this one may not know of it
 }

@@ -20,6 +20,7 @@ type state struct {
 	nodeID              uint32
 	incarnation, boot   uint64
 	lives               []uint64 // nonces of processes, of which one has registered last
+	told                position // of the cluster
 	regions             []*keptRegion
 }
 
@@ -49,7 +50,7 @@ type keptKeys struct {
 //	24  length    u64, of body
 //	32  body      cluster, node, host; node id u32, incarnation u64, boot u64; lives u8, of each: nonce u64; regions u32, of each:
 //	              item, pg u32, namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64;
-//	              keys u8, of each: provider, index u64, heap u64
+//	              keys u8, of each: provider, index u64, heap u64; then what the directory was at: recoveries, reign, term, index, u64 each
 //
 // A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes a page leaves the other
 // one, whole. Nothing is done that depends on a change before both pages have it. So a page that is whole may be believed whatever became
@@ -96,6 +97,9 @@ func (s *state) encode() []byte {
 		for _, k := range r.keys {
 			b = le.AppendUint64(le.AppendUint64(text(b, k.provider), k.index), k.heap)
 		}
+	}
+	for _, n := range []uint64{s.told.recoveries, s.told.reign, s.told.term, s.told.index} {
+		b = le.AppendUint64(b, n)
 	}
 	return b
 }
@@ -151,6 +155,7 @@ func decodeState(b []byte) (*state, error) {
 		seen[k.pg] = true
 		s.regions = append(s.regions, k)
 	}
+	s.told = position{r.u64(), r.u64(), r.u64(), r.u64()}
 	if !r.ok || len(r.b) > 0 || s.incarnation == 0 || s.boot == 0 || s.boot == ^uint64(0) || len(s.lives) > maxLives {
 		return nil, fmt.Errorf("%w: %d bytes of body", errStateDamaged, len(b))
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 func someState(regions int) *state {
-	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9, lives: []uint64{1 << 61, 5}}
+	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9, lives: []uint64{1 << 61, 5}, told: position{1, 2, 3, 4}}
 	for k := range regions {
 		s.regions = append(s.regions, &keptRegion{
 			item: fmt.Sprintf("region/%d/1", k), pg: uint32(k + 1), namespace: 3, epoch: 5, since: 11, regionBytes: regionBytes, indexSize: indexBytes, pageBytes: 2 << 20,

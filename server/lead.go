@@ -42,8 +42,9 @@ type leadership struct {
 	began time.Time
 	// kick has room for one word that there may be something to plan: a command
 	// changed the state, or a session acknowledged.
-	kick chan struct{}
-	calm atomic.Bool // the planner rests, since nothing happens
+	kick    chan struct{}
+	calm    atomic.Bool // the planner rests, since nothing happens
+	trusted atomic.Bool // memory nodes have vouched for the state; see trust.go
 
 	// work happens when there is some for janitors.
 	work event
@@ -213,6 +214,13 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 		}
 	}
 
+	knows := false
+	n.machine.view(func(s *fsm.State) { knows = s.KnowsBoots() })
+	if knows {
+		if err := n.beginReign(ctx, l); err != nil {
+			return nil, err
+		}
+	}
 	l.began = time.Now()
 	n.machine.view(func(s *fsm.State) {
 		l.mu.Leader = lead.New(lead.Options{
@@ -226,6 +234,12 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 // plan proposes what time and state have brought about, and tells how long that may wait
 // next if nothing happens. A proposal that fails is made again by a later call.
 func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
+	if !l.trusted.Load() && !n.trusted(l) {
+		return trustPause
+	}
+	if n.behind(l) != nil {
+		return n.opts.Lease
+	}
 	var steps []lead.Step
 	work := false
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
@@ -351,6 +365,9 @@ func (n *Node) propose(ctx context.Context, l *leadership, c *fsmpb.Command) (fs
 	if n.raft.CurrentTerm() != l.term || n.ctx.Err() != nil {
 		return fsm.Result{}, n.notLeader()
 	}
+	if err := n.awaitTrust(ctx, l, c); err != nil {
+		return fsm.Result{}, err
+	}
 	c.Term = l.term
 	b, err := proto.Marshal(c)
 	if err != nil {
@@ -408,9 +425,18 @@ func (n *Node) leader() (*leadership, error) {
 	return nil, n.notLeader()
 }
 
-// confirmed returns the current leadership after a quorum agreed that no other
-// one existed when the call began.
+// confirmed is verified but for a leader that lacks what memory nodes were told: it knows less than it may say.
 func (n *Node) confirmed(ctx context.Context) (*leadership, error) {
+	l, err := n.verified(ctx)
+	if err == nil {
+		err = n.behind(l)
+	}
+	return l, err
+}
+
+// verified returns the current leadership after a quorum agreed that no other
+// one existed when the call began.
+func (n *Node) verified(ctx context.Context) (*leadership, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err

@@ -69,6 +69,9 @@ func (n *Node) tryRaise(ctx context.Context, l *leadership) error {
 	if err != nil {
 		return err
 	}
+	if err := n.beginReign(ctx, l); err != nil {
+		n.log.Info("directory: memory nodes are told of no position before the next election", "err", err)
+	}
 	n.log.Info("directory: every node runs a version that knows this level, and none of an earlier version can take part any more",
 		"level", fsm.Level, "version", n.opts.Version)
 	return nil

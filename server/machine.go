@@ -40,6 +40,7 @@ type machine struct {
 		sync.RWMutex
 		state   *fsm.State
 		applied uint64
+		ruled   uint64        // the last applied entry of the term of the state's latest leadership; 0: not known
 		halted  error         // why nothing is applied any more
 		moved   chan struct{} // closed and replaced when the map has another version
 		news    chan struct{} // the same when anything has changed that memory nodes are told of
@@ -113,6 +114,21 @@ func (m *machine) view(fn func(s *fsm.State)) {
 	fn(m.mu.state)
 }
 
+// position is how far the state has got in the latest leadership that it knows; nil if nothing was applied of that by this process. A leader that
+// was deposed may have applied entries of the next one already, which are not its own to tell of.
+func (m *machine) position() *dirpb.Position {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.state.Position(m.mu.ruled)
+}
+
+// viewAt is view with the entry up to which the state reflects the log.
+func (m *machine) viewAt(fn func(s *fsm.State, applied uint64)) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	fn(m.mu.state, m.mu.applied)
+}
+
 // move is closed when the map has another version. Take it before looking at the state.
 func (m *machine) move() <-chan struct{} {
 	m.mu.RLock()
@@ -169,6 +185,9 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		}
 		res := applyEntry(m.mu.state, l)
 		out[i] = res
+		if l.Term == m.mu.state.ReignTerm() {
+			m.mu.ruled = l.Index
+		}
 		if errors.Is(res.Err, fsm.ErrLevel) {
 			// Others carry it out. A later version, started on this data folder, goes on with this entry.
 			m.haltLocked(fmt.Errorf("entry %d of the log: %w", l.Index, res.Err))
@@ -212,6 +231,27 @@ func applyEntry(s *fsm.State, l *raft.Log) fsm.Result {
 		return fsm.Result{Err: errDeposed}
 	}
 	return fsm.Apply(s, c)
+}
+
+// recoverAs applies c, which is in no log, to the state and its rows.
+func (m *machine) recoverAs(c *fsmpb.Command) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.halted != nil {
+		return m.mu.halted
+	}
+	res := fsm.Apply(m.mu.state, c)
+	if res.Err != nil {
+		return res.Err
+	}
+	rows := make([]raftstore.Row, 0, len(res.Changes))
+	for _, r := range res.Changes {
+		rows = append(rows, raftstore.Row(r))
+	}
+	if res.Audit != nil {
+		logAudit(m.log, res.Audit)
+	}
+	return m.store.WriteRows(m.mu.applied, rows)
 }
 
 // haltLocked ends the application of commands for good.
@@ -311,7 +351,7 @@ func (m *machine) restore(r io.Reader, least uint64) error {
 	if err := m.store.ReplaceRows(snap.Applied, disk); err != nil {
 		return err
 	}
-	m.mu.state, m.mu.applied = state, snap.Applied
+	m.mu.state, m.mu.applied, m.mu.ruled = state, snap.Applied, 0
 	m.maps.forget()
 	m.wakeLocked(marks{sessions: math.MaxUint64}) // of another state
 	return nil

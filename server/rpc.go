@@ -298,25 +298,6 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 // Renewals is how many renewals of sessions this process has answered, as the leader.
 func (n *Node) Renewals() uint64 { return n.renewals.Load() }
 
-// takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its answer
-// says that they are not the session's any more.
-func (n *Node) takeStatus(ctx context.Context, l *leadership, q *dirpb.RenewRequest) error {
-	if len(q.StatusBack) == 0 {
-		return nil
-	}
-	c := &fsmpb.TakeStatus{SessionId: q.SessionId, Number: q.Number, Blocks: q.StatusBack}
-	var some bool
-	var err error
-	n.machine.view(func(s *fsm.State) { some, err = s.GivesStatus(c) })
-	if err != nil {
-		return refusal(err)
-	}
-	if some {
-		_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: c}})
-	}
-	return err
-}
-
 // CloseSession ends a session whose client has stopped.
 func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (*dirpb.CloseSessionReply, error) {
 	l, err := n.leader()
@@ -375,25 +356,6 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 		l.rouse()
 	}
 	return reply, nil
-}
-
-// GrantStatus gives a session a block of status words, or tells it of the one that it was given and does not know of.
-func (n *Node) GrantStatus(ctx context.Context, q *dirpb.GrantStatusRequest) (*dirpb.GrantStatusReply, error) {
-	l, err := n.leader()
-	if err != nil {
-		return nil, err
-	}
-	c := &fsmpb.GrantStatus{SessionId: q.SessionId, PgId: q.PgId, Held: q.Held}
-	// A refusal makes no entry in the log.
-	n.machine.view(func(s *fsm.State) { err = s.CanGrantStatus(c) })
-	if err != nil {
-		return nil, refusal(err)
-	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: c}})
-	if err != nil {
-		return nil, err
-	}
-	return res.Status, nil
 }
 
 // SessionState tells whether a session is fenced. Breaking the locks of a session that
@@ -496,7 +458,7 @@ func (n *Node) awaitSession(ctx context.Context, id uint32) error {
 
 // RegisterNode admits a process of a memory node.
 func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (*dirpb.RegisterNodeReply, error) {
-	l, err := n.leader()
+	l, err := n.verified(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -509,8 +471,19 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, refusal(err)
 	}
+	known, _ := n.nodeNamed(q.Name)
+	if err := n.vouch(l, label(q.Name), known, q.Position); err != nil {
+		return nil, err
+	}
+	if of := n.recoveredSince(q.Position); of != 0 {
+		reply := &dirpb.RegisterNodeReply{Recovered: of}
+		n.machine.view(func(s *fsm.State) { reply.ClusterId = s.Meta().ClusterId })
+		return reply, nil
+	}
+	recoveries := q.Position.GetRecoveries()
+	q.Position = nil // no part of the state
 	c := &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller, ReclaimEpoch: n.reclaimEpoch(l),
+		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller, ReclaimEpoch: n.reclaimEpoch(l), Recoveries: recoveries,
 	}}}
 	if _, err := n.nodeNamed(q.Name); err != nil { // its first time; restarts are no change that somebody made
 		audited(ctx, c, actRegisterNode, q.Name, "capacity-bytes", q.CapacityBytes, "domain", q.Domain)
@@ -544,6 +517,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 			x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 		}
 	})
+	reply.Position = n.machine.position()
 	return reply, nil
 }
 
@@ -556,8 +530,13 @@ func (n *Node) reclaimEpoch(l *leadership) (epoch uint64) {
 // Heartbeat extends a memory node's lease and tells it what to do. Its lists of
 // regions and sessions are obeyed, so they must not come from a leader that was deposed.
 func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb.HeartbeatReply, error) {
-	l, err := n.confirmed(ctx)
+	l, err := n.verified(ctx)
 	if err != nil {
+		return nil, err
+	}
+	name := ""
+	n.machine.view(func(s *fsm.State) { name = s.Node(q.NodeId).GetName() })
+	if err := n.vouch(l, cmp.Or(name, fmt.Sprintf("memory node %d", q.NodeId)), q.NodeId, q.Position); err != nil {
 		return nil, err
 	}
 	if len(q.FencedSessions) > fsm.MaxSessions {
@@ -580,6 +559,9 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	})
 	if !up {
 		return n.unknown(q), nil
+	}
+	if of := n.recoveredSince(q.Position); of != 0 {
+		return &dirpb.HeartbeatReply{Recovered: of}, nil
 	}
 	confirm := &fsmpb.ConfirmFence{NodeId: q.NodeId, Incarnation: q.Incarnation}
 	for _, id := range q.FencedSessions {
@@ -634,6 +616,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	if reply.UnknownNode {
 		return n.unknown(q), nil
 	}
+	reply.Position = n.machine.position()
 	return reply, nil
 }
 
@@ -850,6 +833,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.AgeMillis = max(0, time.Since(heard).Milliseconds())
 		}
 	}
+	reply.Position = n.machine.position()
 	members := n.members()
 	_, leader := n.raft.LeaderWithID()
 	now := time.Now().UnixMilli()
@@ -862,6 +846,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		if x != nil {
 			reply.KeyUse = x.KeyUse(s)
 			reply.Epoch, reply.MinEpoch = x.Epochs()
+			reply.Ahead = x.Ahead()
 			showNodes(reply.Map.Nodes, x, s, uptime)
 			reply.NodeStats = x.Stats()
 			reply.Gateways = l.meeting.show(s)

@@ -281,7 +281,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition:
 		return exitNo
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted,
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss,
 		codes.Unauthenticated, codes.PermissionDenied:
 		return exitUnavailable
 	}

@@ -99,7 +99,11 @@ func newRoot(a *app) *cobra.Command {
 	})
 	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole()}
 	for _, r := range roles {
-		root.AddCommand(a.roleCommand(r))
+		c := a.roleCommand(r)
+		if r.name == "directory" {
+			c.AddCommand(a.recoverCommand())
+		}
+		root.AddCommand(c)
 	}
 	root.AddCommand(a.configCommand(roles...), a.healthCommand(), a.versionCommand())
 

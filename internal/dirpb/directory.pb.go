@@ -676,7 +676,9 @@ type Node struct {
 	// registered process lives.
 	Rival string `protobuf:"bytes,140,opt,name=rival,proto3" json:"rival,omitempty"`
 	// Of the process that registered last, as in RegisterNodeRequest; 0: it said none.
-	Nonce         uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	Nonce uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// The latest recovery of the cluster after which it has registered; until then nobody can connect to it.
+	Recoveries    uint64 `protobuf:"varint,120,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -854,6 +856,13 @@ func (x *Node) GetRival() string {
 func (x *Node) GetNonce() uint64 {
 	if x != nil {
 		return x.Nonce
+	}
+	return 0
+}
+
+func (x *Node) GetRecoveries() uint64 {
+	if x != nil {
+		return x.Recoveries
 	}
 	return 0
 }
@@ -1227,6 +1236,9 @@ type Loss struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	PgId  uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Times uint64                 `protobuf:"varint,2,opt,name=times,proto3" json:"times,omitempty"` // since the last AcceptLoss
+	// The memory was not lost: the directory was recovered from a folder without the entries by which shards had moved there, or
+	// status words had been granted, so keys may be missing.
+	Recovered bool `protobuf:"varint,120,opt,name=recovered,proto3" json:"recovered,omitempty"`
 	// Of the last time.
 	UnixMillis    int64  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`                             // the memory node that had the last copy
@@ -1277,6 +1289,13 @@ func (x *Loss) GetTimes() uint64 {
 		return x.Times
 	}
 	return 0
+}
+
+func (x *Loss) GetRecovered() bool {
+	if x != nil {
+		return x.Recovered
+	}
+	return false
 }
 
 func (x *Loss) GetUnixMillis() int64 {
@@ -5386,7 +5405,12 @@ type RegisterNodeRequest struct {
 	Nonce uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// With memory of before this registration: the nonces of the processes of which one has registered last, as the memory's
 	// own state says. If the directory knows another one, the memory is of an earlier time, and nothing is registered: stale.
-	After         []uint64 `protobuf:"varint,221,rep,packed,name=after,proto3" json:"after,omitempty"`
+	After []uint64 `protobuf:"varint,221,rep,packed,name=after,proto3" json:"after,omitempty"`
+	// How far the directory had got when the memory node last acted on an answer of it; absent: it followed none that said so.
+	Position *Position `protobuf:"bytes,120,opt,name=position,proto3" json:"position,omitempty"`
+	// After a recovery, which position.recoveries says this process has heard of, so that nothing which was posted before it can land any more:
+	// the regions that it has. The directory believes those alone that are as it knows them.
+	Held          []*HeldRegion `protobuf:"bytes,121,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5512,6 +5536,176 @@ func (x *RegisterNodeRequest) GetAfter() []uint64 {
 	return nil
 }
 
+func (x *RegisterNodeRequest) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *RegisterNodeRequest) GetHeld() []*HeldRegion {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+// HeldRegion is a region that a memory node has, as the directory before a recovery had told it.
+type HeldRegion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	NamespaceId   uint32                 `protobuf:"varint,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the latest of the placement group that the memory node was told
+	Since         uint64                 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	IndexEnd      uint64                 `protobuf:"varint,5,opt,name=index_end,json=indexEnd,proto3" json:"index_end,omitempty"` // bytes of the index up to the last one that is not zero
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldRegion) Reset() {
+	*x = HeldRegion{}
+	mi := &file_directory_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldRegion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldRegion) ProtoMessage() {}
+
+func (x *HeldRegion) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldRegion.ProtoReflect.Descriptor instead.
+func (*HeldRegion) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *HeldRegion) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *HeldRegion) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *HeldRegion) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *HeldRegion) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *HeldRegion) GetIndexEnd() uint64 {
+	if x != nil {
+		return x.IndexEnd
+	}
+	return 0
+}
+
+// Position is how far a directory had got when it answered: the last committed entry of its log that it had applied, and the
+// leadership that the entry is of. A directory that does not have that entry, by then, has lost what it was told.
+type Position struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// How often the cluster was recovered from one node's folder. A recovery may lose entries, so positions of another number do not compare.
+	Recoveries    uint64 `protobuf:"varint,2,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
+	Reign         uint64 `protobuf:"varint,3,opt,name=reign,proto3" json:"reign,omitempty"` // the leadership, by a number that was drawn for it; never 0
+	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`   // its Raft term
+	Index         uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the entry, which is of that term
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Position) Reset() {
+	*x = Position{}
+	mi := &file_directory_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Position) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Position) ProtoMessage() {}
+
+func (x *Position) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Position.ProtoReflect.Descriptor instead.
+func (*Position) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *Position) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *Position) GetRecoveries() uint64 {
+	if x != nil {
+		return x.Recoveries
+	}
+	return 0
+}
+
+func (x *Position) GetReign() uint64 {
+	if x != nil {
+		return x.Reign
+	}
+	return 0
+}
+
+func (x *Position) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Position) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 // RetainedRegion is what a memory node still holds of a placement group that has gone on without it.
 type RetainedRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5524,7 +5718,7 @@ type RetainedRegion struct {
 
 func (x *RetainedRegion) Reset() {
 	*x = RetainedRegion{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5536,7 +5730,7 @@ func (x *RetainedRegion) String() string {
 func (*RetainedRegion) ProtoMessage() {}
 
 func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5549,7 +5743,7 @@ func (x *RetainedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedRegion.ProtoReflect.Descriptor instead.
 func (*RetainedRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RetainedRegion) GetPgId() uint32 {
@@ -5581,14 +5775,18 @@ type RegisterNodeReply struct {
 	Sessions        *Sessions              `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"` // always there
 	Keys            []*TokenKey            `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`        // those whose tokens are taken: the present one, then the one before if there is one
 	// Nothing was registered: the memory that the process has is not what the process that registered last had, but of an earlier time.
-	Stale         bool `protobuf:"varint,220,opt,name=stale,proto3" json:"stale,omitempty"`
+	Stale    bool      `protobuf:"varint,220,opt,name=stale,proto3" json:"stale,omitempty"`
+	Position *Position `protobuf:"bytes,120,opt,name=position,proto3" json:"position,omitempty"` // absent: the directory's level knows none
+	// Nothing was done: the cluster was recovered so often, and the memory node has not heard of the last time. It is to have everybody fenced
+	// who is connected, and to register with what it holds.
+	Recovered     uint64 `protobuf:"varint,121,opt,name=recovered,proto3" json:"recovered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5798,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5811,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -5658,6 +5856,20 @@ func (x *RegisterNodeReply) GetStale() bool {
 	return false
 }
 
+func (x *RegisterNodeReply) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *RegisterNodeReply) GetRecovered() uint64 {
+	if x != nil {
+		return x.Recovered
+	}
+	return 0
+}
+
 // TokenKey is a key that signs session tokens, or did.
 type TokenKey struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5669,7 +5881,7 @@ type TokenKey struct {
 
 func (x *TokenKey) Reset() {
 	*x = TokenKey{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5681,7 +5893,7 @@ func (x *TokenKey) String() string {
 func (*TokenKey) ProtoMessage() {}
 
 func (x *TokenKey) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5694,7 +5906,7 @@ func (x *TokenKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
 func (*TokenKey) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TokenKey) GetGeneration() uint32 {
@@ -5723,7 +5935,7 @@ type NamespaceQuota struct {
 
 func (x *NamespaceQuota) Reset() {
 	*x = NamespaceQuota{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5735,7 +5947,7 @@ func (x *NamespaceQuota) String() string {
 func (*NamespaceQuota) ProtoMessage() {}
 
 func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5748,7 +5960,7 @@ func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
 func (*NamespaceQuota) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NamespaceQuota) GetNamespaceId() uint32 {
@@ -5785,7 +5997,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +6009,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +6022,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -5834,17 +6046,18 @@ type HeartbeatRequest struct {
 	FencedSessions []uint32               `protobuf:"varint,3,rep,packed,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"` // confirmed: nothing of these can land
 	Stats          *NodeStats             `protobuf:"bytes,4,opt,name=stats,proto3" json:"stats,omitempty"`
 	// While the reply would have this news, it may wait so long for other news.
-	News          uint64 `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"` // of the reply processed last
-	WaitMillis    uint64 `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
-	KeyGeneration uint32 `protobuf:"varint,40,opt,name=key_generation,json=keyGeneration,proto3" json:"key_generation,omitempty"` // the latest that this process takes tokens of
-	Boot          uint64 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`                                        // as registered; 0: not said
+	News          uint64    `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"` // of the reply processed last
+	WaitMillis    uint64    `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
+	KeyGeneration uint32    `protobuf:"varint,40,opt,name=key_generation,json=keyGeneration,proto3" json:"key_generation,omitempty"` // the latest that this process takes tokens of
+	Boot          uint64    `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"`                                        // as registered; 0: not said
+	Position      *Position `protobuf:"bytes,120,opt,name=position,proto3" json:"position,omitempty"`                                // as in RegisterNodeRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5856,7 +6069,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5869,7 +6082,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -5928,6 +6141,13 @@ func (x *HeartbeatRequest) GetBoot() uint64 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
 // LeaveNode is what a process of a memory node says before it stops, and goes on with
 // heartbeats. It leaves the chains in which others have copies, when operations under way have
 // ended, and counts as down then. The answer comes when no placement group is frozen any more, so that no
@@ -5945,7 +6165,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5957,7 +6177,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5970,7 +6190,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -6002,7 +6222,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6014,7 +6234,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6027,7 +6247,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 // ReportNode is what the keeper of a memory node says while none of its processes lives for long: why. It is repeated
@@ -6045,7 +6265,7 @@ type ReportNodeRequest struct {
 
 func (x *ReportNodeRequest) Reset() {
 	*x = ReportNodeRequest{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6057,7 +6277,7 @@ func (x *ReportNodeRequest) String() string {
 func (*ReportNodeRequest) ProtoMessage() {}
 
 func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6070,7 +6290,7 @@ func (x *ReportNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReportNodeRequest) GetName() string {
@@ -6102,7 +6322,7 @@ type ReportNodeReply struct {
 
 func (x *ReportNodeReply) Reset() {
 	*x = ReportNodeReply{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6334,7 @@ func (x *ReportNodeReply) String() string {
 func (*ReportNodeReply) ProtoMessage() {}
 
 func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6347,7 @@ func (x *ReportNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeReply.ProtoReflect.Descriptor instead.
 func (*ReportNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 // PauseNodeRequest is a command of the directory's own, for RestartNode: for so long, or until another process of a memory node that keeps its
@@ -6143,7 +6363,7 @@ type PauseNodeRequest struct {
 
 func (x *PauseNodeRequest) Reset() {
 	*x = PauseNodeRequest{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6155,7 +6375,7 @@ func (x *PauseNodeRequest) String() string {
 func (*PauseNodeRequest) ProtoMessage() {}
 
 func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6168,7 +6388,7 @@ func (x *PauseNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseNodeRequest.ProtoReflect.Descriptor instead.
 func (*PauseNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PauseNodeRequest) GetNodeId() uint32 {
@@ -6203,7 +6423,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6435,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6448,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -6269,14 +6489,16 @@ type HeartbeatReply struct {
 	// The directory knows of boots now and did not when this process registered, which is to do so again, as the same.
 	RegisterAgain bool `protobuf:"varint,90,opt,name=register_again,json=registerAgain,proto3" json:"register_again,omitempty"`
 	// Placement groups that may yet take back what this memory node retains of them. It gives back the rest.
-	RetainPgs     []uint32 `protobuf:"varint,70,rep,packed,name=retain_pgs,json=retainPgs,proto3" json:"retain_pgs,omitempty"`
+	RetainPgs     []uint32  `protobuf:"varint,70,rep,packed,name=retain_pgs,json=retainPgs,proto3" json:"retain_pgs,omitempty"`
+	Position      *Position `protobuf:"bytes,120,opt,name=position,proto3" json:"position,omitempty"`    // as in RegisterNodeReply; absent with unknown_node, too
+	Recovered     uint64    `protobuf:"varint,121,opt,name=recovered,proto3" json:"recovered,omitempty"` // as in RegisterNodeReply; nothing else is said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6288,7 +6510,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6301,7 +6523,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -6374,6 +6596,20 @@ func (x *HeartbeatReply) GetRetainPgs() []uint32 {
 	return nil
 }
 
+func (x *HeartbeatReply) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *HeartbeatReply) GetRecovered() uint64 {
+	if x != nil {
+		return x.Recovered
+	}
+	return 0
+}
+
 type WantRegion struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	PgId        uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -6392,7 +6628,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6404,7 +6640,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6417,7 +6653,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -6491,7 +6727,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6503,7 +6739,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6516,7 +6752,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -6569,7 +6805,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6581,7 +6817,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6594,7 +6830,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 type CreateNamespaceRequest struct {
@@ -6620,7 +6856,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6632,7 +6868,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6645,7 +6881,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -6734,7 +6970,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6746,7 +6982,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6759,7 +6995,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -6787,7 +7023,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6799,7 +7035,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6812,7 +7048,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -6873,7 +7109,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6885,7 +7121,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6898,7 +7134,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -6923,7 +7159,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +7171,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +7184,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -6983,7 +7219,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6995,7 +7231,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7008,7 +7244,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -7036,7 +7272,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7048,7 +7284,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7061,7 +7297,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -7087,7 +7323,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7335,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7348,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -7130,7 +7366,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7142,7 +7378,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7155,7 +7391,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 type StatusReply struct {
@@ -7186,14 +7422,17 @@ type StatusReply struct {
 	Version    string `protobuf:"bytes,91,opt,name=version,proto3" json:"version,omitempty"`
 	Level      uint32 `protobuf:"varint,92,opt,name=level,proto3" json:"level,omitempty"` // of the directory's state, as far as this directory node has it
 	// The leader's alone: gateways that have told it where others call them.
-	Gateways      []*GatewayInfo `protobuf:"bytes,93,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	Gateways []*GatewayInfo `protobuf:"bytes,93,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	Position *Position      `protobuf:"bytes,120,opt,name=position,proto3" json:"position,omitempty"` // of the directory node that answers
+	// The leader's alone: memory nodes that followed a directory with entries which this one does not have. It decides nothing then.
+	Ahead         []*AheadNode `protobuf:"bytes,121,rep,name=ahead,proto3" json:"ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7444,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7457,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -7354,6 +7593,73 @@ func (x *StatusReply) GetGateways() []*GatewayInfo {
 	return nil
 }
 
+func (x *StatusReply) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *StatusReply) GetAhead() []*AheadNode {
+	if x != nil {
+		return x.Ahead
+	}
+	return nil
+}
+
+// AheadNode is a memory node whose directory had got further than the one that answers.
+type AheadNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Position      *Position              `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AheadNode) Reset() {
+	*x = AheadNode{}
+	mi := &file_directory_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AheadNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AheadNode) ProtoMessage() {}
+
+func (x *AheadNode) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AheadNode.ProtoReflect.Descriptor instead.
+func (*AheadNode) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *AheadNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AheadNode) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
 // GatewayInfo is a gateway as operators know it: what others show it to be one of them is left out.
 type GatewayInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -7367,7 +7673,7 @@ type GatewayInfo struct {
 
 func (x *GatewayInfo) Reset() {
 	*x = GatewayInfo{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7379,7 +7685,7 @@ func (x *GatewayInfo) String() string {
 func (*GatewayInfo) ProtoMessage() {}
 
 func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7392,7 +7698,7 @@ func (x *GatewayInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayInfo.ProtoReflect.Descriptor instead.
 func (*GatewayInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *GatewayInfo) GetAddr() string {
@@ -7439,7 +7745,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7451,7 +7757,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[92]
+	mi := &file_directory_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7464,7 +7770,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{92}
+	return file_directory_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *KeyUse) GetGeneration() uint32 {
@@ -7518,7 +7824,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7530,7 +7836,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[93]
+	mi := &file_directory_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7543,7 +7849,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{93}
+	return file_directory_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -7610,7 +7916,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +7928,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[94]
+	mi := &file_directory_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +7941,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{94}
+	return file_directory_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -7721,7 +8027,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7733,7 +8039,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[95]
+	mi := &file_directory_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7746,7 +8052,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{95}
+	return file_directory_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -7915,7 +8221,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7927,7 +8233,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[96]
+	mi := &file_directory_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7940,7 +8246,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{96}
+	return file_directory_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -8007,7 +8313,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8019,7 +8325,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[97]
+	mi := &file_directory_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8032,7 +8338,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{97}
+	return file_directory_proto_rawDescGZIP(), []int{100}
 }
 
 type RemoveDirectoryRequest struct {
@@ -8046,7 +8352,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8058,7 +8364,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[98]
+	mi := &file_directory_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8071,7 +8377,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{98}
+	return file_directory_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -8096,7 +8402,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8108,7 +8414,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[99]
+	mi := &file_directory_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8121,7 +8427,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{99}
+	return file_directory_proto_rawDescGZIP(), []int{102}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -8136,7 +8442,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8148,7 +8454,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[100]
+	mi := &file_directory_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8161,7 +8467,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{100}
+	return file_directory_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -8180,7 +8486,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8192,7 +8498,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[101]
+	mi := &file_directory_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8205,7 +8511,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{101}
+	return file_directory_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -8223,7 +8529,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8235,7 +8541,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[102]
+	mi := &file_directory_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8248,7 +8554,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{102}
+	return file_directory_proto_rawDescGZIP(), []int{105}
 }
 
 type WhoAmIReply struct {
@@ -8263,7 +8569,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8275,7 +8581,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[103]
+	mi := &file_directory_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8288,7 +8594,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{103}
+	return file_directory_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -8329,7 +8635,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8341,7 +8647,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[104]
+	mi := &file_directory_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8354,7 +8660,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{104}
+	return file_directory_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -8380,7 +8686,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8392,7 +8698,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[105]
+	mi := &file_directory_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8405,7 +8711,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{105}
+	return file_directory_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -8428,7 +8734,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8440,7 +8746,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[106]
+	mi := &file_directory_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8453,7 +8759,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{106}
+	return file_directory_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -8495,7 +8801,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8507,7 +8813,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[107]
+	mi := &file_directory_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8520,7 +8826,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{107}
+	return file_directory_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -8547,7 +8853,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8559,7 +8865,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[108]
+	mi := &file_directory_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8572,7 +8878,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{108}
+	return file_directory_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -8599,7 +8905,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8611,7 +8917,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[109]
+	mi := &file_directory_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8624,7 +8930,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{109}
+	return file_directory_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -8651,7 +8957,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8663,7 +8969,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[110]
+	mi := &file_directory_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8676,7 +8982,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{110}
+	return file_directory_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -8703,7 +9009,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8715,7 +9021,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[111]
+	mi := &file_directory_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8728,7 +9034,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{111}
+	return file_directory_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -8755,7 +9061,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8767,7 +9073,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[112]
+	mi := &file_directory_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8780,7 +9086,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{112}
+	return file_directory_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -8813,7 +9119,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8825,7 +9131,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[113]
+	mi := &file_directory_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8838,7 +9144,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{113}
+	return file_directory_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -8909,7 +9215,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xe5\x04\n" +
+	"\x06_renew\"\x85\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8933,7 +9239,10 @@ const file_directory_proto_rawDesc = "" +
 	"\acontrol\x18Q \x01(\tR\acontrol\x12\x18\n" +
 	"\atrouble\x18n \x01(\tR\atrouble\x12\x15\n" +
 	"\x05rival\x18\x8c\x01 \x01(\tR\x05rival\x12\x15\n" +
-	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\"q\n" +
+	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\x12\x1e\n" +
+	"\n" +
+	"recoveries\x18x \x01(\x04R\n" +
+	"recoveries\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -8965,10 +9274,11 @@ const file_directory_proto_rawDesc = "" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\x12+\n" +
 	"\x12tcp_ops_per_second\x18\x03 \x01(\x04R\x0ftcpOpsPerSecond\x12\x1f\n" +
 	"\vindex_bytes\x18\x04 \x01(\x04R\n" +
-	"indexBytes\"\x85\x01\n" +
+	"indexBytes\"\xa3\x01\n" +
 	"\x04Loss\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
-	"\x05times\x18\x02 \x01(\x04R\x05times\x12\x1f\n" +
+	"\x05times\x18\x02 \x01(\x04R\x05times\x12\x1c\n" +
+	"\trecovered\x18x \x01(\bR\trecovered\x12\x1f\n" +
 	"\vunix_millis\x18\x03 \x01(\x03R\n" +
 	"unixMillis\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1d\n" +
@@ -9333,7 +9643,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x10\n" +
-	"\x03tls\x18\x04 \x01(\bR\x03tls\"\xa7\x03\n" +
+	"\x03tls\x18\x04 \x01(\bR\x03tls\"\x91\x04\n" +
 	"\x13RegisterNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x17\n" +
@@ -9347,11 +9657,29 @@ const file_directory_proto_rawDesc = "" +
 	"\acontrol\x18Q \x01(\tR\acontrol\x12<\n" +
 	"\bretained\x18F \x03(\v2 .kvd.directory.v1.RetainedRegionR\bretained\x12\x15\n" +
 	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\x12\x15\n" +
-	"\x05after\x18\xdd\x01 \x03(\x04R\x05after\"]\n" +
+	"\x05after\x18\xdd\x01 \x03(\x04R\x05after\x126\n" +
+	"\bposition\x18x \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\x120\n" +
+	"\x04held\x18y \x03(\v2\x1c.kvd.directory.v1.HeldRegionR\x04held\"\x8d\x01\n" +
+	"\n" +
+	"HeldRegion\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
+	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x1b\n" +
+	"\tindex_end\x18\x05 \x01(\x04R\bindexEnd\"\x89\x01\n" +
+	"\bPosition\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1e\n" +
+	"\n" +
+	"recoveries\x18\x02 \x01(\x04R\n" +
+	"recoveries\x12\x14\n" +
+	"\x05reign\x18\x03 \x01(\x04R\x05reign\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\"]\n" +
 	"\x0eRetainedRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05since\x18\x03 \x01(\x04R\x05since\"\xfb\x01\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\"\xd1\x02\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
@@ -9359,7 +9687,9 @@ const file_directory_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x126\n" +
 	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12.\n" +
 	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x12\x15\n" +
-	"\x05stale\x18\xdc\x01 \x01(\bR\x05staleJ\x04\b\x03\x10\x04\"<\n" +
+	"\x05stale\x18\xdc\x01 \x01(\bR\x05stale\x126\n" +
+	"\bposition\x18x \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\x12\x1c\n" +
+	"\trecovered\x18y \x01(\x04R\trecoveredJ\x04\b\x03\x10\x04\"<\n" +
 	"\bTokenKey\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
@@ -9371,7 +9701,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"2\n" +
 	"\bSessions\x12\x12\n" +
 	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
-	"\x04live\x18\x02 \x03(\rR\x04live\"\x99\x02\n" +
+	"\x04live\x18\x02 \x03(\rR\x04live\"\xd1\x02\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12'\n" +
@@ -9381,7 +9711,8 @@ const file_directory_proto_rawDesc = "" +
 	"\vwait_millis\x18\x06 \x01(\x04R\n" +
 	"waitMillis\x12%\n" +
 	"\x0ekey_generation\x18( \x01(\rR\rkeyGeneration\x12\x12\n" +
-	"\x04boot\x18< \x01(\x04R\x04boot\"p\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\x126\n" +
+	"\bposition\x18x \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\"p\n" +
 	"\x10LeaveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
@@ -9399,7 +9730,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xa8\x03\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xfe\x03\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
@@ -9411,7 +9742,9 @@ const file_directory_proto_rawDesc = "" +
 	"\arestart\x18< \x01(\bR\arestart\x12%\n" +
 	"\x0eregister_again\x18Z \x01(\bR\rregisterAgain\x12\x1d\n" +
 	"\n" +
-	"retain_pgs\x18F \x03(\rR\tretainPgs\"\x86\x02\n" +
+	"retain_pgs\x18F \x03(\rR\tretainPgs\x126\n" +
+	"\bposition\x18x \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\x12\x1c\n" +
+	"\trecovered\x18y \x01(\x04R\trecovered\"\x86\x02\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -9470,7 +9803,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
 	"\x0fAcceptLossReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\xde\x06\n" +
+	"\rStatusRequest\"\xc9\a\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -9498,10 +9831,15 @@ const file_directory_proto_rawDesc = "" +
 	"knowsLevel\x12\x18\n" +
 	"\aversion\x18[ \x01(\tR\aversion\x12\x14\n" +
 	"\x05level\x18\\ \x01(\rR\x05level\x129\n" +
-	"\bgateways\x18] \x03(\v2\x1d.kvd.directory.v1.GatewayInfoR\bgateways\x1aY\n" +
+	"\bgateways\x18] \x03(\v2\x1d.kvd.directory.v1.GatewayInfoR\bgateways\x126\n" +
+	"\bposition\x18x \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\x121\n" +
+	"\x05ahead\x18y \x03(\v2\x1b.kvd.directory.v1.AheadNodeR\x05ahead\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
-	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"v\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"W\n" +
+	"\tAheadNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
+	"\bposition\x18\x02 \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\"v\n" +
 	"\vGatewayInfo\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x17\n" +
 	"\ahost_id\x18\x02 \x01(\tR\x06hostId\x12\x1e\n" +
@@ -9737,7 +10075,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -9812,56 +10150,59 @@ var file_directory_proto_goTypes = []any{
 	(*PagesReply)(nil),             // 70: kvd.directory.v1.PagesReply
 	(*PageAt)(nil),                 // 71: kvd.directory.v1.PageAt
 	(*RegisterNodeRequest)(nil),    // 72: kvd.directory.v1.RegisterNodeRequest
-	(*RetainedRegion)(nil),         // 73: kvd.directory.v1.RetainedRegion
-	(*RegisterNodeReply)(nil),      // 74: kvd.directory.v1.RegisterNodeReply
-	(*TokenKey)(nil),               // 75: kvd.directory.v1.TokenKey
-	(*NamespaceQuota)(nil),         // 76: kvd.directory.v1.NamespaceQuota
-	(*Sessions)(nil),               // 77: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 78: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 79: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 80: kvd.directory.v1.LeaveNodeReply
-	(*ReportNodeRequest)(nil),      // 81: kvd.directory.v1.ReportNodeRequest
-	(*ReportNodeReply)(nil),        // 82: kvd.directory.v1.ReportNodeReply
-	(*PauseNodeRequest)(nil),       // 83: kvd.directory.v1.PauseNodeRequest
-	(*NodeStats)(nil),              // 84: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 85: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 86: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 87: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 88: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 89: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 90: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 91: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 92: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 93: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 94: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 95: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 96: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 97: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 98: kvd.directory.v1.StatusReply
-	(*GatewayInfo)(nil),            // 99: kvd.directory.v1.GatewayInfo
-	(*KeyUse)(nil),                 // 100: kvd.directory.v1.KeyUse
-	(*DirectoryNode)(nil),          // 101: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 102: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 103: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 104: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 105: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 106: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 107: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 108: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 109: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 110: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 111: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 112: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 113: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 114: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 115: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 116: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 117: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 118: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 119: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 120: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 121: kvd.directory.v1.AuditEntry
-	nil,                            // 122: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*HeldRegion)(nil),             // 73: kvd.directory.v1.HeldRegion
+	(*Position)(nil),               // 74: kvd.directory.v1.Position
+	(*RetainedRegion)(nil),         // 75: kvd.directory.v1.RetainedRegion
+	(*RegisterNodeReply)(nil),      // 76: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 77: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 78: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 79: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 80: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 81: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 82: kvd.directory.v1.LeaveNodeReply
+	(*ReportNodeRequest)(nil),      // 83: kvd.directory.v1.ReportNodeRequest
+	(*ReportNodeReply)(nil),        // 84: kvd.directory.v1.ReportNodeReply
+	(*PauseNodeRequest)(nil),       // 85: kvd.directory.v1.PauseNodeRequest
+	(*NodeStats)(nil),              // 86: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 87: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 88: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 89: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 90: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 91: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 92: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 93: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 94: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 95: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 96: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 97: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 98: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 99: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 100: kvd.directory.v1.StatusReply
+	(*AheadNode)(nil),              // 101: kvd.directory.v1.AheadNode
+	(*GatewayInfo)(nil),            // 102: kvd.directory.v1.GatewayInfo
+	(*KeyUse)(nil),                 // 103: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 104: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 105: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 106: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 107: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 108: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 109: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 110: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 111: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 112: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 113: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 114: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 115: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 116: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 117: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 118: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 119: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 120: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 121: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 122: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 123: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 124: kvd.directory.v1.AuditEntry
+	nil,                            // 125: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	11,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -9906,119 +10247,127 @@ var file_directory_proto_depIdxs = []int32{
 	68,  // 39: kvd.directory.v1.MeetReply.gateways:type_name -> kvd.directory.v1.PeerGateway
 	71,  // 40: kvd.directory.v1.PagesReply.pages:type_name -> kvd.directory.v1.PageAt
 	12,  // 41: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	73,  // 42: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
-	77,  // 43: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	75,  // 44: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	84,  // 45: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	86,  // 46: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	77,  // 47: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	75,  // 48: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	76,  // 49: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	21,  // 50: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
-	23,  // 51: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,   // 52: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	15,  // 53: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 54: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	15,  // 55: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	13,  // 56: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 57: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	101, // 58: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	10,  // 59: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	102, // 60: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	103, // 61: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	122, // 62: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	26,  // 63: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	100, // 64: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
-	99,  // 65: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
-	7,   // 66: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	27,  // 67: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	112, // 68: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	4,   // 69: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	13,  // 70: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14,  // 71: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	13,  // 72: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13,  // 73: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	121, // 74: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	84,  // 75: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	49,  // 76: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	51,  // 77: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	56,  // 78: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	65,  // 79: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	59,  // 80: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	61,  // 81: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
-	63,  // 82: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	35,  // 83: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	66,  // 84: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
-	72,  // 85: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	78,  // 86: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	87,  // 87: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	79,  // 88: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	81,  // 89: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
-	29,  // 90: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	31,  // 91: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	33,  // 92: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	37,  // 93: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	39,  // 94: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	41,  // 95: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	43,  // 96: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
-	45,  // 97: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
-	47,  // 98: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	89,  // 99: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	91,  // 100: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	93,  // 101: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	95,  // 102: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	97,  // 103: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	104, // 104: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	106, // 105: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	108, // 106: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	119, // 107: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	69,  // 108: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
-	110, // 109: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	113, // 110: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	115, // 111: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	117, // 112: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	50,  // 113: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	52,  // 114: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	58,  // 115: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	10,  // 116: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	60,  // 117: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	62,  // 118: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
-	64,  // 119: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	36,  // 120: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	67,  // 121: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
-	74,  // 122: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	85,  // 123: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	88,  // 124: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	80,  // 125: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	82,  // 126: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
-	30,  // 127: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	32,  // 128: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	34,  // 129: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	38,  // 130: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	40,  // 131: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	42,  // 132: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	44,  // 133: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
-	46,  // 134: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
-	48,  // 135: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	90,  // 136: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	92,  // 137: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	94,  // 138: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	96,  // 139: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	98,  // 140: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	105, // 141: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	107, // 142: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	109, // 143: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	120, // 144: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	70,  // 145: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
-	111, // 146: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	114, // 147: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	116, // 148: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	118, // 149: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	113, // [113:150] is the sub-list for method output_type
-	76,  // [76:113] is the sub-list for method input_type
-	76,  // [76:76] is the sub-list for extension type_name
-	76,  // [76:76] is the sub-list for extension extendee
-	0,   // [0:76] is the sub-list for field type_name
+	75,  // 42: kvd.directory.v1.RegisterNodeRequest.retained:type_name -> kvd.directory.v1.RetainedRegion
+	74,  // 43: kvd.directory.v1.RegisterNodeRequest.position:type_name -> kvd.directory.v1.Position
+	73,  // 44: kvd.directory.v1.RegisterNodeRequest.held:type_name -> kvd.directory.v1.HeldRegion
+	79,  // 45: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	77,  // 46: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	74,  // 47: kvd.directory.v1.RegisterNodeReply.position:type_name -> kvd.directory.v1.Position
+	86,  // 48: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	74,  // 49: kvd.directory.v1.HeartbeatRequest.position:type_name -> kvd.directory.v1.Position
+	88,  // 50: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	79,  // 51: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	77,  // 52: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	78,  // 53: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	74,  // 54: kvd.directory.v1.HeartbeatReply.position:type_name -> kvd.directory.v1.Position
+	21,  // 55: kvd.directory.v1.WantRegion.retain:type_name -> kvd.directory.v1.Retained
+	23,  // 56: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 57: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	15,  // 58: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 59: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	15,  // 60: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	13,  // 61: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 62: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	104, // 63: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	10,  // 64: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	105, // 65: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	106, // 66: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	125, // 67: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	26,  // 68: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	103, // 69: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	102, // 70: kvd.directory.v1.StatusReply.gateways:type_name -> kvd.directory.v1.GatewayInfo
+	74,  // 71: kvd.directory.v1.StatusReply.position:type_name -> kvd.directory.v1.Position
+	101, // 72: kvd.directory.v1.StatusReply.ahead:type_name -> kvd.directory.v1.AheadNode
+	74,  // 73: kvd.directory.v1.AheadNode.position:type_name -> kvd.directory.v1.Position
+	7,   // 74: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	27,  // 75: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	115, // 76: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	4,   // 77: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	13,  // 78: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 79: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	13,  // 80: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 81: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	124, // 82: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	86,  // 83: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	49,  // 84: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	51,  // 85: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	56,  // 86: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	65,  // 87: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	59,  // 88: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	61,  // 89: kvd.directory.v1.Directory.GrantStatus:input_type -> kvd.directory.v1.GrantStatusRequest
+	63,  // 90: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	35,  // 91: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	66,  // 92: kvd.directory.v1.Directory.Meet:input_type -> kvd.directory.v1.MeetRequest
+	72,  // 93: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	80,  // 94: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	89,  // 95: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	81,  // 96: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	83,  // 97: kvd.directory.v1.Directory.ReportNode:input_type -> kvd.directory.v1.ReportNodeRequest
+	29,  // 98: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	31,  // 99: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	33,  // 100: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	37,  // 101: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	39,  // 102: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	41,  // 103: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	43,  // 104: kvd.directory.v1.Directory.GiveUpNode:input_type -> kvd.directory.v1.GiveUpNodeRequest
+	45,  // 105: kvd.directory.v1.Directory.RestartNode:input_type -> kvd.directory.v1.RestartNodeRequest
+	47,  // 106: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	91,  // 107: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	93,  // 108: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	95,  // 109: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	97,  // 110: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	99,  // 111: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	107, // 112: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	109, // 113: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	111, // 114: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	122, // 115: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	69,  // 116: kvd.directory.v1.Directory.Pages:input_type -> kvd.directory.v1.PagesRequest
+	113, // 117: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	116, // 118: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	118, // 119: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	120, // 120: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	50,  // 121: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	52,  // 122: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	58,  // 123: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	10,  // 124: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	60,  // 125: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	62,  // 126: kvd.directory.v1.Directory.GrantStatus:output_type -> kvd.directory.v1.GrantStatusReply
+	64,  // 127: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	36,  // 128: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	67,  // 129: kvd.directory.v1.Directory.Meet:output_type -> kvd.directory.v1.MeetReply
+	76,  // 130: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	87,  // 131: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	90,  // 132: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	82,  // 133: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	84,  // 134: kvd.directory.v1.Directory.ReportNode:output_type -> kvd.directory.v1.ReportNodeReply
+	30,  // 135: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	32,  // 136: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	34,  // 137: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	38,  // 138: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	40,  // 139: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	42,  // 140: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	44,  // 141: kvd.directory.v1.Directory.GiveUpNode:output_type -> kvd.directory.v1.GiveUpNodeReply
+	46,  // 142: kvd.directory.v1.Directory.RestartNode:output_type -> kvd.directory.v1.RestartNodeReply
+	48,  // 143: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	92,  // 144: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	94,  // 145: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	96,  // 146: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	98,  // 147: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	100, // 148: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	108, // 149: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	110, // 150: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	112, // 151: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	123, // 152: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	70,  // 153: kvd.directory.v1.Directory.Pages:output_type -> kvd.directory.v1.PagesReply
+	114, // 154: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	117, // 155: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	119, // 156: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	121, // 157: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	121, // [121:158] is the sub-list for method output_type
+	84,  // [84:121] is the sub-list for method input_type
+	84,  // [84:84] is the sub-list for extension type_name
+	84,  // [84:84] is the sub-list for extension extendee
+	0,   // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -10033,7 +10382,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   115,
+			NumMessages:   118,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

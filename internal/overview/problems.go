@@ -61,6 +61,15 @@ func Problems(st *dirpb.StatusReply) []Problem {
 	if answer := Answer(st); answer != "" {
 		add("ask again once a directory node leads that can be reached", "%s", answer)
 	}
+	if ahead := st.GetAhead(); len(ahead) > 0 {
+		var names []string
+		for _, a := range ahead {
+			names = append(names, fmt.Sprintf("%s (told of entry %d, term %d)", a.GetName(), a.GetPosition().GetIndex(), a.GetPosition().GetTerm()))
+		}
+		add("start the directory with its latest data folders; if they are gone for good: stop it, and on the machine of the one with the greatest entry: kvd directory recover --data-dir DIR",
+			"the directory's data folders are older (entry %d, term %d) than what memory nodes were told, as after a backup was put back: %s. It grants nothing, memory nodes do not follow it, and sessions end as their leases run out",
+			st.GetPosition().GetIndex(), st.GetPosition().GetTerm(), strings.Join(names, ", "))
+	}
 	leader := slices.ContainsFunc(st.GetDirectory(), (*dirpb.DirectoryNode).GetLeader)
 	if !leader && len(st.GetDirectory()) > 0 {
 		add("start those that are down: kvd directory --id ID --data-dir DIR",
@@ -71,17 +80,28 @@ func Problems(st *dirpb.StatusReply) []Problem {
 		if len(n.GetLosses()) == 0 {
 			continue
 		}
-		var pgs []string
+		var pgs, doubted []string
 		last := n.GetLosses()[0]
 		for _, l := range n.GetLosses() {
+			if l.GetRecovered() {
+				doubted = append(doubted, number(l.GetPgId()))
+				continue
+			}
 			s := number(l.GetPgId())
 			if l.GetTimes() > 1 {
 				s += fmt.Sprintf(" (%d times)", l.GetTimes())
 			}
 			pgs = append(pgs, s)
-			if l.GetUnixMillis() > last.GetUnixMillis() {
+			if last.GetRecovered() || l.GetUnixMillis() > last.GetUnixMillis() {
 				last = l
 			}
+		}
+		if len(doubted) > 0 {
+			add(fmt.Sprintf("kvctl --namespace %s check; then kvctl namespace accept-loss %[1]s", n.GetName()),
+				"namespace %s may lack keys: the directory was recovered without the entries by which something moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
+		}
+		if len(pgs) == 0 {
+			continue
 		}
 		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, the last one with memory node %s at %s",
 			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(time.RFC3339))

@@ -28,6 +28,8 @@ func (s *State) check() error {
 		s.checkDirectory(),
 		s.checkKeys(),
 		s.checkAudit(),
+		s.checkReigns(),
+		s.checkRecovered(),
 		checkEach("heap", s.heaps, func(h *fsmpb.Heap) error {
 			if s.pgs[h.PgId] == nil {
 				return fmt.Errorf("%d: its placement group is missing", h.PgId)

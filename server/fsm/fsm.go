@@ -82,6 +82,7 @@ const (
 	rowMeta      = 'm'
 	rowNode      = 'n'
 	rowPG        = 'p'
+	rowReign     = 'r'
 	rowSession   = 's'
 	rowNamespace = 'w'
 	rowShard     = 'x'
@@ -155,6 +156,7 @@ type State struct {
 	jobs       map[uint32]*fsmpb.Job
 	directory  map[string]*fsmpb.Directory
 	audit      map[uint32]*dirpb.AuditEntry // by slot
+	reigns     map[uint32]*fsmpb.Reign      // by slot
 
 	roster     roster // follows from sessions
 	changed    map[string]proto.Message
@@ -176,6 +178,7 @@ func New() *State {
 		jobs:       make(map[uint32]*fsmpb.Job),
 		directory:  make(map[string]*fsmpb.Directory),
 		audit:      make(map[uint32]*dirpb.AuditEntry),
+		reigns:     make(map[uint32]*fsmpb.Reign),
 		roster:     newRoster(),
 		changed:    make(map[string]proto.Message),
 	}
@@ -241,6 +244,10 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.leaveNode(op.LeaveNode)
 	case *fsmpb.Command_Raise:
 		r.Err = s.raise(op.Raise)
+	case *fsmpb.Command_Reign:
+		r.Err = s.reign(op.Reign)
+	case *fsmpb.Command_Recover:
+		r.Err = s.recover(op.Recover)
 	case *fsmpb.Command_PauseNode:
 		r.Err = s.pauseNode(op.PauseNode)
 	case *fsmpb.Command_RemoveNode:
@@ -494,6 +501,9 @@ func (s *State) Rows() []Row {
 	for slot, m := range s.audit {
 		rows = append(rows, encodeRow(idKey(rowAudit, slot), m))
 	}
+	for slot, m := range s.reigns {
+		rows = append(rows, encodeRow(idKey(rowReign, slot), m))
+	}
 	for id, m := range s.directory {
 		rows = append(rows, encodeRow(directoryKey(id), m))
 	}
@@ -556,6 +566,8 @@ func (s *State) loadRow(r Row) error {
 			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
 		case rowAudit:
 			s.audit[id], err = decode(r.Value, &dirpb.AuditEntry{})
+		case rowReign:
+			s.reigns[id], err = decode(r.Value, &fsmpb.Reign{})
 		case rowJob:
 			s.jobs[id], err = decode(r.Value, &fsmpb.Job{})
 		case rowSession:

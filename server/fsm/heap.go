@@ -26,7 +26,7 @@ func copyHeap(h *fsmpb.Heap) *fsmpb.Heap {
 		FrozenVersion: h.FrozenVersion, IndexNext: h.IndexNext, IndexFree: h.IndexFree,
 		Homes: h.Homes, Recalls: h.Recalls, RecallSeq: h.RecallSeq, RecallMarks: h.RecallMarks, Dirty: h.Dirty,
 		LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
-		StatusHeld: h.StatusHeld, StatusDead: h.StatusDead, Settled: h.Settled, Departed: h.Departed,
+		StatusHeld: h.StatusHeld, StatusDead: h.StatusDead, Settled: h.Settled, Departed: h.Departed, Recovered: h.Recovered,
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 //
 //	0  the first: memory nodes without boots; 4,096 sessions, each with a discriminator of its own
 //	1  memory nodes that keep their memory: the command PauseNode, and what RegisterNode, NodeDown and PublishRegion
-//	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the command Rebalance; namespaces
+//	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the commands Rebalance, Reign and Recover; namespaces
 //	   of some memory nodes; directory nodes enter with the incarnation of their data folder
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been released: the

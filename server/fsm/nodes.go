@@ -85,11 +85,17 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	if err := errors.Join(CheckRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
 		return 0, 0, err
 	}
+	if err := checkHeld(c); err != nil {
+		return 0, 0, err
+	}
+	if r.Recoveries != s.meta.Recoveries {
+		return 0, 0, fmt.Errorf("%w: the cluster was recovered %d times, and memory node %q has heard of %d", ErrRefused, s.meta.Recoveries, c.Name, r.Recoveries)
+	}
 	old := s.NodeNamed(c.Name)
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
-		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control, Nonce: c.Nonce,
+		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control, Nonce: c.Nonce, Recoveries: s.meta.Recoveries,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -98,7 +104,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		s.putNode(n)
 		return n.Id, ArrivalNew, nil
 	}
-	if isStale(old, c) {
+	// A state that was recovered may not know of the process that registered last; then its copies are judged one by one.
+	if old.Recoveries == s.meta.Recoveries && isStale(old, c) {
 		return old.Id, ArrivalStale, nil
 	}
 	n.Id, n.UsedBytes, n.Draining = old.Id, old.UsedBytes, old.Draining
@@ -136,6 +143,13 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		s.putNode(n)
 	}
 	s.takeOffers(n.Id, c)
+	if old.Recoveries != n.Recoveries {
+		if how == ArrivalKnown || how == ArrivalKept {
+			s.confirmAll(old)
+			s.believe(n, c, r.UnixMillis)
+		}
+		s.endRecovery(r.UnixMillis)
+	}
 	return n.Id, how, nil
 }
 
@@ -176,6 +190,7 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch u
 	}
 	s.settlePGs()
 	s.confirmAll(n)
+	s.endRecovery(unixMillis)
 }
 
 // confirmAll confirms every fence that n's incarnation owes.

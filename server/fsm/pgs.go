@@ -238,6 +238,9 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 		PgId: old.PgId, Start: old.Start, Watermark: old.Start, End: old.End,
 		IndexNext: old.IndexNext,
 	}
+	if old.Recovered != nil {
+		h.IndexNext = old.Recovered.IndexNext
+	}
 	for _, a := range old.IndexFree {
 		h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: a.Offset, Segments: a.Segments})
 	}
@@ -250,13 +253,15 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 // noteLoss notes that pg, which had its last copy on n, lost it, unless no session has been
 // granted memory there, so that there was no record to lose.
 func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int64) {
-	h := s.heaps[pg.Id]
-	held := (h.Watermark - h.Start) * layout.UnitSize
-	for _, r := range h.Free {
-		held -= uint64(r.Units) * layout.UnitSize
+	if held := heldBytes(s.heaps[pg.Id]); held > 0 {
+		s.addLoss(pg, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis, Node: n.Name, HeldBytes: held})
 	}
+}
+
+// addLoss notes that pg lost what was there.
+func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
 	w := s.namespaces[pg.NamespaceId]
-	if held == 0 || w == nil {
+	if w == nil {
 		return
 	}
 	w = proto.CloneOf(w)
@@ -267,9 +272,9 @@ func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int
 	}
 	l := w.Losses[i]
 	l.Times++
-	l.UnixMillis, l.Node, l.HeldBytes = unixMillis, n.Name, l.HeldBytes+held
+	l.UnixMillis, l.Node, l.HeldBytes, l.Recovered = x.UnixMillis, x.Node, l.HeldBytes+x.HeldBytes, x.Recovered && (l.Recovered || l.Times == 1)
 	s.putNamespace(w)
-	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: n.Name, HeldBytes: held})
+	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: x.Node, HeldBytes: x.HeldBytes})
 }
 
 // remakePG gives a placement group that holds nothing, and waits for memory nodes that are
@@ -358,6 +363,9 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	n, boot := s.nodes[c.NodeId], s.bootAsOfLevel(c.Boot)
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 && n.Boot != boot {
 		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.NodeId, c.Incarnation, c.Boot, ErrNotFound)
+	}
+	if n.Recoveries != s.meta.Recoveries {
+		return fmt.Errorf("%w: memory node %q has not registered since the directory was recovered", ErrRefused, n.Name)
 	}
 	pg := s.pgs[c.PgId]
 	var m *dirpb.Member

@@ -126,6 +126,7 @@ type Leader struct {
 	stays    map[uint32]string   // likewise: why its process was not replaced
 	rivals   map[uint32]*rival   // likewise
 	arrivals map[string]*arrival // by the name of the memory node
+	vouchers vouchers
 
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
@@ -207,6 +208,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		spent:  make(map[uint32]bool), extended: make(map[uint32]time.Duration), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string), arrivals: make(map[string]*arrival),
+		vouchers: vouchers{heard: make(map[uint32]bool), ahead: make(map[string]*dirpb.Position)},
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits

@@ -71,6 +71,8 @@ type Command struct {
 	//	*Command_TakeStatus
 	//	*Command_PauseNode
 	//	*Command_Raise
+	//	*Command_Reign
+	//	*Command_Recover
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -446,6 +448,24 @@ func (x *Command) GetRaise() *Level {
 	return nil
 }
 
+func (x *Command) GetReign() *Reign {
+	if x != nil {
+		if x, ok := x.Op.(*Command_Reign); ok {
+			return x.Reign
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRecover() *Recover {
+	if x != nil {
+		if x, ok := x.Op.(*Command_Recover); ok {
+			return x.Recover
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -601,6 +621,14 @@ type Command_Raise struct {
 	Raise *Level `protobuf:"bytes,90,opt,name=raise,proto3,oneof"`
 }
 
+type Command_Reign struct {
+	Reign *Reign `protobuf:"bytes,120,opt,name=reign,proto3,oneof"`
+}
+
+type Command_Recover struct {
+	Recover *Recover `protobuf:"bytes,121,opt,name=recover,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -672,6 +700,10 @@ func (*Command_TakeStatus) isCommand_Op() {}
 func (*Command_PauseNode) isCommand_Op() {}
 
 func (*Command_Raise) isCommand_Op() {}
+
+func (*Command_Reign) isCommand_Op() {}
+
+func (*Command_Recover) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -927,6 +959,145 @@ func (x *Level) GetVersion() string {
 	return ""
 }
 
+// Recover is applied to the state of one directory node's folder, which becomes a cluster of its own, and is in no log: committed entries
+// may be missing.
+type Recover struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that goes on
+	UnixMillis    int64                  `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Key           []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`                                    // the next to sign session tokens
+	PreviousKey   []byte                 `protobuf:"bytes,4,opt,name=previous_key,json=previousKey,proto3" json:"previous_key,omitempty"` // drawn as well, so that no token of before is taken
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recover) Reset() {
+	*x = Recover{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recover) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recover) ProtoMessage() {}
+
+func (x *Recover) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recover.ProtoReflect.Descriptor instead.
+func (*Recover) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Recover) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Recover) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *Recover) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Recover) GetPreviousKey() []byte {
+	if x != nil {
+		return x.PreviousKey
+	}
+	return nil
+}
+
+// Reign begins a leadership. In the state it is a row of its own, of which there are the last fsm.MaxReigns.
+type Reign struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`     // drawn at random; never 0
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"` // Raft's
+	Base          uint64                 `protobuf:"varint,3,opt,name=base,proto3" json:"base,omitempty"` // last entry of Raft's log of the terms before
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`  // directory node that leads
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reign) Reset() {
+	*x = Reign{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reign) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reign) ProtoMessage() {}
+
+func (x *Reign) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reign.ProtoReflect.Descriptor instead.
+func (*Reign) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Reign) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Reign) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Reign) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *Reign) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 type PutDirectory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Directory     *Directory             `protobuf:"bytes,1,opt,name=directory,proto3" json:"directory,omitempty"`
@@ -936,7 +1107,7 @@ type PutDirectory struct {
 
 func (x *PutDirectory) Reset() {
 	*x = PutDirectory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1119,7 @@ func (x *PutDirectory) String() string {
 func (*PutDirectory) ProtoMessage() {}
 
 func (x *PutDirectory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,7 +1132,7 @@ func (x *PutDirectory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDirectory.ProtoReflect.Descriptor instead.
 func (*PutDirectory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{5}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PutDirectory) GetDirectory() *Directory {
@@ -980,7 +1151,7 @@ type DropDirectory struct {
 
 func (x *DropDirectory) Reset() {
 	*x = DropDirectory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1163,7 @@ func (x *DropDirectory) String() string {
 func (*DropDirectory) ProtoMessage() {}
 
 func (x *DropDirectory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1176,7 @@ func (x *DropDirectory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDirectory.ProtoReflect.Descriptor instead.
 func (*DropDirectory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{6}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DropDirectory) GetId() string {
@@ -1021,13 +1192,14 @@ type RegisterNode struct {
 	UnixMillis    int64                      `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	Identity      string                     `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`                              // of the caller; empty: it called without TLS
 	ReclaimEpoch  uint64                     `protobuf:"varint,70,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
+	Recoveries    uint64                     `protobuf:"varint,120,opt,name=recoveries,proto3" json:"recoveries,omitempty"`                        // that the process has heard of; node.held is what it has since the last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1211,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1224,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{7}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterNode) GetNode() *dirpb.RegisterNodeRequest {
@@ -1083,6 +1255,13 @@ func (x *RegisterNode) GetReclaimEpoch() uint64 {
 	return 0
 }
 
+func (x *RegisterNode) GetRecoveries() uint64 {
+	if x != nil {
+		return x.Recoveries
+	}
+	return 0
+}
+
 type NodeDown struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -1096,7 +1275,7 @@ type NodeDown struct {
 
 func (x *NodeDown) Reset() {
 	*x = NodeDown{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1287,7 @@ func (x *NodeDown) String() string {
 func (*NodeDown) ProtoMessage() {}
 
 func (x *NodeDown) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1300,7 @@ func (x *NodeDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDown.ProtoReflect.Descriptor instead.
 func (*NodeDown) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{8}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeDown) GetNodeId() uint32 {
@@ -1169,7 +1348,7 @@ type CreateNamespace struct {
 
 func (x *CreateNamespace) Reset() {
 	*x = CreateNamespace{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1360,7 @@ func (x *CreateNamespace) String() string {
 func (*CreateNamespace) ProtoMessage() {}
 
 func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1373,7 @@ func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespace.ProtoReflect.Descriptor instead.
 func (*CreateNamespace) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateNamespace) GetNamespace() *dirpb.CreateNamespaceRequest {
@@ -1231,7 +1410,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1422,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1435,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OpenSession) GetNamespaceId() uint32 {
@@ -1349,7 +1528,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1540,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1553,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CloseSession) GetSessionId() uint32 {
@@ -1425,7 +1604,7 @@ type TakeBack struct {
 
 func (x *TakeBack) Reset() {
 	*x = TakeBack{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1616,7 @@ func (x *TakeBack) String() string {
 func (*TakeBack) ProtoMessage() {}
 
 func (x *TakeBack) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1629,7 @@ func (x *TakeBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeBack.ProtoReflect.Descriptor instead.
 func (*TakeBack) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TakeBack) GetRuns() []*Back {
@@ -1482,7 +1661,7 @@ type Back struct {
 
 func (x *Back) Reset() {
 	*x = Back{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1673,7 @@ func (x *Back) String() string {
 func (*Back) ProtoMessage() {}
 
 func (x *Back) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1686,7 @@ func (x *Back) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Back.ProtoReflect.Descriptor instead.
 func (*Back) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Back) GetPgId() uint32 {
@@ -1568,7 +1747,7 @@ type ExpireSessions struct {
 
 func (x *ExpireSessions) Reset() {
 	*x = ExpireSessions{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1759,7 @@ func (x *ExpireSessions) String() string {
 func (*ExpireSessions) ProtoMessage() {}
 
 func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1772,7 @@ func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
 func (*ExpireSessions) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExpireSessions) GetSessionIds() []uint32 {
@@ -1614,7 +1793,7 @@ type ConfirmFence struct {
 
 func (x *ConfirmFence) Reset() {
 	*x = ConfirmFence{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1805,7 @@ func (x *ConfirmFence) String() string {
 func (*ConfirmFence) ProtoMessage() {}
 
 func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1818,7 @@ func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmFence.ProtoReflect.Descriptor instead.
 func (*ConfirmFence) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConfirmFence) GetNodeId() uint32 {
@@ -1672,7 +1851,7 @@ type ReserveEpoch struct {
 
 func (x *ReserveEpoch) Reset() {
 	*x = ReserveEpoch{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1863,7 @@ func (x *ReserveEpoch) String() string {
 func (*ReserveEpoch) ProtoMessage() {}
 
 func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1876,7 @@ func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveEpoch.ProtoReflect.Descriptor instead.
 func (*ReserveEpoch) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReserveEpoch) GetCeiling() uint64 {
@@ -1720,7 +1899,7 @@ type GrantExtent struct {
 
 func (x *GrantExtent) Reset() {
 	*x = GrantExtent{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1911,7 @@ func (x *GrantExtent) String() string {
 func (*GrantExtent) ProtoMessage() {}
 
 func (x *GrantExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1924,7 @@ func (x *GrantExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtent.ProtoReflect.Descriptor instead.
 func (*GrantExtent) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GrantExtent) GetSessionId() uint32 {
@@ -1795,7 +1974,7 @@ type GrantStatus struct {
 
 func (x *GrantStatus) Reset() {
 	*x = GrantStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1986,7 @@ func (x *GrantStatus) String() string {
 func (*GrantStatus) ProtoMessage() {}
 
 func (x *GrantStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1999,7 @@ func (x *GrantStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatus.ProtoReflect.Descriptor instead.
 func (*GrantStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GrantStatus) GetSessionId() uint32 {
@@ -1856,7 +2035,7 @@ type TakeStatus struct {
 
 func (x *TakeStatus) Reset() {
 	*x = TakeStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2047,7 @@ func (x *TakeStatus) String() string {
 func (*TakeStatus) ProtoMessage() {}
 
 func (x *TakeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2060,7 @@ func (x *TakeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeStatus.ProtoReflect.Descriptor instead.
 func (*TakeStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TakeStatus) GetSessionId() uint32 {
@@ -1917,7 +2096,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2108,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2121,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -1982,7 +2161,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2173,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2186,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -2058,7 +2237,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2249,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2262,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -2137,7 +2316,7 @@ type StartJob struct {
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2328,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2341,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -2273,7 +2452,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2464,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2477,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -2330,7 +2509,7 @@ type EndJob struct {
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2521,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2534,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -2420,7 +2599,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2611,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2624,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -2486,7 +2665,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2677,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2690,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2540,7 +2719,7 @@ type Rebalance struct {
 
 func (x *Rebalance) Reset() {
 	*x = Rebalance{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2731,7 @@ func (x *Rebalance) String() string {
 func (*Rebalance) ProtoMessage() {}
 
 func (x *Rebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2744,7 @@ func (x *Rebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
 func (*Rebalance) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Rebalance) GetNamespaceId() uint32 {
@@ -2600,7 +2779,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2791,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2804,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2660,7 +2839,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2851,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2864,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2715,7 +2894,7 @@ type RemakePG struct {
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2906,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2919,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2785,13 +2964,15 @@ type Meta struct {
 	AuditNumber   uint64 `protobuf:"varint,43,opt,name=audit_number,json=auditNumber,proto3" json:"audit_number,omitempty"`         // of the latest audit entry
 	// Sessions that ever ended with status words that intents may name.
 	StatusDeaths  uint64 `protobuf:"varint,50,opt,name=status_deaths,json=statusDeaths,proto3" json:"status_deaths,omitempty"`
+	Reigns        uint64 `protobuf:"varint,120,opt,name=reigns,proto3" json:"reigns,omitempty"`         // that there were
+	Recoveries    uint64 `protobuf:"varint,121,opt,name=recoveries,proto3" json:"recoveries,omitempty"` // of the cluster from one node's folder
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2984,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2997,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2924,6 +3105,20 @@ func (x *Meta) GetStatusDeaths() uint64 {
 	return 0
 }
 
+func (x *Meta) GetReigns() uint64 {
+	if x != nil {
+		return x.Reigns
+	}
+	return 0
+}
+
+func (x *Meta) GetRecoveries() uint64 {
+	if x != nil {
+		return x.Recoveries
+	}
+	return 0
+}
+
 type Directory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2936,7 +3131,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3143,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3156,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Directory) GetId() string {
@@ -3026,13 +3221,14 @@ type Heap struct {
 	Settled uint64 `protobuf:"varint,52,opt,name=settled,proto3" json:"settled,omitempty"`
 	// Members that left a chain of this generation that goes on, and whose memory may still be there; the latest last.
 	Departed      []*Departed `protobuf:"bytes,70,rep,name=departed,proto3" json:"departed,omitempty"`
+	Recovered     *Recovered  `protobuf:"bytes,120,opt,name=recovered,proto3" json:"recovered,omitempty"` // until all members have registered after a recovery
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3240,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3253,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -3193,6 +3389,82 @@ func (x *Heap) GetDeparted() []*Departed {
 	return nil
 }
 
+func (x *Heap) GetRecovered() *Recovered {
+	if x != nil {
+		return x.Recovered
+	}
+	return nil
+}
+
+// Recovered is a placement group as it was in the state that a recovery began with.
+type Recovered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	IndexNext     uint64                 `protobuf:"varint,2,opt,name=index_next,json=indexNext,proto3" json:"index_next,omitempty"`
+	IndexEnd      uint64                 `protobuf:"varint,3,opt,name=index_end,json=indexEnd,proto3" json:"index_end,omitempty"`    // the greatest that a member has reported
+	HeldBytes     uint64                 `protobuf:"varint,4,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"` // granted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recovered) Reset() {
+	*x = Recovered{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recovered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recovered) ProtoMessage() {}
+
+func (x *Recovered) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recovered.ProtoReflect.Descriptor instead.
+func (*Recovered) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Recovered) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Recovered) GetIndexNext() uint64 {
+	if x != nil {
+		return x.IndexNext
+	}
+	return 0
+}
+
+func (x *Recovered) GetIndexEnd() uint64 {
+	if x != nil {
+		return x.IndexEnd
+	}
+	return 0
+}
+
+func (x *Recovered) GetHeldBytes() uint64 {
+	if x != nil {
+		return x.HeldBytes
+	}
+	return 0
+}
+
 // Departed was a copy, and is not a member any more.
 type Departed struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -3209,7 +3481,7 @@ type Departed struct {
 
 func (x *Departed) Reset() {
 	*x = Departed{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3493,7 @@ func (x *Departed) String() string {
 func (*Departed) ProtoMessage() {}
 
 func (x *Departed) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3506,7 @@ func (x *Departed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Departed.ProtoReflect.Descriptor instead.
 func (*Departed) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Departed) GetNodeId() uint32 {
@@ -3290,7 +3562,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3574,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3587,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3343,7 +3615,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3627,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3640,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3397,7 +3669,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3681,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3694,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3458,7 +3730,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3742,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3755,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3517,7 +3789,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3801,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3814,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3573,7 +3845,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3857,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3870,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3641,7 +3913,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3925,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3938,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3702,7 +3974,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +3986,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +3999,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -3775,7 +4047,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +4059,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +4072,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3925,7 +4197,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4209,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4222,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3977,7 +4249,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4261,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4274,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Row) GetKey() []byte {
@@ -4029,7 +4301,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4313,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4326,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -4076,7 +4348,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xf4\x11\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xd0\x12\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -4125,7 +4397,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"takeStatus\x12C\n" +
 	"\n" +
 	"pause_node\x18= \x01(\v2\".kvd.directory.v1.PauseNodeRequestH\x00R\tpauseNode\x12)\n" +
-	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x122\n" +
+	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x12)\n" +
+	"\x05reign\x18x \x01(\v2\x11.kvd.fsm.v1.ReignH\x00R\x05reign\x12/\n" +
+	"\arecover\x18y \x01(\v2\x13.kvd.fsm.v1.RecoverH\x00R\arecover\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -4151,17 +4425,31 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05level\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelR\x05level\"7\n" +
 	"\x05Level\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\"C\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"s\n" +
+	"\aRecover\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1f\n" +
+	"\vunix_millis\x18\x02 \x01(\x03R\n" +
+	"unixMillis\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\x12!\n" +
+	"\fprevious_key\x18\x04 \x01(\fR\vpreviousKey\"S\n" +
+	"\x05Reign\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x12\n" +
+	"\x04base\x18\x03 \x01(\x04R\x04base\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"C\n" +
 	"\fPutDirectory\x123\n" +
 	"\tdirectory\x18\x01 \x01(\v2\x15.kvd.fsm.v1.DirectoryR\tdirectory\"\x1f\n" +
 	"\rDropDirectory\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xab\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xcb\x01\n" +
 	"\fRegisterNode\x129\n" +
 	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\x12\x1f\n" +
 	"\vunix_millis\x18\x02 \x01(\x03R\n" +
 	"unixMillis\x12\x1a\n" +
 	"\bidentity\x18( \x01(\tR\bidentity\x12#\n" +
-	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\x9f\x01\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\x12\x1e\n" +
+	"\n" +
+	"recoveries\x18x \x01(\x04R\n" +
+	"recoveries\"\x9f\x01\n" +
 	"\bNodeDown\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1f\n" +
@@ -4313,7 +4601,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\bRemakePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
-	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xe8\x03\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xa0\x04\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -4334,12 +4622,16 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x0ekey_generation\x18) \x01(\rR\rkeyGeneration\x12&\n" +
 	"\x0fkey_unix_millis\x18* \x01(\x03R\rkeyUnixMillis\x12!\n" +
 	"\faudit_number\x18+ \x01(\x04R\vauditNumber\x12#\n" +
-	"\rstatus_deaths\x182 \x01(\x04R\fstatusDeaths\"q\n" +
+	"\rstatus_deaths\x182 \x01(\x04R\fstatusDeaths\x12\x16\n" +
+	"\x06reigns\x18x \x01(\x04R\x06reigns\x12\x1e\n" +
+	"\n" +
+	"recoveries\x18y \x01(\x04R\n" +
+	"recoveries\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x1a\n" +
-	"\bidentity\x18< \x01(\tR\bidentity\"\xff\x05\n" +
+	"\bidentity\x18< \x01(\tR\bidentity\"\xb4\x06\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
@@ -4365,8 +4657,16 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\vstatus_dead\x183 \x03(\v2\x16.kvd.fsm.v1.DeadStatusR\n" +
 	"statusDead\x12\x18\n" +
 	"\asettled\x184 \x01(\x04R\asettled\x120\n" +
-	"\bdeparted\x18F \x03(\v2\x14.kvd.fsm.v1.DepartedR\bdepartedJ\x04\b\x06\x10\aJ\x04\b\n" +
-	"\x10\v\"\xaa\x01\n" +
+	"\bdeparted\x18F \x03(\v2\x14.kvd.fsm.v1.DepartedR\bdeparted\x123\n" +
+	"\trecovered\x18x \x01(\v2\x15.kvd.fsm.v1.RecoveredR\trecoveredJ\x04\b\x06\x10\aJ\x04\b\n" +
+	"\x10\v\"|\n" +
+	"\tRecovered\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x1d\n" +
+	"\n" +
+	"index_next\x18\x02 \x01(\x04R\tindexNext\x12\x1b\n" +
+	"\tindex_end\x18\x03 \x01(\x04R\bindexEnd\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\x04 \x01(\x04R\theldBytes\"\xaa\x01\n" +
 	"\bDeparted\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
@@ -4454,143 +4754,149 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
 	(*RotateKey)(nil),                    // 2: kvd.fsm.v1.RotateKey
 	(*Init)(nil),                         // 3: kvd.fsm.v1.Init
 	(*Level)(nil),                        // 4: kvd.fsm.v1.Level
-	(*PutDirectory)(nil),                 // 5: kvd.fsm.v1.PutDirectory
-	(*DropDirectory)(nil),                // 6: kvd.fsm.v1.DropDirectory
-	(*RegisterNode)(nil),                 // 7: kvd.fsm.v1.RegisterNode
-	(*NodeDown)(nil),                     // 8: kvd.fsm.v1.NodeDown
-	(*CreateNamespace)(nil),              // 9: kvd.fsm.v1.CreateNamespace
-	(*OpenSession)(nil),                  // 10: kvd.fsm.v1.OpenSession
-	(*CloseSession)(nil),                 // 11: kvd.fsm.v1.CloseSession
-	(*TakeBack)(nil),                     // 12: kvd.fsm.v1.TakeBack
-	(*Back)(nil),                         // 13: kvd.fsm.v1.Back
-	(*ExpireSessions)(nil),               // 14: kvd.fsm.v1.ExpireSessions
-	(*ConfirmFence)(nil),                 // 15: kvd.fsm.v1.ConfirmFence
-	(*ReserveEpoch)(nil),                 // 16: kvd.fsm.v1.ReserveEpoch
-	(*GrantExtent)(nil),                  // 17: kvd.fsm.v1.GrantExtent
-	(*GrantStatus)(nil),                  // 18: kvd.fsm.v1.GrantStatus
-	(*TakeStatus)(nil),                   // 19: kvd.fsm.v1.TakeStatus
-	(*ActivatePG)(nil),                   // 20: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 21: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 22: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 23: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 24: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 25: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 26: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 27: kvd.fsm.v1.DrainNode
-	(*Rebalance)(nil),                    // 28: kvd.fsm.v1.Rebalance
-	(*RemoveNode)(nil),                   // 29: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 30: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 31: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 32: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 33: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 34: kvd.fsm.v1.Heap
-	(*Departed)(nil),                     // 35: kvd.fsm.v1.Departed
-	(*HeldStatus)(nil),                   // 36: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 37: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 38: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 39: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 40: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 41: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 42: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 43: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 44: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 45: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 46: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 47: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 48: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 49: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 50: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 51: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 52: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 53: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 54: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 55: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 56: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 57: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 58: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 59: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 60: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 61: kvd.directory.v1.JobReport
-	(dirpb.Rebalancing)(0),               // 62: kvd.directory.v1.Rebalancing
-	(*dirpb.UnitRuns)(nil),               // 63: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 64: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 65: kvd.directory.v1.SessionLife
+	(*Recover)(nil),                      // 5: kvd.fsm.v1.Recover
+	(*Reign)(nil),                        // 6: kvd.fsm.v1.Reign
+	(*PutDirectory)(nil),                 // 7: kvd.fsm.v1.PutDirectory
+	(*DropDirectory)(nil),                // 8: kvd.fsm.v1.DropDirectory
+	(*RegisterNode)(nil),                 // 9: kvd.fsm.v1.RegisterNode
+	(*NodeDown)(nil),                     // 10: kvd.fsm.v1.NodeDown
+	(*CreateNamespace)(nil),              // 11: kvd.fsm.v1.CreateNamespace
+	(*OpenSession)(nil),                  // 12: kvd.fsm.v1.OpenSession
+	(*CloseSession)(nil),                 // 13: kvd.fsm.v1.CloseSession
+	(*TakeBack)(nil),                     // 14: kvd.fsm.v1.TakeBack
+	(*Back)(nil),                         // 15: kvd.fsm.v1.Back
+	(*ExpireSessions)(nil),               // 16: kvd.fsm.v1.ExpireSessions
+	(*ConfirmFence)(nil),                 // 17: kvd.fsm.v1.ConfirmFence
+	(*ReserveEpoch)(nil),                 // 18: kvd.fsm.v1.ReserveEpoch
+	(*GrantExtent)(nil),                  // 19: kvd.fsm.v1.GrantExtent
+	(*GrantStatus)(nil),                  // 20: kvd.fsm.v1.GrantStatus
+	(*TakeStatus)(nil),                   // 21: kvd.fsm.v1.TakeStatus
+	(*ActivatePG)(nil),                   // 22: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 23: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 24: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 25: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 26: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 27: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 28: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 29: kvd.fsm.v1.DrainNode
+	(*Rebalance)(nil),                    // 30: kvd.fsm.v1.Rebalance
+	(*RemoveNode)(nil),                   // 31: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 32: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 33: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 34: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 35: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 36: kvd.fsm.v1.Heap
+	(*Recovered)(nil),                    // 37: kvd.fsm.v1.Recovered
+	(*Departed)(nil),                     // 38: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 39: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 40: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 41: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 42: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 43: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 44: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 45: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 46: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 47: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 48: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 49: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 50: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 51: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 52: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 53: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 54: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 55: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 56: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 57: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 58: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 59: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 60: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 61: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 62: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 63: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 64: kvd.directory.v1.JobReport
+	(dirpb.Rebalancing)(0),               // 65: kvd.directory.v1.Rebalancing
+	(*dirpb.UnitRuns)(nil),               // 66: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 67: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 68: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
-	5,  // 1: kvd.fsm.v1.Command.put_directory:type_name -> kvd.fsm.v1.PutDirectory
-	6,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
-	7,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
-	8,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	48, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
-	9,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
-	10, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
-	11, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
-	14, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
-	15, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
-	16, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
-	17, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	20, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	21, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	22, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	23, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	24, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	25, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	26, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	27, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	29, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	30, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	49, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
-	12, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	28, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
-	50, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	51, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	31, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	52, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	7,  // 1: kvd.fsm.v1.Command.put_directory:type_name -> kvd.fsm.v1.PutDirectory
+	8,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
+	9,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
+	10, // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
+	51, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	11, // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
+	12, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
+	13, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
+	16, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
+	17, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
+	18, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
+	19, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
+	22, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	23, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	24, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	25, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	26, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	27, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	28, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	29, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	31, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	32, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	52, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	14, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
+	30, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
+	53, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	54, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	33, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	55, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 30: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 31: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
-	18, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
-	19, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	53, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	20, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
+	21, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
+	56, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
 	4,  // 35: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
-	54, // 36: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	55, // 37: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	4,  // 38: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
-	33, // 39: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	56, // 40: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	57, // 41: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	58, // 42: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	13, // 43: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	59, // 44: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	60, // 45: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	61, // 46: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	62, // 47: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
-	43, // 48: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	38, // 49: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	41, // 50: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	61, // 51: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	39, // 52: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	40, // 53: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	36, // 54: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	37, // 55: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	35, // 56: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	63, // 57: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	64, // 58: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	65, // 59: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	45, // 60: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	46, // 61: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	6,  // 36: kvd.fsm.v1.Command.reign:type_name -> kvd.fsm.v1.Reign
+	5,  // 37: kvd.fsm.v1.Command.recover:type_name -> kvd.fsm.v1.Recover
+	57, // 38: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	58, // 39: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	4,  // 40: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
+	35, // 41: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	59, // 42: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	60, // 43: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	61, // 44: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	15, // 45: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	62, // 46: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	63, // 47: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	64, // 48: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	65, // 49: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
+	46, // 50: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	41, // 51: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	44, // 52: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	64, // 53: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	42, // 54: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	43, // 55: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	39, // 56: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	40, // 57: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	38, // 58: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	37, // 59: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
+	66, // 60: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	67, // 61: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	68, // 62: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	48, // 63: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	49, // 64: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4635,6 +4941,8 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_TakeStatus)(nil),
 		(*Command_PauseNode)(nil),
 		(*Command_Raise)(nil),
+		(*Command_Reign)(nil),
+		(*Command_Recover)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4642,7 +4950,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

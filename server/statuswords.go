@@ -1,0 +1,47 @@
+package server
+
+import (
+	"context"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its answer
+// says that they are not the session's any more.
+func (n *Node) takeStatus(ctx context.Context, l *leadership, q *dirpb.RenewRequest) error {
+	if len(q.StatusBack) == 0 {
+		return nil
+	}
+	c := &fsmpb.TakeStatus{SessionId: q.SessionId, Number: q.Number, Blocks: q.StatusBack}
+	var some bool
+	var err error
+	n.machine.view(func(s *fsm.State) { some, err = s.GivesStatus(c) })
+	if err != nil {
+		return refusal(err)
+	}
+	if some {
+		_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: c}})
+	}
+	return err
+}
+
+// GrantStatus gives a session a block of status words, or tells it of the one that it was given and does not know of.
+func (n *Node) GrantStatus(ctx context.Context, q *dirpb.GrantStatusRequest) (*dirpb.GrantStatusReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	c := &fsmpb.GrantStatus{SessionId: q.SessionId, PgId: q.PgId, Held: q.Held}
+	// A refusal makes no entry in the log.
+	n.machine.view(func(s *fsm.State) { err = s.CanGrantStatus(c) })
+	if err != nil {
+		return nil, refusal(err)
+	}
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: c}})
+	if err != nil {
+		return nil, err
+	}
+	return res.Status, nil
+}
