@@ -64,7 +64,7 @@ func newConns(t *testing.T) *conns {
 	c.l.Pump()
 	t.Cleanup(func() {
 		c.l.Orphan(x, errLost)
-		if qp, _ := c.l.Detach(1); qp != nil {
+		if qp, _, _ := c.l.Detach(1); qp != nil {
 			_ = qp.Close()
 			c.l.Closed(1)
 		}
@@ -229,7 +229,7 @@ func TestAgendaHangsUp(t *testing.T) {
 	if q.QP != old || q.Lane != c.l || q.Node != 1 || q.Incarnation != 1 {
 		t.Fatalf("asked %+v", q)
 	}
-	if !c.IsUp(1, 0) || !c.IsUp(1, 2) || c.IsUp(1, 1) || c.IsUp(2, 0) {
+	if !c.Has(1, 2, 9) || c.Has(1, 1, 9) || c.Has(2, 2, 9) {
 		t.Fatal("node 1 is up in incarnation 2, and node 2 is not there")
 	}
 	c.rests(c.renewal)

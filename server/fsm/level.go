@@ -17,7 +17,8 @@ import (
 //
 //	0  the first: memory nodes without boots; 4,096 sessions, each with a discriminator of its own
 //	1  memory nodes that keep their memory: the command PauseNode, and what RegisterNode, NodeDown and PublishRegion
-//	   say of boots; 65,536 sessions, and discriminators for those alone that may write; the command Rebalance
+//	   say of boots; the command LoseMembers, placement groups that start over elsewhere (Spares), and sessions that are
+//	   fenced where their namespace has memory alone; 65,536 sessions, and discriminators for those alone that may write; the command Rebalance
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been released: the
 // code asks Level, as it does for levelBoots, and goes the old way below. The rows of each

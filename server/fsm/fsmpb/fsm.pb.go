@@ -71,6 +71,7 @@ type Command struct {
 	//	*Command_TakeStatus
 	//	*Command_PauseNode
 	//	*Command_Raise
+	//	*Command_LoseMembers
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -446,6 +447,15 @@ func (x *Command) GetRaise() *Level {
 	return nil
 }
 
+func (x *Command) GetLoseMembers() *LoseMembers {
+	if x != nil {
+		if x, ok := x.Op.(*Command_LoseMembers); ok {
+			return x.LoseMembers
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -601,6 +611,10 @@ type Command_Raise struct {
 	Raise *Level `protobuf:"bytes,90,opt,name=raise,proto3,oneof"`
 }
 
+type Command_LoseMembers struct {
+	LoseMembers *LoseMembers `protobuf:"bytes,160,opt,name=lose_members,json=loseMembers,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -672,6 +686,8 @@ func (*Command_TakeStatus) isCommand_Op() {}
 func (*Command_PauseNode) isCommand_Op() {}
 
 func (*Command_Raise) isCommand_Op() {}
+
+func (*Command_LoseMembers) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -1159,6 +1175,84 @@ func (x *NodeDown) GetReclaimEpoch() uint64 {
 	return 0
 }
 
+// LoseMembers takes a memory node that is silent out of every placement group that goes on without it. It stays up, with those
+// that have no other copy.
+type LoseMembers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Boot          uint64                 `protobuf:"varint,3,opt,name=boot,proto3" json:"boot,omitempty"` // that is silent; 0: whichever is registered
+	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	ReclaimEpoch  uint64                 `protobuf:"varint,5,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoseMembers) Reset() {
+	*x = LoseMembers{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoseMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoseMembers) ProtoMessage() {}
+
+func (x *LoseMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoseMembers.ProtoReflect.Descriptor instead.
+func (*LoseMembers) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *LoseMembers) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
 type CreateNamespace struct {
 	state         protoimpl.MessageState        `protogen:"open.v1"`
 	Namespace     *dirpb.CreateNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // owner empty: it has none
@@ -1169,7 +1263,7 @@ type CreateNamespace struct {
 
 func (x *CreateNamespace) Reset() {
 	*x = CreateNamespace{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1275,7 @@ func (x *CreateNamespace) String() string {
 func (*CreateNamespace) ProtoMessage() {}
 
 func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1288,7 @@ func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespace.ProtoReflect.Descriptor instead.
 func (*CreateNamespace) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateNamespace) GetNamespace() *dirpb.CreateNamespaceRequest {
@@ -1231,7 +1325,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1337,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1350,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OpenSession) GetNamespaceId() uint32 {
@@ -1349,7 +1443,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1455,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1468,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CloseSession) GetSessionId() uint32 {
@@ -1425,7 +1519,7 @@ type TakeBack struct {
 
 func (x *TakeBack) Reset() {
 	*x = TakeBack{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1531,7 @@ func (x *TakeBack) String() string {
 func (*TakeBack) ProtoMessage() {}
 
 func (x *TakeBack) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1544,7 @@ func (x *TakeBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeBack.ProtoReflect.Descriptor instead.
 func (*TakeBack) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TakeBack) GetRuns() []*Back {
@@ -1482,7 +1576,7 @@ type Back struct {
 
 func (x *Back) Reset() {
 	*x = Back{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1588,7 @@ func (x *Back) String() string {
 func (*Back) ProtoMessage() {}
 
 func (x *Back) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1601,7 @@ func (x *Back) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Back.ProtoReflect.Descriptor instead.
 func (*Back) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Back) GetPgId() uint32 {
@@ -1568,7 +1662,7 @@ type ExpireSessions struct {
 
 func (x *ExpireSessions) Reset() {
 	*x = ExpireSessions{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1674,7 @@ func (x *ExpireSessions) String() string {
 func (*ExpireSessions) ProtoMessage() {}
 
 func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1687,7 @@ func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
 func (*ExpireSessions) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExpireSessions) GetSessionIds() []uint32 {
@@ -1614,7 +1708,7 @@ type ConfirmFence struct {
 
 func (x *ConfirmFence) Reset() {
 	*x = ConfirmFence{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1720,7 @@ func (x *ConfirmFence) String() string {
 func (*ConfirmFence) ProtoMessage() {}
 
 func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1733,7 @@ func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmFence.ProtoReflect.Descriptor instead.
 func (*ConfirmFence) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConfirmFence) GetNodeId() uint32 {
@@ -1672,7 +1766,7 @@ type ReserveEpoch struct {
 
 func (x *ReserveEpoch) Reset() {
 	*x = ReserveEpoch{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1778,7 @@ func (x *ReserveEpoch) String() string {
 func (*ReserveEpoch) ProtoMessage() {}
 
 func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1791,7 @@ func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveEpoch.ProtoReflect.Descriptor instead.
 func (*ReserveEpoch) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReserveEpoch) GetCeiling() uint64 {
@@ -1720,7 +1814,7 @@ type GrantExtent struct {
 
 func (x *GrantExtent) Reset() {
 	*x = GrantExtent{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1826,7 @@ func (x *GrantExtent) String() string {
 func (*GrantExtent) ProtoMessage() {}
 
 func (x *GrantExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1839,7 @@ func (x *GrantExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtent.ProtoReflect.Descriptor instead.
 func (*GrantExtent) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GrantExtent) GetSessionId() uint32 {
@@ -1795,7 +1889,7 @@ type GrantStatus struct {
 
 func (x *GrantStatus) Reset() {
 	*x = GrantStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1901,7 @@ func (x *GrantStatus) String() string {
 func (*GrantStatus) ProtoMessage() {}
 
 func (x *GrantStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1914,7 @@ func (x *GrantStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatus.ProtoReflect.Descriptor instead.
 func (*GrantStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GrantStatus) GetSessionId() uint32 {
@@ -1856,7 +1950,7 @@ type TakeStatus struct {
 
 func (x *TakeStatus) Reset() {
 	*x = TakeStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +1962,7 @@ func (x *TakeStatus) String() string {
 func (*TakeStatus) ProtoMessage() {}
 
 func (x *TakeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +1975,7 @@ func (x *TakeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeStatus.ProtoReflect.Descriptor instead.
 func (*TakeStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TakeStatus) GetSessionId() uint32 {
@@ -1917,7 +2011,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2023,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2036,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -1982,7 +2076,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2088,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2101,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -2058,7 +2152,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2164,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2177,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -2137,7 +2231,7 @@ type StartJob struct {
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2243,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2256,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -2273,7 +2367,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2379,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2392,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -2330,7 +2424,7 @@ type EndJob struct {
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2436,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2449,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -2420,7 +2514,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2526,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2539,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -2486,7 +2580,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2592,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2605,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2539,7 +2633,7 @@ type Rebalance struct {
 
 func (x *Rebalance) Reset() {
 	*x = Rebalance{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2645,7 @@ func (x *Rebalance) String() string {
 func (*Rebalance) ProtoMessage() {}
 
 func (x *Rebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2658,7 @@ func (x *Rebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
 func (*Rebalance) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Rebalance) GetNamespaceId() uint32 {
@@ -2592,7 +2686,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2698,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2711,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2652,7 +2746,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2758,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2771,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2699,15 +2793,16 @@ func (x *CreatePG) GetNodeIds() []uint32 {
 type RemakePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                           // of the placement group
-	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, head first; as many as the namespace wants, or fewer
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                               // of the placement group
+	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"`     // the chain, head first; as many as the namespace wants, or fewer
+	UnixMillis    int64                  `protobuf:"varint,160,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"` // when it lost its last copy, if it does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2814,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2827,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2754,6 +2849,13 @@ func (x *RemakePG) GetNodeIds() []uint32 {
 		return x.NodeIds
 	}
 	return nil
+}
+
+func (x *RemakePG) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
 }
 
 type Meta struct {
@@ -2783,7 +2885,7 @@ type Meta struct {
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +2897,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +2910,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2928,7 +3030,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3042,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3055,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Directory) GetId() string {
@@ -3024,7 +3126,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3138,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3151,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -3201,7 +3303,7 @@ type Departed struct {
 
 func (x *Departed) Reset() {
 	*x = Departed{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3315,7 @@ func (x *Departed) String() string {
 func (*Departed) ProtoMessage() {}
 
 func (x *Departed) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3328,7 @@ func (x *Departed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Departed.ProtoReflect.Descriptor instead.
 func (*Departed) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Departed) GetNodeId() uint32 {
@@ -3282,7 +3384,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3396,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3409,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3335,7 +3437,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3449,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3462,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3389,7 +3491,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3503,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3516,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3450,7 +3552,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3564,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3475,7 +3577,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3509,7 +3611,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3521,7 +3623,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3534,7 +3636,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3565,7 +3667,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +3679,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +3692,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3633,7 +3735,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3747,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3760,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3694,7 +3796,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3808,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3821,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -3767,7 +3869,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +3881,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +3894,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3917,7 +4019,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3929,7 +4031,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3942,7 +4044,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3969,7 +4071,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3981,7 +4083,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3994,7 +4096,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Row) GetKey() []byte {
@@ -4021,7 +4123,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4135,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4046,7 +4148,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -4068,7 +4170,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xf4\x11\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xb3\x12\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -4117,7 +4219,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"takeStatus\x12C\n" +
 	"\n" +
 	"pause_node\x18= \x01(\v2\".kvd.directory.v1.PauseNodeRequestH\x00R\tpauseNode\x12)\n" +
-	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x122\n" +
+	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x12=\n" +
+	"\flose_members\x18\xa0\x01 \x01(\v2\x17.kvd.fsm.v1.LoseMembersH\x00R\vloseMembers\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -4160,7 +4263,14 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\vunix_millis\x18\x03 \x01(\x03R\n" +
 	"unixMillis\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12#\n" +
-	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"v\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\xa2\x01\n" +
+	"\vLoseMembers\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x12\n" +
+	"\x04boot\x18\x03 \x01(\x04R\x04boot\x12\x1f\n" +
+	"\vunix_millis\x18\x04 \x01(\x03R\n" +
+	"unixMillis\x12#\n" +
+	"\rreclaim_epoch\x18\x05 \x01(\x04R\freclaimEpoch\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
 	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
@@ -4300,11 +4410,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"H\n" +
 	"\bCreatePG\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x19\n" +
-	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"P\n" +
+	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"r\n" +
 	"\bRemakePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
-	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xe8\x03\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\x12 \n" +
+	"\vunix_millis\x18\xa0\x01 \x01(\x03R\n" +
+	"unixMillis\"\xe8\x03\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -4445,7 +4557,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -4456,63 +4568,64 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*DropDirectory)(nil),                // 6: kvd.fsm.v1.DropDirectory
 	(*RegisterNode)(nil),                 // 7: kvd.fsm.v1.RegisterNode
 	(*NodeDown)(nil),                     // 8: kvd.fsm.v1.NodeDown
-	(*CreateNamespace)(nil),              // 9: kvd.fsm.v1.CreateNamespace
-	(*OpenSession)(nil),                  // 10: kvd.fsm.v1.OpenSession
-	(*CloseSession)(nil),                 // 11: kvd.fsm.v1.CloseSession
-	(*TakeBack)(nil),                     // 12: kvd.fsm.v1.TakeBack
-	(*Back)(nil),                         // 13: kvd.fsm.v1.Back
-	(*ExpireSessions)(nil),               // 14: kvd.fsm.v1.ExpireSessions
-	(*ConfirmFence)(nil),                 // 15: kvd.fsm.v1.ConfirmFence
-	(*ReserveEpoch)(nil),                 // 16: kvd.fsm.v1.ReserveEpoch
-	(*GrantExtent)(nil),                  // 17: kvd.fsm.v1.GrantExtent
-	(*GrantStatus)(nil),                  // 18: kvd.fsm.v1.GrantStatus
-	(*TakeStatus)(nil),                   // 19: kvd.fsm.v1.TakeStatus
-	(*ActivatePG)(nil),                   // 20: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 21: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 22: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 23: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 24: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 25: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 26: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 27: kvd.fsm.v1.DrainNode
-	(*Rebalance)(nil),                    // 28: kvd.fsm.v1.Rebalance
-	(*RemoveNode)(nil),                   // 29: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 30: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 31: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 32: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 33: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 34: kvd.fsm.v1.Heap
-	(*Departed)(nil),                     // 35: kvd.fsm.v1.Departed
-	(*HeldStatus)(nil),                   // 36: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 37: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 38: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 39: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 40: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 41: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 42: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 43: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 44: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 45: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 46: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 47: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 48: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 49: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 50: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 51: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 52: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 53: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 54: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 55: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 56: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 57: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 58: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 59: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 60: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 61: kvd.directory.v1.JobReport
-	(dirpb.Rebalancing)(0),               // 62: kvd.directory.v1.Rebalancing
-	(*dirpb.UnitRuns)(nil),               // 63: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 64: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 65: kvd.directory.v1.SessionLife
+	(*LoseMembers)(nil),                  // 9: kvd.fsm.v1.LoseMembers
+	(*CreateNamespace)(nil),              // 10: kvd.fsm.v1.CreateNamespace
+	(*OpenSession)(nil),                  // 11: kvd.fsm.v1.OpenSession
+	(*CloseSession)(nil),                 // 12: kvd.fsm.v1.CloseSession
+	(*TakeBack)(nil),                     // 13: kvd.fsm.v1.TakeBack
+	(*Back)(nil),                         // 14: kvd.fsm.v1.Back
+	(*ExpireSessions)(nil),               // 15: kvd.fsm.v1.ExpireSessions
+	(*ConfirmFence)(nil),                 // 16: kvd.fsm.v1.ConfirmFence
+	(*ReserveEpoch)(nil),                 // 17: kvd.fsm.v1.ReserveEpoch
+	(*GrantExtent)(nil),                  // 18: kvd.fsm.v1.GrantExtent
+	(*GrantStatus)(nil),                  // 19: kvd.fsm.v1.GrantStatus
+	(*TakeStatus)(nil),                   // 20: kvd.fsm.v1.TakeStatus
+	(*ActivatePG)(nil),                   // 21: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 22: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 23: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 24: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 25: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 26: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 27: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 28: kvd.fsm.v1.DrainNode
+	(*Rebalance)(nil),                    // 29: kvd.fsm.v1.Rebalance
+	(*RemoveNode)(nil),                   // 30: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 31: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 32: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 33: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 34: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 35: kvd.fsm.v1.Heap
+	(*Departed)(nil),                     // 36: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 37: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 38: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 39: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 40: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 41: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 42: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 43: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 44: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 45: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 46: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 47: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 48: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 49: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 50: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 51: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 52: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 53: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 54: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 55: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 56: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 57: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 58: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 59: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 60: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 61: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 62: kvd.directory.v1.JobReport
+	(dirpb.Rebalancing)(0),               // 63: kvd.directory.v1.Rebalancing
+	(*dirpb.UnitRuns)(nil),               // 64: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 65: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 66: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4520,68 +4633,69 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	6,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	7,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	8,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	48, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
-	9,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
-	10, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
-	11, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
-	14, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
-	15, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
-	16, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
-	17, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	20, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	21, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	22, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	23, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	24, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	25, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	26, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	27, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	29, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	30, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	49, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
-	12, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	28, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
-	50, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	51, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	31, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	52, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	49, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	10, // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
+	11, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
+	12, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
+	15, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
+	16, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
+	17, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
+	18, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
+	21, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	22, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	23, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	24, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	25, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	26, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	27, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	28, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	30, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	31, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	50, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	13, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
+	29, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
+	51, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	52, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	32, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	53, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 30: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 31: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
-	18, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
-	19, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	53, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	19, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
+	20, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
+	54, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
 	4,  // 35: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
-	54, // 36: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	55, // 37: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	4,  // 38: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
-	33, // 39: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	56, // 40: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	57, // 41: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	58, // 42: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	13, // 43: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	59, // 44: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	60, // 45: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	61, // 46: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	62, // 47: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
-	43, // 48: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	38, // 49: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	41, // 50: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	61, // 51: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	39, // 52: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	40, // 53: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	36, // 54: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	37, // 55: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	35, // 56: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	63, // 57: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	64, // 58: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	65, // 59: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	45, // 60: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	46, // 61: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	9,  // 36: kvd.fsm.v1.Command.lose_members:type_name -> kvd.fsm.v1.LoseMembers
+	55, // 37: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	56, // 38: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	4,  // 39: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
+	34, // 40: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	57, // 41: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	58, // 42: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	59, // 43: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	14, // 44: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	60, // 45: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	61, // 46: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	62, // 47: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	63, // 48: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
+	44, // 49: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	39, // 50: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	42, // 51: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	62, // 52: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	40, // 53: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	41, // 54: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	37, // 55: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	38, // 56: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	36, // 57: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	64, // 58: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	65, // 59: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	66, // 60: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	46, // 61: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	47, // 62: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4626,6 +4740,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_TakeStatus)(nil),
 		(*Command_PauseNode)(nil),
 		(*Command_Raise)(nil),
+		(*Command_LoseMembers)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4633,7 +4748,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
