@@ -47,6 +47,15 @@ func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
 	})
 }
 
+// inUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are.
+func inUse(m *dirpb.Map) func(*dirpb.PlacementGroup) bool {
+	has, of := make(map[uint32]bool), make(map[uint32]bool) // by placement group, by namespace
+	for _, sh := range m.GetShards() {
+		has[sh.GetPgId()], has[sh.GetMove().GetPgId()], of[sh.GetNamespaceId()] = true, true, true
+	}
+	return func(p *dirpb.PlacementGroup) bool { return has[p.GetId()] || !of[p.GetNamespaceId()] }
+}
+
 func isUp(m *dirpb.Map, node uint32) bool {
 	return slices.ContainsFunc(m.GetNodes(), func(n *dirpb.Node) bool {
 		return n.GetId() == node && n.GetState() == dirpb.NodeState_NODE_UP
@@ -132,13 +141,14 @@ func waitingFor(m *dirpb.Map, n *dirpb.Node) string {
 	return strings.Join(parts, ", ") + ": operations there wait, " + why
 }
 
-// copyProblems are the placement groups that hold nothing or lack copies, by namespace.
+// copyProblems are the placement groups in use that hold nothing or lack copies, by namespace.
 func copyProblems(st *dirpb.StatusReply) (all []Problem) {
+	used := inUse(st.GetMap())
 	for _, n := range st.GetMap().GetNamespaces() {
 		groups, mends := make(map[string][]string), make(map[string]string) // by Problem.What
 		for _, p := range st.GetMap().GetPgs() {
 			want := int(n.GetReplicas())
-			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want {
+			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want || !used(p) {
 				continue
 			}
 			var k Problem
