@@ -51,6 +51,7 @@ var byTest = []tested{
 	{"late-reply-shortens-lease", "internal/engine", "TestLateReply", []edit{{"internal/engine/core.go", "if leaseEnd > c.leaseEnd.Load() {", "if leaseEnd != 0 {"}}},
 	{"lease-counts-from-its-answer", "internal/session", "TestAgendaLease", []edit{{"internal/session/renew.go", "p.GetMinEpoch(), r.Sent+int64(", "p.GetMinEpoch(), now+int64("}}},
 	{"asked-while-under-way", "internal/session", "TestAgendaQuestions", []edit{{"internal/session/questions.go", "x != nil && (x.until == 0 || now < x.until)", "x != nil && now < x.until"}}},
+	{"hung-at-the-silent", "internal/session", "TestAgendaHangsUpSilent", []edit{{"internal/engine/view.go", "n.Incarnation == incarnation && n.Lost <= version", "n.Incarnation == incarnation"}}},
 	{"dialed-before-hung-up", "internal/session", "TestAgendaHangsUp", []edit{{"internal/session/conns.go", "\t\t\tcontinue\n\t\t}\n\t\tif a.isUp", "x.old, x.asked = nil, false\n}\nif a.isUp"}}},
 	{"hung-up-and-not-told", "internal/session", "TestAgendaHangsUpDown", []edit{{"internal/session/conns.go", "x.old, x.asked = nil, false\n\tq.Lane.Deliver(func(l *engine.Lane) { l.Closed(q.Node) })", "x.old, x.asked = nil, false"}}},
 	{"hints-of-lost-generation", "internal/engine", "TestHintsOfLostGeneration", []edit{{"internal/engine", "now.hints = nil // its words mean nothing any more\n", ""}}},
