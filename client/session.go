@@ -434,7 +434,7 @@ func (s *sess) closeQP(ask session.Ask) {
 		case <-closed:
 			return
 		case <-t.C:
-			if !s.agenda.IsUp(ask.Node, ask.Incarnation) {
+			if !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version) {
 				_ = ask.QP.Abort()
 				<-closed
 				return

@@ -244,15 +244,17 @@ func (n *Node) report(why error, stays bool) {
 	}
 }
 
-// registerAgain tells a directory that has become one of a later version what the one before did not take in. Its nodes
-// admit this process as the one that it is; if they do not get to it, the next heartbeat's reply asks again.
+// registerAgain tells a directory that has become one of a later version what the one before did not take in, and one that has
+// taken this memory node out of placement groups, as it was silent, that they are dropped, and what of them is retained. The directory
+// admits this process as the one that it is; if it does not get to that, the next heartbeat's reply asks again.
 func (n *Node) registerAgain(reg *registration) {
 	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		_, err := d.RegisterNode(ctx, n.registering(reg))
 		return err
 	})
 	if err == nil {
-		n.log.Info("memory node registered again, with its boot, since the directory is of a later version now", "node_id", reg.nodeID, "boot", n.boot)
+		n.log.Info("memory node registered again, as the directory asked: it is of a later version now, or went on without this memory node, which was silent",
+			"node_id", reg.nodeID, "boot", n.boot)
 	} else if n.ctx.Err() == nil {
 		n.exchanged("register", err)
 	}
@@ -302,9 +304,6 @@ func (n *Node) serve(reg *registration) lifeEnd {
 			if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
 				n.replace()
 			}
-			if rep.GetRegisterAgain() {
-				n.registerAgain(reg)
-			}
 			if rep.GetNews() != news {
 				news, pause = rep.GetNews(), minHeartbeat
 			}
@@ -312,7 +311,7 @@ func (n *Node) serve(reg *registration) lifeEnd {
 			case <-wants:
 			default:
 			}
-			wants <- wantSet{seq, rep.GetRegions(), rep.GetRetainPgs()}
+			wants <- wantSet{seq, rep.GetRegions(), rep.GetRetainPgs(), rep.GetRegisterAgain()}
 			select {
 			case <-n.ready:
 			default:

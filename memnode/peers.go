@@ -261,6 +261,25 @@ func (n *Node) fenceLocked(session uint32, asked bool) {
 	})
 }
 
+// endLeftovers ends the connections of a namespace's sessions that do not live any more. The directory waits for no fence of a memory node that lends the
+// namespace nothing, so none may be left when it does.
+func (n *Node) endLeftovers(namespace uint32) error {
+	n.mu.Lock()
+	var left []*peer
+	for _, p := range n.mu.byPeer {
+		if p.namespace == namespace && n.endedLocked(p.session) {
+			left = append(left, p)
+		}
+	}
+	n.mu.Unlock()
+	for _, p := range left {
+		if err := n.fencePeer(p); err != nil {
+			return fmt.Errorf("a session that has ended is connected still: %w", err)
+		}
+	}
+	return nil
+}
+
 // fencePeers fences the connections that list, called with the lock held, names
 // until it names none; it keeps trying those that do not confirm. False: the
 // node is closed.

@@ -41,6 +41,7 @@ type wantSet struct {
 	seq     uint64
 	regions []*dirpb.WantRegion
 	retain  []uint32 // placement groups of which the directory may want what is retained
+	again   bool     // this process is to register again, when it has dropped what is not wanted
 }
 
 // failure is a region's trouble. It is retried, ever more rarely.
@@ -79,8 +80,10 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 			for _, r := range last.regions {
 				want[r.GetPgId()] = r
 			}
-			n.dropUnwanted(want, last.retain)
-			n.dropRetained(want, last.retain)
+			left := n.dropUnwanted(want, last.retain)
+			if n.dropRetained(want, last.retain); last.again && left == 0 {
+				n.registerAgain(reg)
+			}
 			n.forgetNamespaces(ctx)
 			for _, r := range last.regions {
 				if ctx.Err() != nil {
@@ -220,6 +223,9 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, made chan<- *making) (*region, error) {
 	size := w.GetRegionBytes()
 	if err := checkLayout(size, w.GetIndexBytes()); err != nil {
+		return nil, err
+	}
+	if err := n.endLeftovers(w.GetNamespaceId()); err != nil {
 		return nil, err
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))

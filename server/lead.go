@@ -261,6 +261,11 @@ func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 		case *fsmpb.Command_NodeDown:
 			level = slog.LevelWarn
 			op.NodeDown.UnixMillis = time.Now().UnixMilli()
+		case *fsmpb.Command_LoseMembers:
+			level = slog.LevelWarn
+			op.LoseMembers.UnixMillis = time.Now().UnixMilli()
+		case *fsmpb.Command_RemakePg:
+			op.RemakePg.UnixMillis = time.Now().UnixMilli()
 		case *fsmpb.Command_ReserveEpoch, *fsmpb.Command_TakeBack:
 			level = slog.LevelDebug
 		}

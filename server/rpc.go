@@ -588,7 +588,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
 			reply.Restart = m.GetPauseMillis() > 0 && !m.GetLeaving()
-			reply.RegisterAgain = q.Boot != 0 && m.GetBoot() == 0 && s.KnowsBoots()
+			reply.RegisterAgain = q.Boot != 0 && m.GetBoot() == 0 && s.KnowsBoots() || m.GetSilent()
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP || otherBoot(m, q)
 		})
 		reply.News = newsOf(reply)

@@ -539,8 +539,8 @@ func TestLeaseExpiry(t *testing.T) {
 	m2.mute.Store(true)
 	down := func() bool { return statusOf(t, c).Map.Nodes[m2.id-1].State == dirpb.NodeState_NODE_DOWN }
 	until(t, "m2 to be down", down)
-	if pg := statusOf(t, c).Map.Pgs[1]; pg.State != dirpb.PGState_PG_LOST {
-		t.Fatalf("placement group of a lost node: %v", pg)
+	if pg := statusOf(t, c).Map.Pgs[1]; len(pg.Members) != 1 || pg.Members[0].NodeId != m1.id {
+		t.Fatalf("placement group of a lost node, which was empty and is to start over on m1: %v", pg)
 	}
 	m2.mute.Store(false)
 	until(t, "m2 to be told", m2.told)

@@ -455,25 +455,27 @@ type rebalancing struct{ wait, cancel, dry bool }
 
 func (a *app) rebalanceCommand() *cobra.Command {
 	var how rebalancing
+	var all bool
 	c := changes(&cobra.Command{
 		Use:   "rebalance [NAMESPACE]",
 		Short: "Spread a namespace evenly over the memory nodes",
 		Long: "Make placement groups on memory nodes that have none of the namespace, and move\n" +
 			"shards until every placement group has its share. The steps are printed, and done\n" +
 			"one after the other while the store is in use, whichever directory node leads.\n" +
-			"Without NAMESPACE it is the one of --namespace.",
+			"Without NAMESPACE it is the one of --namespace; with --all it is every namespace, one\n" +
+			"after the other.",
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
 			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := a.namespace
-			if len(args) > 0 {
-				name = args[0]
+			if all && len(args) > 0 {
+				return usagef("--all and namespace %q: want one of them; nothing was done", args[0])
 			}
-			return a.withBackend(func(b backend) error { return a.rebalance(cmd.Context(), b, name, how) })
+			return a.withBackend(func(b backend) error { return a.rebalanceSome(cmd.Context(), b, args, all, how) })
 		},
 	})
+	c.Flags().BoolVar(&all, "all", false, "every namespace, one after the other")
 	c.Flags().BoolVar(&how.wait, "wait", false, "wait until it is done, and show how far it is")
 	c.Flags().BoolVar(&how.cancel, "cancel", false, "begin no other step, and print those that are left")
 	dryFlag(c, &how.dry)
@@ -489,6 +491,36 @@ const wonders = 15 * time.Second
 
 // stuck is how long nothing may happen before a wait for a drain or a rebalance gives up.
 const stuck = time.Minute
+
+// rebalanceSome rebalances a namespace that is named, all of them, or the one of --namespace.
+func (a *app) rebalanceSome(ctx context.Context, b backend, named []string, all bool, how rebalancing) error {
+	if len(named) > 0 {
+		return a.rebalance(ctx, b, named[0], how)
+	}
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, ns := range st.GetMap().GetNamespaces() {
+		if !ns.GetDeleting() {
+			names = append(names, ns.GetName())
+		}
+	}
+	if !all {
+		if _, err := namespaceOf(st.GetMap(), a.namespace); err != nil && len(names) > 0 {
+			return fmt.Errorf("%w: nothing was rebalanced. Name the one that is meant: kvctl rebalance %s; or take every one: kvctl rebalance --all",
+				err, strings.Join(names, ", or kvctl rebalance "))
+		}
+		names = []string{a.namespace}
+	}
+	for _, name := range names {
+		if err := a.rebalance(ctx, b, name, how); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // rebalance asks for it, prints the steps and waits, if it is to.
 func (a *app) rebalance(ctx context.Context, b backend, name string, how rebalancing) error {

@@ -301,3 +301,62 @@ func TestWait(t *testing.T) {
 		t.Errorf("Directory is %q", got)
 	}
 }
+
+// The arrangement of `kvd dev`: a namespace with two copies beside a cache with one. A memory node dies that has the last copies of the cache's, which holds something.
+// Where the cache cannot start over, since nobody has room, it waits; the other namespace goes on without the memory node either way, before that counts as lost.
+func TestCacheBesideCopies(t *testing.T) {
+	for _, room := range []bool{false, true} {
+		t.Run(fmt.Sprintf("room=%t", room), func(t *testing.T) {
+			o := Options{Nodes: 3, CapacityBytes: 48 << 20, Lease: time.Second, Namespaces: []Namespace{
+				{Name: "default", BytesPerNode: 32 << 20},
+				{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 16 << 20},
+			}}
+			if room {
+				o.CapacityBytes *= 2
+			}
+			s := start(t, o)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			open := func(ns string) *client.Client {
+				c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: ns})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				return c
+			}
+			put := func(c *client.Client, value string) {
+				t.Helper()
+				for i := range 64 {
+					for err := errors.New("not yet"); err != nil; {
+						if _, err = c.Put(ctx, []byte(strconv.Itoa(i)), []byte(value), client.PutOptions{}); ctx.Err() != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+			data, cache := open("default"), open("cache")
+			put(data, "before")
+			put(cache, "before")
+			if err := s.KillNode(1); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			put(data, "after")
+			t.Log("went on after", time.Since(began))
+			if room {
+				put(cache, "after")
+				return
+			}
+			st, err := s.Status(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range st.GetMap().GetNodes() {
+				if n.GetName() == "m2" && (n.GetState() != dirpb.NodeState_NODE_UP || !n.GetWaiting()) {
+					t.Fatalf("m2 is %v when the copies elsewhere have gone on, want it waited for", n)
+				}
+			}
+		})
+	}
+}

@@ -678,7 +678,12 @@ type Node struct {
 	// Of the process that registered last, as in RegisterNodeRequest; 0: it said none.
 	Nonce uint64 `protobuf:"varint,220,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// The latest recovery of the cluster after which it has registered; until then nobody can connect to it.
-	Recoveries    uint64 `protobuf:"varint,120,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
+	Recoveries uint64 `protobuf:"varint,120,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
+	// The map version that took it out of placement groups though it stays up, since it was silent; 0: none has. What a session
+	// has under way on a connection of an earlier map may never end.
+	LostVersion uint64 `protobuf:"varint,160,opt,name=lost_version,json=lostVersion,proto3" json:"lost_version,omitempty"`
+	// It has been silent since then, or has not said yet what it retains: it takes no new region.
+	Silent        bool `protobuf:"varint,161,opt,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -865,6 +870,20 @@ func (x *Node) GetRecoveries() uint64 {
 		return x.Recoveries
 	}
 	return 0
+}
+
+func (x *Node) GetLostVersion() uint64 {
+	if x != nil {
+		return x.LostVersion
+	}
+	return 0
+}
+
+func (x *Node) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
 }
 
 type Endpoint struct {
@@ -6486,7 +6505,8 @@ type HeartbeatReply struct {
 	// The memory node is paused: this process is to end, and its keeper starts another one. With unknown_node: it has left for
 	// that, and no session uses its memory.
 	Restart bool `protobuf:"varint,60,opt,name=restart,proto3" json:"restart,omitempty"`
-	// The directory knows of boots now and did not when this process registered, which is to do so again, as the same.
+	// This process is to register again, as the same, when it has dropped the regions that it is not to have: the directory knows of boots
+	// now and did not when it registered, or has taken it out of placement groups since it was silent.
 	RegisterAgain bool `protobuf:"varint,90,opt,name=register_again,json=registerAgain,proto3" json:"register_again,omitempty"`
 	// Placement groups that may yet take back what this memory node retains of them. It gives back the rest.
 	RetainPgs     []uint32  `protobuf:"varint,70,rep,packed,name=retain_pgs,json=retainPgs,proto3" json:"retain_pgs,omitempty"`
@@ -9215,7 +9235,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\x85\x05\n" +
+	"\x06_renew\"\xc2\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -9242,7 +9262,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x05nonce\x18\xdc\x01 \x01(\x04R\x05nonce\x12\x1e\n" +
 	"\n" +
 	"recoveries\x18x \x01(\x04R\n" +
-	"recoveries\"q\n" +
+	"recoveries\x12\"\n" +
+	"\flost_version\x18\xa0\x01 \x01(\x04R\vlostVersion\x12\x17\n" +
+	"\x06silent\x18\xa1\x01 \x01(\bR\x06silent\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +

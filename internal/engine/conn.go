@@ -12,6 +12,7 @@ type conn struct {
 	_           cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	node        uint32
 	incarnation uint64
+	version     uint64 // of the map when it was attached
 	dev         int
 	qp          *rdma.QP
 	up          bool
@@ -88,16 +89,16 @@ func (l *Lane) drop(c *conn) {
 	l.want(c.node)
 }
 
-// Detach hands the node's queue pair, and whose memory it reaches, back for
-// closing. Only after QP.Close has returned and the peer has confirmed may Attach
+// Detach hands the node's queue pair back for closing, with the incarnation whose memory it reaches and the version of the map when it
+// was attached. Only after QP.Close has returned and the peer has confirmed may Attach
 // bring another.
-func (l *Lane) Detach(node uint32) (*rdma.QP, uint64) {
+func (l *Lane) Detach(node uint32) (qp *rdma.QP, incarnation, version uint64) {
 	if int(node) >= len(l.conns) || l.conns[node] == nil || l.conns[node].qp == nil {
-		return nil, 0
+		return nil, 0, 0
 	}
 	c := l.conns[node]
 	c.up = false
-	return c.qp, c.incarnation
+	return c.qp, c.incarnation, c.version
 }
 
 // Closed says that the queue pair from Detach is closed: WCs that are not there
@@ -173,7 +174,10 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
 	l.connsChanged()
-	c.keys = nil
+	c.keys, c.version = nil, 0
+	if l.view != nil {
+		c.version = l.view.Version
+	}
 	at := node % (taskSlot / 8) * 8
 	c.sink = l.sinks.buf[at : at+8 : at+8]
 	// Repeat what was off the path and is not known to be done.

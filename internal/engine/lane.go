@@ -312,7 +312,7 @@ func (l *Lane) refreshView() {
 	if v.Nodes != nil {
 		for _, c := range l.conns {
 			if c != nil && c.qp != nil {
-				if n := v.Nodes[c.node]; !n.Up || n.Incarnation != c.incarnation {
+				if n := v.Nodes[c.node]; !n.Has(c.incarnation, c.version) {
 					l.drop(c)
 				}
 			}

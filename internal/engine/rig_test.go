@@ -169,7 +169,7 @@ func (n *rigNode) register(m *rdma.Memory) {
 
 func (r *rig) close() {
 	for _, n := range r.nodes {
-		if qp, _ := r.l.Detach(n.id); qp != nil {
+		if qp, _, _ := r.l.Detach(n.id); qp != nil {
 			_ = qp.Close()
 			r.l.Closed(n.id)
 		}
@@ -264,7 +264,7 @@ func (r *rig) connect(node uint32) {
 
 func (r *rig) disconnect(node uint32) {
 	r.t.Helper()
-	if qp, _ := r.l.Detach(node); qp != nil {
+	if qp, _, _ := r.l.Detach(node); qp != nil {
 		if err := qp.Close(); err != nil {
 			r.t.Fatal(err)
 		}

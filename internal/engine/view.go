@@ -65,6 +65,15 @@ type Node struct {
 	Incarnation uint64
 	Up          bool
 	Leaving     bool
+	// Lost is the map version in which placement groups went on without it though it stays up, 0 for none: what is under way on a connection of
+	// an earlier map may never end.
+	Lost uint64
+	Used bool // some placement group has a member there
+}
+
+// Has reports whether a connection to the memory of an incarnation, made under a version of the map, is good for it still.
+func (n Node) Has(incarnation, version uint64) bool {
+	return n.Up && n.Incarnation == incarnation && n.Lost <= version
 }
 
 // View is one version of the map, immutable once installed.
@@ -90,7 +99,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		if n.GetId() > MaxID {
 			return nil, fmt.Errorf("map %d: node id %d, at most %d", m.GetVersion(), n.GetId(), MaxID)
 		}
-		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving()}
+		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving(), n.GetLostVersion(), false}
 	}
 	pgs := make(map[uint32]*PG)
 	var list []*PG
@@ -110,6 +119,10 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Since: mb.GetSince(), Keys: map[string]Keys{}}
 			if mb.GetNodeId() > MaxID {
 				return nil, fmt.Errorf("map %d: placement group %d: node id %d, at most %d", m.GetVersion(), p.GetId(), mb.GetNodeId(), MaxID)
+			}
+			if n, ok := nodes[mem.Node]; ok {
+				n.Used = true
+				nodes[mem.Node] = n
 			}
 			for _, k := range mb.GetKeys() {
 				mem.Keys[k.GetProvider()] = Keys{IndexRKey: k.GetIndexRkey(), IndexBase: k.GetIndexBase(),

@@ -39,7 +39,7 @@ type Namespace struct {
 	// since somebody accepted that.
 	Lost   uint64
 	Losses int
-	// Missing is how many copies placement groups lack, Homeless how many of these have
+	// Missing is how many copies placement groups in use lack, Homeless how many of these have
 	// nowhere to get one.
 	Missing, Homeless int
 }
@@ -56,14 +56,14 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 		all = append(all, ns)
 		byID[n.GetId()], byName[ns.Name] = ns, ns
 	}
-	byPG := make(map[uint32]*Namespace)
+	byPG, used := make(map[uint32]*Namespace), inUse(st.GetMap())
 	for _, p := range st.GetMap().GetPgs() {
 		if ns := byID[p.GetNamespaceId()]; ns != nil {
 			byPG[p.GetId()] = ns
 			ns.PGs++
 			ns.PGState[p.GetState()]++
 			ns.Recalled += len(p.GetRecalled())
-			if lacks := ns.Replicas - Copies(p); lacks > 0 {
+			if lacks := ns.Replicas - Copies(p); lacks > 0 && used(p) {
 				ns.Missing += lacks
 				if homeless(st.GetMap(), p, ns.Replicas) {
 					ns.Homeless++

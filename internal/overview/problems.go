@@ -41,10 +41,19 @@ func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
 		return false
 	}
 	return !slices.ContainsFunc(m.GetNodes(), func(n *dirpb.Node) bool {
-		return n.GetState() == dirpb.NodeState_NODE_UP && !n.GetDraining() &&
+		return n.GetState() == dirpb.NodeState_NODE_UP && !n.GetDraining() && !n.GetSilent() &&
 			n.GetCapacityBytes()-min(n.GetUsedBytes(), n.GetCapacityBytes()) >= p.GetRegionBytes() &&
 			!slices.ContainsFunc(members, func(x *dirpb.Member) bool { return x.GetNodeId() == n.GetId() })
 	})
+}
+
+// inUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are.
+func inUse(m *dirpb.Map) func(*dirpb.PlacementGroup) bool {
+	has, of := make(map[uint32]bool), make(map[uint32]bool) // by placement group, by namespace
+	for _, sh := range m.GetShards() {
+		has[sh.GetPgId()], has[sh.GetMove().GetPgId()], of[sh.GetNamespaceId()] = true, true, true
+	}
+	return func(p *dirpb.PlacementGroup) bool { return has[p.GetId()] || !of[p.GetNamespaceId()] }
 }
 
 func isUp(m *dirpb.Map, node uint32) bool {
@@ -121,14 +130,8 @@ func Problems(st *dirpb.StatusReply) []Problem {
 				"another process wants the name of memory node %s and is refused: the one at %s has it, and the other is at %s", n.GetName(), dirpb.Addresses(n.GetEndpoints()), n.GetRival())
 		}
 		if n.GetWaiting() {
-			var pgs []string
-			for _, p := range st.GetMap().GetPgs() {
-				if awaited(st.GetMap(), p) == n {
-					pgs = append(pgs, number(p.GetId()))
-				}
-			}
 			add(fmt.Sprintf("kvd memnode --name %s; or, if its memory is gone for good: kvctl nodes give-up %s", n.GetName(), n.GetName()),
-				"memory node %s is silent and has the only copy of placement groups %s: operations there wait", n.GetName(), strings.Join(pgs, ", "))
+				"memory node %s is silent and has the only copy of %s", n.GetName(), waitingFor(st.GetMap(), n))
 		}
 	}
 	for _, d := range st.GetDirectory() {
@@ -140,13 +143,36 @@ func Problems(st *dirpb.StatusReply) []Problem {
 	return all
 }
 
-// copyProblems are the placement groups that hold nothing or lack copies, by namespace.
+// waitingFor names the placement groups that wait for a silent memory node, by namespace, and says why.
+func waitingFor(m *dirpb.Map, n *dirpb.Node) string {
+	var parts []string
+	why := "since it may come back with what it holds"
+	for _, ns := range m.GetNamespaces() {
+		var pgs []string
+		for _, p := range m.GetPgs() {
+			if p.GetNamespaceId() == ns.GetId() && awaited(m, p) == n {
+				pgs = append(pgs, number(p.GetId()))
+			}
+		}
+		if len(pgs) == 0 {
+			continue
+		}
+		parts = append(parts, fmt.Sprintf("placement groups %s of namespace %s", strings.Join(pgs, ", "), ns.GetName()))
+		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
+			why = "since it may come back with what it holds, and no other memory node has room for the cache to start over"
+		}
+	}
+	return strings.Join(parts, ", ") + ": operations there wait, " + why
+}
+
+// copyProblems are the placement groups in use that hold nothing or lack copies, by namespace.
 func copyProblems(st *dirpb.StatusReply) (all []Problem) {
+	used := inUse(st.GetMap())
 	for _, n := range st.GetMap().GetNamespaces() {
 		groups, mends := make(map[string][]string), make(map[string]string) // by Problem.What
 		for _, p := range st.GetMap().GetPgs() {
 			want := int(n.GetReplicas())
-			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want {
+			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want || !used(p) {
 				continue
 			}
 			var k Problem

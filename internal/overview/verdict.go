@@ -25,11 +25,12 @@ const (
 // VerdictOf judges the store by st, whose problems are Problems(st).
 func VerdictOf(st *dirpb.StatusReply) Verdict {
 	m := st.GetMap()
+	used := inUse(m)
 	switch {
 	case slices.ContainsFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return len(n.GetLosses()) > 0 }):
 		return Lost
 	case len(st.GetDirectory()) > 0 && !slices.ContainsFunc(st.GetDirectory(), (*dirpb.DirectoryNode).GetLeader),
-		slices.ContainsFunc(m.GetPgs(), func(p *dirpb.PlacementGroup) bool { return Copies(p) == 0 }),
+		slices.ContainsFunc(m.GetPgs(), func(p *dirpb.PlacementGroup) bool { return Copies(p) == 0 && used(p) }),
 		slices.ContainsFunc(m.GetNodes(), (*dirpb.Node).GetWaiting):
 		return Unavailable
 	case len(Problems(st)) > 0:

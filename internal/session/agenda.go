@@ -125,6 +125,7 @@ type Ask struct {
 	Node        uint32       // AskHangup, AskDial: and to which memory node
 	QP          *rdma.QP     // AskHangup: to be closed; the performer's until the answer
 	Incarnation uint64       // AskHangup: of the memory node that QP reaches
+	Version     uint64       // AskHangup: of the map when QP was attached
 
 	grant *grant
 }

@@ -19,6 +19,7 @@ type end struct{ lane, node uint32 }
 type link struct {
 	old         *rdma.QP // to be closed first; nil: there is none any more
 	incarnation uint64   // of the memory node that old reaches
+	version     uint64   // of the map when old was attached
 	asked       bool     // a hang-up or a dial is under way
 	dialAt      int64    // it is not dialed before
 	pause       int64    // before the next dial, should the present one fail
@@ -47,7 +48,7 @@ func (a *Agenda) WantConn(l *engine.Lane, node uint32) {
 	if had, ok := a.mu.lately[e]; ok && now-had.since < a.o.DialPauseMost && had.version == a.version() {
 		x.awaits, x.dialAt, x.pause = true, now+had.pause, min(2*had.pause, a.o.DialPauseMost)
 	}
-	x.old, x.incarnation = l.Detach(node)
+	x.old, x.incarnation, x.version = l.Detach(node)
 	a.mu.links[e] = x
 }
 
@@ -68,15 +69,17 @@ func (a *Agenda) awaitedLocked() {
 	}
 }
 
-// IsUp reports whether the session's map has the memory node up, and in the incarnation given
-// if that is not 0. A queue pair to one that is not is closed without waiting for its peer.
-func (a *Agenda) IsUp(node uint32, incarnation uint64) bool {
+// Has reports whether the session's map has the memory that a queue pair reaches, which was attached under a version of the map. Otherwise it is
+// closed without waiting for its peer.
+func (a *Agenda) Has(node uint32, incarnation, version uint64) bool {
 	v := a.core.View()
-	if v == nil {
-		return false
-	}
-	n := v.Nodes[node]
-	return n.Up && (incarnation == 0 || n.Incarnation == incarnation)
+	return v != nil && v.Nodes[node].Has(incarnation, version)
+}
+
+// isUp reports whether the session's map has the memory node up, and something there.
+func (a *Agenda) isUp(node uint32) bool {
+	v := a.core.View()
+	return v != nil && v.Nodes[node].Up && v.Nodes[node].Used
 }
 
 // linksDue gives the hang-ups and dials that are to begin now, and tells the lanes of memory
@@ -94,10 +97,10 @@ func (a *Agenda) linksDue(now int64) (asks []Ask) {
 		}
 		if x.old != nil {
 			x.asked = true
-			asks = append(asks, Ask{Kind: AskHangup, Lane: l, Node: e.node, QP: x.old, Incarnation: x.incarnation})
+			asks = append(asks, Ask{Kind: AskHangup, Lane: l, Node: e.node, QP: x.old, Incarnation: x.incarnation, Version: x.version})
 			continue
 		}
-		if a.IsUp(e.node, 0) {
+		if a.isUp(e.node) {
 			if x.downAt = 0; now >= x.dialAt {
 				x.asked = true
 				asks = append(asks, Ask{Kind: AskDial, Lane: l, Node: e.node})
@@ -122,7 +125,7 @@ func (a *Agenda) linksNext() int64 {
 		case x.asked:
 		case x.old != nil:
 			next = 0
-		case a.IsUp(e.node, 0):
+		case a.isUp(e.node):
 			next = min(next, x.dialAt)
 		default:
 			next = min(next, x.downAt)

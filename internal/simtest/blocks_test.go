@@ -127,7 +127,7 @@ func isSweep(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE }
 
 // sweepable is a SETTLE that a janitor may claim, nil if there is none.
 func (w *World) sweepable() *dirpb.Job {
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		if pg.State != dirpb.PGState_PG_ACTIVE || w.sweeps[pg.Id] != nil && !w.fenced(w.sweeps[pg.Id].janitor) ||
 			slices.ContainsFunc(w.st.Jobs(), func(j *dirpb.Job) bool { return j.PgId == pg.Id || j.TargetPgId == pg.Id }) {
 			continue
@@ -184,7 +184,7 @@ func (w *World) endSweep(j *dirpb.Job, done bool) {
 			continue
 		}
 		b.swept[j.PgId] = true
-		if !slices.ContainsFunc(w.st.PGs(0), func(pg *dirpb.PlacementGroup) bool { return !b.swept[pg.Id] }) {
+		if !slices.ContainsFunc(w.st.PGs(1), func(pg *dirpb.PlacementGroup) bool { return !b.swept[pg.Id] }) {
 			b.state = blockFree
 		}
 	}
@@ -194,7 +194,7 @@ func (w *World) endSweep(j *dirpb.Job, done bool) {
 func (w *World) blockSum() (h uint64) {
 	for _, b := range w.blocks {
 		x := uint64(b.state) | uint64(b.owner.i)<<8
-		for _, pg := range w.st.PGs(0) {
+		for _, pg := range w.st.PGs(1) {
 			x = x<<2 | uint64(b2i(b.swept[pg.Id]))<<1 | uint64(b2i(w.sweeps[pg.Id] != nil && slices.Contains(w.sweeps[pg.Id].blocks, b)))
 		}
 		h = h*31 + x

@@ -173,6 +173,8 @@ func (w *World) describeChore(i uint32) string {
 	switch {
 	case c.enlist:
 		return s + "registers"
+	case c.again:
+		return s + "registers again"
 	case c.reset:
 		return s + "resets"
 	case c.fence != 0:

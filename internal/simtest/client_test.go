@@ -304,7 +304,7 @@ func (c *cl) connect(lane int, node uint32) {
 func (c *cl) hangUpFor(ask *asked) {
 	n := c.w.nodes[ask.Node-1]
 	q := c.connOf(ask.Lane.ID(), n)
-	if c.agenda.IsUp(ask.Node, ask.Incarnation) && !n.crashed && !n.down {
+	if c.agenda.Has(ask.Node, ask.Incarnation, ask.Version) && !n.crashed && !n.down {
 		_ = c.w.fab.Fence(q.num)
 		_ = ask.QP.Close()
 	} else {

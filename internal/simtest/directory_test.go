@@ -142,7 +142,46 @@ func (w *World) plan() {
 	if len(w.due) == 0 && w.stale {
 		w.stale = false
 		w.due = w.ld.Plan(w.st, time.Duration(w.now))
+		w.checkAlone()
 	}
+}
+
+// checkAlone checks that nothing waits any more for a memory node that is silent, but what it has the only copy of, when the directory has nothing to do.
+func (w *World) checkAlone() {
+	if len(w.due) > 0 {
+		return
+	}
+	for _, n := range w.nodes {
+		m := w.st.Node(n.id)
+		if m == nil || !w.ld.Silent(m, time.Duration(w.now)) {
+			continue
+		}
+		has := false
+		for _, pg := range w.st.PGs(1) {
+			for _, x := range pg.Members {
+				has = has || x.NodeId == n.id
+				if x.NodeId == n.id && len(fsm.Copies(pg)) > 1 {
+					w.fail(fmt.Errorf("placement group %d waits for m%d, which is silent, and has another copy", pg.Id, n.i))
+				}
+			}
+			has = has || pg.Planned.GetNodeId() == n.id || pg.Leaving.GetNodeId() == n.id
+		}
+		if ids := w.st.FenceWork(n.id, n.inc); len(ids) > 0 && !has {
+			w.fail(fmt.Errorf("sessions %d are not fenced before m%d is heard, which is silent and has nothing of their namespace", ids, n.i))
+		}
+	}
+}
+
+// losable are the members that are lost if placement groups go on without a memory node.
+func (w *World) losable(node uint32) (list []parted) {
+	for _, id := range w.st.Losable(node) {
+		for _, m := range w.st.PG(id).Members {
+			if m.NodeId == node {
+				list = append(list, parted{id, node, m.Incarnation, m.Since})
+			}
+		}
+	}
+	return list
 }
 
 // act carries out the first step that is due.
@@ -153,12 +192,21 @@ func (w *World) act() {
 	if a := s.Do.GetActivatePg(); a != nil {
 		w.thawed = a.ReclaimEpoch
 	}
+	var gone []parted
+	if x := s.Do.GetLoseMembers(); x != nil {
+		gone = w.losable(x.NodeId)
+	}
 	if f := s.Do.GetFinishRecall(); f != nil {
 		w.finishRecall(f)
 		return
 	}
 	if res := w.apply(s.Do); res.Err != nil {
 		w.ld.Refused(w.st, s, time.Duration(w.now))
+		return
+	}
+	w.alone += b2i(s.Do.GetLoseMembers() != nil)
+	for _, x := range gone {
+		w.parted[x] = true
 	}
 }
 
@@ -290,8 +338,13 @@ func (w *World) directoryChanged() {
 			w.fail(fmt.Errorf("memory node %s, which was declared lost, is back with what it held", m.Name))
 		}
 	}
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		w.recalls = w.recalls || len(pg.Recalled) > 0
+		for _, m := range append(pg.Members[:len(pg.Members):len(pg.Members)], pg.Planned) {
+			if m != nil && w.parted[parted{pg.Id, m.NodeId, m.Incarnation, m.Since}] {
+				w.fail(fmt.Errorf("what m%d has of placement group %d, which went on without it, is a region of it again", m.NodeId-1, pg.Id))
+			}
+		}
 		for _, m := range pg.Members {
 			r := w.nodes[m.NodeId-1].regions[pg.Id]
 			if r == nil || r.inc != m.Incarnation || r.since != m.Since {
@@ -315,7 +368,7 @@ func (w *World) directoryChanged() {
 		}
 	}
 	w.checkChains()
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		for _, r := range w.chains[pg.Id] {
 			if r.known == 0 {
 				r.known = w.st.MapVersion()
@@ -359,7 +412,7 @@ func (w *World) copies(pg uint32) []*region {
 
 // mayLose reports whether every placement group keeps a copy if a memory node is lost.
 func (w *World) mayLose(n *node) bool {
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
 			return false
 		}
@@ -390,7 +443,7 @@ func (w *World) mayRestart(n *node) bool {
 	if w.mayLose(n) {
 		return true
 	}
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		members := pg.Members
 		if pg.Joining {
 			members = members[:len(members)-1]
@@ -409,7 +462,9 @@ func (w *World) mayRestart(n *node) bool {
 
 // aboutToFall reports whether the directory has decided that a memory node is down.
 func (w *World) aboutToFall(n *node) bool {
-	return slices.ContainsFunc(w.due, func(s lead.Step) bool { return s.Do.GetNodeDown().GetNodeId() == n.id })
+	return slices.ContainsFunc(w.due, func(s lead.Step) bool {
+		return s.Do.GetNodeDown().GetNodeId() == n.id || s.Do.GetLoseMembers().GetNodeId() == n.id
+	})
 }
 
 // loseCopies loses all memory nodes but so many that each placement group keeps one copy.

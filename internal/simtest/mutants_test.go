@@ -96,9 +96,9 @@ var mutants = []mutant{
 	{"retry-same-word", "a word that may have been seen is not posted again", []edit{{op,
 		"		o.retire()\n		o.written = 0\n		return o.again(0)\n", "o.written = 0\nreturn o.again(0)\n"}}},
 	{"join-no-ack", "a joiner is filled when every session knows of it", []edit{{"server/lead/view.go",
-		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_JOIN && f.acked < j.Barrier"}}},
+		"return v.floorOf(pg).acked < j.Barrier", "return false"}}},
 	{"thaw-early", "a frozen placement group waits until every session has quiesced", []edit{{"server/lead/plan.go",
-		" || p.floor(pg.NamespaceId).quiesced < v {", " {"}}},
+		" || p.floorOf(pg).quiesced < v {", " {"}}},
 	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{work,
 		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
@@ -134,7 +134,7 @@ var mutants = []mutant{
 	{"scan-one-grown", "a scan looks into every segment that takes what was in one", []edit{{op,
 		"p.base/segmentSlots < p.fan {", "p.base == 0 && p.fan > 0 {"}}},
 	{"clean-early", "MOVED is cleared when every session has acknowledged", []edit{{"server/lead/view.go",
-		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && f.acked < j.Barrier"}}},
+		"return v.floor(j.NamespaceId).acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && v.floor(j.NamespaceId).acked < j.Barrier"}}},
 	{"resume-publish", "no publish is carried over into a new view", []edit{{op,
 		"		return o.resolve()\n	}\n	return o.sync(o.slot, 1, stepPublish)\n", "return o.resolve()\n}\nreturn o.publish()\n"}}},
 	{"parked-keeps-lock", "an operation that waits for a map holds no lock", []edit{{op,
@@ -151,7 +151,7 @@ var mutants = []mutant{
 		{"server/lead/plan.go", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
 		{"server/lead/plan.go", "	epoch, least := p.l.Epochs()\n	for _, x := range p.s.Heap(pg.Id).GetRecalls() {", "for _, x := range p.s.Heap(pg.Id).GetRecalls() {"}}},
 	{"recall-no-ack", "a recall waits for acknowledgements", []edit{{"server/lead/view.go",
-		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_RECALL && f.acked < j.Barrier"}}},
+		"return v.floor(j.NamespaceId).acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_RECALL && v.floor(j.NamespaceId).acked < j.Barrier"}}},
 	{"silent-acked", "a silent session has acknowledged when it is fenced, not before", []edit{{"server/lead/view.go",
 		"case x == nil || x.n < all || v.lapsed[namespace]:", "case x == nil || v.lapsed[namespace]:"}}},
 	{"version-clash", "versions carry a discriminator", []edit{{lane, "disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}", "disc: 0}"}}},
@@ -183,7 +183,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("builds a program and searches for minutes: make mutants")
 	}
 	root := tree(t)
-	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants)
+	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -193,7 +193,7 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		for _, scopes := range []string{"restart", "rejoin"} {
+		for _, scopes := range []string{"restart", "rejoin", "beside"} {
 			if strings.HasPrefix(m.rule, scopes) {
 				args = append(args, "-hunt-in", scopes)
 			}
@@ -211,7 +211,7 @@ func TestMutants(t *testing.T) {
 // TestMutantsApply: mutants whose text is not in the tree any more show nothing.
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
-	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants)}
+	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

@@ -282,6 +282,7 @@ type chore struct {
 	reset  bool   // the directory disowns it
 	fence  uint32 // session
 	enlist bool   // a new process registers
+	again  bool   // the same one does, when it has dropped what has gone on without it
 }
 
 func (w *World) choreOf(n *node) (c chore, ok bool) {
@@ -302,7 +303,7 @@ func (w *World) choreOf(n *node) (c chore, ok bool) {
 		return chore{fence: id}, true
 	}
 	wanted := w.st.WantRegions(n.id, n.inc)
-	for pg := uint32(1); int(pg) <= w.cfg.PGs+2; pg++ {
+	for pg := uint32(1); int(pg) <= w.cfg.PGs+2+b2i(w.cfg.Beside)*w.cfg.Nodes; pg++ {
 		r := n.regions[pg]
 		var x *dirpb.WantRegion
 		for _, y := range wanted {
@@ -317,7 +318,7 @@ func (w *World) choreOf(n *node) (c chore, ok bool) {
 			return chore{make: x}, true
 		}
 	}
-	return c, false
+	return chore{again: m.Silent}, m.Silent
 }
 
 // doChore does what the directory wants of a memory node.
@@ -327,6 +328,11 @@ func (w *World) doChore(n *node) {
 	case !ok:
 	case c.enlist:
 		w.enlist(n)
+	case c.again:
+		w.fail(w.register(n, n.boot))
+		n.ranOut = false
+		w.touch()
+		w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
 	case c.reset:
 		w.reset(n)
 	case c.fence != 0:
@@ -340,6 +346,7 @@ func (w *World) doChore(n *node) {
 	default:
 		r := n.regions[c.make.PgId]
 		if r == nil {
+			w.endLeftovers(n)
 			var err error
 			if r, err = w.makeRegion(n, c.make); err != nil {
 				w.fail(err)
@@ -349,6 +356,17 @@ func (w *World) doChore(n *node) {
 		w.apply(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: n.id, Incarnation: n.inc,
 			Boot: n.boot, PgId: r.pg, Keys: r.keys(), Since: r.since}}})
 		r.boot = n.boot
+	}
+}
+
+// endLeftovers ends the connections of all sessions that do not live any more.
+func (w *World) endLeftovers(n *node) {
+	admitted := w.st.Admitted()
+	for id := uint32(1); id <= admitted.Last; id++ {
+		if !slices.Contains(admitted.Live, id) && !n.barred[id] {
+			w.fenceAll(n, id)
+			n.barred[id] = true
+		}
 	}
 }
 
@@ -365,7 +383,7 @@ func (n *node) offers() (list []*dirpb.RetainedRegion) {
 func (w *World) register(n *node, boot uint64) error {
 	epoch, _ := w.ld.Epochs()
 	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{ReclaimEpoch: epoch, Node: &dirpb.RegisterNodeRequest{
-		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.Restarts > 0, Retained: n.offers(), Domain: n.name(), CapacityBytes: w.capacity,
+		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.keeps(), Retained: n.offers(), Domain: n.name(), CapacityBytes: w.capacity,
 		Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
 }
 
@@ -445,6 +463,7 @@ func (w *World) fenceAll(n *node, session uint32) {
 func (w *World) drop(r *region) {
 	for _, mr := range r.mrs {
 		_ = mr.Deregister()
+		delete(w.byKey, mr.RKey()) // what is on its way there still meets nothing
 	}
 	delete(r.node.regions, r.pg)
 	if w.cfg.Retains || w.cfg.Restarts > 0 {

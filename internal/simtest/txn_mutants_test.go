@@ -83,7 +83,7 @@ var txnMutants = []mutant{
 	{"txn-regranted-before-sweep", "transaction: a dead session's words are granted when its intents are settled", []edit{{blockSim,
 		"b.state, b.swept = blockDead, map[uint32]bool{}", "b.state = blockFree"}}},
 	{"txn-regranted-after-one", "transaction: every placement group is gone through before a word is granted again", []edit{{blockSim,
-		"if !slices.ContainsFunc(w.st.PGs(0), func(pg *dirpb.PlacementGroup) bool { return !b.swept[pg.Id] }) {", "if true {"}}},
+		"if !slices.ContainsFunc(w.st.PGs(1), func(pg *dirpb.PlacementGroup) bool { return !b.swept[pg.Id] }) {", "if true {"}}},
 	{"txn-seq-restarts", "transaction: a word's numbers go on with its next owner", []edit{{blockSim, "	x.seq = x.word.Seq() + 1\n", "x.word, x.seq = 0, 0\n"}}},
 	{"txn-sweep-leaves-undecided", "transaction: a sweep aborts what is undecided", []edit{{intents,
 		"	case v != layout.Undecided:\n		return o.sync(0, 1, stepSyncStatus)\n", "case v != layout.Undecided:\nreturn o.sync(0, 1, stepSyncStatus)\ncase o.Machine != nil:\no.toParent()\nreturn o.Machine.Next()\n"}}},

@@ -498,7 +498,7 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	if a, b := layout.Status(old), layout.Status(now); b.Seq() < a.Seq() || b.Seq() == a.Seq() && a.Verdict() != layout.Undecided {
 		w.fail(fmt.Errorf("I16: the status word at %#x of m%d goes from %v to %v", off, r.node.i, a, b))
 	}
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		w.checkIntents(w.copies(pg.Id), r, off)
 	}
 }

@@ -169,6 +169,9 @@ type Config struct {
 	NewKeys  bool
 	// Retains: a memory node that was declared lost retains what it held, and offers it. With Restarts they do so anyway.
 	Retains bool
+	// Beside: each memory node, which keeps its memory, has the only copy of a placement group of another namespace, so that it is waited for. Nobody of
+	// that is in the schedule.
+	Beside  bool
 	Leaders int // directory crashes
 	// Rots is how often a byte of a linked record may change in one copy by itself, while all others have it whole.
 	Rots int
@@ -202,6 +205,9 @@ type Config struct {
 func (c *Config) changes() bool {
 	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Restarts+c.Children+c.Missing > 0 || c.Reclaims
 }
+
+// keeps reports whether memory nodes keep their memory.
+func (c *Config) keeps() bool { return c.Restarts > 0 || c.Beside }
 
 func (c *Config) ensureDefaults() {
 	c.Replicas = max(c.Replicas, 1)
@@ -269,6 +275,8 @@ type World struct {
 	scannedAt map[place]int
 	chains    map[uint32][]*region // of the present state
 	gone      map[uint64]bool      // incarnations that the directory has declared lost
+	parted    map[parted]bool      // members that it has declared lost though their memory nodes stay up
+	alone     int                  // how often
 	blocks    []*block
 	sweeps    map[uint32]*sweeping // by placement group
 	dirSum    uint64
@@ -310,6 +318,12 @@ type World struct {
 	linked   map[named]linked
 	versions map[uint64]string
 	err      error
+}
+
+// parted is a member of a placement group.
+type parted struct {
+	pg, node   uint32
+	inc, since uint64
 }
 
 // place is the start of a record's place; with an extent's number instead of a unit, an extent.
@@ -366,7 +380,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	cfg.ensureDefaults()
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
 		linked: map[named]linked{}, sweeps: map[uint32]*sweeping{}, millis: 1_700_000_000_000,
-		scannedAt: map[place]int{}, gone: map[uint64]bool{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
+		scannedAt: map[place]int{}, gone: map[uint64]bool{}, parted: map[parted]bool{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
@@ -458,8 +472,8 @@ func (w *World) found(start, end uint64) error {
 		}
 		rows = append(rows, fsm.Row{Key: key, Value: v})
 	}
-	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: 1,
-		PgId: uint32(cfg.PGs), ShardId: uint32(1 + b2i(cfg.Halves)), EpochCeiling: 1})
+	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: uint32(1 + b2i(cfg.Beside)),
+		PgId: uint32(cfg.PGs + b2i(cfg.Beside)*cfg.Nodes), ShardId: uint32(1 + b2i(cfg.Halves) + b2i(cfg.Beside)), EpochCeiling: 1})
 	mode := dirpb.NamespaceMode_NAMESPACE_STORE
 	if cfg.Cache {
 		mode = dirpb.NamespaceMode_NAMESPACE_CACHE
@@ -490,6 +504,22 @@ func (w *World) found(start, end uint64) error {
 		}
 		add('h', pg.Id, h)
 	}
+	if cfg.Beside {
+		add('w', 2, &dirpb.Namespace{Id: 2, Name: "beside", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1})
+		for i, n := range w.nodes {
+			id := uint32(cfg.PGs + 1 + i)
+			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: id, NamespaceId: 2, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes})
+			if err != nil {
+				return err
+			}
+			used[i] += w.regionBytes
+			add('p', id, &dirpb.PlacementGroup{Id: id, NamespaceId: 2, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes,
+				AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1, Members: []*dirpb.Member{{NodeId: n.id, Incarnation: n.inc, Boot: n.boot, Keys: r.keys()}}})
+			add('h', id, &fsmpb.Heap{PgId: id, Start: start, Watermark: start + 1, End: end, IndexNext: layout.RegionPageSize + layout.SegmentSize})
+		}
+		sh := uint32(2 + b2i(cfg.Halves))
+		add('x', sh, &dirpb.Shard{Id: sh, NamespaceId: 2, PgId: uint32(cfg.PGs + 1), Offset: layout.RegionPageSize, Segments: 1})
+	}
 	for i := range 1 + b2i(cfg.Halves) {
 		add('x', uint32(i+1), &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, PgId: uint32(i + 1), Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments),
 			Depth: uint32(b2i(cfg.Halves)), Prefix: uint32(i)})
@@ -498,7 +528,7 @@ func (w *World) found(start, end uint64) error {
 		if cfg.Full {
 			w.capacity = used[n.i]
 		}
-		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(), Boot: n.boot, Keeps: cfg.Restarts > 0,
+		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(), Boot: n.boot, Keeps: cfg.keeps(),
 			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}, CapacityBytes: w.capacity, UsedBytes: used[n.i]})
 	}
 	if errs != nil {
@@ -755,7 +785,7 @@ func (w *World) unfinished() string {
 	if b := w.findBlock(blockDead); b != nil {
 		return fmt.Sprintf("status words of client %d are not free", b.owner.i)
 	}
-	for _, pg := range w.st.PGs(0) {
+	for _, pg := range w.st.PGs(1) {
 		if pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0 {
 			return fmt.Sprintf("placement group %v", pg)
 		}

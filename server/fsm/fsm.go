@@ -202,6 +202,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.NodeID, r.Arrival, r.Err = s.registerNode(op.RegisterNode)
 	case *fsmpb.Command_NodeDown:
 		r.Err = s.nodeDown(op.NodeDown)
+	case *fsmpb.Command_LoseMembers:
+		r.Err = s.loseMembers(op.LoseMembers)
 	case *fsmpb.Command_PublishRegion:
 		r.Err = s.publishRegion(op.PublishRegion)
 	case *fsmpb.Command_CreateNamespace:

@@ -17,8 +17,9 @@ import (
 //
 //	0  the first: memory nodes without boots; 4,096 sessions, each with a discriminator of its own
 //	1  memory nodes that keep their memory: the command PauseNode, and what RegisterNode, NodeDown and PublishRegion
-//	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the commands Rebalance, Reign and Recover; namespaces
-//	   of some memory nodes; directory nodes enter with the incarnation of their data folder
+//	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the commands Rebalance, Reign, Recover and
+//	   LoseMembers; placement groups that start over elsewhere (Spares), and sessions that are fenced where their namespace has memory
+//	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been released: the
 // code asks Level, as it does for levelBoots, and goes the old way below. The rows of each

@@ -127,9 +127,10 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	how := ArrivalKnown
 	switch {
 	case old.Incarnation == c.Incarnation && old.Boot == c.Boot:
-		n.PauseMillis, n.Leaving = old.PauseMillis, old.Leaving
+		n.PauseMillis, n.Leaving, n.LostVersion = old.PauseMillis, old.Leaving, old.LostVersion
 	case old.Incarnation == c.Incarnation && old.Boot != 0:
 		how = ArrivalKept
+		n.Silent, n.LostVersion = old.Silent, old.LostVersion // it has yet to drop what it was taken out of
 		s.confirmAll(old)
 	case old.Incarnation != c.Incarnation:
 		how = ArrivalRestarted
@@ -173,7 +174,7 @@ func (s *State) takeDown(n *dirpb.Node, unixMillis int64, epoch uint64) {
 	if !n.Leaving {
 		down.PauseMillis = 0
 	}
-	down.State, down.Leaving = dirpb.NodeState_NODE_DOWN, false
+	down.State, down.Leaving, down.Silent = dirpb.NodeState_NODE_DOWN, false, false
 	s.putNode(down)
 	s.loseMemory(down, 0, unixMillis, epoch)
 }

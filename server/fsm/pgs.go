@@ -70,7 +70,7 @@ func published(members []*dirpb.Member) bool {
 
 // placeable reports whether a memory node takes new regions.
 func placeable(n *dirpb.Node) bool {
-	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining && !n.Leaving
+	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining && !n.Leaving && !n.Silent
 }
 
 // checkPlace returns why a memory node cannot take a region of so many bytes.
@@ -79,6 +79,8 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	switch {
 	case n == nil:
 		return fmt.Errorf("memory node %d: %w", node, ErrNotFound)
+	case n.Silent:
+		return fmt.Errorf("%w: memory node %q is silent", ErrUnavailable, n.Name)
 	case !placeable(n):
 		return fmt.Errorf("%w: memory node %q is down or draining", ErrUnavailable, n.Name)
 	case n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes) < bytes:
@@ -189,7 +191,9 @@ func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int
 		if had {
 			s.noteLoss(pg, n, unixMillis)
 		}
-		s.startOver(pg, chain, node, next, had)
+		if s.startOver(pg, chain, node, next, had); had && s.caches(pg) {
+			pg.State = dirpb.PGState_PG_CREATING // anywhere, it does not wait for the memory node
+		}
 		return
 	}
 	if i := slices.IndexFunc(chain, func(m *dirpb.Member) bool { return m.NodeId == node }); i >= 0 {
@@ -277,18 +281,23 @@ func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
 	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: x.Node, HeldBytes: x.HeldBytes})
 }
 
-// remakePG gives a placement group that holds nothing, and waits for memory nodes that are
-// not up, other members.
+// remakePG gives a placement group that holds nothing, or may be empty, and waits for memory nodes that are
+// not heard, other members.
 func (s *State) remakePG(c *fsmpb.RemakePG) error {
 	pg, err := s.pgIn(c.GetPgId(), c.GetEpoch())
 	if err != nil {
 		return err
 	}
-	if pg.State != dirpb.PGState_PG_CREATING && pg.State != dirpb.PGState_PG_LOST {
+	had := pg.State == dirpb.PGState_PG_ACTIVE || pg.State == dirpb.PGState_PG_FROZEN
+	if had && !s.Spares(pg.Id) {
 		return fmt.Errorf("%w: placement group %d is %s", ErrRefused, pg.Id, pg.State)
 	}
-	for _, m := range pg.Members {
-		if n := s.nodes[m.NodeId]; n.GetState() == dirpb.NodeState_NODE_UP {
+	for _, m := range Copies(pg) {
+		switch n := s.nodes[m.NodeId]; {
+		case away(n):
+		case had:
+			return fmt.Errorf("%w: placement group %d is %s, and memory node %q has a copy", ErrRefused, pg.Id, pg.State, n.Name)
+		default:
 			return fmt.Errorf("%w: placement group %d has a member on memory node %q, which is up", ErrRefused, pg.Id, n.Name)
 		}
 	}
@@ -306,9 +315,14 @@ func (s *State) remakePG(c *fsmpb.RemakePG) error {
 		members = append(members, &dirpb.Member{NodeId: id, Incarnation: s.nodes[id].Incarnation})
 	}
 	pg = s.editPG(pg.Id)
+	if had {
+		s.noteLoss(pg, s.nodes[pg.Members[0].NodeId], c.UnixMillis)
+	}
 	s.startOver(pg, members, 0, 0, false)
 	pg.State = dirpb.PGState_PG_CREATING
-	s.refreshUsed()
+	if s.refreshUsed(); had {
+		s.settlePGs()
+	}
 	return nil
 }
 
@@ -497,6 +511,7 @@ func (s *State) settlePGs(ids ...uint32) {
 		}
 	}
 	s.refreshUsed()
+	s.excuse()
 }
 
 // settlePG does what waits for a placement group to be idle: a planned member whose region is

@@ -58,6 +58,9 @@ func (s *State) takeOffers(node uint32, c *dirpb.RegisterNodeRequest) {
 		has[r.PgId] = r
 	}
 	s.setDeparted(node, func(pg uint32, d *fsmpb.Departed) *fsmpb.Departed {
+		if has[pg] == nil && s.nodes[node].Silent && d.Incarnation == c.Incarnation {
+			return d // a region of its still
+		}
 		if r := has[pg]; r.GetIncarnation() != d.Incarnation || r.GetSince() != d.Since {
 			return nil
 		}
@@ -85,7 +88,7 @@ func (s *State) Retains(pg, node uint32, epoch uint64) bool {
 }
 
 // RetainedBy are the placement groups that lack a copy, and of which a memory node retains memory that may become one, by id. A memory node that leaves
-// its placement groups to be replaced is to retain them for its next process, which offers them.
+// its placement groups to be replaced is to retain them for its next process, which offers them; one that was silent is to offer them itself.
 func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 	n := s.nodes[node]
 	parts := func(d *fsmpb.Departed) bool {
@@ -97,7 +100,7 @@ func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 		if pg.Joining {
 			copies--
 		}
-		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) && (s.departed(pg.Id, node, epoch) != nil || n.GetLeaving() && slices.ContainsFunc(h.Departed, parts)) {
+		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) && (s.departed(pg.Id, node, epoch) != nil || (n.GetLeaving() || n.GetSilent()) && slices.ContainsFunc(h.Departed, parts)) {
 			pgs = append(pgs, pg.Id)
 		}
 	}

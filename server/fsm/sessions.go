@@ -106,16 +106,16 @@ func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
 
 // fence begins to fence sessions. Ids that are not live are skipped.
 func (s *State) fence(ids []uint32) {
-	var pending []*fsmpb.Incarnation
-	for _, n := range ordered.Values(s.nodes) {
-		if n.State == dirpb.NodeState_NODE_UP {
-			pending = append(pending, &fsmpb.Incarnation{NodeId: n.Id, Incarnation: n.Incarnation})
-		}
-	}
+	fencers := make(map[uint32][]*fsmpb.Incarnation) // by namespace
 	for _, id := range ids {
 		x := s.sessions[id]
 		if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
 			continue
+		}
+		pending, ok := fencers[x.NamespaceId]
+		if !ok {
+			pending = s.fencers(x.NamespaceId)
+			fencers[x.NamespaceId] = pending
 		}
 		if len(pending) == 0 {
 			s.dropSession(x, true, false)

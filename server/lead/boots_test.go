@@ -58,6 +58,7 @@ func TestKeptLastCopyIsAwaited(t *testing.T) {
 	w.waits()
 	w.now++
 	w.waits(2)
+	w.want(`"m2" is waited for`)
 	for range 300 {
 		w.pass(lease / 3)
 		w.want()
@@ -82,6 +83,7 @@ func TestLastCopyWait(t *testing.T) {
 	w.create("n", 1, 1)
 	w.mute[1] = true
 	w.pass(20 * lease)
+	w.want(`"m1" is waited for`)
 	w.want()
 	w.waits(1)
 	w.now++

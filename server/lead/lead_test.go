@@ -485,7 +485,7 @@ func TestSessionLeases(t *testing.T) {
 	w.pass(lease)
 	w.want()
 	w.now++
-	w.want(`"m1" is down`, fmt.Sprintf("fencing sessions %d", []uint32{a})) // m2 has the last copy
+	w.want(`"m1" is down`, `"m2" is waited for`, fmt.Sprintf("fencing sessions %d", []uint32{a})) // m2 has the last copy
 }
 
 // A silent memory node is down after a lease; one that holds the only copy of something,
@@ -493,7 +493,7 @@ func TestSessionLeases(t *testing.T) {
 func TestNodeLeases(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(3, 4)
-	w.create("n", 2, 4) // placement groups on 1 2, 2 3 and 3 1
+	w.made("n", 2, asStore, false) // placement groups on 1 2, 2 3 and 3 1
 	if w.l.Heartbeat(w.s, w.now, 1, 7, nil) || w.l.Heartbeat(w.s, w.now, 9, 1, nil) {
 		t.Fatal("a stranger was heard")
 	}
@@ -508,8 +508,10 @@ func TestNodeLeases(t *testing.T) {
 	w.mute[2] = true
 	w.pass(10*lease - 1)
 	w.l.Heartbeat(w.s, w.now, 3, 1, nil)
-	w.want("1: every session has quiesced", "3: every session has quiesced")
-	w.want(`group 1: memory node "m3" is to join`) // a silent one is no candidate for 3
+	w.want(`"m2" is waited for, since it is silent and has the last copy of something; placement groups [2] go on without it`,
+		"1: every session has quiesced", "3: every session has quiesced")
+	w.on(2, dirpb.PGState_PG_FROZEN, 3)
+	w.want("2: every session has quiesced", `group 1: memory node "m3" is to join`) // a silent one is no candidate for 3
 	w.now++
 	w.want(`"m2" is down`)
 	w.on(1, dirpb.PGState_PG_LOST, 2)

@@ -150,75 +150,6 @@ func (p *plan) reserve() {
 	}
 }
 
-// copies counts the copies of each placement group that has any, and gives the placement groups of which each memory node has
-// one.
-func (v *view) copies() (count map[uint32]int, holds map[uint32][]uint32) {
-	count, holds = make(map[uint32]int), make(map[uint32][]uint32)
-	for _, pg := range v.pgs {
-		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
-			continue
-		}
-		chain := pg.Members
-		if pg.Joining {
-			chain = chain[:len(chain)-1] // a joiner is no copy
-		}
-		if pg.Leaving != nil {
-			chain = append(slices.Clone(chain), pg.Leaving)
-		}
-		count[pg.Id] = len(chain)
-		for _, m := range chain {
-			holds[m.NodeId] = append(holds[m.NodeId], pg.Id)
-		}
-	}
-	return count, holds
-}
-
-// expireNodes declares memory nodes lost that were silent for a lease, the longest
-// silent first; one without which some placement group would have no copy left, only
-// when nobody waits for it any more.
-func (p *plan) expireNodes() {
-	copies, holds := p.copies()
-	var silent []*dirpb.Node
-	for _, m := range p.s.Nodes() {
-		lease := p.l.nodes[m.Id]
-		if lease == nil || lease.incarnation != m.Incarnation {
-			// Registered, but not answered yet.
-			lease = &node{incarnation: m.Incarnation, expires: p.now + p.l.opts.Lease}
-			p.l.nodes[m.Id] = lease
-		}
-		if p.l.Silent(m, p.now) {
-			silent = append(silent, m)
-		}
-	}
-	slices.SortStableFunc(silent, func(a, b *dirpb.Node) int {
-		return cmp.Compare(p.l.nodes[a.Id].due(), p.l.nodes[b.Id].due())
-	})
-	for _, m := range silent {
-		last := slices.ContainsFunc(holds[m.Id], func(pg uint32) bool { return copies[pg] == 1 })
-		if last && p.l.awaits(m, p.now) {
-			continue
-		}
-		for _, pg := range holds[m.Id] {
-			copies[pg]--
-		}
-		p.add(p.l.downOf(m), "memory node %q is down: its lease ran out", m.Name)
-	}
-	for _, m := range p.s.Nodes() {
-		if p.gone(m) && !slices.Contains(silent, m) {
-			why := "it said goodbye"
-			if m.PauseMillis > 0 {
-				why = "it has left, and is replaced"
-			}
-			p.add(p.l.downOf(m), "memory node %q is down: %s", m.Name, why)
-		}
-	}
-	for id := range p.l.nodes {
-		if p.s.Node(id) == nil {
-			delete(p.l.nodes, id)
-		}
-	}
-}
-
 func (p *plan) expireSessions() {
 	l := p.l
 	slices.Sort(l.changed)
@@ -254,7 +185,7 @@ func (p *plan) expireSessions() {
 
 func (p *plan) thaw(pg *dirpb.PlacementGroup) {
 	v := p.s.FrozenVersion(pg.Id)
-	if pg.State != dirpb.PGState_PG_FROZEN || v == 0 || p.floor(pg.NamespaceId).quiesced < v {
+	if pg.State != dirpb.PGState_PG_FROZEN || v == 0 || p.floorOf(pg).quiesced < v {
 		return
 	}
 	if slices.ContainsFunc(p.jobs[pg.Id], func(j *dirpb.Job) bool {
@@ -316,15 +247,21 @@ func (p *plan) free(pg *dirpb.PlacementGroup) bool {
 	return !p.taken[pg.Id] && p.l.paused[pg.Id] == 0 && p.busy(pg) == "" && !slices.ContainsFunc(pg.Members, p.stops)
 }
 
-// remake gives pg other members if it holds nothing and all it waits for is down: its memory
-// nodes died while it was made, or were removed. A placement group that is lost waits for its memory node,
+// remake gives pg other members if it holds nothing, or may be empty, and all it waits for is down or silent: its memory
+// nodes died while it was made, were removed, or have all copies of a cache. If no other memory node has room it waits: nothing would be gained.
+// A placement group that is lost waits for its memory node,
 // whose operator may be about to start it again, until that is removed.
 func (p *plan) remake(pg *dirpb.PlacementGroup) {
 	waits := pg.State == dirpb.PGState_PG_CREATING || pg.State == dirpb.PGState_PG_LOST && len(pg.Members) == 0
-	if !waits || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 {
+	spares := pg.State == dirpb.PGState_PG_ACTIVE || pg.State == dirpb.PGState_PG_FROZEN
+	if !waits && !(spares && p.s.Spares(pg.Id)) || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 {
 		return
 	}
-	if slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return p.s.Node(m.NodeId).GetState() == dirpb.NodeState_NODE_UP }) {
+	heard := func(m *dirpb.Member) bool {
+		n := p.s.Node(m.NodeId)
+		return n.GetState() == dirpb.NodeState_NODE_UP && !(n.Silent && p.l.Silent(n, p.now))
+	}
+	if slices.ContainsFunc(fsm.Copies(pg), heard) {
 		return
 	}
 	chain := p.chain(nil, pg.RegionBytes, p.s.Namespace(pg.NamespaceId).GetReplicas())
@@ -336,7 +273,7 @@ func (p *plan) remake(pg *dirpb.PlacementGroup) {
 		p.given[id] += pg.RegionBytes
 	}
 	p.add(&fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: pg.Id, Epoch: pg.Epoch, NodeIds: chain}}},
-		"placement group %d: it is made anew on memory nodes %s, since no member is up", pg.Id, p.nodeNames(chain))
+		"placement group %d: it is made anew on memory nodes %s, since no member is heard", pg.Id, p.nodeNames(chain))
 }
 
 // chain goes on with the chain that first begins, which may be none, to as many memory nodes
@@ -470,7 +407,7 @@ func (p *plan) better(a, b *dirpb.Node, taken map[string]bool) bool {
 func (p *plan) usable(n *dirpb.Node, region uint64) bool {
 	lease := p.l.nodes[n.Id]
 	used := n.UsedBytes + p.given[n.Id]
-	return n.State == dirpb.NodeState_NODE_UP && !n.Draining && lease != nil && !n.Leaving && p.now <= lease.expires &&
+	return n.State == dirpb.NodeState_NODE_UP && !n.Draining && lease != nil && !n.Leaving && !n.Silent && p.now <= lease.expires &&
 		n.CapacityBytes >= used && n.CapacityBytes-used >= region
 }
 

@@ -48,8 +48,15 @@ func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
 }
 
 // floor is none of a namespace with a session that is being fenced, is silent for a lease, or has not been answered yet.
-func (v *view) floor(namespace uint32) floor {
-	x, all := v.l.votes[namespace], v.s.SessionsIn(namespace)
+func (v *view) floor(namespace uint32) floor { return v.floorWithout(namespace, 0) }
+
+// floorOf is floor for what concerns one placement group: sessions of which nothing can land there any more, though elsewhere, do not count.
+func (v *view) floorOf(pg *dirpb.PlacementGroup) floor {
+	return v.floorWithout(pg.NamespaceId, v.s.FencedFrom(pg.Id))
+}
+
+func (v *view) floorWithout(namespace, fenced uint32) floor {
+	x, all := v.l.votes[namespace], v.s.SessionsIn(namespace)-fenced
 	switch {
 	case all == 0:
 		return floor{math.MaxUint64, math.MaxUint64}
@@ -139,7 +146,7 @@ func (v *view) busy(pg *dirpb.PlacementGroup) string {
 			return fmt.Sprintf("has job %d, %s", j.Id, j.Kind)
 		}
 	}
-	if v.floor(pg.NamespaceId).acked < pg.ChangedVersion {
+	if v.floorOf(pg).acked < pg.ChangedVersion {
 		return "has sessions that have not acknowledged its last change"
 	}
 	return ""
@@ -160,11 +167,13 @@ func (v *view) changing(pg *dirpb.PlacementGroup) string {
 
 // waiting reports whether some session has not reached j's barrier.
 func (v *view) waiting(j *dirpb.Job) bool {
-	f := v.floor(j.NamespaceId)
-	if j.Kind == dirpb.JobKind_JOB_RECOVER {
-		return f.quiesced < j.Barrier
+	switch pg := v.s.PG(j.PgId); {
+	case pg != nil && j.Kind == dirpb.JobKind_JOB_RECOVER:
+		return v.floorOf(pg).quiesced < j.Barrier
+	case pg != nil && j.Kind == dirpb.JobKind_JOB_JOIN:
+		return v.floorOf(pg).acked < j.Barrier
 	}
-	return f.acked < j.Barrier
+	return v.floor(j.NamespaceId).acked < j.Barrier
 }
 
 // startable reports whether somebody who works on nothing else may begin j.

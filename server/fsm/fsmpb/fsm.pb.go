@@ -73,6 +73,7 @@ type Command struct {
 	//	*Command_Raise
 	//	*Command_Reign
 	//	*Command_Recover
+	//	*Command_LoseMembers
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -466,6 +467,15 @@ func (x *Command) GetRecover() *Recover {
 	return nil
 }
 
+func (x *Command) GetLoseMembers() *LoseMembers {
+	if x != nil {
+		if x, ok := x.Op.(*Command_LoseMembers); ok {
+			return x.LoseMembers
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -629,6 +639,10 @@ type Command_Recover struct {
 	Recover *Recover `protobuf:"bytes,121,opt,name=recover,proto3,oneof"`
 }
 
+type Command_LoseMembers struct {
+	LoseMembers *LoseMembers `protobuf:"bytes,160,opt,name=lose_members,json=loseMembers,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -704,6 +718,8 @@ func (*Command_Raise) isCommand_Op() {}
 func (*Command_Reign) isCommand_Op() {}
 
 func (*Command_Recover) isCommand_Op() {}
+
+func (*Command_LoseMembers) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -1338,6 +1354,84 @@ func (x *NodeDown) GetReclaimEpoch() uint64 {
 	return 0
 }
 
+// LoseMembers takes a memory node that is silent out of every placement group that goes on without it. It stays up, with those
+// that have no other copy.
+type LoseMembers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Boot          uint64                 `protobuf:"varint,3,opt,name=boot,proto3" json:"boot,omitempty"` // that is silent; 0: whichever is registered
+	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	ReclaimEpoch  uint64                 `protobuf:"varint,5,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"` // E, or less
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoseMembers) Reset() {
+	*x = LoseMembers{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoseMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoseMembers) ProtoMessage() {}
+
+func (x *LoseMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoseMembers.ProtoReflect.Descriptor instead.
+func (*LoseMembers) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LoseMembers) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *LoseMembers) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
 type CreateNamespace struct {
 	state         protoimpl.MessageState        `protogen:"open.v1"`
 	Namespace     *dirpb.CreateNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // owner empty: it has none
@@ -1348,7 +1442,7 @@ type CreateNamespace struct {
 
 func (x *CreateNamespace) Reset() {
 	*x = CreateNamespace{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1454,7 @@ func (x *CreateNamespace) String() string {
 func (*CreateNamespace) ProtoMessage() {}
 
 func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1467,7 @@ func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespace.ProtoReflect.Descriptor instead.
 func (*CreateNamespace) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateNamespace) GetNamespace() *dirpb.CreateNamespaceRequest {
@@ -1410,7 +1504,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1516,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1529,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OpenSession) GetNamespaceId() uint32 {
@@ -1528,7 +1622,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1634,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1647,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CloseSession) GetSessionId() uint32 {
@@ -1604,7 +1698,7 @@ type TakeBack struct {
 
 func (x *TakeBack) Reset() {
 	*x = TakeBack{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1710,7 @@ func (x *TakeBack) String() string {
 func (*TakeBack) ProtoMessage() {}
 
 func (x *TakeBack) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1723,7 @@ func (x *TakeBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeBack.ProtoReflect.Descriptor instead.
 func (*TakeBack) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TakeBack) GetRuns() []*Back {
@@ -1661,7 +1755,7 @@ type Back struct {
 
 func (x *Back) Reset() {
 	*x = Back{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1767,7 @@ func (x *Back) String() string {
 func (*Back) ProtoMessage() {}
 
 func (x *Back) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1780,7 @@ func (x *Back) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Back.ProtoReflect.Descriptor instead.
 func (*Back) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Back) GetPgId() uint32 {
@@ -1747,7 +1841,7 @@ type ExpireSessions struct {
 
 func (x *ExpireSessions) Reset() {
 	*x = ExpireSessions{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1853,7 @@ func (x *ExpireSessions) String() string {
 func (*ExpireSessions) ProtoMessage() {}
 
 func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1866,7 @@ func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
 func (*ExpireSessions) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExpireSessions) GetSessionIds() []uint32 {
@@ -1793,7 +1887,7 @@ type ConfirmFence struct {
 
 func (x *ConfirmFence) Reset() {
 	*x = ConfirmFence{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1899,7 @@ func (x *ConfirmFence) String() string {
 func (*ConfirmFence) ProtoMessage() {}
 
 func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1912,7 @@ func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmFence.ProtoReflect.Descriptor instead.
 func (*ConfirmFence) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ConfirmFence) GetNodeId() uint32 {
@@ -1851,7 +1945,7 @@ type ReserveEpoch struct {
 
 func (x *ReserveEpoch) Reset() {
 	*x = ReserveEpoch{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1957,7 @@ func (x *ReserveEpoch) String() string {
 func (*ReserveEpoch) ProtoMessage() {}
 
 func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1970,7 @@ func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveEpoch.ProtoReflect.Descriptor instead.
 func (*ReserveEpoch) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReserveEpoch) GetCeiling() uint64 {
@@ -1899,7 +1993,7 @@ type GrantExtent struct {
 
 func (x *GrantExtent) Reset() {
 	*x = GrantExtent{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2005,7 @@ func (x *GrantExtent) String() string {
 func (*GrantExtent) ProtoMessage() {}
 
 func (x *GrantExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2018,7 @@ func (x *GrantExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtent.ProtoReflect.Descriptor instead.
 func (*GrantExtent) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GrantExtent) GetSessionId() uint32 {
@@ -1974,7 +2068,7 @@ type GrantStatus struct {
 
 func (x *GrantStatus) Reset() {
 	*x = GrantStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2080,7 @@ func (x *GrantStatus) String() string {
 func (*GrantStatus) ProtoMessage() {}
 
 func (x *GrantStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2093,7 @@ func (x *GrantStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantStatus.ProtoReflect.Descriptor instead.
 func (*GrantStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GrantStatus) GetSessionId() uint32 {
@@ -2035,7 +2129,7 @@ type TakeStatus struct {
 
 func (x *TakeStatus) Reset() {
 	*x = TakeStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2141,7 @@ func (x *TakeStatus) String() string {
 func (*TakeStatus) ProtoMessage() {}
 
 func (x *TakeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2154,7 @@ func (x *TakeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeStatus.ProtoReflect.Descriptor instead.
 func (*TakeStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TakeStatus) GetSessionId() uint32 {
@@ -2096,7 +2190,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2202,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2215,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -2161,7 +2255,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2267,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2280,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -2237,7 +2331,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2343,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2356,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -2316,7 +2410,7 @@ type StartJob struct {
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2422,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2435,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -2452,7 +2546,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2558,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2571,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -2509,7 +2603,7 @@ type EndJob struct {
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2615,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2628,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -2599,7 +2693,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2705,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2718,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -2665,7 +2759,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2771,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +2784,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2719,7 +2813,7 @@ type Rebalance struct {
 
 func (x *Rebalance) Reset() {
 	*x = Rebalance{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2825,7 @@ func (x *Rebalance) String() string {
 func (*Rebalance) ProtoMessage() {}
 
 func (x *Rebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2838,7 @@ func (x *Rebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
 func (*Rebalance) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Rebalance) GetNamespaceId() uint32 {
@@ -2779,7 +2873,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2885,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2898,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2839,7 +2933,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +2945,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +2958,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2886,15 +2980,16 @@ func (x *CreatePG) GetNodeIds() []uint32 {
 type RemakePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                           // of the placement group
-	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, head first; as many as the namespace wants, or fewer
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                               // of the placement group
+	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"`     // the chain, head first; as many as the namespace wants, or fewer
+	UnixMillis    int64                  `protobuf:"varint,160,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"` // when it lost its last copy, if it does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3001,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3014,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2941,6 +3036,13 @@ func (x *RemakePG) GetNodeIds() []uint32 {
 		return x.NodeIds
 	}
 	return nil
+}
+
+func (x *RemakePG) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
 }
 
 type Meta struct {
@@ -2972,7 +3074,7 @@ type Meta struct {
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3086,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3099,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -3131,7 +3233,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3245,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3258,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Directory) GetId() string {
@@ -3228,7 +3330,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3342,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3355,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -3409,7 +3511,7 @@ type Recovered struct {
 
 func (x *Recovered) Reset() {
 	*x = Recovered{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3523,7 @@ func (x *Recovered) String() string {
 func (*Recovered) ProtoMessage() {}
 
 func (x *Recovered) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3536,7 @@ func (x *Recovered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovered.ProtoReflect.Descriptor instead.
 func (*Recovered) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Recovered) GetEpoch() uint32 {
@@ -3481,7 +3583,7 @@ type Departed struct {
 
 func (x *Departed) Reset() {
 	*x = Departed{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3595,7 @@ func (x *Departed) String() string {
 func (*Departed) ProtoMessage() {}
 
 func (x *Departed) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3608,7 @@ func (x *Departed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Departed.ProtoReflect.Descriptor instead.
 func (*Departed) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Departed) GetNodeId() uint32 {
@@ -3562,7 +3664,7 @@ type HeldStatus struct {
 
 func (x *HeldStatus) Reset() {
 	*x = HeldStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3676,7 @@ func (x *HeldStatus) String() string {
 func (*HeldStatus) ProtoMessage() {}
 
 func (x *HeldStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3689,7 @@ func (x *HeldStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
 func (*HeldStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HeldStatus) GetOffset() uint64 {
@@ -3615,7 +3717,7 @@ type DeadStatus struct {
 
 func (x *DeadStatus) Reset() {
 	*x = DeadStatus{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3729,7 @@ func (x *DeadStatus) String() string {
 func (*DeadStatus) ProtoMessage() {}
 
 func (x *DeadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3742,7 @@ func (x *DeadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
 func (*DeadStatus) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeadStatus) GetOffset() uint64 {
@@ -3669,7 +3771,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3783,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3796,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -3730,7 +3832,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +3844,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +3857,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -3789,7 +3891,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +3903,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +3916,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -3845,7 +3947,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +3959,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +3972,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3913,7 +4015,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4027,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[45]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4040,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{45}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3974,7 +4076,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4088,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[46]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4101,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{46}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -4047,7 +4149,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4161,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[47]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4174,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{47}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Session) GetId() uint32 {
@@ -4197,7 +4299,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4311,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[48]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4324,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{48}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -4249,7 +4351,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4261,7 +4363,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[49]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4274,7 +4376,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{49}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Row) GetKey() []byte {
@@ -4301,7 +4403,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4313,7 +4415,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[50]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4326,7 +4428,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{50}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -4348,7 +4450,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xd0\x12\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x8f\x13\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -4399,7 +4501,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"pause_node\x18= \x01(\v2\".kvd.directory.v1.PauseNodeRequestH\x00R\tpauseNode\x12)\n" +
 	"\x05raise\x18Z \x01(\v2\x11.kvd.fsm.v1.LevelH\x00R\x05raise\x12)\n" +
 	"\x05reign\x18x \x01(\v2\x11.kvd.fsm.v1.ReignH\x00R\x05reign\x12/\n" +
-	"\arecover\x18y \x01(\v2\x13.kvd.fsm.v1.RecoverH\x00R\arecover\x122\n" +
+	"\arecover\x18y \x01(\v2\x13.kvd.fsm.v1.RecoverH\x00R\arecover\x12=\n" +
+	"\flose_members\x18\xa0\x01 \x01(\v2\x17.kvd.fsm.v1.LoseMembersH\x00R\vloseMembers\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -4456,7 +4559,14 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\vunix_millis\x18\x03 \x01(\x03R\n" +
 	"unixMillis\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\x12#\n" +
-	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"v\n" +
+	"\rreclaim_epoch\x18F \x01(\x04R\freclaimEpoch\"\xa2\x01\n" +
+	"\vLoseMembers\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x12\n" +
+	"\x04boot\x18\x03 \x01(\x04R\x04boot\x12\x1f\n" +
+	"\vunix_millis\x18\x04 \x01(\x03R\n" +
+	"unixMillis\x12#\n" +
+	"\rreclaim_epoch\x18\x05 \x01(\x04R\freclaimEpoch\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
 	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
@@ -4597,11 +4707,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"H\n" +
 	"\bCreatePG\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x19\n" +
-	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"P\n" +
+	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"r\n" +
 	"\bRemakePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
-	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xa0\x04\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\x12 \n" +
+	"\vunix_millis\x18\xa0\x01 \x01(\x03R\n" +
+	"unixMillis\"\xa0\x04\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -4754,7 +4866,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -4767,64 +4879,65 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*DropDirectory)(nil),                // 8: kvd.fsm.v1.DropDirectory
 	(*RegisterNode)(nil),                 // 9: kvd.fsm.v1.RegisterNode
 	(*NodeDown)(nil),                     // 10: kvd.fsm.v1.NodeDown
-	(*CreateNamespace)(nil),              // 11: kvd.fsm.v1.CreateNamespace
-	(*OpenSession)(nil),                  // 12: kvd.fsm.v1.OpenSession
-	(*CloseSession)(nil),                 // 13: kvd.fsm.v1.CloseSession
-	(*TakeBack)(nil),                     // 14: kvd.fsm.v1.TakeBack
-	(*Back)(nil),                         // 15: kvd.fsm.v1.Back
-	(*ExpireSessions)(nil),               // 16: kvd.fsm.v1.ExpireSessions
-	(*ConfirmFence)(nil),                 // 17: kvd.fsm.v1.ConfirmFence
-	(*ReserveEpoch)(nil),                 // 18: kvd.fsm.v1.ReserveEpoch
-	(*GrantExtent)(nil),                  // 19: kvd.fsm.v1.GrantExtent
-	(*GrantStatus)(nil),                  // 20: kvd.fsm.v1.GrantStatus
-	(*TakeStatus)(nil),                   // 21: kvd.fsm.v1.TakeStatus
-	(*ActivatePG)(nil),                   // 22: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 23: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 24: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 25: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 26: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 27: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 28: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 29: kvd.fsm.v1.DrainNode
-	(*Rebalance)(nil),                    // 30: kvd.fsm.v1.Rebalance
-	(*RemoveNode)(nil),                   // 31: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 32: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 33: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 34: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 35: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 36: kvd.fsm.v1.Heap
-	(*Recovered)(nil),                    // 37: kvd.fsm.v1.Recovered
-	(*Departed)(nil),                     // 38: kvd.fsm.v1.Departed
-	(*HeldStatus)(nil),                   // 39: kvd.fsm.v1.HeldStatus
-	(*DeadStatus)(nil),                   // 40: kvd.fsm.v1.DeadStatus
-	(*Array)(nil),                        // 41: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 42: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 43: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 44: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 45: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 46: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 47: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 48: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 49: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 50: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 51: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 52: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 53: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 54: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 55: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.PauseNodeRequest)(nil),       // 56: kvd.directory.v1.PauseNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 57: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 58: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 59: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 60: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 61: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 62: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 63: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 64: kvd.directory.v1.JobReport
-	(dirpb.Rebalancing)(0),               // 65: kvd.directory.v1.Rebalancing
-	(*dirpb.UnitRuns)(nil),               // 66: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 67: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 68: kvd.directory.v1.SessionLife
+	(*LoseMembers)(nil),                  // 11: kvd.fsm.v1.LoseMembers
+	(*CreateNamespace)(nil),              // 12: kvd.fsm.v1.CreateNamespace
+	(*OpenSession)(nil),                  // 13: kvd.fsm.v1.OpenSession
+	(*CloseSession)(nil),                 // 14: kvd.fsm.v1.CloseSession
+	(*TakeBack)(nil),                     // 15: kvd.fsm.v1.TakeBack
+	(*Back)(nil),                         // 16: kvd.fsm.v1.Back
+	(*ExpireSessions)(nil),               // 17: kvd.fsm.v1.ExpireSessions
+	(*ConfirmFence)(nil),                 // 18: kvd.fsm.v1.ConfirmFence
+	(*ReserveEpoch)(nil),                 // 19: kvd.fsm.v1.ReserveEpoch
+	(*GrantExtent)(nil),                  // 20: kvd.fsm.v1.GrantExtent
+	(*GrantStatus)(nil),                  // 21: kvd.fsm.v1.GrantStatus
+	(*TakeStatus)(nil),                   // 22: kvd.fsm.v1.TakeStatus
+	(*ActivatePG)(nil),                   // 23: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 24: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 25: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 26: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 27: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 28: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 29: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 30: kvd.fsm.v1.DrainNode
+	(*Rebalance)(nil),                    // 31: kvd.fsm.v1.Rebalance
+	(*RemoveNode)(nil),                   // 32: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 33: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 34: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 35: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 36: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 37: kvd.fsm.v1.Heap
+	(*Recovered)(nil),                    // 38: kvd.fsm.v1.Recovered
+	(*Departed)(nil),                     // 39: kvd.fsm.v1.Departed
+	(*HeldStatus)(nil),                   // 40: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 41: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 42: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 43: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 44: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 45: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 46: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 47: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 48: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 49: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 50: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 51: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 52: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 53: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 54: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 55: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 56: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.PauseNodeRequest)(nil),       // 57: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 58: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 59: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 60: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 61: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 62: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 63: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 64: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 65: kvd.directory.v1.JobReport
+	(dirpb.Rebalancing)(0),               // 66: kvd.directory.v1.Rebalancing
+	(*dirpb.UnitRuns)(nil),               // 67: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 68: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 69: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4832,71 +4945,72 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	8,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	9,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	10, // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	51, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
-	11, // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
-	12, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
-	13, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
-	16, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
-	17, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
-	18, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
-	19, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	22, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	23, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	24, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	25, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	26, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	27, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	28, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	29, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	31, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	32, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	52, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
-	14, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	30, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
-	53, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	54, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	33, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	55, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	52, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	12, // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
+	13, // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
+	14, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
+	17, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
+	18, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
+	19, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
+	20, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
+	23, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	24, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	25, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	26, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	27, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	28, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	29, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	30, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	32, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	33, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	53, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	15, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
+	31, // 25: kvd.fsm.v1.Command.rebalance:type_name -> kvd.fsm.v1.Rebalance
+	54, // 26: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	55, // 27: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	34, // 28: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	56, // 29: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 30: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 31: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
-	20, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
-	21, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	56, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	21, // 32: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
+	22, // 33: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
+	57, // 34: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
 	4,  // 35: kvd.fsm.v1.Command.raise:type_name -> kvd.fsm.v1.Level
 	6,  // 36: kvd.fsm.v1.Command.reign:type_name -> kvd.fsm.v1.Reign
 	5,  // 37: kvd.fsm.v1.Command.recover:type_name -> kvd.fsm.v1.Recover
-	57, // 38: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	58, // 39: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	4,  // 40: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
-	35, // 41: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	59, // 42: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	60, // 43: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	61, // 44: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	15, // 45: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	62, // 46: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	63, // 47: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	64, // 48: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	65, // 49: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
-	46, // 50: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	41, // 51: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	44, // 52: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	64, // 53: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	42, // 54: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	43, // 55: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	39, // 56: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	40, // 57: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	38, // 58: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
-	37, // 59: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
-	66, // 60: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	67, // 61: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	68, // 62: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	48, // 63: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	49, // 64: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	11, // 38: kvd.fsm.v1.Command.lose_members:type_name -> kvd.fsm.v1.LoseMembers
+	58, // 39: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	59, // 40: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	4,  // 41: kvd.fsm.v1.Init.level:type_name -> kvd.fsm.v1.Level
+	36, // 42: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	60, // 43: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	61, // 44: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	62, // 45: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	16, // 46: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	63, // 47: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	64, // 48: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	65, // 49: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	66, // 50: kvd.fsm.v1.Rebalance.to:type_name -> kvd.directory.v1.Rebalancing
+	47, // 51: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	42, // 52: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	45, // 53: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	65, // 54: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	43, // 55: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	44, // 56: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	40, // 57: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	41, // 58: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	39, // 59: kvd.fsm.v1.Heap.departed:type_name -> kvd.fsm.v1.Departed
+	38, // 60: kvd.fsm.v1.Heap.recovered:type_name -> kvd.fsm.v1.Recovered
+	67, // 61: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	68, // 62: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	69, // 63: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	49, // 64: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	50, // 65: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	66, // [66:66] is the sub-list for method output_type
+	66, // [66:66] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4943,6 +5057,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_Raise)(nil),
 		(*Command_Reign)(nil),
 		(*Command_Recover)(nil),
+		(*Command_LoseMembers)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4950,7 +5065,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   51,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
