@@ -66,7 +66,8 @@ func newTrio(t *testing.T, size int) *trio {
 }
 
 func (x *trio) options(i int) Options {
-	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: forever, ElectionTimeout: 200 * time.Millisecond,
+	// A leader waits for a lease until memory nodes have vouched for it, and those here say nothing.
+	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: 300 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond,
 		GRPCAddr: x.grpc[i], RaftAddr: x.raft[i], Logger: slog.New(slog.NewTextHandler(x.logs[i], nil))}
 	for j, a := range x.grpc {
 		if j != i {
