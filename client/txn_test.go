@@ -322,7 +322,7 @@ func TestTxnOutcomes(t *testing.T) {
 				case 9:
 					session := c.Stats().Session
 					r.dirProxy.setDown(true)
-					eventually(t, 20*time.Second, func() string {
+					eventually(t, func() string {
 						for _, s := range r.status().GetSessions() {
 							if s.GetId() == session {
 								return fmt.Sprintf("session %d is %v", session, s.GetLife())
