@@ -64,6 +64,10 @@ func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 	if err != nil {
 		return f, fmt.Errorf("recover: restore from %s: %w", o.DataDir, err)
 	}
+	own, err := openDisk(store, o.ID, true)
+	if err != nil {
+		return f, fmt.Errorf("recover: data folder %s: %w", o.DataDir, err)
+	}
 	if f, err = folderOf(store, m, o.ID); err != nil {
 		return f, fmt.Errorf("recover: data folder %s: %w", o.DataDir, err)
 	}
@@ -88,10 +92,10 @@ func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 	c := &fsmpb.Command{Op: &fsmpb.Command_Recover{Recover: &fsmpb.Recover{Node: o.ID, UnixMillis: time.Now().UnixMilli(), Key: newKey(), PreviousKey: newKey()}},
 		Audit: &dirpb.AuditEntry{UnixMillis: time.Now().UnixMilli(), Action: actRecoverDirectory, Object: o.ID, Detail: fmt.Sprintf("entry=%d term=%d", f.Last, f.Term)}}
 	conf := raft.DefaultConfig()
-	conf.LocalID, conf.Logger = raft.ServerID(o.ID), newRaftLogger(o.Logger)
+	conf.LocalID, conf.Logger = own.server(), newRaftLogger(o.Logger)
 	_, transport := raft.NewInmemTransport(raft.ServerAddress(addr))
 	err = raft.RecoverCluster(conf, recovering{m, c}, store, stable{store}, store.Snapshots(), transport, raft.Configuration{Servers: []raft.Server{{
-		Suffrage: raft.Voter, ID: raft.ServerID(o.ID), Address: raft.ServerAddress(addr),
+		Suffrage: raft.Voter, ID: own.server(), Address: raft.ServerAddress(addr),
 	}}})
 	if err != nil {
 		return f, fmt.Errorf("recover: data folder %s may be recovered in part: repeat it: %w", o.DataDir, err)
