@@ -135,7 +135,7 @@ var byTest = []tested{
 	{"retained-not-in-the-state", "memnode", "TestStateComesFirst", []edit{{"memnode/retain.go", "if err := n.saveState(reg); err != nil {", "if err := error(nil); err != nil {"}}},
 	{"retained-of-another-incarnation", "memnode", "TestRetainedNot", []edit{{"memnode/retain.go", "r.inc == old.GetIncarnation() && ", ""}}},
 	{"retained-of-another-namespace", "memnode", "TestRetainedOfAnother", []edit{{"memnode/retain.go", "r.want.GetNamespaceId() == w.GetNamespaceId() &&\n", ""}}},
-	{"sessions-of-another-cluster", "memnode", "TestAnotherCluster", []edit{{"memnode/control.go", "n.mu.clusterID, n.mu.sessions = rep.GetClusterId(), sessions{}", "n.mu.clusterID = rep.GetClusterId()"}}},
+	{"sessions-of-another-cluster", "memnode", "TestAnotherCluster", []edit{{"memnode/control.go", "n.mu.clusterID, n.mu.sessions, n.mu.told = rep.GetClusterId(), sessions{}, position{}", "n.mu.clusterID, n.mu.told = rep.GetClusterId(), position{}"}}},
 	{"admitted-before-the-state", "memnode", "TestNobodyBeforeTheState", []edit{{"memnode/control.go", "n.mu.saved = reg\n", "n.mu.saved, n.mu.reg = reg, reg\n"}}},
 	{"put-back-memory-served", "memnode", "TestPutBack", []edit{{"memnode/control.go", "if rep.GetStale() {", "if false {"}}},
 	{"put-back-memory-offered", "memnode", "TestPutBack", []edit{{"memnode/control.go", "n.forgetKept(how)", "n.keep.after = nil"}}},
@@ -156,7 +156,7 @@ var byTest = []tested{
 	{"new-name-before-the-old-one-goes", "internal/keeper", "TestRename", []edit{{"internal/keeper/wire.go", "if err = c.Drop(from); err == nil {\n\t\terr = c.Put(to, is.Meta, is.FDs...)\n\t}", "if err = c.Put(to, is.Meta, is.FDs...); err == nil {\n\t\terr = c.Drop(from)\n\t}"}}},
 	{"frozen-group-settled", "server/fsm", "TestStatusOfFrozen", []edit{{"server/fsm/status.go", "return pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN", "return pg.State != dirpb.PGState_PG_ACTIVE"}}},
 	{"later-arrays-retained", "server/fsm", "TestRetainedArraysSince", []edit{{"server/fsm/retain.go", "if a.ShardId <= d.LastShard {", "if true {"}}},
-	{"put-back-memory-registered", "server/fsm", "TestStale", []edit{{"server/fsm/nodes.go", "if isStale(old, c) {", "if false {"}}},
+	{"put-back-memory-registered", "server/fsm", "TestStale", []edit{{"server/fsm/nodes.go", "if old.Recoveries == s.meta.Recoveries && isStale(old, c) {", "if false {"}}},
 	{"unheard-process-is-stale", "server/fsm", "TestStale", []edit{{"server/fsm/nodes.go", " && !slices.Contains(c.After, last.Nonce)", " && c.After[0] != last.Nonce"}}},
 	{"keys-of-an-earlier-region-taken", "server/fsm", "TestRegionOfAnEarlierPlan", []edit{{"server/fsm/pgs.go", "m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {", "m.Incarnation != c.Incarnation {"}}},
 	{"role-of-a-caller-not-asked", "server", "TestRightsByUnit", []edit{{"server/identity.go", "allowed.ServerOptions(n.opts.Identities, welcome, n.log)...)", "func() []grpc.ServerOption { _ = welcome; return nil }()...)"}}},
@@ -262,6 +262,8 @@ var byTest = []tested{
 	{"wake-lost-at-timeout", "internal/gateway", "TestWakePassedOn", []edit{{"internal/gateway/block.go", "\tpass = pass || len(x.wake) > 0", ""}}},
 	{"stream-that-went-waited-for", "internal/gateway", "TestStreamWentMeanwhile", []edit{{"internal/gateway/block.go", "\t\t\tk.version = unknownVersion", "k.version = 0"}}},
 	{"deleted-key-is-as-watched", "internal/gateway", "TestWatchOfDeletedKeys", []edit{{"internal/gateway/staged.go", "\tif k := t.find[x.stagedName]; t.err == nil && k.version != x.version {", "if k := t.find[x.stagedName]; t.err == nil && k.version != 0 && k.version != x.version {"}}},
+	{"word-in-doubt-goes-on", "client", "TestTxnInDoubt", []edit{{"client/txn.go", "t.s.status.put(t.x, len(t.doubt) > 0)", "t.s.status.put(t.x, false)"}}},
+	{"word-in-doubt-is-used-again", "client", "TestTxnInDoubt", []edit{{"client/txn.go", "if !placed && len(t.doubt) == 0 {", "if !placed {"}}},
 	{"get-of-a-blind-write-is-a-condition", "client", "TestTxnBlindWrites", []edit{{"client/tx.go", " || tx.ops[i].Kind != OpKeep)", ")"}}},
 }
 
