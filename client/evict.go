@@ -22,6 +22,8 @@ import (
 // session's lanes, between and beside its operations, in one goroutine.
 type evictor struct {
 	s      *sess
+	ctx    context.Context // the session's, and over before it when the session closes
+	stop   context.CancelFunc
 	policy *evict.Policy // the Client's
 	kick   chan struct{} // capacity 1
 
@@ -140,6 +142,7 @@ func (f frequency) Touched(nowMillis uint64, old layout.AccessWord, hits uint32)
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
 	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(engine.Millis(), wheelBytes), 1
+	e.ctx, e.stop = context.WithCancel(s.ctx)
 	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]map[uint32]bool{}
 	return e
 }
@@ -183,7 +186,7 @@ func (e *evictor) run() {
 	defer t.Stop()
 	for {
 		select {
-		case <-e.s.ctx.Done():
+		case <-e.ctx.Done():
 			return
 		case <-e.kick:
 		case <-t.C:
@@ -227,10 +230,10 @@ func (e *evictor) calm() bool {
 
 // work evicts, and keeps accounts.
 func (e *evictor) work(works []*repair.Work) (records int, units uint64) {
-	errs := e.s.c.work(e.s.ctx, e.s, index.Evict, works)
+	errs := e.s.c.work(e.ctx, e.s, index.Evict, works)
 	now := engine.Millis()
 	for i, w := range works {
-		if errs[i] != nil && e.s.ctx.Err() == nil {
+		if errs[i] != nil && e.ctx.Err() == nil {
 			e.s.c.o.Logger.Debug("not evicted", "pg", w.PG, "group", w.Off, "err", errs[i])
 		}
 		for _, f := range w.Findings {
@@ -379,7 +382,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		e.s.wake()
 	}
 	h := e.s.core.HeapOf(&pg.PG)
-	for lack > 0 && e.s.ctx.Err() == nil && time.Since(now) < evictSpell {
+	for lack > 0 && e.ctx.Err() == nil && time.Since(now) < evictSpell {
 		stock := uint64(0) // own memory only
 		if lack > owed {
 			stock = demand.Foreign(foreignShare)
@@ -549,7 +552,7 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 		}
 		return picked
 	}
-	for budget := 1024; budget > 0 && e.s.ctx.Err() == nil; {
+	for budget := 1024; budget > 0 && e.ctx.Err() == nil; {
 		if c.at.shard >= len(v.Shards) {
 			return false
 		}

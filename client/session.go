@@ -609,6 +609,9 @@ func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
 	settled := s.status.drain(ctx)
 	s.core.Shut()
+	if s.evictor != nil {
+		s.evictor.stop() // what it waits for may not come: a memory node that is silent, and has the only copy
+	}
 	lanes := s.core.Lanes()
 	held := 0
 	hold := func() {

@@ -25,7 +25,9 @@ func (a *app) restartCommand() *cobra.Command {
 		Long: "Have a memory node's keeper start another process in place of the one that serves, and\n" +
 			"wait until it does. It is the program that lies now where the last one was started from,\n" +
 			"so this is how one is upgraded. Nothing is lost. Operations on what it holds wait for\n" +
-			"it; it may take 30 s before the directory calls it lost. A memory node with keep off is refused.\n\n" +
+			"it; it may take 30 s before the directory calls it lost.\n\n" +
+			"It is refused if the memory node has keep off; and if its settings file says now that it lends less\n" +
+			"than its regions need, another name, or what cannot be read. The process that serves goes on then.\n\n" +
 			"With --leave nobody waits for the restart: the memory node leaves its placement groups first,\n" +
 			"which have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
 			"it has the only copy of something.\n\n" +

@@ -174,6 +174,9 @@ func (s *secured) state() *dirpb.StatusReply {
 	s.t.Helper()
 	r := s.status()
 	r.NodeStats, r.Usage, r.Epoch, r.MinEpoch, r.RaftApplied = nil, nil, 0, 0, 0
+	if r.Position != nil {
+		r.Position.Index = 0 // as RaftApplied
+	}
 	r.KeyUse = &dirpb.KeyUse{Generation: r.KeyUse.GetGeneration()} // who has the operator's new key by now is no change of anybody's
 	for _, x := range r.Sessions {
 		x.AgeMillis, x.ReportEpoch = 0, 0

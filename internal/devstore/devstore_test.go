@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -317,12 +318,23 @@ func TestCacheBesideCopies(t *testing.T) {
 			s := start(t, o)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			open := func(ns string) *client.Client {
-				c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: ns})
+			open := func(ns string, limit time.Duration) *client.Client {
+				c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: ns, OpTimeout: limit})
 				if err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() { _ = c.Close() })
+				t.Cleanup(func() {
+					closed := make(chan error, 1)
+					go func() { closed <- c.Close() }()
+					select {
+					case err := <-closed:
+						if err != nil {
+							t.Error(err)
+						}
+					case <-time.After(waiting.Limit):
+						t.Errorf("the client of %s does not close: nothing that it was asked for is under way", ns)
+					}
+				})
 				return c
 			}
 			put := func(c *client.Client, value string) {
@@ -335,7 +347,8 @@ func TestCacheBesideCopies(t *testing.T) {
 					}
 				}
 			}
-			data, cache := open("default"), open("cache")
+			// The cache's client sees to its own memory, too, also where nobody answers. Its end waits for no such thing.
+			data, cache := open("default", 0), open("cache", time.Hour)
 			put(data, "before")
 			put(cache, "before")
 			if err := s.KillNode(1); err != nil {
