@@ -319,7 +319,7 @@ func TestPartsOfBatch(t *testing.T) {
 		}
 		c.Do(t.Context(), ops)
 		// Some keys may not be remembered, or a lane may be busy, now and then.
-		eventually(t, 20*time.Second, func() string {
+		eventually(t, func() string {
 			for i := range ops {
 				ops[i] = client.Op{Kind: client.OpGet, Key: ops[i].Key}
 			}

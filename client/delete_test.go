@@ -22,7 +22,7 @@ import (
 // await waits for a condition.
 func await(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	eventually(t, 30*time.Second, func() string {
+	eventually(t, func() string {
 		if cond() {
 			return ""
 		}

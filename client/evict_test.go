@@ -48,7 +48,7 @@ func TestCacheTakesMore(t *testing.T) {
 				}
 				var n uint64
 				var st client.Stats
-				eventually(t, 10*time.Second, func() string { // an eviction counts when it is over
+				eventually(t, func() string { // an eviction counts when it is over
 					var err error
 					if n, err = c.Count(ctx); err != nil {
 						t.Fatal(err)
@@ -142,7 +142,7 @@ func TestExpiredMemoryComesBack(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			eventually(t, 30*time.Second, func() string {
+			eventually(t, func() string {
 				n, err := c.Count(ctx)
 				if err != nil {
 					t.Fatal(err)

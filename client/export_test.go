@@ -42,3 +42,11 @@ func (c *Client) Turns() (alone, begun uint64) {
 
 // Wake has the session's control look at the agenda.
 func (c *Client) Wake() { c.sess.Load().wake() }
+
+// StatusWords are how many status words transactions have taken, and how many nobody uses again.
+func (c *Client) StatusWords() (busy, aside int) {
+	w := &c.sess.Load().status
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.busy, w.mu.aside
+}

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
@@ -203,7 +202,7 @@ func TestOnWait(t *testing.T) {
 				},
 			} {
 				// In the background a lane is busy now and then, and an answer may be there at once.
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					before := waits.Load()
 					if err := f(); err != nil {
 						t.Fatalf("%s: %v", name, err)

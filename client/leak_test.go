@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -37,23 +38,15 @@ func stamp(b []byte, key, round uint64) {
 }
 
 // eventually waits until cond answers "" and fails with what it said last.
-func eventually(t testing.TB, within time.Duration, cond func() string) {
+func eventually(t testing.TB, cond func() string) {
 	t.Helper()
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		last := cond()
-		if last == "" {
-			return
+	last := ""
+	defer func() {
+		if last != "" {
+			t.Log(last)
 		}
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("after %v: %s", within, last)
-		}
-	}
+	}()
+	waiting.Until(t, "what the log says", func() bool { last = cond(); return last == "" })
 }
 
 // TestNoLeak churns a small region: every place that is unlinked comes back, so
@@ -119,7 +112,7 @@ func TestNoLeak(t *testing.T) {
 	// Stats look at the lanes and at the heaps one after the other, and limbo empties meanwhile.
 	check := func(live uint64) {
 		t.Helper()
-		eventually(t, 10*time.Second, func() string {
+		eventually(t, func() string {
 			s := c.Stats()
 			switch {
 			case s.FreeUnits+s.LiveUnits+s.LimboUnits != s.GrantedUnits || s.Unknown != 0:
@@ -133,7 +126,7 @@ func TestNoLeak(t *testing.T) {
 	}
 	check(want)
 	// An idle client's limbo empties by itself.
-	eventually(t, 10*time.Second, func() string {
+	eventually(t, func() string {
 		if s := c.Stats(); s.LimboUnits != 0 {
 			return fmt.Sprintf("%d units in limbo, epoch %d, minimum %d", s.LimboUnits, s.Epoch, s.MinEpoch)
 		}

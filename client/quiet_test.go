@@ -7,16 +7,14 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
-
-// quietPatience bounds what takes seconds on a machine that is not busy.
-const quietPatience = time.Minute
 
 // settles waits for what takes seconds on a machine that is not busy, and returns how long that was.
 func settles(t *testing.T, what string, cond func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
-	eventually(t, quietPatience, func() string {
+	eventually(t, func() string {
 		if cond() {
 			return ""
 		}
@@ -114,7 +112,7 @@ func TestQuietTurns(t *testing.T) {
 		if nowAlone >= alone+5 && nowBegun == begun {
 			break
 		}
-		if time.Since(began) > quietPatience {
+		if time.Since(began) > waiting.Limit {
 			t.Fatalf("of five renewals control performed %d, and started %d goroutines", nowAlone-alone, nowBegun-begun)
 		}
 	}

@@ -55,9 +55,9 @@ func (r *rig) state() string {
 
 // whole waits until every placement group is active with so many copies and no
 // job is left.
-func (r *rig) whole(copies int, limit time.Duration) {
+func (r *rig) whole(copies int) {
 	r.t.Helper()
-	eventually(r.t, limit, func() string {
+	eventually(r.t, func() string {
 		st := r.status()
 		for _, pg := range st.GetMap().GetPgs() {
 			if pg.GetState() != dirpb.PGState_PG_ACTIVE || pg.GetJoining() || len(pg.GetMembers()) != copies || pg.GetPlanned() != nil || pg.GetLeaving() != nil {
@@ -107,7 +107,7 @@ func TestReplicas(t *testing.T) {
 					}
 					t.Logf("round %d: every key read and written %v after the loss", round, time.Since(begin).Round(time.Millisecond))
 					r.startNode(i)
-					r.whole(copies, 20*lease)
+					r.whole(copies)
 					l.progress(50)
 				}
 				fresh := r.client(r.options())

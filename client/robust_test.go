@@ -498,7 +498,7 @@ func (l *load) judgeResult(key, what string, begin time.Time, err error) bool {
 func (l *load) progress(n int64) {
 	l.t.Helper()
 	from := l.done.Load()
-	eventually(l.t, 30*time.Second, func() string {
+	eventually(l.t, func() string {
 		if d := l.done.Load() - from; d < n && !l.t.Failed() {
 			return fmt.Sprintf("%d of %d operations", d, n)
 		}
@@ -601,7 +601,7 @@ func TestStalledNode(t *testing.T) {
 		t.Fatalf("put with a deadline: %v", err)
 	}
 	r.nodes[0].proxy.resume()
-	eventually(t, 10*time.Second, func() string {
+	eventually(t, func() string {
 		if _, err := c.Put(ctx, []byte("k"), []byte("4"), client.PutOptions{}); err != nil {
 			return err.Error()
 		}
@@ -711,7 +711,7 @@ func TestNodeRestart(t *testing.T) {
 				r.stopNode(0)
 				if long {
 					// Long enough for the directory to count it as lost.
-					eventually(t, 20*lease, func() string {
+					eventually(t, func() string {
 						for _, n := range r.status().GetMap().GetNodes() {
 							if n.GetName() == "m0" && n.GetState() == dirpb.NodeState_NODE_DOWN {
 								return ""
@@ -727,7 +727,7 @@ func TestNodeRestart(t *testing.T) {
 				r.startNode(0)
 				begin := time.Now()
 				for _, k := range lost {
-					eventually(t, 10*lease, func() string {
+					eventually(t, func() string {
 						it, err := c.Get(ctx, k)
 						if err == nil {
 							t.Fatalf("key %s of the lost node: %q", k, it.Value)
@@ -773,7 +773,7 @@ func TestDirectoryRestart(t *testing.T) {
 			l.progress(500)
 			r.startDirectory()
 			epoch := c.Stats().Epoch
-			eventually(t, 10*time.Second, func() string {
+			eventually(t, func() string {
 				if s := c.Stats(); s.Epoch < epoch+5 || s.MinEpoch <= epoch {
 					return fmt.Sprintf("epoch %d, minimum %d, were %d when the directory came back", s.Epoch, s.MinEpoch, epoch)
 				}
@@ -817,7 +817,7 @@ func TestDirectoryOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.stopDirectory()
-	eventually(t, 20*time.Second, func() string {
+	eventually(t, func() string {
 		_, err := c.Get(ctx, []byte("k"))
 		if err == nil {
 			return "get still works"
@@ -844,7 +844,7 @@ func TestDirectoryOutage(t *testing.T) {
 		}
 	}
 	r.startDirectory()
-	eventually(t, 20*time.Second, func() string {
+	eventually(t, func() string {
 		it, err := c.Get(ctx, []byte("k"))
 		if err != nil {
 			return err.Error()
@@ -879,7 +879,7 @@ func TestSessionLost(t *testing.T) {
 				l.progress(100)
 				session := c.Stats().Session
 				r.dirProxy.setDown(true)
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					for _, s := range r.status().GetSessions() {
 						if s.GetId() == session {
 							return fmt.Sprintf("session %d is %v", session, s.GetLife())
@@ -888,7 +888,7 @@ func TestSessionLost(t *testing.T) {
 					return ""
 				})
 				r.dirProxy.setDown(false)
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					if s := c.Stats().Session; s == session {
 						return fmt.Sprintf("still session %d", s)
 					}
@@ -1143,7 +1143,7 @@ func (x *raw) try(pg uint32, off uint64, wr rdma.WR) error {
 			return fmt.Errorf("post: %d, %w", n, err)
 		}
 		var wc [1]rdma.WC
-		eventually(t, 5*time.Second, func() string {
+		eventually(t, func() string {
 			if x.cq.Poll(wc[:]) == 0 {
 				return "no completion"
 			}

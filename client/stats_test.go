@@ -3,7 +3,6 @@ package client_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
@@ -30,7 +29,7 @@ func TestStatsOfMemoryThatGoesHome(t *testing.T) {
 			t.Fatalf("%s: %v", keys[i], r.Err)
 		}
 	}
-	eventually(t, 20*time.Second, func() string {
+	eventually(t, func() string {
 		x, y := a.Stats(), b.Stats()
 		if x.ReceivedUnits != live || y.HandedBackUnits != live || y.ForeignUnits != 0 || x.RefusedUnits != 0 {
 			return fmt.Sprintf("of %d units %d were handed back and %d received, %d refused, %d are foreign", live, y.HandedBackUnits, x.ReceivedUnits, x.RefusedUnits, y.ForeignUnits)

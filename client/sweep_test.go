@@ -84,7 +84,7 @@ func TestStoreOfAnothersExpired(t *testing.T) {
 	// lives for an hour takes all of it.
 	b := r.client(r.options())
 	done, begin := 0, time.Now()
-	eventually(t, 30*time.Second, func() string {
+	eventually(t, func() string {
 		for ; done < left/2; done++ {
 			if _, err := b.Put(t.Context(), fmt.Appendf(nil, "b%d", done), value, client.PutOptions{}); errors.Is(err, client.ErrFull) {
 				return fmt.Sprintf("%d of %d puts: %v", done, left/2, err)
@@ -116,7 +116,7 @@ func TestSweepKeepsPace(t *testing.T) {
 	heard := func() {
 		t.Helper()
 		if c.ExpiriesWaiting() > client.ExpiriesMost/2 {
-			eventually(t, 10*time.Second, func() string {
+			eventually(t, func() string {
 				if n := c.ExpiriesWaiting(); n > client.ExpiriesMost/2 {
 					return fmt.Sprintf("%d puts wait for the sweep", n)
 				}
@@ -149,7 +149,7 @@ func TestSweepKeepsPace(t *testing.T) {
 		}
 	}
 	begin := time.Now()
-	eventually(t, 4*time.Second, func() string { // one second of these is theirs to live
+	eventually(t, func() string { // one second of these is theirs to live
 		if st := c.Stats(); st.Expired < keys {
 			return fmt.Sprintf("%d of %d swept", st.Expired, keys)
 		}
@@ -188,7 +188,7 @@ func TestSweepRemembers(t *testing.T) {
 			if st := c.Stats(); st.Evicted > 0 {
 				t.Fatalf("%d evicted", st.Evicted)
 			}
-			eventually(t, 2*time.Second, func() string {
+			eventually(t, func() string {
 				if st := c.Stats(); st.Expired != some {
 					return fmt.Sprintf("%d of %d swept", st.Expired, some)
 				}
@@ -220,7 +220,7 @@ func TestCacheSecondClient(t *testing.T) {
 	var na, nb atomic.Int64
 	a, b := r.client(r.options()), r.client(r.options())
 	wg.Go(func() { load(a, "a", &na) })
-	eventually(t, 30*time.Second, func() string {
+	eventually(t, func() string {
 		if st := a.Stats(); st.Evicted < 20000 {
 			return fmt.Sprintf("%d evicted", st.Evicted)
 		}
@@ -231,7 +231,7 @@ func TestCacheSecondClient(t *testing.T) {
 	const window, row = 10_000, 4
 	came, held := time.Now(), 0
 	a0, b0 := na.Load(), nb.Load()
-	eventually(t, 30*time.Second, func() string {
+	eventually(t, func() string {
 		da, db := na.Load()-a0, nb.Load()-b0
 		if da < window {
 			return fmt.Sprintf("%d puts by the first one, %d by the second, %d windows so", da, db, held)

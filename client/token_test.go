@@ -84,13 +84,13 @@ func TestTokenOfEndedSession(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, 10*time.Second, func() string {
+			eventually(t, func() string {
 				if closed.use() == nil {
 					return "a closed session still READs, WRITEs and CASes"
 				}
 				return closed.ended(1)
 			})
-			eventually(t, 20*time.Second, func() string {
+			eventually(t, func() string {
 				if life := silent.state(); life != dirpb.SessionLife_SESSION_FENCED {
 					return life.String()
 				}
@@ -106,7 +106,7 @@ func TestTokenOfEndedSession(t *testing.T) {
 			r.stopNode(0)
 			r.startNode(0)
 			for _, x := range []*raw{silent, closed} {
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					why := x.ended(2)
 					if why == "the token is taken" {
 						t.Fatal("a memory node that came up takes the token of a session that has ended")
@@ -114,7 +114,7 @@ func TestTokenOfEndedSession(t *testing.T) {
 					return why
 				})
 			}
-			eventually(t, 20*time.Second, func() string {
+			eventually(t, func() string {
 				if err := put(); err != nil {
 					return err.Error()
 				}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/tcp"
 )
 
 // TestMultiCAS: all of it happens, or nothing does and the error says why and where.
@@ -322,7 +323,7 @@ func TestTxnOutcomes(t *testing.T) {
 				case 9:
 					session := c.Stats().Session
 					r.dirProxy.setDown(true)
-					eventually(t, 20*time.Second, func() string {
+					eventually(t, func() string {
 						for _, s := range r.status().GetSessions() {
 							if s.GetId() == session {
 								return fmt.Sprintf("session %d is %v", session, s.GetLife())
@@ -352,6 +353,73 @@ func TestTxnOutcomes(t *testing.T) {
 			t.Logf("outcomes: %v", counts)
 			if counts[rdma.Yes] == 0 || counts[rdma.No] == 0 {
 				t.Errorf("outcomes: %v: too few to show anything", counts)
+			}
+		})
+	}
+}
+
+// TestTxnInDoubt: a status word that an intent may come to name serves no other transaction. A memory node falls silent after an intent was
+// sent to it; the transaction is refused, others of the same placement group commit, and then the intent lands.
+func TestTxnInDoubt(t *testing.T) {
+	for name, cond := range map[string]client.Cond{"with another intent": client.Always, "as the only intent": client.IfAbsent} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "tcp", 2, time.Minute)
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1})
+			d, err := tcp.Open(tcp.Options{PeerTimeout: time.Minute}) // the connection outlives the silence
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.devices = append(r.devices, rdma.NewDevice("tcp", d))
+			o := r.options()
+			o.Devices, o.OpTimeout, o.Lanes = r.devices[1:], 400*time.Millisecond, 1
+			c := r.client(o)
+			ctx := t.Context()
+			var keys [2][][]byte // by memory node
+			for i := 0; len(keys[0]) < 1 || len(keys[1]) < 2; i++ {
+				key := []byte(strconv.Itoa(i))
+				n := r.nodeOf(c, key)
+				keys[n] = append(keys[n], key)
+			}
+			home, other, silent := keys[1][0], keys[1][1], keys[0][0]
+			put := func(key []byte, value string, cond client.Cond) client.Op {
+				return client.Op{Kind: client.OpPut, Key: key, Value: []byte(value), Cond: cond}
+			}
+			do := func(ops ...client.Op) {
+				t.Helper()
+				eventually(t, 20*time.Second, func() string {
+					if err := c.MultiCAS(ctx, ops); err != nil {
+						return err.Error()
+					}
+					return ""
+				})
+			}
+			for range 2 { // connections, hints, status words
+				do(put(home, "1", client.Always), put(other, "1", client.Always), put(silent, "1", client.Always))
+			}
+			settled := func() {
+				t.Helper()
+				eventually(t, 20*time.Second, func() string {
+					if busy, _ := c.StatusWords(); busy > 0 {
+						return fmt.Sprintf("%d status words are taken", busy)
+					}
+					return ""
+				})
+			}
+			settled()
+			r.nodes[0].proxy.stall()
+			defer r.nodes[0].proxy.resume()
+			err = c.MultiCAS(ctx, []client.Op{put(home, "2", cond), put(silent, "2", client.Always)})
+			if client.Outcome(err) != rdma.No || !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrExists) {
+				t.Fatalf("a transaction with a silent memory node: %v", err)
+			}
+			settled()
+			do(put(home, "3", client.Always), put(other, "3", client.Always)) // with the word given back last
+			r.nodes[0].proxy.resume()
+			for _, c := range []*client.Client{c, r.client(o)} { // the first over the connection that brings the intent
+				if it, err := c.Get(ctx, silent); err != nil || string(it.Value) != "1" {
+					t.Errorf("after a transaction that did not happen: %q, %v, want 1", it.Value, err)
+				}
 			}
 		})
 	}

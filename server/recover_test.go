@@ -19,7 +19,7 @@ func TestRecover(t *testing.T) {
 	dirs := []string{t.TempDir(), t.TempDir()}
 	c := newClusterWith(t, 2, time.Second, func(i int, o *Options) { o.fs, o.DataDir = nil, dirs[i] })
 	cluster := statusOf(t, dial(t, leaderOf(t, c.all()...))).ClusterId
-	dir, id := dirs[0], "d1"
+	dir, id, incarnation := dirs[0], "d1", c.nodes[0].disk.incarnation
 	confirmed := 0
 	confirm := func(f Folder) error {
 		confirmed++
@@ -53,7 +53,7 @@ func TestRecover(t *testing.T) {
 	n := ready(t, c.restart(0, ""))
 	leaderOf(t, n)
 	st := statusOf(t, dial(t, n))
-	if st.ClusterId != cluster || len(st.Directory) != 1 || st.Position.GetRecoveries() != 3 {
+	if st.ClusterId != cluster || len(st.Directory) != 1 || st.Directory[0].Incarnation != incarnation || st.Position.GetRecoveries() != 3 {
 		t.Errorf("recovered: %v", st)
 	}
 	entries, err := dial(t, n).Audit(testCtx(t), &dirpb.AuditRequest{})

@@ -723,7 +723,7 @@ func parseBytes(s string) (uint64, error) {
 // ---- directory -------------------------------------------------------------
 
 func (a *app) directoryCommand() *cobra.Command {
-	c := &cobra.Command{Use: "directory", Short: "List and remove directory nodes", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "directory", Short: "List, remove and recover directory nodes", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	c.AddCommand(a.viewCommand("list", "List directory nodes", func(st *dirpb.StatusReply) error {
 		if a.json() {
@@ -746,7 +746,7 @@ func (a *app) directoryCommand() *cobra.Command {
 		}
 		fmt.Fprintf(a.stdout, "cluster  %s\njoin     %s\n", visible(st.GetClusterId()), visible(strings.Join(addrs, ",")))
 		return nil
-	}), a.removeDirectoryCommand())
+	}), a.removeDirectoryCommand(), a.recoverCommand())
 	return c
 }
 

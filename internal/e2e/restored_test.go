@@ -178,7 +178,7 @@ func TestFoldersPutBack(t *testing.T) {
 		return strings.Contains(string(out), "data folders are older")
 	})
 	out, _, _ := u.ctl(nil, "status")
-	if !strings.Contains(string(out), "kvd directory recover") || !strings.Contains(string(out), "m1") && !strings.Contains(string(out), "m2") {
+	if !strings.Contains(string(out), "kvctl directory recover") || !strings.Contains(string(out), "m1") && !strings.Contains(string(out), "m2") {
 		t.Errorf("the status does not say what to do, and who was told more:\n%s", out)
 	}
 	if _, stderr, status := u.ctl(nil, "namespace", "create", "new"); status == 0 || !strings.Contains(stderr, "nothing was done") {
@@ -200,15 +200,15 @@ func TestFoldersPutBack(t *testing.T) {
 
 	// The first folder goes on, the others begin anew.
 	u.stopDirs(syscall.SIGTERM, 0, 1)
-	if out, err := u.kvd("directory", "recover", "--id", "d3", "--data-dir", u.data[2], "--yes"); err == nil || !strings.Contains(out, "in use by another process") {
-		t.Fatalf("the folder of a directory node that runs is recovered: %v\n%s", err, out)
+	if out, status := u.recover("d3", u.data[2], "--yes"); status != 1 || !strings.Contains(out, "in use by another process") {
+		t.Fatalf("the folder of a directory node that runs is recovered: exit status %d\n%s", status, out)
 	}
-	if out, err := u.kvd("directory", "recover", "--id", "d1", "--data-dir", u.data[0], "--yes"); err == nil || !strings.Contains(out, "nothing was done") || !strings.Contains(out, "d3") {
-		t.Fatalf("recovered while d3 runs: %v\n%s", err, out)
+	if out, status := u.recover("d1", u.data[0], "--yes"); status != 1 || !strings.Contains(out, "nothing was done") || !strings.Contains(out, "d3") {
+		t.Fatalf("recovered while d3 runs: exit status %d\n%s", status, out)
 	}
 	u.stopDirs(syscall.SIGTERM, 2)
-	if out, err := u.kvd("directory", "recover", "--id", "d1", "--data-dir", u.data[0]); err == nil || !strings.Contains(out, "nothing was done: want --yes") || !strings.Contains(out, "namespaces    data") {
-		t.Fatalf("recovered without --yes: %v\n%s", err, out)
+	if out, status := u.recover("d1", u.data[0]); status != 2 || !strings.Contains(out, "nothing was done: want --yes") || !strings.Contains(out, "namespaces    data") {
+		t.Fatalf("recovered without --yes: exit status %d\n%s", status, out)
 	}
 	u.recoverFrom(0)
 	n := u.open("data")
@@ -231,6 +231,48 @@ func TestFoldersPutBack(t *testing.T) {
 	fillKeys(t, u.open("later"), 0, 100, 4)
 	if j := judgeKeys(t, u.open("later"), 0, 100, 4); j.right != 100 {
 		t.Errorf("the namespace that was made again: %+v", j)
+	}
+}
+
+// TestRecoverNeedsKvd: kvctl finds kvd beside itself or on the PATH, and says what it needs if there is none. A folder of another
+// directory node, and one that is none, are as they were.
+func TestRecoverNeedsKvd(t *testing.T) {
+	w := newWorld(t)
+	alone, path := t.TempDir(), t.TempDir()
+	if err := os.Link(filepath.Join(bin, "kvctl"), filepath.Join(alone, "kvctl")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(bin, "kvd"), filepath.Join(path, "kvd")); err != nil {
+		t.Fatal(err)
+	}
+	recover := func(program, path, id, data string) (string, int) {
+		t.Helper()
+		cmd := exec.Command(program, "directory", "recover", "--id", id, "--data-dir", data, "--yes")
+		cmd.Env = append(w.env, "PATH="+path)
+		out, err := cmd.CombinedOutput()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	w.dir = freeAddr(t)
+	data := t.TempDir()
+	w.start(w.directory(data, freeAddr(t))...).signal(syscall.SIGTERM)
+	lone := filepath.Join(alone, "kvctl")
+	for _, c := range []struct {
+		program, path, id, data string
+		status                  int
+		says                    string
+	}{
+		{lone, "", "d1", data, 5, "needs the program kvd, which is neither at " + filepath.Join(alone, "kvd") + " nor on the PATH"},
+		{lone, path, "d2", data, 1, `the data folder is of directory node "d1", and was to be used as "d2"`},
+		{lone, path, "d1", t.TempDir(), 1, "the data folder holds no cluster"},
+		{lone, path, "d1", data, 0, "recovered 0 times before"},
+		{filepath.Join(bin, "kvctl"), "", "d1", data, 0, "recovered 1 times before"},
+	} {
+		if out, status := recover(c.program, c.path, c.id, c.data); status != c.status || !strings.Contains(out, c.says) {
+			t.Errorf("%s with PATH=%s on %s as %s: exit status %d, want %d and %q\n%s", c.program, c.path, c.data, c.id, status, c.status, c.says, out)
+		}
 	}
 }
 
@@ -265,8 +307,8 @@ func TestMajorityGone(t *testing.T) {
 // recoverFrom makes one folder a cluster, starts it and has the others join with empty folders.
 func (u *trio) recoverFrom(n int) {
 	u.t.Helper()
-	if out, err := u.kvd("directory", "recover", "--id", fmt.Sprint("d", n+1), "--data-dir", u.data[n], "--yes"); err != nil || !strings.Contains(out, "recovered: start it") {
-		u.t.Fatalf("%v\n%s", err, out)
+	if out, status := u.recover(fmt.Sprint("d", n+1), u.data[n], "--yes"); status != 0 || !strings.Contains(out, "recovered: start it") {
+		u.t.Fatalf("exit status %d\n%s", status, out)
 	}
 	u.startDir(n, false, false)
 	u.dirs[n].awaitReady()
@@ -293,12 +335,11 @@ func (u *trio) serves(c *client.Client) {
 	u.t.Fatalf("no put is answered: %v", err)
 }
 
-// kvd runs a command that ends, and gives all of what it prints.
-func (u *trio) kvd(args ...string) (string, error) {
-	cmd := exec.Command(filepath.Join(bin, "kvd"), args...)
-	cmd.Env = u.env
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+// recover runs kvctl directory recover, and gives all of what it prints.
+func (u *trio) recover(id, data string, more ...string) (string, int) {
+	u.t.Helper()
+	out, stderr, status := u.ctl(nil, append([]string{"directory", "recover", "--id", id, "--data-dir", data}, more...)...)
+	return string(out) + stderr, status
 }
 
 // readsOn reads with c until the function that it returns is called, which says how many reads were answered, and the first that was wrong.

@@ -636,7 +636,7 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 			err = nil
 		}
 	case update:
-		if errors.Is(err, errUnchanged) {
+		if u.got = it.Version; errors.Is(err, errUnchanged) {
 			err = nil
 		}
 	}

@@ -198,7 +198,11 @@ func (b *batch) tellOfWrites() {
 			})
 		}
 		if wrote && tracks {
-			g.wrote(b.c, u.name)
+			left := u.got
+			if u.err != nil {
+				left = unknownVersion
+			}
+			g.wrote(writer{b.c, b.c.db, u.track, left}, u.name)
 		}
 	}
 }
@@ -395,9 +399,10 @@ func (t *staged) tellOfWrites() {
 	if !g.tracks() {
 		return
 	}
+	tracks := t.c.tracksReads()
 	for _, k := range t.keys {
 		if k.changed && !isLibraries(k.name) {
-			g.wrote(t.c, []byte(k.name))
+			g.wrote(writer{t.c, k.db, tracks, k.version}, []byte(k.name))
 		}
 	}
 }

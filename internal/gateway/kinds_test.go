@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,5 +112,89 @@ func TestWatchOfDeletedKeys(t *testing.T) {
 		if got := p.perform(t, "EXEC SET d 2;SET e 2"); got != want {
 			t.Errorf("%v: replied %q, want %q", change, got, want)
 		}
+	}
+}
+
+// heard is what a client with tracking is told until all that it has sent before is answered.
+func (p *peer) heard(t *testing.T, cmds ...[]string) (told []string) {
+	t.Helper()
+	p.send(t, append(cmds, []string{"PING"})...)
+	p.send(t, []string{"ECHO", "end"}) // what is told of a batch comes behind it
+	for {
+		switch got := string(p.reply(t)); {
+		case got == bulk("end"):
+			return told
+		case strings.HasPrefix(got, ">"):
+			told = append(told, got)
+		}
+	}
+}
+
+// TestTrackingOwnWrites: a client that reads a key behind its own write, in one step, caches it: with NOLOOP it hears of the next write of
+// somebody else, through a gateway or past all of them, and of nothing else.
+func TestTrackingOwnWrites(t *testing.T) {
+	for name, db := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
+		t.Run(name, func(t *testing.T) { trackingOwnWrites(t, db) })
+	}
+}
+
+func trackingOwnWrites(t *testing.T, db client.API) {
+	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: time.Hour})
+	set := func(cmd string) (c [][]string) {
+		for part := range strings.SplitSeq(cmd, "|") {
+			c = append(c, strings.Fields(part))
+		}
+		return c
+	}
+	for _, cmds := range []string{
+		"SET k 1|GET k", "DEL k|SETNX k 1|GET k", "INCR n|GET k|SET k 2|GET k", "GETSET k 1|GET k", "APPEND k 1|STRLEN k", "DEL k|INCR k|GET k",
+		"MULTI|SET k 1|GET k|EXEC", "MULTI|SET k 1|SET j 1|GET k|EXEC", "MULTI|MSET k 1 j 2|MGET j k|EXEC", "MULTI|DEL k|SET j 1|GET k|EXEC",
+		"EVAL redis.call('set','j','1')redis.call('set',KEYS[1],'1')return(redis.call('get',KEYS[1])) 1 k",
+	} {
+		for _, past := range []bool{false, true} {
+			a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
+			b.do(t, "DEL", "j", "n")
+			b.do(t, "SET", "k", "0")
+			a.do(t, "HELLO", "3")
+			a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON", "NOLOOP")
+			if told := a.heard(t, set(cmds)...); len(told) > 0 {
+				t.Errorf("%s: told of its own: %q", cmds, told)
+			}
+			g.checkVersions(g.tracked.names())
+			if told := a.heard(t); len(told) > 0 {
+				t.Errorf("%s: a look at versions told %q", cmds, told)
+			}
+			if !past {
+				b.do(t, "SET", "k", "9")
+			} else if _, err := db.Put(t.Context(), []byte("k"), []byte("9"), client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			g.checkVersions(g.tracked.names())
+			if told := a.heard(t); !slices.Contains(told, invalidated("k")) {
+				t.Errorf("%s, written past the gateways %t: told %q, want %q", cmds, past, told, invalidated("k"))
+			}
+			a.Close()
+			eventually(t, "it has gone", func() bool { return !g.tracks() })
+		}
+	}
+}
+
+// TestTrackingUnwritten: a client that has read a key together with a write that changed nothing hears that the key has gone.
+func TestTrackingUnwritten(t *testing.T) {
+	db := clienttest.New(clienttest.Options{})
+	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: time.Hour})
+	a := dial(t, "tcp", addr)
+	a.do(t, "HELLO", "3")
+	a.want(t, "+OK\r\n", "SET", "k", "1")
+	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
+	a.send(t, []string{"GET", "k"}, []string{"SETNX", "k", "2"})
+	a.answers(t, bulk("1"))
+	a.answers(t, ":0\r\n")
+	if err := db.Delete(t.Context(), []byte("k")); err != nil { // past the gateway
+		t.Fatal(err)
+	}
+	g.checkVersions(g.tracked.names())
+	if told := a.heard(t); !slices.Equal(told, []string{invalidated("k")}) {
+		t.Errorf("told %q, want %q", told, invalidated("k"))
 	}
 }

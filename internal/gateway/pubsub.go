@@ -362,7 +362,7 @@ func (g *Gateway) heard(h peers.Heard) {
 		g.tracked.invalidateAll(g, &box)
 	}
 	for _, k := range h.Keys {
-		g.tracked.invalidate(g, &box, nil, k)
+		g.tracked.invalidate(g, &box, writer{}, k)
 	}
 	box.flush()
 }

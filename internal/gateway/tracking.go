@@ -109,11 +109,20 @@ func (g *Gateway) tracks() bool { return g.tracked.clients.Load() > 0 || g.o.Pee
 // wrote says that c's client has written a key, or may have.
 // It is called when the store has answered, and before the client's reply is sent: a client that hears of a write and reads again finds
 // it. The peers are told the name without its database, so that their clients of any database drop it.
-func (g *Gateway) wrote(c *conn, key []byte) {
+func (g *Gateway) wrote(by writer, key []byte) {
 	g.o.Peers.Changed(key)
 	if g.tracked.clients.Load() > 0 {
-		g.tracked.invalidate(g, &c.box, c, key)
+		g.tracked.invalidate(g, &by.c.box, by, key)
 	}
+}
+
+// writer is whose write invalidates a key; c is nil if that is not known.
+type writer struct {
+	c  *conn
+	db int
+	// read: it has read the key in the same step, and may cache it as the write has left it, with that version.
+	read    bool
+	version uint64
 }
 
 // wroteAll says that it may have written any.
@@ -174,26 +183,29 @@ func (b *batch) endTrackingOf(u *unit) {
 func (t *trackTable) enterKey(c *conn, db int, key []byte) {
 	t.Lock()
 	defer t.Unlock()
-	own, ok := t.conns[c]
-	if !ok {
-		return
+	if _, ok := t.conns[c]; ok {
+		t.enterLocked(c, trackedName{db, string(key)})
 	}
+}
+
+// enterLocked is enterKey for a client that caches.
+func (t *trackTable) enterLocked(c *conn, name trackedName) {
+	own := t.conns[c]
 	if own == nil {
 		own = make(map[trackedName]struct{})
 		t.conns[c] = own
 	}
-	name := trackedName{db, string(key)}
 	k := t.keys[name]
 	if k == nil {
 		for other := range t.keys {
-			if len(t.keys) < t.most && t.size+len(key) <= maxTrackedBytes {
+			if len(t.keys) < t.most && t.size+len(name.key) <= maxTrackedBytes {
 				break
 			}
 			t.invalidateLocked(c.g, &c.box, nil, other)
 		}
 		k = &trackedKey{conns: make(map[*conn]struct{}, 1)}
 		t.keys[name] = k
-		t.size += len(key)
+		t.size += len(name.key)
 	}
 	if _, ok := k.conns[c]; !ok {
 		k.conns[c] = struct{}{}
@@ -228,40 +240,48 @@ func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version
 
 // ---- invalidation ------------------------------------------------------------
 
-// invalidate tells those who cache a key, of any database, that it was written, by connection c unless that is nil.
-// A writer with NOLOOP is not told of its own writes, and forgets the key all the same.
-func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
+// invalidate tells those who cache a key, of any database, that it was written.
+// A writer with NOLOOP is not told of its own writes, and forgets the key all the same, unless its own read keeps it: then
+// it caches the version that it has left.
+func (t *trackTable) invalidate(g *Gateway, box *outbox, by writer, key []byte) {
 	t.Lock()
 	defer t.Unlock()
 	// Peers tell names without databases, so a key of that name counts as written in each of them.
 	for db := range g.o.Databases {
-		t.invalidateLocked(g, box, c, trackedName{db, string(key)})
+		name := trackedName{db, string(key)}
+		if silent := t.invalidateLocked(g, box, by.c, name); silent && by.read && db == by.db {
+			t.enterLocked(by.c, name)
+			t.keys[name].read, t.keys[name].version = true, by.version
+		}
 	}
 	for prefix, conns := range t.prefixes {
 		if !bytes.HasPrefix(key, []byte(prefix)) {
 			continue
 		}
 		for x := range conns {
-			if x != c || !x.tracker.Load().noLoop {
+			if x != by.c || !x.tracker.Load().noLoop {
 				t.tell(g, box, x, key)
 			}
 		}
 	}
 }
 
-// invalidateLocked takes a key out and tells its clients. Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
-func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) {
+// invalidateLocked takes a key out and tells its clients, and reports whether c was one of them and is not told. Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
+func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) (silent bool) {
 	k := t.keys[name]
 	if k == nil {
-		return
+		return false
 	}
 	t.removeLocked(name, k)
 	for x := range k.conns {
 		delete(t.conns[x], name)
-		if x != c || !x.tracker.Load().noLoop {
-			t.tell(g, box, x, []byte(name.key))
+		if x == c && x.tracker.Load().noLoop {
+			silent = true
+			continue
 		}
+		t.tell(g, box, x, []byte(name.key))
 	}
+	return silent
 }
 
 func (t *trackTable) removeLocked(name trackedName, k *trackedKey) {

@@ -56,6 +56,8 @@ type settings struct {
 	only              []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
+	// beside: namespaces with one copy are on the same memory nodes; see beside_test.go.
+	beside bool
 }
 
 // harness is a run: the network, the processes on it, and what watches them.
@@ -211,6 +213,11 @@ func (h *harness) up() error {
 	if out, err := h.kvctl(create...); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
+	if h.beside {
+		if err := h.createBeside(); err != nil {
+			return err
+		}
+	}
 	if err := h.whole(wholeLimit); err != nil {
 		return err
 	}
@@ -331,6 +338,12 @@ func (h *harness) launchClient(p *proc, self string) error {
 		cfg.Crowd = place.crowd()
 	}
 	cfg.Probes = place.keys(fmt.Sprintf("probe/%d/%d", n, cfg.Life))
+	if h.beside {
+		cfg.Beside = map[string]map[uint32]string{}
+		for _, b := range oneCopy {
+			cfg.Beside[b.name] = placementOf(st, b.name).keys(fmt.Sprintf("probe/%d/%d", n, cfg.Life))
+		}
+	}
 	doc, err := json.Marshal(cfg)
 	if err != nil {
 		return err
@@ -356,6 +369,8 @@ func (h *harness) heard(client, life int, line string) {
 		if p, err = parseProbe(client, f[1:]); err == nil {
 			h.probes.saw(p)
 		}
+	case "gone":
+		err = h.heardGone(client, f[1:])
 	case "moved":
 		err = h.bank.heard(f[1:])
 	case "swept":
@@ -447,7 +462,11 @@ func (h *harness) clientNumbers() (all []int) {
 
 func (h *harness) pgs() []uint32 {
 	st, _ := h.status.get()
-	return slices.Collect(maps.Keys(placementOf(st, namespace).keys("x")))
+	var all []uint32
+	for _, ns := range h.namespaces() {
+		all = slices.AppendSeq(all, maps.Keys(placementOf(st, ns).keys("x")))
+	}
+	return all
 }
 
 // serving waits until every client has written to every placement group since then.
@@ -476,16 +495,7 @@ func (h *harness) inflict(f *fault, alone bool) error {
 	h.faults[f.kind]++
 	switch f.kind {
 	case killMemnode:
-		st, _ := h.status.get()
-		node := nodeNamed(st.GetMap(), f.victims[0])
-		if err := h.procs[f.victims[0]].kill(); err != nil {
-			return err
-		}
-		h.gone[node.GetIncarnation()] = true
-		if alone {
-			h.probes.killed(f.victims[0], now(), placementOf(st, namespace), h.clientNumbers())
-		}
-		return nil
+		return h.killNode(f.victims[0], alone)
 	case killDirectory:
 		return h.procs[f.victims[0]].kill()
 	case killClient:
@@ -618,20 +628,27 @@ func (h *harness) mixed() error {
 
 // onlyKills kills one memory node after another, and nothing else.
 func (h *harness) onlyKills() error {
-	for range h.kills {
+	for n := range h.kills {
 		if err := h.calm(0.5, 1.5); err != nil {
 			return err
 		}
 		st, _ := h.status.get()
-		from := placementOf(st, namespace).holders() // the last victim may still be empty
-		f := &fault{kind: killMemnode, victims: []string{from[h.rng.IntN(len(from))]}, hold: h.scope.leases(h.rng, 0.2, 4)}
-		if err := h.suffer([]*fault{f}); err != nil {
+		victim, before := h.victim(st), len(h.probes.kills)
+		if n%2 == 0 {
+			if err := h.killAndMiss(victim); err != nil {
+				return err
+			}
+		} else if err := h.suffer([]*fault{{kind: killMemnode, victims: []string{victim}, hold: h.scope.leases(h.rng, 0.2, 4)}}); err != nil {
 			return err
 		}
-		k := h.probes.kills[len(h.probes.kills)-1] // appended by this goroutine alone
-		if err := h.until("keys of "+k.victim+" are back", recoverLimit, func() string { return h.probes.missing(k) }); err != nil {
-			return err
+		for _, k := range h.probes.kills[before:] { // appended by this goroutine alone
+			if err := h.back(k); err != nil {
+				return err
+			}
 		}
+	}
+	if err := h.soonBack(); err != nil {
+		return err
 	}
 	h.probes.mu.Lock()
 	defer h.probes.mu.Unlock()
@@ -677,13 +694,13 @@ func (h *harness) finish() error {
 // sound lets `kvctl check` look at the memory.
 func (h *harness) sound() error {
 	// Sessions of dead clients are fenced, and what they held is found, in the background.
-	var out string
 	tries := 0
 	err := h.until("kvctl check", recoverLimit, func() string {
-		var err error
 		tries++
-		if out, err = h.kvctl("check"); err != nil {
-			return fmt.Sprintf("%v\n%s", err, out)
+		for _, ns := range h.namespaces() {
+			if out, err := h.kvctl("check", "--namespace", ns); err != nil {
+				return fmt.Sprintf("%v\n%s", err, out)
+			}
 		}
 		return ""
 	})
@@ -762,13 +779,19 @@ func (h *harness) summary() string {
 		fmt.Fprintf(&b, " %s=%d", k, h.faults[k])
 	}
 	fmt.Fprintf(&b, "\nsessions   %d lost by clients\nelections  %d\n", h.lost, h.elections)
-	all := h.probes.recoveries()
 	leases := func(d time.Duration) float64 { return float64(d) / float64(h.lease) }
-	fmt.Fprintf(&b, "recovery   %d of %d kills alone", len(all), len(h.probes.kills))
-	if len(all) > 0 {
-		fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)), leases(percentile(all, 99)), leases(all[len(all)-1]))
+	for _, ns := range h.namespaces() {
+		all, kills := h.probes.recoveries(ns)
+		if kills == 0 && ns != namespace {
+			continue
+		}
+		fmt.Fprintf(&b, "recovery   of %s: %d of %d kills alone", ns, len(all), kills)
+		if len(all) > 0 {
+			fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)), leases(percentile(all, 99)), leases(all[len(all)-1]))
+		}
+		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "\nothers     %d errors on keys that no kill concerns\n", len(h.probes.offends))
+	fmt.Fprintf(&b, "others     %d errors on keys that no kill concerns\n", len(h.probes.offends))
 	b.WriteString(h.probes.partingTable())
 	b.WriteString(h.restartTable())
 	fmt.Fprintf(&b, "check      %s\n", h.result)

@@ -31,6 +31,7 @@ import (
 //	moved  MOVER N OUT                     a transfer ended
 //	swept                                  all accounts were read, and their sum was right
 //	probe  PG get|put CALL RETURN OUT ERR  a probe ended
+//	gone   NAMESPACE PG                    a probe beside found nothing where it had written
 //	bad    TEXT                            a value that nobody wrote, an error without a type
 type loadConfig struct {
 	Directory           []string
@@ -50,8 +51,10 @@ type loadConfig struct {
 	// Pace is how long a worker rests between operations.
 	Pace time.Duration
 	// Probes are keys that this life alone writes, by placement group.
-	Probes     map[uint32]string
-	ProbePace  time.Duration
+	Probes    map[uint32]string
+	ProbePace time.Duration
+	// Beside are likewise those of namespaces that may lose things.
+	Beside     map[string]map[uint32]string
 	OpTimeout  time.Duration
 	Churn      bool // more inserts and deletes
 	LargeBytes int  // of one value in a hundred
@@ -90,20 +93,20 @@ func untilTerm(provider string, run func(context.Context, *rdma.Device) error) e
 func loadMain(ctx context.Context, device *rdma.Device, cfg loadConfig) (err error) {
 	l := &loader{loadConfig: cfg, ctx: ctx, files: recorder{cfg: cfg, files: map[int64]*os.File{}}}
 	l.names.of = map[[2]int64][]string{}
-	for l.c == nil {
-		open, end := context.WithTimeout(ctx, 5*time.Second)
-		l.c, err = client.Open(open, client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace, Provider: cfg.Provider,
-			Devices: []*rdma.Device{device}, Name: fmt.Sprintf("nemesis c%d.%d", cfg.Client, cfg.Life), OpTimeout: cfg.OpTimeout,
-			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
-		end()
-		if ctx.Err() != nil && l.c == nil {
-			return nil
-		}
-		if errors.Is(err, client.ErrInvalid) {
-			return err
-		}
+	if l.c, err = l.open(device, cfg.Namespace); l.c == nil {
+		return err
 	}
 	var wg sync.WaitGroup
+	for ns, keys := range cfg.Beside {
+		c, err := l.open(device, ns)
+		if c == nil {
+			return errors.Join(err, l.c.Close())
+		}
+		defer c.Close() // its probes have ended
+		for pg, key := range keys {
+			wg.Go(func() { l.probe(c, pg, key, ns) })
+		}
+	}
 	for w := range cfg.Workers {
 		k := &worker{l: l, n: w, set: (cfg.Client*cfg.Workers + w) % cfg.Sets,
 			rng: rand.New(rand.NewPCG(uint64(cfg.Client)<<32|uint64(cfg.Life), uint64(w)))}
@@ -111,12 +114,31 @@ func loadMain(ctx context.Context, device *rdma.Device, cfg loadConfig) (err err
 		wg.Go(k.run)
 	}
 	for pg, key := range cfg.Probes {
-		wg.Go(func() { l.probe(pg, key) })
+		wg.Go(func() { l.probe(l.c, pg, key, "") })
 	}
 	wg.Go(l.progress)
 	wg.Go(l.bank)
 	wg.Wait()
 	return errors.Join(l.c.Close(), l.files.close())
+}
+
+// open gives a client of a namespace, nil with the end of the process.
+func (l *loader) open(device *rdma.Device, namespace string) (*client.Client, error) {
+	for {
+		open, end := context.WithTimeout(l.ctx, 5*time.Second)
+		c, err := client.Open(open, client.Options{Directory: l.Directory, Namespace: namespace, Provider: l.Provider,
+			Devices: []*rdma.Device{device}, Name: fmt.Sprintf("nemesis c%d.%d", l.Client, l.Life), OpTimeout: l.OpTimeout,
+			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
+		end()
+		switch {
+		case err == nil:
+			return c, nil
+		case l.ctx.Err() != nil:
+			return nil, nil
+		case errors.Is(err, client.ErrInvalid):
+			return nil, err
+		}
+	}
 }
 
 func (l *loader) print(fields ...any) {
@@ -462,14 +484,14 @@ func writeLine(f *os.File, v any) error {
 const missedWrite = "but its only writer last wrote"
 
 // probe writes and reads one key that nobody else writes, so it knows what it
-// must read.
-func (l *loader) probe(pg uint32, key string) {
+// must read. In a namespace beside, that may also be nothing, and it says so.
+func (l *loader) probe(c *client.Client, pg uint32, key, beside string) {
 	last := ""                   // what the last Put that happened wrote
 	unknown := map[string]bool{} // what Puts wrote that may happen at any time
 	for seq := 1; l.rest(l.ProbePace); seq++ {
 		id := fmt.Sprintf("%d.%d.p.%d", l.Client, l.Life, seq)
 		call := now()
-		_, err := l.c.Put(context.Background(), []byte(key), makeValue(key, id, 64), client.PutOptions{})
+		_, err := c.Put(context.Background(), []byte(key), makeValue(key, id, 64), client.PutOptions{})
 		out, text := l.outcome("probe "+key, err)
 		l.print("probe", pg, verbPut, call, now(), out, strconv.Quote(text))
 		switch out {
@@ -479,7 +501,7 @@ func (l *loader) probe(pg uint32, key string) {
 			unknown[id] = true
 		}
 		call = now()
-		it, err := l.c.Get(context.Background(), []byte(key))
+		it, err := c.Get(context.Background(), []byte(key))
 		out, text = l.outcome("probe "+key, err)
 		l.print("probe", pg, verbGet, call, now(), out, strconv.Quote(text))
 		if out == outNo || out == outUnknown {
@@ -488,6 +510,10 @@ func (l *loader) probe(pg uint32, key string) {
 		got, bad := "", error(nil)
 		if out == outOK {
 			got, bad = parseValue(key, it.Value)
+		}
+		if out == outNotFound && last != "" && beside != "" {
+			l.print("gone", beside, pg)
+			last = ""
 		}
 		if bad == nil && got != last && !unknown[got] {
 			bad = fmt.Errorf("probe of %q: %s %q, %s %q", key, out, got, missedWrite, last)

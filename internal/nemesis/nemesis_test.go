@@ -162,7 +162,8 @@ func (s *settings) check() error {
 			s.lease = 200 * time.Millisecond
 		}
 	}
-	s.disks, s.keep = s.stops > 0, s.restarts && !s.control
+	s.disks, s.keep = s.stops > 0, s.restarts && !s.control || s.kills > 0
+	s.beside = s.replicas > 1 && !s.restarts && s.zombies+s.stops == 0
 	if s.zombies > 0 {
 		s.clients, s.epochInterval = 6, 10*time.Millisecond
 	}

@@ -13,9 +13,6 @@ import (
 	"time"
 )
 
-// single is a namespace with one copy of everything, beside that of the run.
-const single = "single"
-
 // stored is what each namespace holds before the power goes.
 const stored = "before"
 
@@ -23,10 +20,7 @@ const stored = "before"
 // gateway and clients with operations under way. Only the directory's disks are left, and behind the ends of their logs is the beginning
 // of a write that was not finished. The store comes up by itself, says what is gone, and serves.
 func (h *harness) powerLoss() error {
-	if out, err := h.kvctl("namespace", "create", single, "--replicas", "1"); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	for _, ns := range []string{namespace, single} {
+	for _, ns := range h.namespaces() {
 		if out, err := h.kvctl("put", stored, "v", "--namespace", ns); err != nil {
 			return fmt.Errorf("%s: %w\n%s", ns, err, out)
 		}
@@ -35,7 +29,7 @@ func (h *harness) powerLoss() error {
 		return err
 	}
 	var late string
-	if err := h.until("a status with both namespaces", recoverLimit, func() string {
+	if err := h.until("a status with the namespaces", recoverLimit, func() string {
 		st, _ := h.status.get()
 		place := placementOf(st, single)
 		if m := place.members[place.pg(stored)]; len(m) == 1 {
@@ -82,7 +76,7 @@ func (h *harness) powerLoss() error {
 	}); err != nil {
 		return err
 	}
-	for _, ns := range []string{namespace, single} {
+	for _, ns := range h.namespaces() {
 		if err := h.lostAll(ns); err != nil {
 			return err
 		}
@@ -107,6 +101,9 @@ func (h *harness) givenUp(late string) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		return fmt.Errorf("get of what %s holds: %w, want exit status 3: %q", late, err, out)
+	}
+	if err := h.besideLate(late); err != nil {
+		return err
 	}
 	if out, err := h.kvctl("nodes", "give-up", late); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)

@@ -54,6 +54,9 @@ type where struct {
 	pg     uint32
 }
 
+// concerns tells whether a placement group is of the kill's namespace.
+func (k *kill) concerns(pg uint32) bool { _, ok := k.place.members[pg]; return ok }
+
 func (k *kill) touches(pg uint32) bool { return slices.Contains(k.place.members[pg], k.victim) }
 
 // probes gathers what the clients' probes tell. It may be used concurrently.
@@ -68,13 +71,15 @@ type probes struct {
 	last    map[where]probe
 	// counted is the newest call of an INCR that succeeded, by Redis client.
 	counted map[int]int64
+	// mayLack are placement groups whose only copy was killed.
+	mayLack map[uint32]bool
 }
 
 func newProbes() *probes {
-	return &probes{written: map[where]int64{}, last: map[where]probe{}, counted: map[int]int64{}}
+	return &probes{written: map[where]int64{}, last: map[where]probe{}, counted: map[int]int64{}, mayLack: map[uint32]bool{}}
 }
 
-// killed opens a kill's window; nil for a victim that held nothing.
+// killed opens a kill's window in one namespace; nil for a victim that held nothing of it.
 func (s *probes) killed(victim string, at int64, place *placement, clients []int) *kill {
 	k := &kill{victim: victim, at: at, place: place, written: map[where]int64{}, open: map[where]bool{}}
 	for pg := range place.members {
@@ -103,12 +108,12 @@ func (s *probes) saw(p probe) {
 		s.written[at] = max(s.written[at], p.call)
 	}
 	for _, k := range s.kills {
-		if k.recovered != 0 || p.call < k.at {
+		if k.recovered != 0 || p.call < k.at || !k.concerns(p.pg) {
 			continue
 		}
 		switch {
 		case !k.touches(p.pg):
-			if p.out != outOK {
+			if p.out == outNo || p.out == outUnknown {
 				s.offends = append(s.offends, fmt.Sprintf("kill of %s: client %d, placement group %d, %s after %v: %s %s",
 					k.victim, p.client, p.pg, p.verb, time.Duration(p.retn-k.at), p.out, p.errText))
 			}
@@ -137,7 +142,7 @@ func (s *probes) touched(h []event) {
 			continue
 		}
 		for _, k := range s.kills {
-			if e.Return < k.at || k.recovered != 0 && e.Call > k.recovered {
+			if k.place.namespace != namespace || e.Return < k.at || k.recovered != 0 && e.Call > k.recovered {
 				continue
 			}
 			if pg := k.place.pg(e.Key); !k.touches(pg) {
@@ -191,16 +196,20 @@ func (s *probes) lastWrite() (at int64) {
 	return at
 }
 
-func (s *probes) recoveries() (all []time.Duration) {
+// recoveries tells how long kills kept a namespace's keys away, the shortest first, and of how many kills.
+func (s *probes) recoveries(namespace string) (all []time.Duration, kills int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.kills {
-		if k.recovered != 0 {
+		if k.place.namespace != namespace {
+			continue
+		}
+		if kills++; k.recovered != 0 {
 			all = append(all, time.Duration(k.recovered-k.at))
 		}
 	}
 	slices.Sort(all)
-	return all
+	return all, kills
 }
 
 // percentile of sorted, by nearest rank.

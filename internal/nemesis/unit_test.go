@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 var testScope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"}, clients: []string{"c0", "c1"},
@@ -492,8 +493,8 @@ func TestRecovery(t *testing.T) {
 		t.Fatalf("recovered at %d, missing %q", k.recovered, s.missing(k))
 	}
 	saw(1, verbGet, 1901, 2000, outOK)
-	if got := s.recoveries(); !slices.Equal(got, []time.Duration{1000}) {
-		t.Errorf("recoveries %v", got)
+	if got, kills := s.recoveries(namespace); !slices.Equal(got, []time.Duration{1000}) || kills != 1 {
+		t.Errorf("recoveries %v of %d kills", got, kills)
 	}
 	if len(s.offends) != 0 {
 		t.Errorf("offends: %q", s.offends)
@@ -514,6 +515,37 @@ func TestRecovery(t *testing.T) {
 	}
 	if _, missing := s.served(1400, []int{0}, []uint32{1, 3}); missing != "" {
 		t.Errorf("served since 1400, but for %q", missing)
+	}
+}
+
+// A namespace beside counts for itself: a kill judges the keys of its namespace alone, and only keys whose memory node was killed may be gone.
+func TestBeside(t *testing.T) {
+	h := &harness{settings: settings{beside: true}, probes: newProbes()}
+	st := testStatus()
+	st.Map.Namespaces = append(st.Map.Namespaces, &dirpb.Namespace{Id: 2, Name: single, Replicas: 1, HashSeed: 43})
+	st.Map.Pgs = append(st.Map.Pgs, &dirpb.PlacementGroup{Id: 4, NamespaceId: 2, State: dirpb.PGState_PG_LOST, Members: st.Map.Pgs[0].Members[:1]})
+	if err := lost(st); err != nil {
+		t.Errorf("the only copy beside: %v", err)
+	}
+	k := h.probes.killed("m1", 1000, placementOf(st, namespace), []int{0})
+	h.probes.saw(probe{pg: 4, verb: verbPut, call: 1100, retn: 1200, out: outNo})
+	if len(h.probes.offends) != 0 || k.concerns(4) {
+		t.Errorf("a kill in another namespace is blamed: %q", h.probes.offends)
+	}
+	h.probes.killed("m1", 1000, placementOf(st, single), []int{0})
+	if _, kills := h.probes.recoveries(single); kills != 1 {
+		t.Errorf("%d kills concern %s, want 1", kills, single)
+	}
+	gone := func(ns, pg string) bool { return h.heardGone(0, []string{ns, pg}) != nil }
+	h.probes.mayLack[4] = true
+	if gone(single, "4") || gone(pages, "6") || !gone(single, "5") {
+		t.Error("what may be gone is not told apart")
+	}
+	what := "memory node m1 is silent and has the only copy of placement group 4 of namespace "
+	for text, alone := range map[string]bool{what + single: true, what + pages: false, what + single + ", 1 of namespace " + namespace: false, "other": false} {
+		if left := waitsAlone([]overview.Problem{{What: text}}, "m1"); (left == "") != alone {
+			t.Errorf("%q: %q", text, left)
+		}
 	}
 }
 

@@ -190,10 +190,11 @@ func whole(st *dirpb.StatusReply, memnodes int, gone map[uint64]bool) error {
 	return nil
 }
 
-// lost tells of data that no copy is left of.
+// lost tells of data of the run's namespace that no copy is left of.
 func lost(st *dirpb.StatusReply) error {
+	ns := namespaceOf(st.GetMap(), namespace).GetId()
 	for _, p := range st.GetMap().GetPgs() {
-		if p.GetState() == dirpb.PGState_PG_LOST {
+		if p.GetNamespaceId() == ns && p.GetState() == dirpb.PGState_PG_LOST {
 			return fmt.Errorf("placement group %d, epoch %d, has no copy left", p.GetId(), p.GetEpoch())
 		}
 	}
@@ -203,8 +204,9 @@ func lost(st *dirpb.StatusReply) error {
 // placement finds a key's placement group. Keys on their way to another count
 // with the one that they leave.
 type placement struct {
-	seed   uint64
-	shards []*dirpb.Shard
+	namespace string
+	seed      uint64
+	shards    []*dirpb.Shard
 	// members are memory nodes' names by placement group.
 	members map[uint32][]string
 }
@@ -212,7 +214,7 @@ type placement struct {
 func placementOf(st *dirpb.StatusReply, namespace string) *placement {
 	m := st.GetMap()
 	ns := namespaceOf(m, namespace)
-	p := &placement{seed: ns.GetHashSeed(), members: map[uint32][]string{}}
+	p := &placement{namespace: namespace, seed: ns.GetHashSeed(), members: map[uint32][]string{}}
 	names := map[uint32]string{}
 	for _, n := range m.GetNodes() {
 		names[n.GetId()] = n.GetName()
