@@ -60,6 +60,10 @@ func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 		return f, fmt.Errorf("recover: %w", err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	own, err := openDisk(store, o.ID, true)
+	if err != nil {
+		return f, fmt.Errorf("recover: data folder %s: %w", o.DataDir, err)
+	}
 	m, err := newMachine(store, o.Logger)
 	if err != nil {
 		return f, fmt.Errorf("recover: restore from %s: %w", o.DataDir, err)
