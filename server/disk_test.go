@@ -271,11 +271,12 @@ func TestSecondProcess(t *testing.T) {
 		o := elsewhere()
 		o.fs = fs
 		second := start(t, o)
-		select {
-		case <-second.Done():
-		case <-testCtx(t).Done():
-			t.Fatalf("%s: it goes on", name)
+		joined := make(chan error, 1)
+		go func() { joined <- second.Ready(testCtx(t)) }()
+		if err := <-joined; err == nil {
+			t.Fatalf("%s: it is a member", name)
 		}
+		<-second.Done()
 		err := second.Err()
 		if !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), fmt.Sprintf("directory node %q", id)) || !strings.Contains(err.Error(), "is alive at "+x.raft[victim]) {
 			t.Errorf("%s: it ended with %v", name, err)
@@ -423,10 +424,10 @@ func TestHellos(t *testing.T) {
 		h, err := readHello(conn, nil)
 		if tc.answer == "" {
 			if err == nil {
-				t.Errorf("%s: answer %+v", tc.name, h)
+				t.Fatalf("%s: answer %+v", tc.name, h)
 			}
 		} else if err != nil || !strings.Contains(h.refusal, tc.answer) || h.server != self {
-			t.Errorf("%s: answer %+v, %v", tc.name, h, err)
+			t.Fatalf("%s: answer %+v, %v", tc.name, h, err)
 		}
 		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: it is heard: %v", tc.name, err)

@@ -106,10 +106,13 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 			used += n.GetUsedBytes()
 		}
 	}
-	whole := 0
+	whole, pgs, serves := 0, 0, overview.InUse(m)
 	memories := overview.Memories(st)
 	for _, p := range m.GetPgs() {
-		if overview.Lacks(m, p) == "" {
+		if !serves(p) {
+			continue
+		}
+		if pgs++; overview.Lacks(m, p) == "" {
 			whole++
 		}
 	}
@@ -130,7 +133,7 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 	}
 	a.printVerdict(st)
 	a.printTable(row{"Store", st.GetClusterId()}, []row{
-		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))},
+		{"copies", fmt.Sprintf("%d of %d placement groups fully replicated", whole, pgs) + unusedText(len(m.GetPgs())-pgs)},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodesText(m.GetNodes())},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
@@ -168,6 +171,14 @@ func (a *app) printStatus(st *dirpb.StatusReply, all bool) error {
 		a.printMore(more)
 	}
 	return nil
+}
+
+// unusedText says how many placement groups have no shard.
+func unusedText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d without a shard", n)
 }
 
 // shortRows is how many rows a table of the short status has.

@@ -130,9 +130,9 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
 			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(), st.GetMap().GetNamespaces()[i].GetReplicas())}
 		}
-		done, pgs := 0, overview.Groups(st.GetMap(), ns.GetId())
+		done, pgs, used := 0, overview.Groups(st.GetMap(), ns.GetId()), overview.InUse(st.GetMap())
 		for _, p := range pgs {
-			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && overview.Copies(p) == int(ns.GetReplicas()) {
+			if !used(p) || p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && overview.Copies(p) == int(ns.GetReplicas()) {
 				done++
 			}
 		}

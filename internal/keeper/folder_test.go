@@ -184,7 +184,8 @@ func TestFolderIsOnes(t *testing.T) {
 	}()
 	select {
 	case err := <-opened:
-		t.Errorf("opened while its process lives: %v", err)
+		_ = child.Process.Kill()
+		t.Fatalf("opened while its process lives: %v", err)
 	case <-log.c:
 		if !strings.Contains(log.b.String(), "has not ended") {
 			t.Error(&log.b)

@@ -56,7 +56,7 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 		all = append(all, ns)
 		byID[n.GetId()], byName[ns.Name] = ns, ns
 	}
-	byPG, used := make(map[uint32]*Namespace), inUse(st.GetMap())
+	byPG, used := make(map[uint32]*Namespace), InUse(st.GetMap())
 	for _, p := range st.GetMap().GetPgs() {
 		if ns := byID[p.GetNamespaceId()]; ns != nil {
 			byPG[p.GetId()] = ns
@@ -146,8 +146,16 @@ func replicas(m *dirpb.Map, p *dirpb.PlacementGroup) int {
 	return 0
 }
 
-// Lacks says what keeps a placement group from having all of its copies, or "".
+// Lacks says what keeps a placement group in use from having all of its copies, or "".
 func Lacks(m *dirpb.Map, p *dirpb.PlacementGroup) string {
+	lacks := lacks(m, p)
+	if lacks != "" && !InUse(m)(p) {
+		return ""
+	}
+	return lacks
+}
+
+func lacks(m *dirpb.Map, p *dirpb.PlacementGroup) string {
 	switch {
 	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
 		return fmt.Sprintf("%s, %s copies", StateText(m, p), CopiesOf(m, p))

@@ -47,8 +47,9 @@ func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
 	})
 }
 
-// inUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are.
-func inUse(m *dirpb.Map) func(*dirpb.PlacementGroup) bool {
+// InUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are. Those that
+// are not, such as a drain leaves, serve no key: nobody misses a copy there.
+func InUse(m *dirpb.Map) func(*dirpb.PlacementGroup) bool {
 	has, of := make(map[uint32]bool), make(map[uint32]bool) // by placement group, by namespace
 	for _, sh := range m.GetShards() {
 		has[sh.GetPgId()], has[sh.GetMove().GetPgId()], of[sh.GetNamespaceId()] = true, true, true
@@ -167,7 +168,7 @@ func waitingFor(m *dirpb.Map, n *dirpb.Node) string {
 
 // copyProblems are the placement groups in use that hold nothing or lack copies, by namespace.
 func copyProblems(st *dirpb.StatusReply) (all []Problem) {
-	used := inUse(st.GetMap())
+	used := InUse(st.GetMap())
 	for _, n := range st.GetMap().GetNamespaces() {
 		groups, mends := make(map[string][]string), make(map[string]string) // by Problem.What
 		for _, p := range st.GetMap().GetPgs() {

@@ -21,12 +21,15 @@ func TestUnusedGroups(t *testing.T) {
 		if v, all := VerdictOf(st), Problems(st); v != Healthy || len(all) > 0 {
 			t.Errorf("%v without a shard: %s, %v", state, v, all)
 		}
+		if lacks := Lacks(st.Map, st.Map.Pgs[1]); lacks != "" {
+			t.Errorf("%v without a shard lacks %q", state, lacks)
+		}
 		if n := Namespaces(st)[0]; n.Missing != 0 || n.Homeless != 0 {
 			t.Errorf("%v without a shard: %d copies are missing, %d placement groups are homeless", state, n.Missing, n.Homeless)
 		}
 		st.Map.Shards = append(st.Map.Shards, &dirpb.Shard{Id: 2, NamespaceId: 1, PgId: 1, Move: &dirpb.Move{PgId: 2}})
-		if v := VerdictOf(st); v == Healthy {
-			t.Errorf("%v that is to get a shard: %s", state, v)
+		if v, lacks := VerdictOf(st), Lacks(st.Map, st.Map.Pgs[1]); v == Healthy || lacks == "" {
+			t.Errorf("%v that is to get a shard: %s, lacks %q", state, v, lacks)
 		}
 	}
 }

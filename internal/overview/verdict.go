@@ -25,7 +25,7 @@ const (
 // VerdictOf judges the store by st, whose problems are Problems(st).
 func VerdictOf(st *dirpb.StatusReply) Verdict {
 	m := st.GetMap()
-	used := inUse(m)
+	used := InUse(m)
 	switch {
 	case slices.ContainsFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return len(n.GetLosses()) > 0 }):
 		return Lost

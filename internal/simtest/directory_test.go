@@ -438,10 +438,10 @@ func (w *World) mayLose(n *node) bool {
 }
 
 // mayRestart reports whether every placement group keeps a copy if the process of a memory node ends: another one that stays, or all
-// that there are, since the directory waits for the last.
+// that there are, since the directory waits for the last, unless that is a cache's.
 func (w *World) mayRestart(n *node) bool {
-	if w.mayLose(n) {
-		return true
+	if ok := w.mayLose(n); ok || w.cfg.Cache {
+		return ok
 	}
 	for _, pg := range w.st.PGs(1) {
 		members := pg.Members
