@@ -60,13 +60,13 @@ func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 		return f, fmt.Errorf("recover: %w", err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	m, err := newMachine(store, o.Logger)
-	if err != nil {
-		return f, fmt.Errorf("recover: restore from %s: %w", o.DataDir, err)
-	}
 	own, err := openDisk(store, o.ID, true)
 	if err != nil {
 		return f, fmt.Errorf("recover: data folder %s: %w", o.DataDir, err)
+	}
+	m, err := newMachine(store, o.Logger)
+	if err != nil {
+		return f, fmt.Errorf("recover: restore from %s: %w", o.DataDir, err)
 	}
 	if f, err = folderOf(store, m, o.ID); err != nil {
 		return f, fmt.Errorf("recover: data folder %s: %w", o.DataDir, err)
