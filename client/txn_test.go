@@ -387,7 +387,7 @@ func TestTxnInDoubt(t *testing.T) {
 			}
 			do := func(ops ...client.Op) {
 				t.Helper()
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					if err := c.MultiCAS(ctx, ops); err != nil {
 						return err.Error()
 					}
@@ -399,7 +399,7 @@ func TestTxnInDoubt(t *testing.T) {
 			}
 			settled := func() {
 				t.Helper()
-				eventually(t, 20*time.Second, func() string {
+				eventually(t, func() string {
 					if busy, _ := c.StatusWords(); busy > 0 {
 						return fmt.Sprintf("%d status words are taken", busy)
 					}
