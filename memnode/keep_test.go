@@ -658,8 +658,14 @@ func TestStateComesFirst(t *testing.T) {
 	for pg := range uint32(3) {
 		dir.keys(pg+1, "tcp")
 	}
+	// By itself: whatever else changes has the state written, too.
+	dir.change(func() { dir.regions, dir.retain = dir.regions[:2], []uint32{3} })
+	until(t, func() bool { return len(n.Stats().Regions) == 2 })
+	if s := k.state(t); len(s.regions) != 3 || len(s.kept(3).keys) != 0 {
+		t.Errorf("the state has %+v", s.regions)
+	}
 	item := k.state(t).kept(2).item
-	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{3} })
+	dir.change(func() { dir.regions = dir.regions[:1] })
 	if got := <-dropped; got != item {
 		t.Errorf("dropped is %s, want %s", got, item)
 	}
