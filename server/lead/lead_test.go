@@ -932,6 +932,33 @@ func TestEvacuateReplicated(t *testing.T) {
 			t.Fatalf("left over: %v", pg)
 		}
 	}
+	// Such a shell, which has the most room, is no place for the shards of another memory node: they would have fewer copies there.
+	w.grant(x, 3, 1000)
+	w.drain(2)
+	w.settleJobs(x)
+	for _, sh := range w.s.Shards(ns) {
+		if pg := w.pg(sh.PgId); sh.PgId == 2 || len(pg.Members) != 2 {
+			t.Fatalf("shard %v is on %v", sh, pg.Members)
+		}
+	}
+}
+
+// A shard that is full, and has no room in its own index, is not split into a placement group with fewer copies.
+func TestGrowKeepsCopies(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(4, 2)
+	ns := w.create("n", 2, 4)
+	x := w.open(ns)
+	w.drain(1)
+	w.settleJobs(x)
+	w.stay(1)
+	for _, sh := range w.s.Shards(ns) {
+		own := w.pg(sh.PgId)
+		own.IndexBytes = w.s.Heap(own.Id).IndexNext
+		if q, _, why := w.l.Grow(w.s, sh, w.now); q != nil && len(w.pg(q.TargetPgId).Members) < len(own.Members) {
+			t.Errorf("shard %d goes from %v to %v (%s)", sh.Id, own.Members, w.pg(q.TargetPgId).Members, why)
+		}
+	}
 }
 
 // ---- memory ----------------------------------------------------------------

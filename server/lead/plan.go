@@ -468,7 +468,7 @@ func (p *plan) dropSurplus(pg *dirpb.PlacementGroup) {
 }
 
 // evacuate moves a shard of pg, whose member has nowhere to go, to a placement group that
-// stays. A placement group that holds nothing any more gives the member up without a replacement.
+// stays and has as many copies. A placement group that holds nothing any more gives the member up without a replacement.
 func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 	var own []*dirpb.Shard
 	for _, sh := range p.shards(pg.NamespaceId) {
@@ -489,7 +489,7 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 	need := p.usage(pg.Id).GetGrantedUnits() / uint64(len(own))
 	var best *dirpb.PlacementGroup
 	for _, to := range p.pgs {
-		if to.Id == pg.Id || to.NamespaceId != pg.NamespaceId || p.draining(to) || !p.free(to) ||
+		if to.Id == pg.Id || to.NamespaceId != pg.NamespaceId || p.draining(to) || !p.free(to) || len(to.Members) < len(pg.Members) ||
 			p.heapRoom(to.Id) < need || !fits(p.s.Heap(to.Id), to, sh.Segments) {
 			continue
 		}
@@ -773,7 +773,7 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	} else if q.Segments = 0; !fits(s.Heap(own.Id), own, sh.Segments) {
 		to = slices.DeleteFunc(slices.Clone(v.pgs), func(pg *dirpb.PlacementGroup) bool {
 			return pg.NamespaceId != sh.NamespaceId || pg.Id == own.Id || pg.State == dirpb.PGState_PG_LOST || v.draining(pg) ||
-				!fits(s.Heap(pg.Id), pg, sh.Segments)
+				len(pg.Members) < len(own.Members) || !fits(s.Heap(pg.Id), pg, sh.Segments)
 		})
 		slices.SortStableFunc(to, func(a, b *dirpb.PlacementGroup) int { return cmp.Compare(v.indexRoom(b), v.indexRoom(a)) })
 	}
