@@ -315,6 +315,9 @@ type Stats struct {
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
+	// Mended counts damaged copies of records that operations wrote anew from good ones, of all sessions of this Client: memory somewhere
+	// does not keep what is written to it.
+	Mended uint64
 	// SweepBytes is the memory in which the session remembers the expiries of its puts; SweepForgotten
 	// counts puts that found no room there: their records are found later.
 	SweepBytes, SweepForgotten uint64

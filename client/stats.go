@@ -79,6 +79,7 @@ type laneTotals struct {
 	ops, rounds                          [index.NumKinds]uint64
 	verbs                                rdma.Counters
 	cacheHits, casLosses, unknown, notes uint64
+	mended                               uint64
 	memoryWaits, leaked                  uint64
 	went                                 session.Counts
 }
@@ -103,6 +104,7 @@ func (t *laneTotals) add(l *engine.Lane) {
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
+	t.mended += l.Stats.Mended
 	t.memoryWaits += l.Stats.MemoryWaits
 	t.leaked += l.Stats.Leaked
 }
@@ -118,6 +120,7 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.casLosses += x.casLosses
 	t.unknown += x.unknown
 	t.notes += x.notes
+	t.mended += x.mended
 	t.memoryWaits += x.memoryWaits
 	t.leaked += x.leaked
 	t.wentBy(x.went, session.Counts{})
@@ -128,7 +131,7 @@ func (t *laneTotals) into(st *Stats) {
 	for k := index.Get; k < index.NumKinds; k++ {
 		st.Ops[k.String()], st.Rounds[k.String()] = t.ops[k], t.rounds[k]
 	}
-	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes = t.verbs, t.cacheHits, t.casLosses, t.unknown, t.notes
+	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes, st.Mended = t.verbs, t.cacheHits, t.casLosses, t.unknown, t.notes, t.mended
 	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned, t.went.Received, t.went.Refused
 	st.LostUnits, st.MemoryWaits = t.leaked, t.memoryWaits
 }

@@ -759,6 +759,18 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 	}
 	w.firesNow("KvdPlacesRefused")
 
+	// A byte of a record's key flips; whoever asks for the key knows it, and mends the record.
+	const spoilt = "a-key-to-be-spoilt"
+	if got := r.do("SET", spoilt, "v"); got != "+OK" {
+		t.Fatal(got)
+	}
+	w.hold(w.scrapeTargets(), time.Minute)
+	s.run["m1"].spoil(spoilt)
+	if got := r.do("GET", spoilt); strings.HasPrefix(got, "-") || got == "$-1" {
+		t.Fatal(got)
+	}
+	w.firesNow("KvdMemoryDamaged")
+
 	// A group's header says what no group says, and its shard is to be split.
 	if got := r.do("SET", "k", "v"); got != "+OK" {
 		t.Fatal(got)

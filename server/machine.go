@@ -46,7 +46,7 @@ type machine struct {
 		news    chan struct{} // the same when anything has changed that memory nodes are told of
 	}
 
-	// halt is told, once, of an entry or a snapshot of a level that this version does not know. Nothing is applied from then on.
+	// halt is told, once, of an entry or a snapshot of a level that this version does not know, or that applied entries are to be replaced. Nothing is applied from then on.
 	halt func(error)
 
 	maps maps // of state; taken with mu held

@@ -37,10 +37,18 @@ type Folder struct {
 	Term, Last uint64   // of the log's last entry
 	Applied    uint64   // entry that the state reflects
 	Recoveries uint64   // that there were before
+	Led        []Led    // the latest leaderships, the last one first
 	Others     []string // directory nodes that the folder knows besides its own
 	Namespaces []string
 	Nodes      []string // memory nodes
 }
+
+// Led is a leadership that a data folder knows: memory nodes that were told of an entry of its term up to Last were told nothing that
+// the folder lacks.
+type Led struct{ Term, Last uint64 }
+
+// folderLeds is how many leaderships a Folder names.
+const folderLeds = 4
 
 // ErrOthersRun refuses a recovery while another directory node, or something at its address, answers.
 var ErrOthersRun = errors.New("another directory node may still run")
@@ -150,6 +158,11 @@ func folderOf(store *raftstore.Store, m *machine, id string) (f Folder, err erro
 			err = ErrNoState
 		case s.DirectoryNode(id) == nil:
 			err = fmt.Errorf("it knows no directory node %q", id)
+		}
+		end := f.Applied
+		for _, r := range s.Reigns()[:min(len(s.Reigns()), folderLeds)] {
+			f.Led = append(f.Led, Led{r.Term, end})
+			end = r.Base
 		}
 		for _, d := range s.Directory() {
 			if d.Id != id {

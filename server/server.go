@@ -218,7 +218,7 @@ func (n *Node) startRaft(addr string) error {
 	conf.NoSnapshotRestoreOnStart = true // newMachine did
 	conf.NoLegacyTelemetry = true
 
-	logs, err := raft.NewLogCache(logCacheEntries, n.store)
+	logs, err := raft.NewLogCache(logCacheEntries, keptLog{n.store, n.machine})
 	if err != nil {
 		return err
 	}

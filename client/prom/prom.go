@@ -46,6 +46,7 @@ var (
 	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; their records are removed later.")
 	refused     = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are damaged.")
 	notes       = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
+	mended      = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: a memory node's memory may be bad.")
 	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
 	memory      = desc("memory_bytes", "Memory of the session by state: live (records), limbo (replaced records that somebody may still read), free (granted to it and unused) or foreign (granted to others, and unlinked by it).", "state")
 	handedBack  = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client handed back to go home to them.")
@@ -71,7 +72,7 @@ type collector struct{ c *client.Client }
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
-		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, granted, memory, handedBack, returned, received, refusedB, lost, waits,
+		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
 		epochLag, connections,
 	} {
 		ch <- d
@@ -110,6 +111,7 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(sweepLost, s.SweepForgotten)
 	count(refused, s.RefusedPlaces)
 	count(notes, s.Notes)
+	count(mended, s.Mended)
 	gauge(sweepMemory, s.SweepBytes)
 	gauge(granted, s.GrantedUnits*layout.UnitSize)
 	gauge(memory, s.LiveUnits*layout.UnitSize, "live")

@@ -23,8 +23,9 @@ func (a *app) recoverCommand() *cobra.Command {
 majority of the directory nodes, or of their data folders, is gone for good. While it can be started, start it.
 
 Entries that the others had committed and this folder does not have are lost: namespaces, settings and
-placement that are newer than it. Take the folder with the greatest term, then entry: without
---yes the command says what a folder has, and changes nothing. All sessions end, and clients open others. Memory
+placement that are newer than it. Without --yes the command says what a folder has, and changes nothing.
+If kvctl status names an entry and a term that memory nodes were told of, take a folder that was led in that
+term up to that entry or a later one. Otherwise, and of several such, take the greatest term, then entry. All sessions end, and clients open others. Memory
 nodes say what they hold. Keys of a placement group that they and the folder do not agree on are lost, and
 kvctl status names them. Nothing is written to a placement group before what is linked there has been counted.
 
@@ -50,8 +51,8 @@ var errNotConfirmed = errors.New("nothing was done: want --yes, once the others 
 
 func (a *app) recover(ctx context.Context, id, dir string, yes bool) error {
 	_, err := server.Recover(ctx, server.RecoverOptions{DataDir: dir, ID: id, Version: versionText(), Logger: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), Confirm: func(f server.Folder) error {
-		fmt.Fprintf(a.stdout, "data folder   %s, directory node %s of cluster %s\nlast entry    %d of term %d; %d is applied; recovered %d times before\nnamespaces    %s\nmemory nodes  %s\nwithout       %s\n",
-			dir, id, f.ClusterID, f.Last, f.Term, f.Applied, f.Recoveries, listText(f.Namespaces), listText(f.Nodes), listText(f.Others))
+		fmt.Fprintf(a.stdout, "data folder   %s, directory node %s of cluster %s\nlast entry    %d of term %d; %d is applied; recovered %d times before\nled           %s\nnamespaces    %s\nmemory nodes  %s\nwithout       %s\n",
+			dir, id, f.ClusterID, f.Last, f.Term, f.Applied, f.Recoveries, ledText(f.Led), listText(f.Namespaces), listText(f.Nodes), listText(f.Others))
 		fmt.Fprintln(a.stdout, "what is lost  all that the directory decided after that entry; every session; keys of placement groups that changed since")
 		if !yes {
 			return usageError{errNotConfirmed}
@@ -63,6 +64,14 @@ func (a *app) recover(ctx context.Context, id, dir string, yes bool) error {
 	}
 	fmt.Fprintf(a.stdout, "recovered: start it with kvd directory --id %s --data-dir %s and its addresses, then others with empty folders and --join\n", id, dir)
 	return nil
+}
+
+func ledText(list []server.Led) string {
+	var words []string
+	for _, l := range list {
+		words = append(words, fmt.Sprintf("term %d up to entry %d", l.Term, l.Last))
+	}
+	return listText(words)
 }
 
 func listText(list []string) string {

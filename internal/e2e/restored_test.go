@@ -71,21 +71,21 @@ func (u *trio) copyData(to string) {
 		u.t.Fatal(err)
 	}
 	for n, from := range u.data {
-		if out, err := exec.Command("cp", "-a", from, filepath.Join(to, fmt.Sprint("d", n+1))).CombinedOutput(); err != nil {
-			u.t.Fatalf("%v\n%s", err, out)
-		}
+		u.copyFolder(from, filepath.Join(to, fmt.Sprint("d", n+1)))
+	}
+}
+
+func (u *trio) copyFolder(from, to string) {
+	u.t.Helper()
+	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil {
+		u.t.Fatalf("%v\n%s", err, out)
 	}
 }
 
 func (u *trio) putBack(from string) {
 	u.t.Helper()
-	for n, to := range u.data {
-		if err := os.RemoveAll(to); err != nil {
-			u.t.Fatal(err)
-		}
-		if out, err := exec.Command("cp", "-a", filepath.Join(from, fmt.Sprint("d", n+1)), to).CombinedOutput(); err != nil {
-			u.t.Fatalf("%v\n%s", err, out)
-		}
+	for n := range u.data {
+		u.putBackOne(n, from)
 	}
 }
 

@@ -85,6 +85,7 @@ type LaneStats struct {
 	Leaked      uint64        // units left to recall
 	MemoryWaits uint64        // operations that had to wait for memory
 	Notes       uint64        // access words written
+	Mended      uint64        // damaged copies of records written anew
 	Closed      rdma.Counters // of queue pairs that are gone
 }
 

@@ -392,6 +392,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	k := t.Op.Kind
 	l.Stats.Ops[k]++
 	l.Stats.Rounds[k] += uint64(t.Op.Rounds)
+	l.Stats.Mended += uint64(t.Op.Mended)
 	if t.Op.Err != nil && errors.Is(t.Op.Err, index.ErrUnknown) {
 		l.Stats.Unknown++
 	}

@@ -76,7 +76,7 @@ func Problems(st *dirpb.StatusReply) []Problem {
 		for _, a := range ahead {
 			names = append(names, fmt.Sprintf("%s (told of entry %d, term %d)", a.GetName(), a.GetPosition().GetIndex(), a.GetPosition().GetTerm()))
 		}
-		add("start the directory with its latest data folders; if they are gone for good: stop it, and on the machine of the one with the greatest entry: kvctl directory recover --id ID --data-dir DIR",
+		add("start the directory with its latest data folders; if they are gone for good, or a node has stopped since the others lack what it has: stop all, and go on from the folder that has that entry: kvctl directory recover --id ID --data-dir DIR",
 			"the directory's data folders are older (entry %d, term %d) than what memory nodes were told, as after a backup was put back: %s. It grants nothing, memory nodes do not follow it, and sessions end as their leases run out",
 			st.GetPosition().GetIndex(), st.GetPosition().GetTerm(), strings.Join(names, ", "))
 	}

@@ -48,6 +48,15 @@ func (s *State) lastReign() *fsmpb.Reign {
 // ReignTerm is Raft's term of the latest leadership, 0 if there was none.
 func (s *State) ReignTerm() uint64 { return s.lastReign().GetTerm() }
 
+// Reigns are the leaderships that are kept, the latest one first.
+func (s *State) Reigns() (list []*fsmpb.Reign) {
+	last := s.meta.Reigns
+	for number := last; number > last-min(last, MaxReigns); number-- {
+		list = append(list, s.reigns[reignSlot(number)])
+	}
+	return list
+}
+
 // Position is how far a state has got that has applied an entry of the latest leadership, or nil at a level that does not know.
 func (s *State) Position(applied uint64) *dirpb.Position {
 	r := s.lastReign()
@@ -71,8 +80,7 @@ func (s *State) Lacks(p *dirpb.Position, applied uint64) bool {
 	}
 	last := s.meta.Reigns
 	end := applied // of the leadership looked at
-	for number := last; number > last-min(last, MaxReigns); number-- {
-		r := s.reigns[reignSlot(number)]
+	for _, r := range s.Reigns() {
 		if r.Id == p.Reign {
 			return p.Index > end
 		}
