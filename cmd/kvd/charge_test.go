@@ -166,7 +166,7 @@ func TestNoRoomInCgroup(t *testing.T) {
 	env, _ := runtimeDir(t)
 	node := newControlled(t, "node", 300<<20)
 	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
-	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB", "--control-socket=off")
+	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB", "--overcommit", "--control-socket=off")
 	p := spawnFrom(t, args[0], env, args[1:]...)
 	p.ready()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{d.kv["directory"]}})
