@@ -266,6 +266,7 @@ var byTest = []tested{
 	{"own-staged-write-forgets-the-read-behind-it", "internal/gateway", "TestTrackingOwnWrites", []edit{{"internal/gateway/events.go", "	tracks := t.c.tracksReads()\n", "tracks := false\n"}}},
 	{"tracked-in-database-0-alone", "internal/gateway", "TestTrackingOfDatabases", []edit{{"internal/gateway/tracking.go", "\tfor db := range g.o.Databases {", "for db := range g.o.Databases[:1] {"}}},
 	{"wake-lost-at-timeout", "internal/gateway", "TestWakePassedOn", []edit{{"internal/gateway/block.go", "\tpass = pass || len(x.wake) > 0", ""}}},
+	{"wake-lost-at-an-ending", "internal/gateway", "TestWakePassedOnByAnEnding", []edit{{"internal/gateway/block.go", "		pass = pass || woken\n", "_ = woken\n"}}},
 	{"stream-that-went-waited-for", "internal/gateway", "TestStreamWentMeanwhile", []edit{{"internal/gateway/block.go", "\t\t\tk.version = unknownVersion", "k.version = 0"}}},
 	{"deleted-key-is-as-watched", "internal/gateway", "TestWatchOfDeletedKeys", []edit{{"internal/gateway/staged.go", "\tif k := t.find[x.stagedName]; t.err == nil && k.version != x.version {", "if k := t.find[x.stagedName]; t.err == nil && k.version != 0 && k.version != x.version {"}}},
 	{"word-in-doubt-goes-on", "client", "TestTxnInDoubt", []edit{{"client/txn.go", "t.s.status.put(t.x, len(t.doubt) > 0)", "t.s.status.put(t.x, false)"}}},
