@@ -127,6 +127,24 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 	}
 }
 
+// TestPollSoonForWhoeverComes: a key that was looked up seldom is looked up soon for a client that begins to wait for it.
+func TestPollSoonForWhoeverComes(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake()})
+	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
+	s, b := &g.waits, &blocking{names: [][]byte{[]byte("k")}}
+	s.mu.polling = true // by nobody
+	x := s.enterQueues(0, b)
+	k := x.keys[0]
+	k.pause, k.next = maxPollPause, time.Now().Add(time.Hour)
+	<-s.early
+	y := s.enterQueues(0, b)
+	if k.pause != minPollPause || k.next.After(time.Now().Add(minPollPause)) || len(s.early) != 1 {
+		t.Errorf("pause %v, next in %v, the poller is told %d times", k.pause, time.Until(k.next), len(s.early))
+	}
+	s.leaveQueues(x, false)
+	s.leaveQueues(y, false)
+}
+
 // TestStreamWentMeanwhile: a stream that went between a reader's first try and the first look of the poll counts as changed.
 func TestStreamWentMeanwhile(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
