@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/mem"
 	"github.com/kvd-project/kvd/internal/metrics"
 )
 
@@ -59,7 +60,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
-	if c.Memory, err = devMemory(c, a.given("memory"), roomHere(), log); err != nil {
+	if c.Memory, err = devMemory(c, a.given("memory"), mem.Limited(), log); err != nil {
 		return err
 	}
 	// An address that is taken is refused before anything starts.

@@ -46,34 +46,14 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 	return errors.Join(errs...)
 }
 
-// room is how much memory a process may use, in bytes; 0: not known, or without a limit.
-type room struct {
-	machine, group uint64
-}
-
-// roomHere is what this machine has, and what the control group of this process and those above it allow.
-func roomHere() (r room) {
-	r.machine, _ = memlimit.FromSystem()
-	r.group, _ = memlimit.FromCgroup() // its error may be that there is no limit
-	return r
-}
-
-// bytes is the smaller one.
-func (r room) bytes() uint64 {
-	if r.machine == 0 || r.group != 0 && r.group < r.machine {
-		return r.group
-	}
-	return r.machine
-}
-
-// check refuses to lend want bytes beyond what there is. of says what these are.
-func (r room) check(of string, want int64) error {
+// checkLent refuses to lend want bytes beyond what there is. of says what these are.
+func checkLent(r mem.Limits, of string, want int64) error {
 	var have []string
-	if r.machine != 0 && uint64(want) > r.machine {
-		have = append(have, "this machine has "+mib(r.machine))
+	if r.Machine != 0 && uint64(want) > r.Machine {
+		have = append(have, "this machine has "+mib(r.Machine))
 	}
-	if r.group != 0 && uint64(want) > r.group {
-		have = append(have, "its control group (cgroup) allows "+mib(r.group))
+	if r.Group != 0 && uint64(want) > r.Group {
+		have = append(have, "its control group (cgroup) allows "+mib(r.Group))
 	}
 	if len(have) == 0 {
 		return nil
@@ -91,11 +71,11 @@ func mib(n uint64) string {
 
 // checkRoom refuses to lend more memory than there is, unless overcommit says so. A pool of huge pages has a size of its own, which
 // checkLimits looks at. Memory that is there already is not refused: its next process would leave it to nobody.
-func checkRoom(c *config.MemNode, kept bool, r room, log *slog.Logger) error {
+func checkRoom(c *config.MemNode, kept bool, r mem.Limits, log *slog.Logger) error {
 	if c.Overcommit || c.HugePageBytes() != 0 {
 		return nil
 	}
-	err := r.check("memory "+c.Memory.String(), int64(c.Memory))
+	err := checkLent(r, "memory "+c.Memory.String(), int64(c.Memory))
 	if err != nil && kept {
 		log.Error("memory of the process before is served, but there is less than may be lent", "err", err)
 		return nil
@@ -105,20 +85,20 @@ func checkRoom(c *config.MemNode, kept bool, r room, log *slog.Logger) error {
 
 // devMemory is what each memory node of a store in one process lends: what was asked for, which is refused if there is less, or else the default,
 // or less of it, so that all of them together lend half of what there is at most.
-func devMemory(c *config.Dev, asked bool, r room, log *slog.Logger) (config.Size, error) {
+func devMemory(c *config.Dev, asked bool, r mem.Limits, log *slog.Logger) (config.Size, error) {
 	all := c.Memory * config.Size(c.Memnodes)
 	if asked {
 		if c.Overcommit {
 			return c.Memory, nil
 		}
-		return c.Memory, r.check(fmt.Sprintf("memory %v of each of %d memory nodes", c.Memory, c.Memnodes), int64(all))
+		return c.Memory, checkLent(r, fmt.Sprintf("memory %v of each of %d memory nodes", c.Memory, c.Memnodes), int64(all))
 	}
-	most := config.Size(r.bytes() / 2)
+	most := config.Size(r.Least() / 2)
 	if most == 0 || all <= most || c.Overcommit {
 		return c.Memory, nil
 	}
 	less := max(most/config.Size(c.Memnodes)/(16<<20)*(16<<20), config.MinMemory)
-	log.Warn("memory nodes lend less than usual, as there is little memory here", "memory", less.String(), "usual", c.Memory.String(), "there_is", mib(r.bytes()),
+	log.Warn("memory nodes lend less than usual, as there is little memory here", "memory", less.String(), "usual", c.Memory.String(), "there_is", mib(r.Least()),
 		"hint", "set memory to choose another size")
 	return less, nil
 }
@@ -164,7 +144,13 @@ func collectSeldom(log *slog.Logger) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
-	if _, err := memlimit.Set(memlimit.WithProvider(memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem))); err != nil {
+	limit := func() (uint64, error) {
+		if n := mem.Limited().Least(); n != 0 {
+			return n, nil
+		}
+		return 0, memlimit.ErrNoLimit
+	}
+	if _, err := memlimit.Set(memlimit.WithProvider(limit)); err != nil {
 		log.Warn("the memory that the process may use is not known: set GOMEMLIMIT if it is less than the machine's", "err", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/mem"
 )
 
 // A directory node collects garbage seldom, within the memory that there is, unless its environment says otherwise.
@@ -43,19 +44,19 @@ func TestCollectSeldom(t *testing.T) {
 // TestRoom: nobody lends more than there is, unless overcommit says so; pages that are reserved for that, and memory that is there, count otherwise.
 func TestRoom(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	here := room{machine: 24 << 30, group: 512 << 20}
+	here := mem.Limits{Machine: 24 << 30, Group: 512 << 20}
 	for _, c := range []struct {
 		what string
 		lending
-		r    room
+		r    mem.Limits
 		want string // in the error; empty: there is none
 	}{
 		{"what there is", lending{memory: 512 << 20}, here, ""},
 		{"a page more", lending{memory: 513 << 20}, here, "memory 513MiB: that is 513 MiB, and its control group (cgroup) allows 512 MiB"},
 		{"more than both", lending{memory: 1 << 40}, here, "that is 1024.0 GiB, and this machine has 24.0 GiB and its control group (cgroup) allows 512 MiB"},
-		{"no group", lending{memory: 24 << 30}, room{machine: 24 << 30}, ""},
-		{"more than the machine has", lending{memory: 25 << 30}, room{machine: 24 << 30}, "this machine has 24.0 GiB, beyond which processes are killed: lend less, or set overcommit"},
-		{"nothing is known", lending{memory: 1 << 40}, room{}, ""},
+		{"no group", lending{memory: 24 << 30}, mem.Limits{Machine: 24 << 30}, ""},
+		{"more than the machine has", lending{memory: 25 << 30}, mem.Limits{Machine: 24 << 30}, "this machine has 24.0 GiB, beyond which processes are killed: lend less, or set overcommit"},
+		{"nothing is known", lending{memory: 1 << 40}, mem.Limits{}, ""},
 		{"overcommit", lending{memory: 1 << 40, overcommit: true}, here, ""},
 		{"huge pages", lending{memory: 1 << 40, pages: "2MiB"}, here, ""},
 		{"kept memory", lending{memory: 1 << 40, kept: true}, here, ""},
@@ -84,21 +85,21 @@ func TestDevMemory(t *testing.T) {
 		nodes       int
 		memory      config.Size // 0: it is not set
 		overcommit  bool
-		r           room
+		r           mem.Limits
 		want        config.Size
 		wantRefusal string
 	}{
-		{2, 0, false, room{machine: 24 << 30}, 1 << 30, ""},
-		{2, 0, false, room{machine: 24 << 30, group: 1 << 30}, 256 << 20, ""},
-		{3, 0, false, room{machine: 1000 << 20}, 160 << 20, ""},
-		{64, 0, false, room{machine: 128 << 20}, config.MinMemory, ""},
-		{2, 0, true, room{machine: 1 << 30}, 1 << 30, ""},
-		{2, 0, false, room{}, 1 << 30, ""},
-		{2, 100 << 30, false, room{machine: 24 << 30}, 0, "memory 100GiB of each of 2 memory nodes: that is 200.0 GiB, and this machine has 24.0 GiB"},
-		{2, 12 << 30, false, room{machine: 24 << 30}, 12 << 30, ""},
-		{3, 12 << 30, false, room{machine: 24 << 30}, 0, "that is 36.0 GiB"},
-		{3, 12 << 30, true, room{machine: 24 << 30}, 12 << 30, ""},
-		{64, 1 << 50, false, room{machine: 24 << 30}, 0, "this machine has 24.0 GiB"},
+		{2, 0, false, mem.Limits{Machine: 24 << 30}, 1 << 30, ""},
+		{2, 0, false, mem.Limits{Machine: 24 << 30, Group: 1 << 30}, 256 << 20, ""},
+		{3, 0, false, mem.Limits{Machine: 1000 << 20}, 160 << 20, ""},
+		{64, 0, false, mem.Limits{Machine: 128 << 20}, config.MinMemory, ""},
+		{2, 0, true, mem.Limits{Machine: 1 << 30}, 1 << 30, ""},
+		{2, 0, false, mem.Limits{}, 1 << 30, ""},
+		{2, 100 << 30, false, mem.Limits{Machine: 24 << 30}, 0, "memory 100GiB of each of 2 memory nodes: that is 200.0 GiB, and this machine has 24.0 GiB"},
+		{2, 12 << 30, false, mem.Limits{Machine: 24 << 30}, 12 << 30, ""},
+		{3, 12 << 30, false, mem.Limits{Machine: 24 << 30}, 0, "that is 36.0 GiB"},
+		{3, 12 << 30, true, mem.Limits{Machine: 24 << 30}, 12 << 30, ""},
+		{64, 1 << 50, false, mem.Limits{Machine: 24 << 30}, 0, "this machine has 24.0 GiB"},
 	} {
 		d := config.DefaultDev()
 		d.Memnodes, d.Overcommit = c.nodes, c.overcommit

@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/mem"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -193,7 +194,7 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	if err != nil {
 		return usageError{err}
 	}
-	if err := checkRoom(c, k.regions, roomHere(), log); err != nil {
+	if err := checkRoom(c, k.regions, mem.Limited(), log); err != nil {
 		return err
 	}
 	if err := checkLimits(int64(c.Memory), k.hugePageBytes(c), c.Lock); err != nil {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -81,6 +82,67 @@ func TestWakePassedOn(t *testing.T) {
 	if s.any() || len(s.mu.keys) > 0 {
 		t.Error("somebody waits still")
 	}
+}
+
+// TestWakePassedOnByAnEnding: a client that is woken and told to stop at the same moment leaves the wake to whoever is behind it.
+func TestWakePassedOnByAnEnding(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	gate := make(chan chan struct{}, 1) // holds what is closed when lookups go on
+	open := make(chan struct{})
+	close(open)
+	gate <- open
+	store.Fail(func(context.Context, *client.Op) clienttest.Fault {
+		held := <-gate
+		gate <- held
+		<-held
+		return clienttest.Fault{}
+	})
+	addr, g := start(t, Options{Databases: []Database{{"default", store}}})
+	p := dial(t, "tcp", addr)
+	for range 20 { // of a wake and an ending any one may be seen first
+		held := make(chan struct{})
+		<-gate
+		gate <- held
+		p.send(t, []string{"BLPOP", "k", "0"})
+		blocked(t, g, 1)
+		var x *waiter
+		eventually(t, "it has a queue", func() bool {
+			g.waits.mu.Lock()
+			defer g.waits.mu.Unlock()
+			if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil {
+				x = k.lines[0].queue[0]
+			}
+			return x != nil
+		})
+		behind := g.waits.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}})
+		g.waits.wake(0, "k")
+		x.stop(endTimeout)
+		close(held)
+		p.answers(t, "*-1\r\n")
+		blocked(t, g, 1)
+		if len(behind.wake) != 1 {
+			t.Fatal("the wake of a client that was told to stop is lost")
+		}
+		g.waits.leaveQueues(behind, false)
+	}
+}
+
+// TestPollSoonForWhoeverComes: a key that was looked up seldom is looked up soon for a client that begins to wait for it.
+func TestPollSoonForWhoeverComes(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake()})
+	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
+	s, b := &g.waits, &blocking{names: [][]byte{[]byte("k")}}
+	s.mu.polling = true // by nobody
+	x := s.enterQueues(0, b)
+	k := x.keys[0]
+	k.pause, k.next = maxPollPause, time.Now().Add(time.Hour)
+	<-s.early
+	y := s.enterQueues(0, b)
+	if k.pause != minPollPause || k.next.After(time.Now().Add(minPollPause)) || len(s.early) != 1 {
+		t.Errorf("pause %v, next in %v, the poller is told %d times", k.pause, time.Until(k.next), len(s.early))
+	}
+	s.leaveQueues(x, false)
+	s.leaveQueues(y, false)
 }
 
 // TestStreamWentMeanwhile: a stream that went between a reader's first try and the first look of the poll counts as changed.

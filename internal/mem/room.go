@@ -9,7 +9,43 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
 )
+
+// Limits are how many bytes of memory a process may have; 0: not known, or without a limit.
+type Limits struct {
+	Machine uint64 // what the machine has
+	Group   uint64 // the least that a cgroup allows which this process is in, and all of that which no process is in
+}
+
+// Least is the smaller one.
+func (l Limits) Least() uint64 {
+	if l.Machine == 0 || l.Group != 0 && l.Group < l.Machine {
+		return l.Group
+	}
+	return l.Machine
+}
+
+// Limited is what this process may have. [Room] leaves out the part that is taken.
+func Limited() (l Limits) {
+	l.Machine, _ = memlimit.FromSystem() // only Linux knows
+	l.Group = limited("/")
+	return l
+}
+
+// limited is the least limit of groups; memlimit knows that too, but neither of which group it is nor how much of it is left.
+func limited(root string) (least uint64) {
+	for _, g := range groups(root) {
+		if n := readInt(path.Join(g.dir, g.limit)); n >= 0 && n < unlimited && (least == 0 || uint64(n) < least) {
+			least = uint64(n)
+		}
+	}
+	return least
+}
+
+// unlimited is what a cgroup of v1 has without a limit, less some pages.
+const unlimited = math.MaxInt64 - 1<<30
 
 // Room is how many bytes of pages this process can take now before the kernel ends a process, and of which limit that is: of
 // the machine, or of a cgroup (v1 or v2) that this process is in. It is -1 if nothing says. Cached files, which the kernel drops at once, count as room; swap does not.
@@ -68,7 +104,7 @@ func groups(root string) (all []group) {
 		case !strings.Contains(","+part[1]+",", ",memory,"):
 			continue
 		}
-		top, at := mounted(mounts, kind)
+		top, at := mounted(mounts, kind, part[2])
 		if at == "" {
 			continue
 		}
@@ -86,8 +122,10 @@ func groups(root string) (all []group) {
 	return all
 }
 
-// mounted is where a cgroup file system with memory is, and which cgroup is its root; proc_pid_mountinfo(5).
-func mounted(mounts []byte, kind string) (top, at string) {
+// mounted is where a cgroup file system with memory is, and which cgroup is its root; proc_pid_mountinfo(5). Of several it is the one
+// that shows most of the cgroups above the one given.
+func mounted(mounts []byte, kind, group string) (top, at string) {
+	above := func(top string) bool { return strings.HasPrefix(group+"/", strings.TrimSuffix(top, "/")+"/") }
 	for lines := bufio.NewScanner(bytes.NewReader(mounts)); lines.Scan(); {
 		before, after, _ := strings.Cut(lines.Text(), " - ")
 		f, fs := strings.Fields(before), strings.Fields(after)
@@ -97,10 +135,15 @@ func mounted(mounts []byte, kind string) (top, at string) {
 		if kind == "cgroup" && !strings.Contains(","+fs[2]+",", ",memory,") {
 			continue
 		}
-		return f[3], f[4]
+		if f[3], f[4] = escapes.Replace(f[3]), escapes.Replace(f[4]); at == "" || above(f[3]) && (!above(top) || len(f[3]) < len(top)) {
+			top, at = f[3], f[4]
+		}
 	}
-	return "", ""
+	return top, at
 }
+
+// escapes are those of names in mountinfo.
+var escapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // fields are the numbers of a file whose lines begin with a name and a number.
 func fields(file string) map[string]int64 {
