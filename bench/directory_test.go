@@ -273,7 +273,7 @@ func TestDirectoryScale(t *testing.T) {
 		changing.Go(func() {
 			for i := k; i < changes; i += callers {
 				if err := insist(ctx, &again, func() error {
-					_, err := operator.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: fmt.Sprint("flapping", k), Incarnation: uint64(i + 1), HostId: "h",
+					_, err := operator.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: fmt.Sprint("flapping", k), Incarnation: uint64(k + 1), Boot: uint64(i + 1), HostId: "h",
 						Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}})
 					return err
 				}); err != nil {
