@@ -93,7 +93,7 @@ func TestDirectory(t *testing.T) {
 				{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, IndexBytes: 4096 + 640, Recalled: []uint32{3, 4}},
 				{Id: 2, NamespaceId: 2, State: dirpb.PGState_PG_LOST},
 			},
-			Shards: []*dirpb.Shard{{NamespaceId: 1, Move: &dirpb.Move{}}, {NamespaceId: 1}},
+			Shards: []*dirpb.Shard{{NamespaceId: 1, PgId: 1, Move: &dirpb.Move{}}, {NamespaceId: 1, PgId: 1}},
 		},
 	}
 	got := scrape(t, Directory("d1", fakeStatus{st: st}))
