@@ -556,7 +556,7 @@ func TestLeaseExpiry(t *testing.T) {
 	}
 	until(t, "the placement group to be back", func() bool {
 		pg := statusOf(t, c).Map.Pgs[1]
-		return pg.State == dirpb.PGState_PG_ACTIVE && pg.Epoch == 3 && pg.Members[0].Incarnation == 2
+		return pg.State == dirpb.PGState_PG_ACTIVE && pg.Members[0].NodeId == m1.id
 	})
 }
 
@@ -1038,7 +1038,7 @@ func TestLeaderHandsOver(t *testing.T) {
 func TestNoPipelines(t *testing.T) {
 	c := newCluster(t, 2, forever)
 	nodes := c.all()
-	_, err := nodes[0].transport.AppendEntriesPipeline(raft.ServerID(nodes[1].opts.ID), nodes[1].transport.LocalAddr())
+	_, err := nodes[0].transport.AppendEntriesPipeline(nodes[1].disk.server(), nodes[1].transport.LocalAddr())
 	if !errors.Is(err, raft.ErrPipelineReplicationNotSupported) {
 		t.Errorf("a pipeline: %v, want %v", err, raft.ErrPipelineReplicationNotSupported)
 	}
@@ -1475,7 +1475,7 @@ func TestStalledLeaderGivesWay(t *testing.T) {
 	until(t, "it to lead again", func() bool {
 		l := leaderOf(t, c.all()...)
 		if l != n {
-			_ = l.raft.LeadershipTransferToServer(raft.ServerID(n.opts.ID), n.transport.LocalAddr()).Error()
+			_ = l.raft.LeadershipTransferToServer(n.disk.server(), n.transport.LocalAddr()).Error()
 		}
 		return l == n
 	})
