@@ -9,8 +9,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-
-	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
 // Limits are how many bytes of memory a process may have; 0: not known, or without a limit.
@@ -29,12 +27,13 @@ func (l Limits) Least() uint64 {
 
 // Limited is what this process may have. [Room] leaves out the part that is taken.
 func Limited() (l Limits) {
-	l.Machine, _ = memlimit.FromSystem() // only Linux knows
+	l.Machine = uint64(fields("/proc/meminfo")["MemTotal:"]) << 10
 	l.Group = limited("/")
 	return l
 }
 
-// limited is the least limit of groups; memlimit knows that too, but neither of which group it is nor how much of it is left.
+// limited is the least limit of groups. The library automemlimit knows that, too, but neither of which group it is nor how much of it is left; and
+// programs that link the client would carry it.
 func limited(root string) (least uint64) {
 	for _, g := range groups(root) {
 		if n := readInt(path.Join(g.dir, g.limit)); n >= 0 && n < unlimited && (least == 0 || uint64(n) < least) {
