@@ -57,13 +57,18 @@ type controlled struct {
 	t          *testing.T
 }
 
+// cannotHere ends a test for which this machine lacks something: it is skipped, but for the gate, which provides it.
+func cannotHere(t *testing.T) func(format string, args ...any) {
+	if os.Getenv("CI") != "" {
+		return t.Fatalf
+	}
+	return t.Skipf
+}
+
 // newControlled makes a cgroup of version 1 or 2, beside this process's own; limit 0 is none.
 func newControlled(t *testing.T, name string, limit int64) *controlled {
 	t.Helper()
-	cannot := t.Skipf
-	if os.Getenv("CI") != "" {
-		cannot = t.Fatalf
-	}
+	cannot := cannotHere(t)
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		t.Fatal(err)

@@ -121,7 +121,7 @@ func memoryGroup(t *testing.T, bytes int64) string {
 	}
 	outer, err := os.MkdirTemp(base, "kvd-test-")
 	if err != nil {
-		t.Skipf("control groups cannot be made here: %v", err)
+		cannotHere(t)("control groups cannot be made here: %v", err)
 	}
 	inner := filepath.Join(outer, "inner")
 	t.Cleanup(func() {
@@ -133,7 +133,7 @@ func memoryGroup(t *testing.T, bytes int64) string {
 		}
 	})
 	if err := os.WriteFile(filepath.Join(outer, limit), fmt.Append(nil, bytes), 0o644); err != nil {
-		t.Skipf("control groups have no limits of memory here: %v", err)
+		cannotHere(t)("control groups have no limits of memory here: %v", err)
 	}
 	if err := os.Mkdir(inner, 0o755); err != nil {
 		t.Fatal(err)
