@@ -80,7 +80,7 @@ func TestManyMemoryNodes(t *testing.T) {
 	}
 	// Eight have room for 29 MiB, and more are taken at three quarters. 31 MiB are written.
 	spread := false
-	w.fills("grows", 500, func() {
+	w.fills("grows", 4000, func() {
 		if spread || w.on()["grows"] == 8 {
 			return
 		}
@@ -107,8 +107,8 @@ func TestManyMemoryNodes(t *testing.T) {
 	}
 }
 
-// fills puts values of 64 KiB into a namespace, of which none may fail, and reads them back. After every eight it calls rest: a write waits
-// 8 s for memory that is on its way, which is little for a machine that does other things.
+// fills puts values of 8 KiB into a namespace, of which none may fail, and reads them back: small ones, so that hashes fill placement groups about
+// equally. After every 64 it calls rest: a write waits 8 s for memory that is on its way, which is little for a machine that does other things.
 func (w *world) fills(ns string, values int, rest func()) {
 	w.t.Helper()
 	device, err := providers.Open("tcp", providers.Options{})
@@ -121,12 +121,12 @@ func (w *world) fills(ns string, values int, rest func()) {
 		w.t.Fatal(err)
 	}
 	defer c.Close()
-	value := func(i int) []byte { return slices.Repeat(fmt.Appendf(nil, "%08d", i), 8<<10) }
+	value := func(i int) []byte { return slices.Repeat(fmt.Appendf(nil, "%08d", i), 1<<10) }
 	for i := range values {
 		if _, err := c.Put(w.t.Context(), fmt.Appendf(nil, "key%d", i), value(i), client.PutOptions{}); err != nil {
 			w.t.Fatalf("put %d of %d, on %d memory nodes: %v", i, values, w.on()[ns], err)
 		}
-		if i%8 == 7 {
+		if i%64 == 63 {
 			rest()
 		}
 	}

@@ -17,8 +17,10 @@ import (
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -303,6 +305,11 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 				}
 			}
 			works = again
+			if job.GetKind() == dirpb.JobKind_JOB_MOVE && len(works) > 0 && try == 1 {
+				if err := r.forget(ctx, c, v, job, works, report); err != nil {
+					return err
+				}
+			}
 		}
 		rested := calm.rest(ctx, time.Since(began), rests)
 		if r.o.paced != nil {
@@ -311,6 +318,32 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 		if err := progress(lo); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// forget takes away what the segments of a cache's moves that failed hold of records without a good copy: a cache may lose a record at any time, and a
+// move cannot tell where one belongs that it cannot read. In a store such a move waits for somebody who says that the record is lost.
+func (r *runner) forget(ctx context.Context, c *client.Client, v *engine.View, job *dirpb.Job, works []*repair.Work, report *dirpb.JobReport) error {
+	if v.PGs[job.GetPgId()].AccessOff == 0 {
+		return nil
+	}
+	at := slices.IndexFunc(v.Shards, func(s engine.Shard) bool { return s.ID == job.GetShardId() })
+	if at < 0 {
+		return nil
+	}
+	var scrubs []*repair.Work
+	for _, w := range works {
+		off := v.Shards[at].Off + uint64(w.Group/layout.SegmentGroups)*layout.SegmentSize
+		if !slices.ContainsFunc(scrubs, func(s *repair.Work) bool { return s.Off == off }) {
+			scrubs = append(scrubs, &repair.Work{PG: job.GetPgId(), Off: off, FreeLost: true})
+		}
+	}
+	for i, err := range inside.Of(c).Work(ctx, index.Scrub, scrubs) {
+		if err != nil {
+			return fmt.Errorf("scrub at %#x: %w", scrubs[i].Off, err)
+		}
+		report.LostRecords += scrubs[i].Lost
 	}
 	return nil
 }
