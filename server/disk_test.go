@@ -30,6 +30,8 @@ type trio struct {
 	raft  []string
 	logs  []*lockedBuffer
 	nodes []*Node // nil: it does not run
+
+	snapshotLogs uint64 // of nodes that start from now on
 }
 
 func newTrio(t *testing.T, size int) *trio {
@@ -67,7 +69,7 @@ func newTrio(t *testing.T, size int) *trio {
 
 func (x *trio) options(i int) Options {
 	// A leader waits for a lease until memory nodes have vouched for it, and those here say nothing.
-	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: 300 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond,
+	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: 300 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond, snapshotLogs: x.snapshotLogs,
 		GRPCAddr: x.grpc[i], RaftAddr: x.raft[i], Logger: slog.New(slog.NewTextHandler(x.logs[i], nil))}
 	for j, a := range x.grpc {
 		if j != i {

@@ -1,9 +1,13 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
+	"github.com/hashicorp/raft"
+
+	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
@@ -34,13 +38,74 @@ func (k keptLog) DeleteRange(lo, hi uint64) error {
 			return err
 		}
 		if lo != first || len(snaps) == 0 || snaps[0].Index < min(hi, applied) {
-			err = fmt.Errorf("%w: their leader has something else in the place of entry %d of the log, of %d that are applied. Nothing was changed here. Keep this folder, "+
-				"stop the others, and go on from it: kvctl directory recover; the others join then with empty folders", ErrOthersOlder, lo, applied)
-			k.m.mu.Lock()
-			defer k.m.mu.Unlock()
-			k.m.haltLocked(err)
-			return err
+			return k.m.keep("their leader has something else in the place of entry %d of the log, of %d that are applied", lo, applied)
 		}
 	}
 	return k.Store.DeleteRange(lo, hi)
+}
+
+// keep stops the node since others lack what it has.
+func (m *machine) keep(why string, args ...any) error {
+	err := fmt.Errorf("%w: "+why+". Nothing was changed here. Keep this folder, stop the others, and go on from it: kvctl directory recover; "+
+		"the others join then with empty folders", append([]any{ErrOthersOlder}, args...)...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.haltLocked(err)
+	return err
+}
+
+// keptSnapshots takes from a leader no snapshot that lacks what has been applied here. Raft sends one to a node that lacks the beginning of
+// the leader's log, and of that a snapshot has everything.
+type keptSnapshots struct {
+	raft.SnapshotStore
+	m *machine
+}
+
+func (k keptSnapshots) Create(version raft.SnapshotVersion, index, term uint64, conf raft.Configuration, confIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
+	s, err := k.SnapshotStore.Create(version, index, term, conf, confIndex, t)
+	if err != nil {
+		return nil, err
+	}
+	return &keptSink{SnapshotSink: s, m: k.m}, nil
+}
+
+// keptSink is a snapshot on its way to the disk.
+type keptSink struct {
+	raft.SnapshotSink
+	m    *machine
+	b    []byte // what was written, of another node's
+	ours bool
+}
+
+func (k *keptSink) Write(b []byte) (int, error) {
+	if !k.ours {
+		if len(b) > maxSnapshotBytes-len(k.b) {
+			return 0, fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+		}
+		k.b = append(k.b, b...)
+	}
+	return k.SnapshotSink.Write(b)
+}
+
+// Close makes the snapshot exist, unless it cannot be read or lacks what is applied.
+func (k *keptSink) Close() error {
+	if k.ours {
+		return k.SnapshotSink.Close()
+	}
+	snap, state, err := readSnapshot(bytes.NewReader(k.b))
+	switch {
+	case errors.Is(err, fsm.ErrLevel):
+		k.m.mu.Lock()
+		k.m.haltLocked(fmt.Errorf("snapshot of entry %d: %w", snap.Applied, err))
+		k.m.mu.Unlock()
+	case err == nil:
+		applied := k.m.appliedIndex()
+		if state.Lacks(k.m.reached(), snap.Applied) {
+			err = k.m.keep("their leader's snapshot of entry %d lacks something of the %d entries that are applied", snap.Applied, applied)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, k.Cancel())
+	}
+	return k.SnapshotSink.Close()
 }

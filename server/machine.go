@@ -122,6 +122,13 @@ func (m *machine) position() *dirpb.Position {
 	return m.mu.state.Position(m.mu.ruled)
 }
 
+// reached is how far the state has got, of whatever process.
+func (m *machine) reached() *dirpb.Position {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.state.Position(m.mu.applied)
+}
+
 // viewAt is view with the entry up to which the state reflects the log.
 func (m *machine) viewAt(fn func(s *fsm.State, applied uint64)) {
 	m.mu.RLock()
@@ -306,6 +313,9 @@ func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 type machineSnapshot []byte
 
 func (b machineSnapshot) Persist(sink raft.SnapshotSink) error {
+	if k, ok := sink.(*keptSink); ok {
+		k.ours = true
+	}
 	_, err := sink.Write(b)
 	return err
 }
@@ -317,26 +327,30 @@ func (m *machine) Restore(r io.ReadCloser) error {
 	return errors.Join(m.restore(r, 0), r.Close())
 }
 
-// restore reads a snapshot and adopts it if it reflects more than index least.
-func (m *machine) restore(r io.Reader, least uint64) error {
+// readSnapshot reads a snapshot and the state in it. With fsm.ErrLevel the snapshot is there, and the state is not.
+func readSnapshot(r io.Reader) (*fsmpb.Snapshot, *fsm.State, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxSnapshotBytes+1))
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if len(b) > maxSnapshotBytes {
-		return fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+		return nil, nil, fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
 	}
 	snap := new(fsmpb.Snapshot)
 	if err := proto.Unmarshal(b, snap); err != nil {
-		return fmt.Errorf("corrupt snapshot: %w", err)
+		return nil, nil, fmt.Errorf("corrupt snapshot: %w", err)
 	}
 	var rows []fsm.Row
-	var disk []raftstore.Row
 	for _, r := range snap.Rows {
 		rows = append(rows, fsm.Row{Key: r.Key, Value: r.Value})
-		disk = append(disk, raftstore.Row{Key: r.Key, Value: append([]byte{}, r.Value...)})
 	}
 	state, err := fsm.Load(rows)
+	return snap, state, err
+}
+
+// restore reads a snapshot and adopts it if it reflects more than index least.
+func (m *machine) restore(r io.Reader, least uint64) error {
+	snap, state, err := readSnapshot(r)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if errors.Is(err, fsm.ErrLevel) {
@@ -344,6 +358,10 @@ func (m *machine) restore(r io.Reader, least uint64) error {
 	}
 	if err != nil {
 		return err
+	}
+	var disk []raftstore.Row
+	for _, r := range snap.Rows {
+		disk = append(disk, raftstore.Row{Key: r.Key, Value: append([]byte{}, r.Value...)})
 	}
 	if snap.Applied < least {
 		return fmt.Errorf("snapshot reflects entry %d but the applied state entry %d", snap.Applied, least)

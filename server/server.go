@@ -222,7 +222,7 @@ func (n *Node) startRaft(addr string) error {
 	if err != nil {
 		return err
 	}
-	snaps := n.store.Snapshots()
+	snaps := keptSnapshots{n.store.Snapshots(), n.machine}
 	has, err := raft.HasExistingState(logs, n.store, snaps)
 	if err != nil {
 		return err
