@@ -493,7 +493,7 @@ func understood(bin, program string, words []string) error {
 func TestNamedCommands(t *testing.T) {
 	bin := commands(t)
 	span := regexp.MustCompile("`([^`\n]+)`")
-	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md"} {
+	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md", "../docs/compared.md"} {
 		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
 			c := named.FindStringSubmatch(m[1])
 			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {
