@@ -437,7 +437,11 @@ func TestDialStrangers(t *testing.T) {
 				}
 				_, _ = io.ReadFull(n, make([]byte, helloSize))
 			})
-			e := rdmatest.NewEnv(t, harness(t, Options{}, Options{HandshakeTimeout: 200 * time.Millisecond}))
+			active := Options{}
+			if c.say == nil {
+				active.HandshakeTimeout = 200 * time.Millisecond
+			}
+			e := rdmatest.NewEnv(t, harness(t, Options{}, active))
 			l := e.Unconnected(4096)
 			q, err := e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, addr, nil)
 			if err == nil {
