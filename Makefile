@@ -78,6 +78,10 @@ lint: ## gofmt, vet, import directions, staticcheck
 	$(GO) test ./internal/lint
 	$(GO) run $(STATICCHECK) -checks inherit,-ST1005 ./...
 
+.PHONY: words
+words: ## how long the sentences of the documents are
+	@$(GO) test ./internal/lint -run Medians -v | grep sentences,
+
 # buf compiles as protoc does, and comes by the Go proxy; buf.gen.yaml pins the generators.
 .PHONY: generate
 generate: ## code from the .proto files
