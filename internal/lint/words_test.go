@@ -143,7 +143,7 @@ func blocks(text string, line int, md bool) (out []block) {
 		switch {
 		case strings.HasPrefix(t, "```"):
 			fenced, more = !fenced, false
-		case fenced || t == "" || strings.HasPrefix(s, "#") || !md && (strings.HasPrefix(s, "\t") || strings.HasPrefix(s, " \t")):
+		case fenced || t == "" || strings.HasPrefix(s, "#") || !md && (strings.HasPrefix(s, "\t") || strings.HasPrefix(s, " \t")), md && !more && strings.HasPrefix(s, "    "):
 			more = false
 		case md && strings.HasPrefix(t, "|"):
 			// A cell may begin like a column's name; its later sentences are sentences.
