@@ -227,6 +227,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, LastCopyWait: n.opts.LastCopyWait, EpochInterval: n.opts.EpochInterval,
 			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0), Term: l.term,
 		}, s, 0)
+		l.trusted.Store(l.mu.Trusted(s, 0)) // without memory nodes that are up there is nobody to wait for
 	})
 	return l, nil
 }

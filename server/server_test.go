@@ -110,8 +110,13 @@ func retry(t testing.TB, what string, nodes []*Node, fn func(c dirpb.DirectoryCl
 	t.Helper()
 	var err error
 	deadline := time.Now().Add(patience)
+	conns := make(map[*Node]dirpb.DirectoryClient)
 	for time.Now().Before(deadline) {
-		if err = fn(dial(t, leaderOf(t, nodes...))); err == nil {
+		n := leaderOf(t, nodes...)
+		if conns[n] == nil {
+			conns[n] = dial(t, n)
+		}
+		if err = fn(conns[n]); err == nil {
 			return
 		}
 		time.Sleep(2 * time.Millisecond)
@@ -145,17 +150,31 @@ type memnode struct {
 	beating sync.Mutex // held while it heartbeats
 	fenced  map[uint32]bool
 	lost    bool // told to register again
+	at      *dirpb.Position
+	died    *leadership // to this one
 }
 
 func newMemnode(t testing.TB, name string, incarnation uint64, nodes func() []*Node) *memnode {
+	return followed(t, nil, name, incarnation, nodes)
+}
+
+// followed is newMemnode for another process with the name of one that dies, which each leader has to hear of.
+func followed(t testing.TB, before *memnode, name string, incarnation uint64, nodes func() []*Node) *memnode {
 	m := &memnode{t: t, nodes: nodes, fenced: make(map[uint32]bool), q: &dirpb.RegisterNodeRequest{
 		Name: name, Incarnation: incarnation, HostId: "host", CapacityBytes: 256 << 20,
 		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}},
 	}}
 	ctx := testCtx(t)
 	retry(t, "register "+name, nodes(), func(c dirpb.DirectoryClient) error {
+		ctx := ctx
+		if before != nil {
+			before.dies()
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+		}
 		r, err := c.RegisterNode(ctx, m.q)
-		m.id = r.GetNodeId()
+		m.id, m.at = r.GetNodeId(), r.GetPosition()
 		return err
 	})
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -186,6 +205,10 @@ func (m *memnode) dies() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	if m.died == l {
+		return
+	}
+	m.died = l
 	n.withState(l, func(x *lead.Leader, _ *fsm.State, now time.Duration) {
 		x.Broke(m.id, m.q.Incarnation, x.Beat(m.id), now)
 	})
@@ -207,13 +230,16 @@ func (m *memnode) beat(ctx context.Context) {
 		for id := range m.fenced {
 			q.FencedSessions = append(q.FencedSessions, id)
 		}
+		q.Position = m.at
 		m.mu.Unlock()
 		r, err := n.Heartbeat(ctx, q)
 		if err != nil {
 			continue
 		}
 		m.mu.Lock()
-		m.lost = r.UnknownNode
+		if m.lost = r.UnknownNode; r.Position != nil {
+			m.at = r.Position
+		}
 		clear(m.fenced)
 		if !m.hold.Load() {
 			for _, id := range r.FenceSessions {

@@ -77,8 +77,7 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 	if w := own(t, l).Map.Namespaces[0]; w.Lost != 0 {
 		t.Fatalf("lost before anything was: %v", w)
 	}
-	m.dies()
-	newMemnode(t, "m1", 2, c.all) // the machine was switched off and on
+	followed(t, m, "m1", 2, c.all) // the machine was switched off and on
 	lost := func(n *Node) *dirpb.Namespace {
 		for _, w := range own(t, n).Map.Namespaces {
 			return w
