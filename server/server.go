@@ -95,6 +95,7 @@ type Node struct {
 	quorum  quorum
 	done    chan struct{}
 	stop    sync.Once
+	opened  chan struct{} // closed when Open ends: Raft may stop the node before that
 	// membership is taken while members join, and while the level is raised because all members know the next one.
 	membership chan struct{}
 }
@@ -106,7 +107,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if err := opts.Validate(); err != nil {
 		return nil, fmt.Errorf("directory options: %w", err)
 	}
-	n := &Node{opts: opts, log: opts.Logger, process: rand.Text(), done: make(chan struct{}), membership: make(chan struct{}, 1)}
+	n := &Node{opts: opts, log: opts.Logger, process: rand.Text(), done: make(chan struct{}), opened: make(chan struct{}), membership: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error { return n.raft.VerifyLeader().Error() }, began: func() func() {
 		n.futures.Add(1)
@@ -115,11 +116,12 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	var undo []func() error
 	defer func() {
 		if err != nil {
-			n.cancel(err)
+			n.stop.Do(func() { n.cancel(err) }) // there is nothing to shut down
 			for _, f := range slices.Backward(undo) {
 				err = errors.Join(err, f())
 			}
 		}
+		close(n.opened)
 	}()
 
 	lis, err := listen(ctx, "GRPCAddr", opts.GRPCAddr)
@@ -361,7 +363,11 @@ func (n *Node) Close() error {
 func (n *Node) fail(err error) {
 	n.stop.Do(func() {
 		n.cancel(err)
-		go n.shutdown()
+		go func() {
+			if <-n.opened; n.grpc != nil {
+				n.shutdown()
+			}
+		}()
 	})
 }
 
