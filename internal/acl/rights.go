@@ -202,7 +202,7 @@ func (s *selector) check(a *Access) (Denial, int) {
 			}
 		}
 	}
-	if also := a.Also; also.First > 0 {
+	if also := a.Also; !s.allKeys && also.First > 0 {
 		for i := also.First; i <= also.Last; i += also.Step {
 			if !s.allowsKey(a.Args[i], a.NeedsLater) {
 				return DeniedKey, i

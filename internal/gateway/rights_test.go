@@ -124,6 +124,8 @@ UNSUBSCRIBE a
 func rightsUsers() map[string][]string {
 	users := map[string][]string{
 		"none": {"+@all"}, "reads": {"+@all", "%R~*"}, "writes": {"+@all", "%W~*"}, "both": {"+@all", "~*", "&*"}, "nothing": {"-@all", "~*", "&*"},
+		// It has every key, and yet is asked for rights.
+		"limited":   {"+@all", "-acl|whoami", "~*", "&*"},
 		"apart":     {"+@all", "%R~*", "%W~*", "&*"},
 		"selectors": {"+@read", "%R~*", "(+@write %W~*)", "(+@all ~a ~b &a)"},
 		"channels":  {"+@all", "~*", "&a", "&[^bc]", "&b*"},
@@ -247,6 +249,87 @@ func TestRightsLikeRedis(t *testing.T) {
 	}
 }
 
+// randomRules are rules of a user, selectors among them.
+func randomRules(rng *rand.Rand, served []*command) (rules []string) {
+	one := func(of ...string) string { return of[rng.IntN(len(of))] }
+	categories := strings.Fields("all read write fast slow dangerous admin keyspace string bitmap sortedset set list hash stream geo pubsub scripting transaction connection blocking hyperloglog")
+	rule := func() string {
+		switch rng.IntN(9) {
+		case 0, 1:
+			return one("+", "-") + "@" + categories[rng.IntN(len(categories))]
+		case 2, 3:
+			return one("+", "-") + served[rng.IntN(len(served))].name
+		case 4, 5:
+			return one("~", "%R~", "%W~", "%RW~") + one("*", "a", "b*", "[ab]", "[^a]", "?", "??*", "c", "d*")
+		case 6:
+			return "&" + one("*", "a", "b*", "[ab]", "c")
+		case 7:
+			return one("allkeys", "allchannels", "allcommands", "nocommands", "resetkeys", "resetchannels", "clearselectors")
+		}
+		return "+" + one("select|0", "debug|sleep", "config|get", "client|id", "object|freq", "acl|whoami", "memory|usage", "script|load", "function|list", "xinfo|stream", "cluster|keyslot")
+	}
+	rules = []string{"reset"}
+	for range 1 + rng.IntN(8) {
+		r := rule()
+		if rng.IntN(4) == 0 {
+			var in []string
+			for range 1 + rng.IntN(4) {
+				in = append(in, rule())
+			}
+			r = "(" + strings.Join(in, " ") + ")"
+		}
+		rules = append(rules, r)
+	}
+	return rules
+}
+
+// TestRandomRulesLikeRedis: what users of random rules may do is what a redis-server says.
+func TestRandomRulesLikeRedis(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), Cluster: true})
+	ours, theirs := dial(t, "tcp", addr), dial(t, "unix", startRedis(t))
+	var served []*command
+	for _, cmd := range commandsByID {
+		later := cmd.name == "client|no-touch" || cmd.name == "client|setinfo" // than Redis 7.0
+		if cmd != unknown && cmd.served() && (cmd.sub == nil || cmd.arity == -1) && !later {
+			served = append(served, cmd)
+		}
+	}
+	bad, answers, allowed := 0, 0, 0
+	for seed := range uint64(400) {
+		rng := rand.New(rand.NewPCG(seed, 13))
+		set := append([]string{"ACL", "SETUSER", "u"}, randomRules(rng, served)...)
+		if got, want := ours.do(t, set...), theirs.do(t, set...); got != want {
+			if bad++; bad <= 40 {
+				t.Errorf("%q: %q, redis-server says %q", set, got, want)
+			}
+			continue
+		}
+		var asked [][]string
+		for range 100 {
+			asked = append(asked, append([]string{"ACL", "DRYRUN", "u"}, randomRights(rng, served[rng.IntN(len(served))])...))
+		}
+		ours.send(t, asked...)
+		theirs.send(t, asked...)
+		for _, cmd := range asked {
+			got, want := string(ours.reply(t)), string(theirs.reply(t))
+			answers++
+			if want == "+OK\r\n" {
+				allowed++
+			}
+			if got == want || unguarded(cmd[3:]) && strings.Contains(got, "no permissions to access") {
+				continue
+			}
+			if bad++; bad <= 40 {
+				t.Errorf("after %q, %q: %q, redis-server says %q", set[3:], cmd[3:], got, want)
+			}
+		}
+	}
+	t.Logf("%d answers, %d allow, %d differ", answers, allowed, bad)
+	if allowed < answers/20 {
+		t.Errorf("%d of %d answers allow anything", allowed, answers)
+	}
+}
+
 // touched is a store that counts the calls of a gateway.
 type touched struct {
 	client.API
@@ -351,7 +434,8 @@ func TestDatabaseOfOthers(t *testing.T) {
 	}
 	lines = append(lines, []string{"FUNCTION", "LOAD", "REPLACE", library("l", "x", "return 2")}, []string{"FUNCTION", "DELETE", "l"}, []string{"FUNCTION", "FLUSH"},
 		[]string{"FUNCTION", "DUMP"}, []string{"FUNCTION", "LIST"}, []string{"FUNCTION", "STATS"}, []string{"CLUSTER", "GETKEYSINSLOT", "15495", "1"},
-		[]string{"CLUSTER", "COUNTKEYSINSLOT", "15495"}, []string{"SORT", "a", "BY", "x*", "STORE", "b"})
+		[]string{"CLUSTER", "COUNTKEYSINSLOT", "15495"}, []string{"EVAL", "redis.call('select', 0) return redis.call('get', 'a')", "0"}, []string{"EVAL", "return redis.call('copy', 'a', 'b', 'db', 0)", "0"},
+		[]string{"EVAL", "return redis.call('move', 'a', 0)", "0"}, []string{"EVAL", "return redis.call('scan', 0)", "0"}, []string{"SORT", "a", "BY", "x*", "STORE", "b"})
 	for _, args := range lines {
 		perform(args, true)
 		perform(args, false)

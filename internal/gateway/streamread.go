@@ -69,7 +69,7 @@ func groupReadSpans(args [][]byte) (keys, also acl.Span) {
 			continue
 		case fold(o, "noack"):
 			continue
-		case fold(o, "streams"):
+		case i >= 4 && fold(o, "streams"): // else GROUP is not there, and the command fails
 			also = behindStreams(args, i)
 		}
 		break

@@ -333,7 +333,7 @@ func describingCommands() []*command {
 			onConn("command|info", -2, "", cmdCommandInfo, "Describes commands."),
 			onConn("command|docs", -2, "", cmdCommandDocs, "Documents commands."),
 			onConn("command|list", -2, "", cmdCommandList, "Lists commands."),
-			onConn("command|getkeys", -3, "", cmdCommandGetKeys, "Returns the keys among arguments."),
+			onConn("command|getkeys", -4, "", cmdCommandGetKeys, "Returns the keys among arguments."),
 			helpOf("command", "(no subcommand)", "    Return details about all commands.", "COUNT", "    Return the total number of commands.",
 				"LIST", "    Return a list of all commands.", "INFO [<command-name> ...]", "    Return details about multiple commands.",
 				"DOCS [<command-name> ...]", "    Return documentation details about multiple commands.",
