@@ -402,7 +402,8 @@ func (s *secured) listeners() (all []listener) {
 		paths("`http-listen`: `/healthz`, `/readyz`", role, addr, "/healthz", "/readyz")
 		paths("`http-listen`: all else", role, addr, private...)
 	}
-	paths("`http-listen` on loopback: all", "janitor", s.loopback, append(private, "/healthz", "/readyz")...)
+	paths("`http-listen`: `/healthz`, `/readyz`", "janitor on loopback", s.loopback, "/healthz", "/readyz")
+	paths("`http-listen`: all else", "janitor on loopback", s.loopback, private...)
 
 	ping := func(network, addr string, encrypted bool) func(caller) error {
 		return func(c caller) error {

@@ -125,6 +125,12 @@ type Access struct {
 	AllDatabases bool
 }
 
+// Use adds a database to those that the command works in.
+func (a *Access) Use(db int) {
+	a.Databases |= DB(db)
+	a.AllDatabases = a.AllDatabases || db >= MaxDatabases
+}
+
 // Span is every Step-th argument from First to Last.
 type Span struct{ First, Last, Step int }
 

@@ -139,9 +139,23 @@ func (r *Rights) accepts(d digest) bool {
 	return r.on && (r.noPass || found == 1)
 }
 
-// ReadsAllKeys reports whether some selector names no keys that its commands may not touch.
-func (r *Rights) ReadsAllKeys() bool {
-	return r.unlimited || slices.ContainsFunc(r.selectors, func(s *selector) bool { return s.allKeys })
+// ReadsAllKeys reports whether a selector allows all of the command, and reading every key besides.
+func (r *Rights) ReadsAllKeys(a *Access) bool {
+	return r.unlimited || slices.ContainsFunc(r.selectors, func(s *selector) bool {
+		all := s.allKeys || slices.ContainsFunc(s.keys, func(p pattern) bool { return p.glob == "*" && p.allow&NeedRead != 0 })
+		why, _ := s.check(a)
+		return all && why == Allowed
+	})
+}
+
+// ReadsPrefix reports whether selectors let the user read all keys of a database that begin with prefix. A pattern does if it
+// ends with a star and matches the prefix itself; those that do together, or otherwise, do not count.
+func (r *Rights) ReadsPrefix(prefix string, db int) bool {
+	return r.unlimited || slices.ContainsFunc(r.selectors, func(s *selector) bool {
+		return (s.allDBs || s.dbs&DB(db) != 0) && (s.allKeys || slices.ContainsFunc(s.keys, func(p pattern) bool {
+			return p.allow&NeedRead != 0 && glob.MatchAll([]byte(p.glob), []byte(prefix))
+		}))
+	})
 }
 
 // Check reports whether a selector allows all of the command; of those that do not, the reason of the one
@@ -188,7 +202,7 @@ func (s *selector) check(a *Access) (Denial, int) {
 			}
 		}
 	}
-	if also := a.Also; also.First > 0 {
+	if also := a.Also; !s.allKeys && also.First > 0 {
 		for i := also.First; i <= also.Last; i += also.Step {
 			if !s.allowsKey(a.Args[i], a.NeedsLater) {
 				return DeniedKey, i

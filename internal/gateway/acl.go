@@ -80,6 +80,7 @@ func (g *Gateway) reloadUsers(self *conn) error {
 	}
 	g.dismissUsers(self, true)
 	g.dismissListeners(self)
+	g.dismissTrackers(self)
 	g.dismissMonitors(self)
 	return nil
 }
@@ -172,6 +173,7 @@ func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 	switch {
 	case err == nil:
 		c.g.dismissListeners(c)
+		c.g.dismissTrackers(c)
 		c.g.dismissMonitors(c)
 		c.g.o.Logger.Info("user changed", "user", clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
 		w.OK()

@@ -14,8 +14,6 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/kvd-project/kvd/internal/acl"
 )
 
 // readable is a reply in one line.
@@ -129,7 +127,7 @@ func TestACLLikeRedis(t *testing.T) {
 	})
 }
 
-// TestCategoriesLikeRedis: categories and needs of keys are those that a redis-server tells.
+// TestCategoriesLikeRedis: categories are those that a redis-server tells. Needs of keys are TestRightsLikeRedis's.
 func TestCategoriesLikeRedis(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: startRedis(t), Protocol: 3})
 	defer c.Close()
@@ -152,30 +150,6 @@ func TestCategoriesLikeRedis(t *testing.T) {
 		slices.Sort(ours)
 		if slices.Sort(theirs); !slices.Equal(ours, theirs) {
 			t.Errorf("%s: categories %v, redis-server has %v", cmd.name, ours, theirs)
-		}
-		for i, spec := range x[8].([]any) {
-			need := acl.Need(0)
-			for _, flag := range spec.(map[any]any)["flags"].([]any) {
-				switch flag {
-				case "access":
-					need |= acl.NeedRead
-				case "insert", "update", "delete":
-					need |= acl.NeedWrite
-				}
-			}
-			mine := cmd.needs
-			if i > 0 {
-				mine = cmd.needsLater
-			}
-			if cmd.name == "set" || cmd.name == "bitfield" {
-				need = acl.NeedWrite // and more with GET, see accessOf
-			}
-			if cmd.name == "sort" && i == 1 {
-				continue // the keys of its patterns: see parseSort
-			}
-			if cmd.first > 0 && mine != need {
-				t.Errorf("%s: key specification %d needs %d, redis-server has %d", cmd.name, i, mine, need)
-			}
 		}
 	}
 	all, err := c.Do(t.Context(), "COMMAND").Slice()

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -22,6 +23,22 @@ func bitCommands() []*command {
 		keyed("bitfield_ro", -2, 1, readValue, cmdBitFieldRO, "Reads integers of any width in the value."),
 		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", cmdBitOp, "Combines the bits of several values.")),
 	)
+}
+
+// bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are wrong write, as in
+// Redis.
+func bitFieldNeeds(args [][]byte) acl.Need {
+	for i := 2; i < len(args); i++ {
+		switch more := len(args) - 1 - i; {
+		case fold(args[i], "get") && more >= 2:
+			i += 2
+		case fold(args[i], "overflow") && more >= 1:
+			i++
+		default:
+			return acl.NeedRead | acl.NeedWrite
+		}
+	}
+	return acl.NeedRead
 }
 
 const errBitOffset = "ERR bit offset is not an integer or out of range"

@@ -477,6 +477,13 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 				mine = nil
 			}
 		}
+		if len(mine) > 0 && again {
+			if bad := c.refusal(cmd, args); bad != "" { // rights may have been taken away meanwhile
+				pass = true
+				w.Error(bad)
+				return worked, nil
+			}
+		}
 		if len(mine) > 0 {
 			began := time.Now()
 			pass = c.tryBlocked(cmd, args, &b, mine, again, w)

@@ -683,6 +683,11 @@ func (c *conn) auth(name, user, password []byte) (bad string) {
 		return "WRONGPASS invalid username-password pair or user is disabled."
 	}
 	c.become(u)
+	if t := c.tracker.Load(); t != nil {
+		if why, _ := c.mayTrack(t); why != acl.Allowed {
+			c.closing = true // as if the rights had been taken away
+		}
+	}
 	return ""
 }
 

@@ -316,11 +316,13 @@ func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
 
 // functionCommands are about libraries and their functions.
 func functionCommands() []*command {
-	change := func(name string, arity int, f severalFunc, summary string) *command {
-		return writes(onKeys(name, arity, 0, 0, 0, "", f, summary))
-	}
 	look := func(name string, arity int, f severalFunc, summary string) *command {
-		return onKeys(name, arity, 0, 0, 0, "", f, summary)
+		c := onKeys(name, arity, 0, 0, 0, "", f, summary)
+		c.libraries = true
+		return c
+	}
+	change := func(name string, arity int, f severalFunc, summary string) *command {
+		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
 		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false), "Calls a function of a library."))),
@@ -333,7 +335,7 @@ func functionCommands() []*command {
 			look("function|list", -2, functionList, "Lists the libraries."),
 			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
 			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts libraries and functions."),
-			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, true) },
+			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, true) },
 				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
 			helpOf("function", functionHelp...)),
 	}
@@ -625,15 +627,15 @@ func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
 	}
 }
 
-// functionStats shows the function of this gateway that began first.
-func functionStats(t *staged, _ [][]byte, w *resp.Writer) {
+// functionStats shows the function of this gateway that began first, of those in databases that the user may work in.
+func functionStats(t *staged, args [][]byte, w *resp.Writer) {
 	set, _, ok := t.libraries()
 	if !ok {
 		return
 	}
 	w.Map(2)
 	w.BulkString("running_script")
-	running := t.c.g.withOldest(true, func(r *runningScript) {
+	running := t.c.withOldest(args, true, func(r *runningScript) {
 		w.Map(3)
 		w.BulkString("name")
 		w.BulkString(r.name)

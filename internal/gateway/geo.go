@@ -33,18 +33,36 @@ func geoCommands() []*command {
 	})
 }
 
-// storeSpans finds the key of STORE or STOREDIST, behind the options that begin at an argument.
-// Of several the last one counts, as it does for the command.
+// storeSpans finds the keys of STORE and STOREDIST, behind the options that begin at an argument.
+// The command writes the last one, and a user needs the right to all of them, as in Redis. Of three or more, arguments between
+// them may count as keys, too.
 func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	return func(args [][]byte) (keys, also acl.Span) {
 		for i := at; i+1 < len(args); i++ {
-			if fold(args[i], "store") || fold(args[i], "storedist") {
-				i++
+			if !fold(args[i], "store") && !fold(args[i], "storedist") {
+				continue
+			}
+			i++
+			switch {
+			case also.First == 0:
 				also = acl.Span{First: i, Last: i, Step: 1}
+			case also.First == also.Last:
+				also.Last, also.Step = i, i-also.First
+			default:
+				also.Step = gcd(also.Step, i-also.Last)
+				also.Last = i
 			}
 		}
 		return acl.Span{First: 1, Last: 1, Step: 1}, also
 	}
+}
+
+// gcd is the greatest common divisor of two positive numbers.
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // unitOf is a unit's metres, or the error reply.

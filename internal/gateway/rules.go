@@ -55,7 +55,7 @@ W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
 // wholeDatabase are commands that work in the database of SELECT without naming keys.
-var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb"}
+var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot", "cluster|getkeysinslot"}
 
 // getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has a commit of its own.
 var getCommand, selectCommand, moveCommand *command
@@ -146,6 +146,9 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 	if keys.First == 0 || keys.First > cmd.counted {
 		return also, acl.Span{}
 	}
+	if also.First == 0 { // the command fails, and touches none
+		return also, acl.Span{}
+	}
 	return keys, also
 }
 
@@ -164,12 +167,11 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	}
 	keys, also := cmd.keySpans(args)
 	a.First, a.Last, a.Step, a.Also = keys.First, keys.Last, keys.Step, also
-	use := func(db int) {
-		a.Databases |= acl.DB(db)
-		a.AllDatabases = a.AllDatabases || db >= acl.MaxDatabases
-	}
 	if cmd.inDatabase {
-		use(db)
+		a.Use(db)
+	}
+	if cmd.libraries {
+		a.Use(librariesName.db)
 	}
 	switch cmd.name {
 	case "set":
@@ -179,26 +181,96 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 				a.Needs |= acl.NeedRead
 			}
 		}
+	case "bitfield":
+		a.Needs = bitFieldNeeds(args)
 	case "select":
 		if n, bad := c.dbIndex(args[1]); bad == "" {
-			use(n)
+			a.Use(n)
 		}
 	case "copy":
 		for i := 3; i+1 < len(args); i++ {
 			if fold(args[i], "db") {
 				if n, bad := c.dbIndex(args[i+1]); bad == "" {
-					use(n)
+					a.Use(n)
 				}
 			}
 		}
 	case "move":
 		if n, bad := c.dbIndex(args[2]); bad == "" {
-			use(n)
+			a.Use(n)
 		}
 	case "flushall":
 		a.AllDatabases = true
 	}
 	return a
+}
+
+// mayDoIn reports whether the connection's user may perform a command that turns out to be about what somebody does in a database.
+func (c *conn) mayDoIn(cmd *command, args [][]byte, db int) bool {
+	r := c.user.Load().Rights()
+	if r.Unlimited() {
+		return true
+	}
+	a := c.accessOf(cmd, args, c.db)
+	a.Use(db)
+	why, _ := r.Check(&a)
+	return why == acl.Allowed
+}
+
+// mayTrack is why the connection's user may not hear of all keys that begin with the prefixes of t. Messages do not say
+// of which database a key is, so he must be allowed to read them in each.
+func (c *conn) mayTrack(t *tracker) (why acl.Denial, prefix string) {
+	r := c.user.Load().Rights()
+	if r.Unlimited() {
+		return acl.Allowed, ""
+	}
+	for _, p := range t.prefixes {
+		reads := 0
+		for db := range c.g.o.Databases {
+			if r.ReadsPrefix(p, db) {
+				reads++
+			}
+		}
+		switch reads {
+		case len(c.g.o.Databases):
+		case 0:
+			return acl.DeniedKey, p
+		default:
+			return acl.DeniedDatabase, p
+		}
+	}
+	return acl.Allowed, ""
+}
+
+// refusesPrefixes is the reply to a client that wants to hear of keys that its user may not read, or "".
+func (c *conn) refusesPrefixes(t *tracker) string {
+	why, prefix := c.mayTrack(t)
+	if why != acl.Allowed {
+		c.recordDenial(why, "toplevel", prefix, c.user.Load().Name)
+	}
+	return noPermission(why, "")
+}
+
+// dismissTrackers closes connections that hear of keys, by BCAST, which their user may not read any more; self is closed behind its
+// reply. It is called as dismissListeners is.
+func (g *Gateway) dismissTrackers(self *conn) {
+	var gone []*conn
+	g.tracked.Lock()
+	for c := range g.tracked.conns {
+		if t := c.tracker.Load(); t != nil {
+			if why, _ := c.mayTrack(t); why != acl.Allowed {
+				gone = append(gone, c)
+			}
+		}
+	}
+	g.tracked.Unlock()
+	for _, c := range gone {
+		if c == self {
+			c.closing = true
+		} else {
+			c.link.Kill()
+		}
+	}
 }
 
 // permitted reports whether the connection's user may perform a command, without telling anybody.
@@ -250,11 +322,16 @@ func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl
 // Redis 7.0, word by word: libraries tell NOPERM errors apart by them. A refusal does not name the key, which may be
 // somebody else's secret as far as the log of a program goes; ACL LOG does.
 func (c *conn) refusal(cmd *command, args [][]byte) string {
-	switch c.denial(cmd, args) {
+	return noPermission(c.denial(cmd, args), cmd.name)
+}
+
+// noPermission is the reply that says why a command is refused, or "".
+func noPermission(why acl.Denial, command string) string {
+	switch why {
 	case acl.Allowed:
 		return ""
 	case acl.DeniedCommand:
-		return "NOPERM this user has no permissions to run the '" + cmd.name + "' command"
+		return "NOPERM this user has no permissions to run the '" + command + "' command"
 	case acl.DeniedDatabase:
 		return "NOPERM this user has no permissions to access this database"
 	case acl.DeniedChannel:

@@ -42,6 +42,7 @@ type runningScript struct {
 	since, until time.Time       // began, and is to be ended
 	name         string          // a script's SHA-1, or a function's name
 	args         [][]byte        // of the command
+	db           int             // that it began in
 }
 
 // scriptCommands are about scripts.
@@ -156,7 +157,7 @@ func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*l
 	}
 	t.host.t, t.host.readOnly, t.host.now = t, readOnly, time.Time{}
 	t.task = luascript.Task{Host: &t.host, Memory: int64(g.o.ScriptMemory), Function: function}
-	r.until, r.task = t.scriptsEnd, &t.task
+	r.until, r.task, r.db = t.scriptsEnd, &t.task, t.db
 	t.c.setScript(r)
 	if !first || !g.scripts.watched.Load() {
 		g.watchScripts(r.until)
@@ -251,14 +252,17 @@ func (g *Gateway) eachScript(f func(r *runningScript)) {
 	})
 }
 
-// withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running.
+// withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running. Those
+// in databases where the connection's user may not perform the command, whose arguments args are, are none to him.
 // f must not wait.
 // It looks twice, since f must be called with the one connection's mu held and the oldest is known only when all have been seen.
-func (g *Gateway) withOldest(function bool, f func(*runningScript)) bool {
+func (c *conn) withOldest(args [][]byte, function bool, f func(*runningScript)) bool {
+	g, cmd := c.g, lookupCommand(args)
+	is := func(r *runningScript) bool { return r.task.Function == function && c.mayDoIn(cmd, args, r.db) }
 	for {
 		var since time.Time
 		g.eachScript(func(r *runningScript) {
-			if r.task.Function == function && (since.IsZero() || r.since.Before(since)) {
+			if is(r) && (since.IsZero() || r.since.Before(since)) {
 				since = r.since
 			}
 		})
@@ -267,7 +271,7 @@ func (g *Gateway) withOldest(function bool, f func(*runningScript)) bool {
 		}
 		found := false
 		g.eachScript(func(r *runningScript) {
-			if !found && r.task.Function == function && r.since.Equal(since) {
+			if !found && is(r) && r.since.Equal(since) {
 				found = true
 				f(r)
 			}
@@ -447,12 +451,12 @@ func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // cmdScriptKill is of this gateway's scripts. Unlike in Redis it also ends one that has written, since nothing of that is in the store yet.
-func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, false) }
+func cmdScriptKill(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, false) }
 
 // killScript ends the script, or the function, that began first.
 // OK means that it was told to end; it may have come to its end just before, and then takes effect.
-func (c *conn) killScript(w *resp.Writer, function bool) {
-	if !c.g.withOldest(function, func(r *runningScript) { r.task.Kill() }) {
+func (c *conn) killScript(w *resp.Writer, args [][]byte, function bool) {
+	if !c.withOldest(args, function, func(r *runningScript) { r.task.Kill() }) {
 		w.Error("NOTBUSY No scripts in execution right now.")
 		return
 	}

@@ -53,6 +53,18 @@ func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
 }
 
+// cmdDebug is one command, as in Redis: rules of users name DEBUG, or DEBUG with a first argument.
+func cmdDebug(c *conn, w *resp.Writer, args [][]byte) {
+	switch {
+	case fold(args[1], "help") && len(args) == 2:
+		writeHelp(w, "debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")
+	case fold(args[1], "sleep") && len(args) == 3:
+		cmdDebugSleep(c, w, args)
+	default:
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try DEBUG HELP.")
+	}
+}
+
 // cmdDebugSleep holds up only its connection, not the gateway as in Redis. It is for tests of
 // clients, so Options.Debug must allow it.
 // The time is in seconds, and may be a fraction. It ends early if the gateway closes.

@@ -28,8 +28,8 @@ type sortArgs struct {
 }
 
 // parseSort reads the options. Patterns may name any key, so they are for users who may read all of them.
-// The arguments are kept. A pattern without a star is none, and needs no right.
-func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
+// The arguments are kept. A BY pattern without a star is none, and needs no right.
+func parseSort(args [][]byte, readOnly bool, readsEverything func() bool) (o sortArgs, bad string) {
 	o.count = -1
 	for i := 2; i < len(args); i++ {
 		more := len(args) - 1 - i
@@ -55,13 +55,13 @@ func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 			i++
 			if o.by = args[i]; bytes.IndexByte(o.by, '*') < 0 {
 				o.dontSort = true
-			} else if !c.readsEverything() {
-				return o, "ERR BY option of SORT denied due to insufficient ACL permissions"
+			} else if !readsEverything() {
+				return o, "ERR BY option of SORT denied due to insufficient ACL permissions."
 			}
 		case fold(a, "get") && more >= 1:
 			i++
-			if string(args[i]) != "#" && !c.readsEverything() {
-				return o, "ERR GET option of SORT denied due to insufficient ACL permissions"
+			if !readsEverything() { // for # as well, as in Redis
+				return o, "ERR GET option of SORT denied due to insufficient ACL permissions."
 			}
 			o.get = append(o.get, args[i])
 		default:
@@ -71,14 +71,15 @@ func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
 	return o, ""
 }
 
-// readsEverything reports whether the connection's user may read every key.
+// readsEverything reports whether the connection's user may perform the command by rules that let him read every key.
 // Rules cannot be asked about keys that are not known before the command runs.
-func (c *conn) readsEverything() bool {
-	r := c.user.Load().Rights()
+func (t *staged) readsEverything(cmd *command, args [][]byte) bool {
+	r := t.c.user.Load().Rights()
 	if r.Unlimited() {
 		return true
 	}
-	return r.ReadsAllKeys()
+	a := t.c.accessOf(cmd, args, t.db)
+	return r.ReadsAllKeys(&a)
 }
 
 func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, false) }
@@ -122,7 +123,7 @@ type sorted struct {
 
 // sortKey is both commands. Elements lie in the key's value, or are copies of integers.
 func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
-	o, bad := parseSort(t.c, args, readOnly)
+	o, bad := parseSort(args, readOnly, func() bool { return t.readsEverything(find(args[0]), args) })
 	if bad != "" {
 		w.Error(bad)
 		return

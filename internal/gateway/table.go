@@ -74,6 +74,7 @@ type command struct {
 	categories        acl.Category
 	needs, needsLater acl.Need    // of the first key, and of those behind it
 	inDatabase        bool        // works in the database of SELECT
+	libraries         bool        // works on libraries of functions, in the database where they are
 	channels          channelArgs // which arguments are channels
 	event             keyEvent    // of a key that it changes
 }
@@ -195,16 +196,18 @@ func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte
 
 // helpOf is the subcommand HELP, in Redis's form.
 func helpOf(name string, lines ...string) *command {
-	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
-		up := strings.ToUpper(name)
-		w.Array(len(lines) + 3)
-		w.Simple(up + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
-		for _, l := range lines {
-			w.Simple(l)
-		}
-		w.Simple("HELP")
-		w.Simple("    Prints this help.")
-	}, "Lists the subcommands.")
+	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { writeHelp(w, name, lines...) }, "Lists the subcommands.")
+}
+
+// writeHelp writes what HELP says of a command.
+func writeHelp(w *resp.Writer, name string, lines ...string) {
+	w.Array(len(lines) + 3)
+	w.Simple(strings.ToUpper(name) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
+	for _, l := range lines {
+		w.Simple(l)
+	}
+	w.Simple("HELP")
+	w.Simple("    Prints this help.")
 }
 
 // refuse is for what cannot be done here at all; the text says why, since a client's user will
@@ -330,7 +333,7 @@ func describingCommands() []*command {
 			onConn("command|info", -2, "", cmdCommandInfo, "Describes commands."),
 			onConn("command|docs", -2, "", cmdCommandDocs, "Documents commands."),
 			onConn("command|list", -2, "", cmdCommandList, "Lists commands."),
-			onConn("command|getkeys", -3, "", cmdCommandGetKeys, "Returns the keys among arguments."),
+			onConn("command|getkeys", -4, "", cmdCommandGetKeys, "Returns the keys among arguments."),
 			helpOf("command", "(no subcommand)", "    Return details about all commands.", "COUNT", "    Return the total number of commands.",
 				"LIST", "    Return a list of all commands.", "INFO [<command-name> ...]", "    Return details about multiple commands.",
 				"DOCS [<command-name> ...]", "    Return documentation details about multiple commands.",
@@ -350,9 +353,7 @@ func describingCommands() []*command {
 // administer here, and those that are refused with a reason.
 func administrationCommands() []*command {
 	return []*command{
-		container("debug", "server", "Sleeps, if that is allowed.", nil,
-			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
-			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
+		onConn("debug", -2, "server", cmdDebug, "Sleeps, if that is allowed."),
 		aclCommands(),
 		container("module", "server", "There are no modules.", nil,
 			onConn("module|list", 2, "", replyEmpty, "Is empty."),

@@ -452,6 +452,10 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
 			w.Error(bad)
 			return
 		}
+		if bad := c.refusesPrefixes(t); bad != "" {
+			w.Error(bad)
+			return
+		}
 		c.track(t)
 	case fold(args[2], "off"):
 		c.stopTracking()

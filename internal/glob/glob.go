@@ -1,7 +1,7 @@
 // Package glob matches keys with the patterns that Redis has (stringmatchlen in its util.c), for
 // the gateway's commands and for kvctl alike.
 //
-// It leaves to its callers what is matched. [Match] is all of it; it may be called concurrently, keeps
+// It leaves to its callers what is matched. Start with [Match]. All of it may be called concurrently, keeps
 // nothing of its arguments, and a hostile pattern cannot make it slow.
 package glob
 
@@ -33,6 +33,20 @@ func Match(pattern, s []byte) bool {
 		p++
 	}
 	return p == len(pattern)
+}
+
+// MatchAll reports whether a pattern ends with a star and matches prefix, and so everything that begins with it.
+// A pattern that matches all of that in another way, as *? does for most, is not seen.
+func MatchAll(pattern, prefix []byte) bool {
+	star := false
+	for p := 0; p < len(pattern); {
+		n := 1
+		if star = pattern[p] == '*'; !star {
+			n, _ = one(pattern[p:], 0)
+		}
+		p += n
+	}
+	return star && Match(pattern, prefix)
 }
 
 // one matches c with what p, which is not empty, begins with, and returns that

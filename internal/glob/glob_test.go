@@ -98,3 +98,41 @@ func FuzzPlain(f *testing.F) {
 		}
 	})
 }
+
+// TestMatchAll: what it says holds for everything that begins with the prefix.
+func TestMatchAll(t *testing.T) {
+	for _, c := range []struct {
+		pattern, prefix string
+		want            bool
+	}{
+		{"*", "", true}, {"*", "a", true}, {"a*", "a", true}, {"a*", "ab", true}, {"a*", "", false}, {"a*", "b", false}, {"a", "a", false}, {"", "", false},
+		{"a**", "a", true}, {"a?*", "a", false}, {"a?*", "ab", true}, {"a*b", "ab", false}, {"a*b*", "axb", true}, {`a\*`, "a", false}, {`a\\*`, `a\`, true},
+		{"[ab]*", "b", true}, {"[ab*", "a", false}, {"[*]", "*", false}, {"[^a]*", "b", true}, {"[^a]*", "a", false}, {`\`, `\`, false},
+	} {
+		if got := MatchAll([]byte(c.pattern), []byte(c.prefix)); got != c.want {
+			t.Errorf("%q for all of %q: %v", c.pattern, c.prefix, got)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	text := func(of string, most int) []byte {
+		b := make([]byte, rng.IntN(most+1))
+		for i := range b {
+			b[i] = of[rng.IntN(len(of))]
+		}
+		return b
+	}
+	all := 0
+	for range 100_000 {
+		pattern, prefix := text(`ab*?[]^\-`, 6), text("ab*", 3)
+		if !MatchAll(pattern, prefix) {
+			continue
+		}
+		all++
+		if key := append(prefix, text(`ab*[]\`, 4)...); !Match(pattern, key) {
+			t.Fatalf("%q does not match %q", pattern, key)
+		}
+	}
+	if all < 1000 {
+		t.Errorf("%d patterns match all", all)
+	}
+}

@@ -5,7 +5,8 @@
 // role: it is handed collectors, a question whether the role is ready, and a [Page].
 // Start with [Start] and [Server]. A Server's methods may be called concurrently. A Server owns its listener and connections from Start until Close.
 //
-// At an address that others can reach, who asks for more than /healthz and /readyz has to be an operator.
+// With TLS, and at an address that others can reach, who asks for more than /healthz and /readyz has to be an operator. On loopback
+// requests are answered that name localhost or an address as their host, and no others.
 //
 // It changes nothing, whatever it is asked. /debug/pprof/cmdline is left out, since a
 // command line may hold a password.
@@ -23,6 +24,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -211,6 +213,12 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 	guarded := s.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
+		if s.onLoopback() && !isLocal(r.Host) {
+			s.o.Logger.Warn("a request was refused", "remote", r.RemoteAddr, "err", errForeignHost)
+			h.Set("Connection", "close")
+			say(w, http.StatusMisdirectedRequest, errForeignHost.Error())
+			return
+		}
 		if r.TLS != nil { // a certificate may have been revoked since the handshake
 			if err := certs.StillWelcome(s.o.TLS, *r.TLS); err != nil {
 				h.Set("Connection", "close")
@@ -231,9 +239,30 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect
 // errNoProfiles is why profiles are not given: they take CPU time, and show what the process is doing.
 var errNoProfiles = errors.New("profiles are for operators, whom nobody knows without TLS: set tls.ca, tls.cert and tls.key, or let http-listen be loopback")
 
-// guard has mux serve those who may ask. On loopback these are all, and everybody may ask for health.
+// errForeignHost is why a request with another host is not answered on loopback. A browser sends such a one for a page of another
+// host, whose name was made to mean this machine, and would give that page the answer.
+var errForeignHost = errors.New("this process serves its own machine alone: ask for localhost or a literal address, as in http://127.0.0.1:PORT, and for no other name")
+
+// isLocal reports whether a request's Host, with or without a port, is localhost or an address: no name that somebody else could have
+// chosen.
+func isLocal(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	} else if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
+		host = host[1 : n-1]
+	}
+	_, err := netip.ParseAddr(host)
+	return err == nil || strings.EqualFold(host, "localhost")
+}
+
+func (s *Server) onLoopback() bool {
+	a, ok := s.lis.Addr().(*net.TCPAddr)
+	return ok && a.IP.IsLoopback()
+}
+
+// guard has mux serve those who may ask, and everybody asks for health. On loopback without TLS all may.
 func (s *Server) guard(mux *http.ServeMux) http.Handler {
-	if a, ok := s.lis.Addr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+	if s.onLoopback() && s.o.TLS == nil {
 		return mux
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

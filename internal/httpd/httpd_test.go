@@ -140,8 +140,8 @@ func TestHostile(t *testing.T) {
 	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(new(buffer), nil))})
 	for _, q := range []string{
 		"\x00\x01\x02\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "*1\r\n$4\r\nPING\r\n",
-		"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", headerBytes+8<<10) + "\r\n\r\n",
-		"GET /" + strings.Repeat("x", headerBytes+8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", headerBytes+8<<10) + "\r\n\r\n",
+		"GET /" + strings.Repeat("x", headerBytes+8<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n",
 	} {
 		c, err := net.Dial("tcp", s.Addr())
 		if err != nil {
@@ -167,13 +167,13 @@ func TestHostile(t *testing.T) {
 func TestCrowd(t *testing.T) {
 	for name, say := range map[string]string{
 		"silent":     "",
-		"idle":       "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
-		"half":       "GET /healthz HTTP/1.1\r\nHost: a\r\n",
-		"deaf":       strings.Repeat("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
-		"long":       "GET /debug/pprof/trace?seconds=60 HTTP/1.1\r\nHost: a\r\n\r\n",
-		"deaf page":  strings.Repeat("GET /debug/pprof/goroutine?debug=2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
-		"post":       "POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
-		"deaf probe": strings.Repeat("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", 1000),
+		"idle":       "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"half":       "GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+		"deaf":       strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+		"long":       "GET /debug/pprof/trace?seconds=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"deaf page":  strings.Repeat("GET /debug/pprof/goroutine?debug=2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+		"post":       "POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+		"deaf probe": strings.Repeat("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, Options{})
@@ -217,7 +217,7 @@ func TestAbortedScrape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(c, make([]byte, 1000)); err != nil {

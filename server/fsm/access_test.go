@@ -184,6 +184,31 @@ func TestSetAccess(t *testing.T) {
 	h.do(accessBy(by("client/x", "team"), "client/x", read))
 }
 
+// Sessions see nothing of what operators alone use of memory nodes: their keepers' sockets, whose they are, and which version runs.
+func TestMapHidesNodes(t *testing.T) {
+	h := owned(t, 1)
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Identity: "memnode/x", Node: &dirpb.RegisterNodeRequest{
+		Name: "x", Incarnation: 1, CapacityBytes: gib, Version: "v9", Control: "/run/kvd/keeper.sock", HostId: "host", Domain: "rack", Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}},
+	}}}})
+	x := h.do(openBy(true, "client/owner")).Session
+	find := func(m *dirpb.Map) *dirpb.Node {
+		t.Helper()
+		for _, n := range m.Nodes {
+			if n.Name == "x" {
+				return n
+			}
+		}
+		t.Fatalf("no memory node x: %v", m)
+		return nil
+	}
+	if n := find(h.s.Map(x)); n.Control != "" || n.Identity != "" || n.Version != "" || n.HostId != "host" || len(n.Endpoints) != 1 {
+		t.Errorf("a session sees %v", n)
+	}
+	if n := find(h.s.Map(nil)); n.Control != "/run/kvd/keeper.sock" || n.Identity != "memnode/x" || n.Version != "v9" {
+		t.Errorf("an operator sees %v", n)
+	}
+}
+
 // Sessions see nothing of tenancy.
 func TestMapHidesTenancy(t *testing.T) {
 	h := owned(t, 1)

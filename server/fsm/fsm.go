@@ -728,7 +728,7 @@ func (s *State) Usage() []*dirpb.PGUsage {
 	return heaps
 }
 
-// Map is the view of a session: all memory nodes, and its namespace with rkeys.
+// Map is the view of a session: all memory nodes, without what operators alone use of them, and its namespace with rkeys.
 // A nil session is an operator: all namespaces, with their losses, planned and leaving
 // members too, no rkeys.
 func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
@@ -736,6 +736,13 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	var only uint32
 	if x != nil {
 		only = x.NamespaceId
+		for i, n := range m.Nodes {
+			if n.Control != "" || n.Identity != "" || n.Version != "" {
+				n = proto.CloneOf(n)
+				n.Control, n.Identity, n.Version = "", "", ""
+				m.Nodes[i] = n
+			}
+		}
 	}
 	for _, w := range ordered.Values(s.namespaces) {
 		if only == 0 || w.Id == only {
