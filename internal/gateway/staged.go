@@ -37,8 +37,8 @@ type staged struct {
 	lost bool        // a watched key has changed
 	// moves: the function is a MOVE by itself, whose two keys need not change together.
 	moves bool
-	// mayWait: the function is a command that waits if it finds nothing.
-	mayWait bool
+	// mayWait: the function is a command that waits if it finds nothing. waited: it has done so.
+	mayWait, waited bool
 	// showing: somebody MONITORs.
 	showing bool
 	// scripted: it is a script that performs the command at hand.
@@ -435,6 +435,8 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			continue
 		}
 		switch err := t.commit(); {
+		case err == nil && t.waited && c.link.PeerGone() && t.putBack():
+			return t, errGone
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
