@@ -288,6 +288,9 @@ func (t *staged) readSome(keys []*stagedKey) {
 		if err := k.takeRead(o); err != nil && t.err == nil {
 			t.err = err
 		}
+		if k.version != 0 {
+			t.c.sees(k.db, []byte(k.name))
+		}
 	}
 }
 
@@ -325,7 +328,7 @@ func (t *staged) take(n int64) bool {
 // The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is missed in between.
 func (t *staged) require(x watch) {
 	t.keyIn(x.db, []byte(x.name))
-	if k := t.find[x.stagedName]; t.err == nil && k.version != x.version {
+	if k := t.find[x.stagedName]; t.err == nil && (k.version != x.version || x.touched()) {
 		t.lost = true
 	}
 }
@@ -647,6 +650,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	}
 	// Each reply is a part of t.out, and is found by its place since t.out may be moved while it grows.
 	replies := make([]reply, len(queue))
+	late := c.tracksInside(queue)
+	c.tracksLate = late != nil
 	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
@@ -664,6 +669,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			replies[i].hi = t.out.Len()
 		}
 	})
+	c.tracksLate = false
 	defer t.free()
 	switch {
 	case err != nil:
@@ -691,6 +697,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, took)
 		if r := replies[i]; r.bad == "" {
 			c.noteSlow(q.cmd, q.args, took)
+			late.performed(c, t, q)
 		}
 		c.told(q.cmd, w, start, w.Errors != errs, took)
 		if c.mute() {
@@ -701,6 +708,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			}
 		}
 	}
+	late.enter(c)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -210,5 +211,139 @@ func TestTakenForWhoHasGone(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestWatchOfAbsentKeysLikeRedis: EXEC does nothing if a key that was absent when it was watched has been made meanwhile, though it is absent again.
+func TestWatchOfAbsentKeysLikeRedis(t *testing.T) {
+	theirs := startRedis(t)
+	ours := serve(t, Options{Databases: fake()})
+	for _, line := range strings.Split(strings.TrimSpace(absentTalk), "\n") {
+		for _, queue := range []string{"SET k 2", "GET k", "SET k 2|SET other 1", "GET other|GET k", ""} {
+			said := map[string]string{}
+			for _, side := range [][2]string{{"tcp", ours}, {"unix", theirs}} {
+				a, b := dial(t, side[0], side[1]), dial(t, side[0], side[1])
+				a.do(t, "FLUSHALL")
+				a.do(t, "SET", "there", "1")
+				a.do(t, "RPUSH", "list", "1")
+				var out strings.Builder
+				for cmd := range strings.SplitSeq("a: WATCH before k|"+line, "|") {
+					p := b
+					name, cmd, _ := strings.Cut(cmd, ": ")
+					if name == "a" {
+						p = a
+					}
+					var batch [][]string
+					for one := range strings.SplitSeq(cmd, ";") { // in one step
+						batch = append(batch, strings.Fields(one))
+					}
+					p.send(t, batch...)
+					for range batch {
+						out.Write(p.reply(t))
+					}
+				}
+				out.WriteString(a.do(t, "MULTI"))
+				for cmd := range strings.SplitSeq(queue, "|") {
+					if cmd != "" {
+						out.WriteString(a.do(t, strings.Fields(cmd)...))
+					}
+				}
+				out.WriteString(a.do(t, "EXEC"))
+				out.WriteString(b.do(t, "GET", "k"))
+				a.Close()
+				b.Close()
+				said[side[0]] = out.String()
+			}
+			if said["tcp"] != said["unix"] {
+				t.Errorf("%s, then %q:\n%q\nredis-server says\n%q", line, queue, said["tcp"], said["unix"])
+			}
+		}
+	}
+}
+
+const absentTalk = `
+b: SET k 1|a: GET k|b: DEL k
+b: SET k 1|b: DEL k
+b: SET k 1;DEL k
+b: DEL k
+b: GET k
+a: SET k 1|a: DEL k
+a: SET k 1;DEL k
+b: SET k 1 NX|b: GETDEL k
+b: SETNX k 1|b: UNLINK k
+b: MSET k 1 l 2|b: DEL k
+b: MSETNX k 1 l 2|b: DEL k l
+b: SETEX k 100 1|b: DEL k
+b: APPEND k x|b: DEL k
+b: INCR k|b: DEL k
+b: SETBIT k 1 1|b: DEL k
+b: HSET k f v|b: HDEL k f
+b: RPUSH k 1|b: LPOP k
+b: RPUSH k 1|b: LTRIM k 5 6
+b: SADD k 1|b: SPOP k
+b: ZADD k 1 a|b: ZREM k a
+b: XADD k 1-1 f v|b: DEL k
+b: PFADD k a|b: DEL k
+b: RENAME there k|b: RENAME k there
+b: COPY there k|b: DEL k
+b: RPOPLPUSH list k|b: RPOPLPUSH k list
+b: SORT list STORE k|b: DEL k
+b: BLMOVE list k LEFT LEFT 0|b: BLPOP k 0
+b: MULTI|b: SET k 1|b: SET m 1|b: EXEC|b: DEL k
+b: MULTI|b: SET k 1|b: DEL k|b: EXEC
+b: EVAL redis.call('set',KEYS[1],1)return(redis.call('del',KEYS[1])) 1 k
+b: EVAL redis.call('set',KEYS[1],1) 1 k|b: DEL k
+b: EVAL redis.call('set',KEYS[1],1)redis.call('set','l',1) 1 k|b: DEL k
+b: LPUSHX k 1
+b: SET k 1 XX
+b: SADD k 1|b: FLUSHALL
+b: SELECT 1|b: SET k 1|b: DEL k|b: SELECT 0
+b: SELECT 1|b: SET k 1|b: MOVE k 0|b: SELECT 0|b: DEL k
+b: SET k 1|a: UNWATCH|b: DEL k
+b: SET k 1|b: DEL k|a: UNWATCH|a: WATCH k
+b: SET k 1|b: DEL k|a: WATCH k
+b: SET k 1|b: DEL k|a: MULTI|a: DISCARD|a: WATCH k
+b: SET k 1|b: DEL k|a: MULTI|a: EXEC
+`
+
+// TestWatchedKeysSeen: a watched key that was made past the gateway and is gone again has changed for whoever has seen it.
+func TestWatchedKeysSeen(t *testing.T) {
+	db := clienttest.New(clienttest.Options{})
+	addr, g := start(t, Options{Databases: []Database{{"cache", db}}})
+	p := dial(t, "tcp", addr)
+	for _, long := range []bool{false, true} {
+		value := []byte("1")
+		if long {
+			value = bytes.Repeat(value, 300_000)
+		}
+		for _, look := range []string{
+			"GET k", "EXISTS k", "TYPE k", "TTL k", "STRLEN k", "SETNX k 2", "SET k 2 NX", "SET k 2 NX GET", "LPUSH k 1", "MGET other k", "MSETNX k 1 other 2",
+			"SINTERCARD 2 other k", "EVAL return(redis.call('strlen',KEYS[1])) 1 k", "EVAL redis.call('mget','k','other') 0", "GET other;GET k;EXISTS other",
+		} {
+			p.want(t, "+OK\r\n", "WATCH", "k")
+			if _, err := db.Put(t.Context(), []byte("k"), value, client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			var batch [][]string
+			for one := range strings.SplitSeq(look, ";") {
+				batch = append(batch, strings.Fields(one))
+			}
+			p.send(t, batch...)
+			for range batch {
+				p.reply(t)
+			}
+			if err := db.Delete(t.Context(), []byte("k")); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.perform(t, "EXEC SET other 1"); got != "*-1\r\n" {
+				t.Errorf("%s: EXEC replied %.50q", look, got)
+			}
+		}
+	}
+	p.want(t, "+OK\r\n", "WATCH", "k", "l")
+	p.Close()
+	eventually(t, "nothing is left of it", func() bool { return !g.watchers.any() })
+	if len(g.watchers.mu.keys) > 0 {
+		t.Error("a key is watched by nobody")
 	}
 }
