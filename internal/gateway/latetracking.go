@@ -76,8 +76,8 @@ func (t *tracker) follows(name string) bool {
 	return t != nil && slices.ContainsFunc(t.prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// enter enters the keys, when the transaction's replies have been written.
-func (l *lateTracking) enter(c *conn) {
+// enterKeys enters the keys, when the transaction's replies have been written.
+func (l *lateTracking) enterKeys(c *conn) {
 	if l == nil || c.tracker.Load() == nil || len(l.keys)+len(l.told)+len(l.prefixed) == 0 {
 		return
 	}

@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"net"
+	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,6 +23,25 @@ func TestWaitersOfOtherTypes(t *testing.T) {
 	} {
 		if said := othersServed(t, "tcp", addr, c[0], c[1], c[2], c[3]); strings.Contains(said, "-ERR") || strings.Count(said, "a\r\n")+strings.Count(said, "1-1\r\n") < 3 {
 			t.Errorf("%q: %q", c, said)
+		}
+	}
+}
+
+// TestLines: a write wakes the first of those who wait for lists, the first of those who wait for sorted sets, and all who read.
+func TestLines(t *testing.T) {
+	s := polls(t, Options{Databases: fake()})
+	var xs []*waiter
+	names := [][]byte{[]byte("k")}
+	for _, b := range []blocking{{line: lineOfLists}, {line: lineOfLists}, {line: lineOfZSets}, {line: lineOfZSets}, {reads: true}, {reads: true}, {reads: true, line: "group g"}} {
+		b.names = names
+		x := s.enterQueues(0, &b)
+		defer s.leaveQueues(x, false)
+		xs = append(xs, x)
+	}
+	s.wake(0, "k")
+	for i, want := range []int{1, 0, 1, 0, 1, 1, 1} {
+		if len(xs[i].wake) != want || len(s.turn(xs[i], 0, names)) != want {
+			t.Errorf("client %d: woken %d times, its turn %t, want %d", i, len(xs[i].wake), len(s.turn(xs[i], 0, names)) > 0, want)
 		}
 	}
 }
@@ -137,7 +158,16 @@ func TestSeenBeforeItWaits(t *testing.T) {
 	s.mu.Lock()
 	entered := make(chan *waiter)
 	go func() { entered <- s.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}}) }()
-	eventually(t, "it counts", s.any)
+	waits := func() bool {
+		b := make([]byte, 1<<20)
+		return slices.ContainsFunc(strings.Split(string(b[:runtime.Stack(b, true)]), "\n\n"), func(g string) bool {
+			return strings.Contains(g, "[sync.Mutex.Lock") && strings.Contains(g, "enterQueues")
+		})
+	}
+	eventually(t, "it counts, or waits for the queues", func() bool { return s.any() || waits() })
+	if !s.any() {
+		t.Error("it does not count yet, and waits for the queues")
+	}
 	s.mu.Unlock()
 	s.leaveQueues(<-entered, false)
 }
@@ -220,6 +250,9 @@ func TestLooksAtVersions(t *testing.T) {
 			}
 			look("it was deleted", invalidated("k"))
 		}
+	}
+	if _, err := stores[0].Put(t.Context(), []byte("read"), []byte("1"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	var c *conn
 	g.each(func(x *conn) { c = x })
@@ -369,7 +402,9 @@ func TestTrackingInside(t *testing.T) {
 		if got := a.perform(t, "EXEC "+queue); got[0] != '*' {
 			t.Fatalf("%s: replied %q", queue, got)
 		}
-		told(queue)
+		a.do(t, "GET", "m")
+		b.do(t, "SET", "m", "1")
+		told(queue + ", of what was read right behind it")
 		b.do(t, "SET", "k", "1")
 		told(queue, invalidated("k"))
 		a.do(t, "GET", "k")
@@ -401,5 +436,19 @@ func TestBroadcastTogether(t *testing.T) {
 		}
 		b.do(t, "FLUSHALL")
 		a.heard(t)
+	}
+}
+
+// TestChecksEnd: the looks at versions end with the last client that caches.
+func TestChecksEnd(t *testing.T) {
+	var x trackTable
+	x.init(1)
+	c := &conn{}
+	x.conns[c], x.checking = nil, true
+	if x.rests() || !x.checking {
+		t.Error("nobody looks, though a client caches")
+	}
+	if delete(x.conns, c); !x.rests() || x.checking {
+		t.Error("somebody looks for nobody")
 	}
 }

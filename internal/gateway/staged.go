@@ -708,7 +708,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			}
 		}
 	}
-	late.enter(c)
+	late.enterKeys(c)
 	return nil
 }
 

@@ -84,15 +84,20 @@ type pausedStore struct {
 	*clienttest.Store
 	after           bool // behind the step, which has taken effect
 	hold            atomic.Bool
+	steps           atomic.Int64 // in which somebody took an element, or put it back
 	trying, release chan struct{}
 }
 
 func (s *pausedStore) wait(ops []client.Op, after bool) {
-	for i := range ops {
-		if k := ops[i].Kind; k != client.OpGet && k != client.OpUpdate && after == s.after && s.hold.CompareAndSwap(true, false) {
-			s.trying <- struct{}{}
-			<-s.release
-		}
+	if k := ops[0].Kind; k == client.OpGet || k == client.OpUpdate {
+		return
+	}
+	if !after {
+		s.steps.Add(1)
+	}
+	if after == s.after && s.hold.CompareAndSwap(true, false) {
+		s.trying <- struct{}{}
+		<-s.release
 	}
 }
 
@@ -158,6 +163,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 				want := w.do(t, strings.Fields(c[1])...)
 				events := heard()
 				begin()
+				steps := store.steps.Load()
 				p, q := dial(t, "tcp", addr), dial(t, "tcp", addr)
 				for i, x := range []*peer{p, q} {
 					x.send(t, strings.Fields(c[1]))
@@ -204,8 +210,19 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					gone()
 					store.release <- struct{}{}
 				}
+				eventually(t, "it waits no longer", func() bool { return c0.blocked.Load() == nil })
+				if n := store.steps.Load() - steps; when != "before" && n < 2 {
+					t.Fatal("what it took was not put back")
+				}
 				q.answers(t, want)
 				blocked(t, g, 0)
+				wantSteps := int64(1) // who has gone already takes nothing
+				if when != "before" {
+					wantSteps = 3
+				}
+				if n := store.steps.Load() - steps; n != wantSteps {
+					t.Errorf("%d steps, want %d", n, wantSteps)
+				}
 				if got := heard(); !slices.Equal(got, events) {
 					t.Errorf("events %q, want %q", got, events)
 				}
