@@ -777,6 +777,29 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	w.Array(0)
 }
 
+// protocolBehind is the protocol behind a HELLO in a transaction, whose turn comes when the replies behind it have been made. A password
+// counts as right.
+func protocolBehind(args [][]byte, proto int) int {
+	if len(args) < 2 {
+		return proto
+	}
+	v, ok := resp.ParseInt(args[1])
+	if !ok || v < 2 || v > 3 {
+		return proto
+	}
+	for i := 2; i < len(args); {
+		switch more := len(args) - 1 - i; {
+		case fold(args[i], "auth") && more >= 2:
+			i += 3
+		case fold(args[i], "setname") && more >= 1 && validName(args[i+1]):
+			i += 2
+		default:
+			return proto
+		}
+	}
+	return int(v)
+}
+
 // cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies
 // send it between two users of one connection.
 func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {

@@ -662,6 +662,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 				t.run(q.cmd, q.args, &t.out)
 			case q.cmd == selectCommand:
 				t.db = c.selected(t.db, q.args)
+			case q.cmd.name == "hello":
+				t.out.Proto = protocolBehind(q.args, t.out.Proto)
 			}
 			if t.showing && replies[i].bad == "" && q.cmd.key == nil && q.cmd.keys == nil {
 				t.shown.add(t, c.monitoredAs(), q.cmd, q.args)

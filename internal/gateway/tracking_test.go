@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -518,6 +519,32 @@ a<
 a<
 a: PING
 `
+
+// TestHelloInMultiLikeRedis: a protocol that a transaction chooses is that of the replies behind it.
+func TestHelloInMultiLikeRedis(t *testing.T) {
+	sock := startRedis(t)
+	addr := serve(t, Options{Databases: fake()})
+	for _, queue := range []string{
+		"HGETALL h;HELLO 3;HGETALL h", "HGETALL h;HELLO 3;HGETALL g;HGETALL h", "HSET h f 2;HELLO 3 SETNAME me;HGETALL h;HELLO 2;HGETALL h",
+		"HSET h f 3;HELLO 3 SETNAME a#b;HELLO 4;HELLO x;HELLO 3 NOSUCH;HELLO;HGETALL h;HGETALL g", "HELLO 3 AUTH default any;HGETALL h;ZADD z 1 a;ZSCORE z a",
+		"EVAL return(redis.call('hgetall',KEYS[1])) 1 h;HELLO 3;HGETALL h;HELLO 2;HGETALL g",
+	} {
+		said := map[string]string{}
+		for _, side := range [][2]string{{"tcp", addr}, {"unix", sock}} {
+			p := dial(t, side[0], side[1])
+			p.do(t, "FLUSHALL")
+			p.do(t, "HSET", "h", "f", "1")
+			p.do(t, "HSET", "g", "f", "1")
+			s := p.perform(t, "EXEC "+queue) + p.do(t, "HGETALL", "g")
+			said[side[0]] = idOfHello.ReplaceAllString(s, "id:")
+		}
+		if said["tcp"] != said["unix"] {
+			t.Errorf("%s:\n%q\nredis-server says\n%q", queue, said["tcp"], said["unix"])
+		}
+	}
+}
+
+var idOfHello = regexp.MustCompile(`id\r\n:[0-9]+`)
 
 // TestTrackingInMultiLikeRedis: what a transaction says of tracking holds for the commands behind it, and clients with BCAST hear of keys that are
 // written together at once.

@@ -351,7 +351,7 @@ func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 		}
 	}
 	for _, q := range queue {
-		if q.cmd.keys != nil || q.cmd == selectCommand || q.cmd.setsTracking() {
+		if q.cmd.keys != nil || q.cmd == selectCommand || q.cmd.name == "hello" || q.cmd.setsTracking() {
 			return false
 		}
 		if q.cmd.key == nil {
