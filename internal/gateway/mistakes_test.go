@@ -373,14 +373,16 @@ func TestWatchTouched(t *testing.T) {
 type behindAPI struct {
 	client.API
 	of string
-	f  func()
+	f  atomic.Pointer[func()]
 }
 
 func (a *behindAPI) Do(ctx context.Context, ops []client.Op) {
 	a.API.Do(ctx, ops)
-	if f := a.f; f != nil && len(ops) > 0 && string(ops[0].Key) == a.of {
-		a.f = nil
-		f()
+	if string(ops[0].Key) != a.of {
+		return
+	}
+	if f := a.f.Swap(nil); f != nil {
+		(*f)()
 	}
 }
 
@@ -411,11 +413,12 @@ func TestTrackingInside(t *testing.T) {
 		b.do(t, "SET", "k", "2")
 		told(queue + ", of what was read behind it")
 	}
-	api.f = func() {
+	write := func() {
 		if _, err := api.Put(t.Context(), []byte("k"), []byte("3"), client.PutOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
+	api.f.Store(&write)
 	if got := a.perform(t, "EXEC CLIENT CACHING YES;GET k"); got != "*2\r\n+OK\r\n"+bulk("2") {
 		t.Fatalf("replied %q", got)
 	}

@@ -260,7 +260,7 @@ func (g *group) takeReads() {
 				u.staged.err = errAlone // it meets the error again, or takes memory
 			}
 			if k := u.keys[0]; k.version != 0 {
-				g.b.c.sees(k.db, []byte(k.name))
+				g.b.c.sees(k.stagedName)
 			}
 		}
 	}

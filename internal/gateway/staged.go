@@ -289,7 +289,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 			t.err = err
 		}
 		if k.version != 0 {
-			t.c.sees(k.db, []byte(k.name))
+			t.c.sees(k.stagedName)
 		}
 	}
 }

@@ -114,9 +114,9 @@ func (c *conn) forgetWatched() {
 
 // sees notes that the client has met a key.
 // Keys are made through other gateways, too, which this one does not hear of.
-func (c *conn) sees(db int, name []byte) {
+func (c *conn) sees(n stagedName) {
 	for _, x := range c.tx.watched {
-		if x.made != nil && x.db == db && x.name == string(name) {
+		if x.made != nil && x.stagedName == n {
 			x.made.Store(true)
 		}
 	}
@@ -138,7 +138,7 @@ func (b *batch) seen() {
 			there = there && !b.entries[u.first].change.missed
 		}
 		if there {
-			b.c.sees(b.c.db, u.name)
+			b.c.sees(stagedName{b.c.db, string(u.name)})
 		}
 	}
 }
