@@ -519,6 +519,7 @@ func (b *batch) perform() {
 		}
 	}
 	b.announce()
+	b.seen()
 	b.endTracking()
 	if b.writes || b.c.g.notify.Load()&uint32(onMiss) != 0 {
 		b.tellOfWrites()

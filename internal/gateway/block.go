@@ -16,8 +16,8 @@ import (
 // gateway, right after their write took place, and otherwise by a poll: one goroutine of the gateway looks up the keys that
 // somebody waits for, each of them once for all who wait for it.
 //
-// Those who wait for a key are a queue, in the order in which they came, and only the first of it tries: another try begins when
-// it has gone. So clients are served in turn, and many of them on one key cost no more lookups than one.
+// Those who wait for a key are a queue for each type, in the order in which they came, and only the first of it tries: another try
+// begins when it has gone. So clients are served in turn, and many of them on one key cost no more lookups than one.
 
 const (
 	// A key is looked up so long after somebody began to wait for it, or after it was seen to change, and then half as often
@@ -36,13 +36,16 @@ const (
 // noWait is the timeout of a command that was not told to wait.
 const noWait = time.Duration(-1)
 
+// The lines of those who wait for a list and for a sorted set. Readers of a stream have none, or their group's.
+const lineOfLists, lineOfZSets = "list", "sorted set"
+
 // blocking is what a command that may wait asks for.
 // It is made for each command, and its names are the command's arguments, which stay until the connection has replied.
 type blocking struct {
 	names   [][]byte      // that it waits for
 	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
-	// line is which of those who wait for a key it is served in turn with. reads: it has to look at its keys before it waits, whoever
-	// does so already, and if it has no line nobody is in its way afterwards, since it takes nothing.
+	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has to look at its
+	// keys before it waits, whoever does so already, and if it has no line nobody is in its way afterwards, since it takes nothing.
 	line  string
 	reads bool
 	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
@@ -486,9 +489,9 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		}
 		if len(mine) > 0 {
 			began := time.Now()
-			pass = c.tryBlocked(cmd, args, &b, mine, again, w)
+			pass, err = c.tryBlocked(cmd, args, &b, mine, again, w)
 			if worked += time.Since(began); pass {
-				return worked, nil
+				return worked, err
 			}
 		}
 		if !again {
@@ -561,17 +564,26 @@ func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.
 // who goes on waiting needs.
 var errNothing = errors.New("nothing to take")
 
-// tryBlocked reports whether the command was performed, or failed, and replied.
-// An element is taken in one step with the look, so that two clients of two gateways never get the same element.
-func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
+// errGone gives up a try whose client has gone, so that nobody would have what it takes.
+var errGone = errors.New("the client has gone")
+
+// tryBlocked reports whether the command was performed, or failed, and replied. An error ends the connection: its client has gone, and
+// nothing was taken.
+// An element is taken in one step with the look, so that two clients of two gateways never get the same element. Whether a client that
+// has waited is still there is looked at before that step and behind it.
+func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) (done bool, end error) {
 	if again {
 		args = nil // it has missed its keys already
 	}
 	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
 		defer t.noteChanges(cmd, args, &t.out)()
-		t.mayWait = true
-		if !b.try(t, names, again, &t.out) && t.err == nil {
+		t.mayWait, t.waited = true, again
+		switch found := b.try(t, names, again, &t.out); {
+		case t.err != nil:
+		case !found:
 			t.err = errNothing
+		case again && c.link.PeerGone():
+			t.err = errGone
 		}
 	})
 	defer t.free()
@@ -580,13 +592,38 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 		if !again {
 			t.tellOfWrites() // of keys that were missed
 		}
-		return false
+		return false, nil
+	case errors.Is(err, errGone):
+		return true, errClosing
 	case err != nil:
 		w.Error(c.stagedError(err))
 	default:
 		w.Raw(t.out.Bytes())
 		w.Errors += t.out.Errors
 	}
+	return true, nil
+}
+
+// putBack makes the keys what they were before a step that has taken effect, for a client that has gone meanwhile, and reports whether it
+// did so. A key that somebody has changed since then stays as it is, with all others: what was taken counts as given.
+// Events are not told, as if nothing had happened; caches that have read in between are.
+func (t *staged) putBack() bool {
+	var keys []*stagedKey
+	for _, k := range t.keys {
+		if !k.used || !k.changed || !k.present && !k.was.present {
+			continue
+		}
+		was := &stagedKey{key: k.was, stagedName: k.stagedName, bytes: k.bytes, version: k.version}
+		if was.changed = true; !k.present {
+			was.version = 0
+		}
+		keys = append(keys, was)
+	}
+	if len(keys) == 0 || t.write(keys) != nil {
+		return false
+	}
+	t.changes = nil
+	t.tellOfWrites()
 	return true
 }
 

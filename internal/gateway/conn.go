@@ -49,9 +49,11 @@ type conn struct {
 
 	box     outbox // of what its commands publish
 	caching caching
-	tx      transaction
-	reply   replyMode
-	latest  *command // that lookup found; most clients say the same again and again
+	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
+	tracksLate bool
+	tx         transaction
+	reply      replyMode
+	latest     *command // that lookup found; most clients say the same again and again
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
@@ -253,6 +255,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		c.box.flush()
 		c.rd.Release()
 		c.tx.end(c)
+		c.forgetWatched()
 		c.out.finish()
 		c.link.Kill()
 		c.share.Drop(c.share.Held()) // of a command that panicked
@@ -330,7 +333,7 @@ func (c *conn) fresh() {
 	c.seenP3.Store(false)
 	c.use(0)
 	c.tx.end(c)
-	c.tx.watched = nil
+	c.forgetWatched()
 }
 
 // use makes db the one that commands work on.
@@ -468,7 +471,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		c.last.Store(cmd)
 	}
 	c.endSkip(b)
-	if c.caching != cachingAsUsual && cmd.name != "client|caching" {
+	if (c.caching != cachingAsUsual || cmd.batch != nil) && !strings.HasPrefix(cmd.name, "client|") { // EXEC may set it
 		defer func() {
 			if !c.tx.queueing { // MULTI passes it on to EXEC
 				c.caching = cachingAsUsual
@@ -570,7 +573,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 		if cmd.batch != nil && bad != errStopping { // an EXEC that is refused ends the transaction all the same
 			bad = "EXECABORT Transaction discarded because of: " + strings.TrimPrefix(bad, "ERR ")
 			c.tx.end(c)
-			c.tx.watched = nil
+			c.forgetWatched()
 		}
 		b.fail(cmd, bad)
 		return nil
@@ -777,6 +780,29 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	w.BulkString("master")
 	w.BulkString("modules")
 	w.Array(0)
+}
+
+// protocolBehind is the protocol behind a HELLO in a transaction, whose turn comes when the replies behind it have been made. A password
+// counts as right.
+func protocolBehind(args [][]byte, proto int) int {
+	if len(args) < 2 {
+		return proto
+	}
+	v, ok := resp.ParseInt(args[1])
+	if !ok || v < 2 || v > 3 {
+		return proto
+	}
+	for i := 2; i < len(args); {
+		switch more := len(args) - 1 - i; {
+		case fold(args[i], "auth") && more >= 2:
+			i += 3
+		case fold(args[i], "setname") && more >= 1 && validName(args[i+1]):
+			i += 2
+		default:
+			return proto
+		}
+	}
+	return int(v)
 }
 
 // cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies

@@ -170,10 +170,11 @@ type change struct {
 func (b *batch) tellOfWrites() {
 	g := b.c.g
 	notify := eventClass(g.notify.Load())
-	tracks := g.tracks()
-	if notify == 0 && !tracks {
+	hears := g.hearsOfWrites()
+	if notify == 0 && !hears {
 		return
 	}
+	var keys []written
 	for _, u := range b.units {
 		if u.kind <= read {
 			if notify&onMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
@@ -197,14 +198,15 @@ func (b *batch) tellOfWrites() {
 				}
 			})
 		}
-		if wrote && tracks {
+		if wrote && hears {
 			left := u.got
 			if u.err != nil {
 				left = unknownVersion
 			}
-			g.wrote(writer{b.c, b.c.db, u.track, left}, u.name)
+			keys = append(keys, written{u.name, b.c.db, u.track, left})
 		}
 	}
+	g.wrote(b.c, keys)
 }
 
 // tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return what it is going to
@@ -396,15 +398,17 @@ func (t *staged) tellOfWrites() {
 		}
 		t.c.tellOfChange(notify, x.keyEvent, x.k.db, []byte(x.k.name), x.change)
 	}
-	if !g.tracks() {
+	if !g.hearsOfWrites() {
 		return
 	}
 	tracks := t.c.tracksReads()
+	var keys []written
 	for _, k := range t.keys {
 		if k.changed && !isLibraries(k.name) {
-			g.wrote(writer{t.c, k.db, tracks, k.version}, []byte(k.name))
+			keys = append(keys, written{[]byte(k.name), k.db, tracks, k.version})
 		}
 	}
+	g.wrote(t.c, keys)
 }
 
 // trackReads enters keys that the client caches before they are read; the returned function, called when they have been, remembers

@@ -156,7 +156,7 @@ func (g *Gateway) lookAtExpiry(d dueKey) {
 		// A client that caches the key must drop it, as it must when it is written.
 		if g.tracks() {
 			g.o.Peers.Changed([]byte(d.key))
-			g.tracked.invalidate(g, &box, writer{}, []byte(d.key))
+			g.tracked.invalidate(g, &box, nil, []written{{name: []byte(d.key)}})
 			box.flush()
 		}
 	}

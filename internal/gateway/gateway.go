@@ -222,6 +222,7 @@ type Gateway struct {
 	hub       hub           // subscriptions
 	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
 	tracked   trackTable    // CLIENT TRACKING
+	watchers  watchers      // WATCH of absent keys
 	expiries  expiries      // events of class x
 	interest  sync.Mutex    // held while Options.Peers is told what to tell
 

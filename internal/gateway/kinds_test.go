@@ -114,7 +114,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 			}
 			return x != nil
 		})
-		behind := g.waits.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}})
+		behind := g.waits.enterQueues(0, &blocking{names: [][]byte{[]byte("k")}, line: lineOfLists})
 		g.waits.wake(0, "k")
 		x.stop(endTimeout)
 		close(held)

@@ -761,7 +761,7 @@ func parseBPop(left bool) func(args [][]byte) (blocking, string) {
 	return func(args [][]byte) (b blocking, bad string) {
 		names := args[1 : len(args)-1]
 		b.timeout, bad = parseTimeout(args[len(args)-1])
-		b.names = names
+		b.names, b.line = names, lineOfLists
 		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
 				if k.popList(name, left, 1, w, func(int) {
@@ -794,7 +794,7 @@ func parseBRPopLPush(args [][]byte) (blocking, string) {
 // A destination that is no list is an error when there is something to move, and none before.
 func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
 	b.timeout, bad = parseTimeout(timeout)
-	b.names, b.one = args[1:2], true
+	b.names, b.line, b.one = args[1:2], lineOfLists, true
 	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) bool {
 		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
 	}
@@ -807,7 +807,7 @@ func parseBLMPop(args [][]byte) (b blocking, bad string) {
 		return b, bad
 	}
 	b.timeout, bad = parseTimeout(args[1])
-	b.names, b.try = a.names, a.try
+	b.names, b.line, b.try = a.names, lineOfLists, a.try
 	return b, bad
 }
 

@@ -101,8 +101,8 @@ func (p *pausing) word() string {
 	return "write"
 }
 
-// writeCategory and adminCategory are Redis's flags of commands, as far as rules know them.
-var writeCategory, adminCategory = mustCategory("write"), mustCategory("admin")
+// readCategory and the others are Redis's flags of commands, as far as rules know them.
+var readCategory, writeCategory, adminCategory = mustCategory("read"), mustCategory("write"), mustCategory("admin")
 
 // mustCategory is for names in this package's source: another one is a mistake in the program, and panics at its start.
 func mustCategory(name string) acl.Category {

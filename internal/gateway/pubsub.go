@@ -361,8 +361,12 @@ func (g *Gateway) heard(h peers.Heard) {
 	if h.AllKeys {
 		g.tracked.invalidateAll(g, &box)
 	}
-	for _, k := range h.Keys {
-		g.tracked.invalidate(g, &box, writer{}, k)
+	if len(h.Keys) > 0 {
+		keys := make([]written, len(h.Keys))
+		for i, k := range h.Keys {
+			keys[i].name = k
+		}
+		g.tracked.invalidate(g, &box, nil, keys)
 	}
 	box.flush()
 }

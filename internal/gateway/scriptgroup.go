@@ -259,6 +259,9 @@ func (g *group) takeReads() {
 			if err := u.keys[0].takeRead(o); err != nil {
 				u.staged.err = errAlone // it meets the error again, or takes memory
 			}
+			if k := u.keys[0]; k.version != 0 {
+				g.b.c.sees(k.stagedName)
+			}
 		}
 	}
 }

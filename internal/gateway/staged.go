@@ -37,8 +37,8 @@ type staged struct {
 	lost bool        // a watched key has changed
 	// moves: the function is a MOVE by itself, whose two keys need not change together.
 	moves bool
-	// mayWait: the function is a command that waits if it finds nothing.
-	mayWait bool
+	// mayWait: the function is a command that waits if it finds nothing. waited: it has done so.
+	mayWait, waited bool
 	// showing: somebody MONITORs.
 	showing bool
 	// scripted: it is a script that performs the command at hand.
@@ -288,6 +288,9 @@ func (t *staged) readSome(keys []*stagedKey) {
 		if err := k.takeRead(o); err != nil && t.err == nil {
 			t.err = err
 		}
+		if k.version != 0 {
+			t.c.sees(k.stagedName)
+		}
 	}
 }
 
@@ -325,7 +328,7 @@ func (t *staged) take(n int64) bool {
 // The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is missed in between.
 func (t *staged) require(x watch) {
 	t.keyIn(x.db, []byte(x.name))
-	if k := t.find[x.stagedName]; t.err == nil && k.version != x.version {
+	if k := t.find[x.stagedName]; t.err == nil && (k.version != x.version || x.touched()) {
 		t.lost = true
 	}
 }
@@ -435,6 +438,8 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			continue
 		}
 		switch err := t.commit(); {
+		case err == nil && t.waited && c.link.PeerGone() && t.putBack():
+			return t, errGone
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
@@ -645,6 +650,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	}
 	// Each reply is a part of t.out, and is found by its place since t.out may be moved while it grows.
 	replies := make([]reply, len(queue))
+	late := c.tracksInside(queue)
+	c.tracksLate = late != nil
 	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
@@ -655,6 +662,8 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 				t.run(q.cmd, q.args, &t.out)
 			case q.cmd == selectCommand:
 				t.db = c.selected(t.db, q.args)
+			case q.cmd.name == "hello":
+				t.out.Proto = protocolBehind(q.args, t.out.Proto)
 			}
 			if t.showing && replies[i].bad == "" && q.cmd.key == nil && q.cmd.keys == nil {
 				t.shown.add(t, c.monitoredAs(), q.cmd, q.args)
@@ -662,6 +671,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			replies[i].hi = t.out.Len()
 		}
 	})
+	c.tracksLate = false
 	defer t.free()
 	switch {
 	case err != nil:
@@ -689,6 +699,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, took)
 		if r := replies[i]; r.bad == "" {
 			c.noteSlow(q.cmd, q.args, took)
+			late.performed(c, t, q)
 		}
 		c.told(q.cmd, w, start, w.Errors != errs, took)
 		if c.mute() {
@@ -699,6 +710,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			}
 		}
 	}
+	late.enterKeys(c)
 	return nil
 }
 

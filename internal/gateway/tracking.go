@@ -106,21 +106,34 @@ func (t *trackTable) counts() (keys, items, prefixes int) {
 // tracks reports whether anybody, here or at another gateway, wants to hear of keys that are written.
 func (g *Gateway) tracks() bool { return g.tracked.clients.Load() > 0 || g.o.Peers.WantsKeys() }
 
-// wrote says that c's client has written a key, or may have.
+// hearsOfWrites reports whether wrote has anybody to tell.
+func (g *Gateway) hearsOfWrites() bool { return g.tracks() || g.watchers.any() }
+
+// wrote says that c's client has written keys, or may have.
 // It is called when the store has answered, and before the client's reply is sent: a client that hears of a write and reads again finds
-// it. The peers are told the name without its database, so that their clients of any database drop it.
-func (g *Gateway) wrote(by writer, key []byte) {
-	g.o.Peers.Changed(key)
+// it. The peers are told the names without their databases, so that their clients of any database drop them.
+func (g *Gateway) wrote(c *conn, keys []written) {
+	if len(keys) == 0 { // to peers that would be all keys
+		return
+	}
+	g.watchers.touch(keys)
+	if g.o.Peers.WantsKeys() {
+		names := make([][]byte, len(keys))
+		for i, k := range keys {
+			names[i] = k.name
+		}
+		g.o.Peers.Changed(names...)
+	}
 	if g.tracked.clients.Load() > 0 {
-		g.tracked.invalidate(g, &by.c.box, by, key)
+		g.tracked.invalidate(g, &c.box, c, keys)
 	}
 }
 
-// writer is whose write invalidates a key; c is nil if that is not known.
-type writer struct {
-	c  *conn
-	db int
-	// read: it has read the key in the same step, and may cache it as the write has left it, with that version.
+// written is a key that was written, or may have been.
+type written struct {
+	name []byte
+	db   int
+	// read: who wrote it has read it in the same step, and may cache it as the write has left it, with that version.
 	read    bool
 	version uint64
 }
@@ -139,7 +152,7 @@ func (g *Gateway) wroteAll(c *conn) {
 // With BCAST nothing is noted at reads: such clients hear of every key with their prefixes.
 func (c *conn) tracksReads() bool {
 	t := c.tracker.Load()
-	return t != nil && !t.bcast && (!t.optIn || c.caching == cachingYes) && (!t.optOut || c.caching != cachingNo)
+	return t != nil && !t.bcast && !c.tracksLate && (!t.optIn || c.caching == cachingYes) && (!t.optOut || c.caching != cachingNo)
 }
 
 // beginTracking enters the keys that the client is about to cache, before they are read, so that no write in between is missed. Messages that are
@@ -240,27 +253,42 @@ func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version
 
 // ---- invalidation ------------------------------------------------------------
 
-// invalidate tells those who cache a key, of any database, that it was written.
+// invalidate tells those who cache keys, of any database, that they were written; c, whose client wrote them, is nil if that is not known.
 // A writer with NOLOOP is not told of its own writes, and forgets the key all the same, unless its own read keeps it: then
-// it caches the version that it has left.
-func (t *trackTable) invalidate(g *Gateway, box *outbox, by writer, key []byte) {
+// it caches the version that it has left. As in Redis a client with BCAST hears of all the keys with a prefix at once, in the order of
+// their names, and others of each by itself.
+func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, keys []written) {
 	t.Lock()
 	defer t.Unlock()
-	// Peers tell names without databases, so a key of that name counts as written in each of them.
-	for db := range g.o.Databases {
-		name := trackedName{db, string(key)}
-		if silent := t.invalidateLocked(g, box, by.c, name); silent && by.read && db == by.db {
-			t.enterLocked(by.c, name)
-			t.keys[name].read, t.keys[name].version = true, by.version
+	for _, k := range keys {
+		// Peers tell names without databases, so a key of that name counts as written in each of them.
+		for db := range g.o.Databases {
+			name := trackedName{db, string(k.name)}
+			if silent := t.invalidateLocked(g, box, c, name); silent && k.read && db == k.db {
+				t.enterLocked(c, name)
+				t.keys[name].read, t.keys[name].version = true, k.version
+			}
 		}
 	}
-	for prefix, conns := range t.prefixes {
-		if !bytes.HasPrefix(key, []byte(prefix)) {
-			continue
+	var met []string
+	for prefix := range t.prefixes {
+		if slices.ContainsFunc(keys, func(k written) bool { return bytes.HasPrefix(k.name, []byte(prefix)) }) {
+			met = append(met, prefix)
 		}
-		for x := range conns {
-			if x != by.c || !x.tracker.Load().noLoop {
-				t.tell(g, box, x, key)
+	}
+	slices.Sort(met)
+	for _, prefix := range met {
+		var names [][]byte
+		for _, k := range keys {
+			if bytes.HasPrefix(k.name, []byte(prefix)) {
+				names = append(names, k.name)
+			}
+		}
+		slices.SortFunc(names, bytes.Compare)
+		names = slices.CompactFunc(names, bytes.Equal)
+		for x := range t.prefixes[prefix] {
+			if x != c || !x.tracker.Load().noLoop {
+				t.tell(g, box, x, names...)
 			}
 		}
 	}
@@ -298,14 +326,14 @@ func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
 	t.size, t.items = 0, 0
 	for x, own := range t.conns {
 		clear(own)
-		t.tell(g, box, x, nil)
+		t.tell(g, box, x)
 	}
 }
 
-// tell pushes an invalidation to a connection, or to the one that hears in its place; key nil: of all keys. A
+// tell pushes an invalidation to a connection, or to the one that hears in its place; no keys: of all. A
 // connection of RESP2 can only hear it as a message.
 // The caller holds the table's lock. The connection of redirect may end at any time: then c itself hears of that, once, if it can.
-func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
+func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, keys ...[]byte) {
 	tr, to := c.tracker.Load(), c
 	if tr.redirect != 0 {
 		g.mu.Lock()
@@ -338,11 +366,13 @@ func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
 	default:
 		return
 	}
-	if key == nil {
+	if len(keys) == 0 {
 		w.Null()
 	} else {
-		w.Array(1)
-		w.Bulk(key)
+		w.Array(len(keys))
+		for _, k := range keys {
+			w.Bulk(k)
+		}
 	}
 	to.out.push(box, w.Bytes())
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -371,6 +372,191 @@ a: CLIENT CACHING maybe
 a: RESET
 a: CLIENT TRACKINGINFO
 `
+
+// trackingInMulti is about what holds from within a transaction on.
+const trackingInMulti = `
+a: HELLO 3
+a: CLIENT TRACKING ON OPTIN
+a: MULTI
+a: CLIENT CACHING YES
+a: GET k
+a: EXEC
+b: SET k 1
+a<
+b: SET k 2
+a: GET k
+b: SET k 3
+a: MULTI
+a: GET j
+a: CLIENT CACHING YES
+a: GET k
+a: MGET l m
+a: EXEC
+b: SET j 1
+b: SET k 4
+a<
+b: SET m 1
+a<
+a: CLIENT CACHING YES
+a: CLIENT GETREDIR
+a: GET k
+b: SET k 5
+a<
+a: CLIENT CACHING YES
+a: PING
+a: GET k
+b: SET k 6
+a: MULTI
+a: CLIENT CACHING YES
+a: SET k 7
+a: GET k
+a: EXEC
+b: SET k 8
+a<
+a: MULTI
+a: CLIENT CACHING YES
+a: GET k
+a: SET k 9
+a: EXEC
+a<
+b: SET k 10
+a: MULTI
+a: CLIENT CACHING YES
+a: EVAL return(redis.call('get',KEYS[1])) 1 k
+a: EXEC
+b: SET k 11
+a<
+a: MULTI
+a: CLIENT CACHING YES
+a: INCR k
+a: EXEC
+b: SET k 12
+a: MULTI
+a: CLIENT CACHING YES
+a: DISCARD
+a: GET k
+b: SET k 13
+a: WATCH k
+b: SET k 14
+a: MULTI
+a: CLIENT CACHING YES
+a: GET k
+a: EXEC
+a: GET k
+b: SET k 15
+a: MULTI
+a: CLIENT TRACKING OFF
+a: GET k
+a: EXEC
+b: SET k 16
+a: MULTI
+a: GET j
+a: CLIENT TRACKING ON
+a: GET k
+a: EXEC
+b: SET j 2
+b: SET k 17
+a<
+a: MULTI
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON
+a: GET l
+a: EXEC
+b: SET l 18
+a<
+a: CLIENT TRACKING OFF
+a: MULTI
+a: SET x0 1
+a: CLIENT TRACKING ON BCAST PREFIX x PREFIX w
+a: SET x1 1
+a: MSET x3 1 k 2 x2 1
+a: EXEC
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON OPTOUT
+a: MULTI
+a: GET k
+a: CLIENT CACHING NO
+a: GET j
+a: EXEC
+b: SET j 19
+b: SET k 19
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON OPTIN NOLOOP
+a: MULTI
+a: CLIENT CACHING YES
+a: GET k
+a: EXEC
+a: SET k 20
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON BCAST
+b: MSET b 1 a 2 c 3
+a<
+a: MSET b 1 a 2 a 3
+a<
+b: MULTI
+b: SET b 1
+b: SET a 1
+b: DEL c
+b: EXEC
+a<
+b: DEL b a none
+a<
+b: EVAL redis.call('mset','y',1,'x',2)redis.call('set','w',3) 0
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON BCAST PREFIX p PREFIX o
+b: MSET p2 1 o2 2 n1 1 o1 1 p1 1
+a<
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON
+a: MGET a b c
+b: MSET b 1 a 2 c 3
+a<
+a<
+a<
+a: PING
+`
+
+// TestHelloInMultiLikeRedis: a protocol that a transaction chooses is that of the replies behind it.
+func TestHelloInMultiLikeRedis(t *testing.T) {
+	sock := startRedis(t)
+	addr := serve(t, Options{Databases: fake()})
+	for _, queue := range []string{
+		"HGETALL h;HELLO 3;HGETALL h", "HGETALL h;HELLO 3;HGETALL g;HGETALL h", "HSET h f 2;HELLO 3 SETNAME me;HGETALL h;HELLO 2;HGETALL h",
+		"HSET h f 3;HELLO 3 SETNAME a#b;HELLO 4;HELLO x;HELLO 3 NOSUCH;HELLO;HGETALL h;HGETALL g", "HELLO 3 AUTH default any;HGETALL h;ZADD z 1 a;ZSCORE z a",
+		"EVAL return(redis.call('hgetall',KEYS[1])) 1 h;HELLO 3;HGETALL h;HELLO 2;HGETALL g",
+	} {
+		said := map[string]string{}
+		for _, side := range [][2]string{{"tcp", addr}, {"unix", sock}} {
+			p := dial(t, side[0], side[1])
+			p.do(t, "FLUSHALL")
+			p.do(t, "HSET", "h", "f", "1")
+			p.do(t, "HSET", "g", "f", "1")
+			s := p.perform(t, "EXEC "+queue) + p.do(t, "HGETALL", "g")
+			said[side[0]] = idOfHello.ReplaceAllString(s, "id:")
+		}
+		if said["tcp"] != said["unix"] {
+			t.Errorf("%s:\n%q\nredis-server says\n%q", queue, said["tcp"], said["unix"])
+		}
+	}
+}
+
+var idOfHello = regexp.MustCompile(`id\r\n:[0-9]+`)
+
+// TestTrackingInMultiLikeRedis: what a transaction says of tracking holds for the commands behind it, and clients with BCAST hear of keys that are
+// written together at once.
+func TestTrackingInMultiLikeRedis(t *testing.T) {
+	sock := startRedis(t)
+	_, body, _ := strings.Cut(strings.TrimSpace(trackingInMulti), "\n")
+	theirs := talkAfterHello(t, func() *peer { return dial(t, "unix", sock) }, body)
+	for _, n := range []int{1, 2} {
+		addr := serve(t, Options{Databases: fake()[:n], TrackingCheck: time.Hour})
+		diff(t, talkAfterHello(t, func() *peer { return dial(t, "tcp", addr) }, body), theirs)
+	}
+}
 
 // Client-side caching is Redis's, byte for byte: one connection at a time is looked at, so that order is certain.
 func TestTrackingLikeRedis(t *testing.T) {

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/resp"
@@ -34,6 +37,110 @@ type queued struct {
 type watch struct {
 	stagedName
 	version uint64
+	// made says that an absent key was there meanwhile; nil: the key was not absent. A key that was made and is gone again is absent as
+	// before, so those who have made it or seen it say so: clients of this gateway, and this client.
+	made *atomic.Bool
+}
+
+// touched reports whether the key is known to have changed, whatever it is now.
+func (x *watch) touched() bool { return x.made != nil && x.made.Load() }
+
+// watchers are the clients of a gateway that watch absent keys. Its methods may be called concurrently.
+type watchers struct {
+	count atomic.Int64 // of watches, which writers look at before anything else
+	mu    struct {
+		sync.Mutex
+		keys map[stagedName]map[*atomic.Bool]struct{} // nothing empty
+	}
+}
+
+// any reports whether somebody watches, so that a writer can leave it at that.
+// A writer that sees nobody has written before anybody's look at the key, see add.
+func (s *watchers) any() bool { return s.count.Load() > 0 }
+
+// add begins to watch a key. It is before the look at the key, so that a write in between is not missed.
+func (s *watchers) add(n stagedName) *atomic.Bool {
+	made := new(atomic.Bool)
+	s.count.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.keys == nil {
+		s.mu.keys = make(map[stagedName]map[*atomic.Bool]struct{})
+	}
+	if s.mu.keys[n] == nil {
+		s.mu.keys[n] = make(map[*atomic.Bool]struct{}, 1)
+	}
+	s.mu.keys[n][made] = struct{}{}
+	return made
+}
+
+func (s *watchers) remove(n stagedName, made *atomic.Bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if delete(s.mu.keys[n], made); len(s.mu.keys[n]) == 0 {
+		delete(s.mu.keys, n)
+	}
+	s.count.Add(-1)
+}
+
+// touch says that keys were written, or may have been.
+func (s *watchers) touch(keys []written) {
+	if !s.any() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range keys {
+		for made := range s.mu.keys[stagedName{k.db, string(k.name)}] {
+			made.Store(true)
+		}
+	}
+}
+
+// unwatch ends watches.
+func (c *conn) unwatch(watched []watch) {
+	for _, x := range watched {
+		if x.made != nil {
+			c.g.watchers.remove(x.stagedName, x.made)
+		}
+	}
+}
+
+// forgetWatched ends what WATCH has said.
+func (c *conn) forgetWatched() {
+	c.unwatch(c.tx.watched)
+	c.tx.watched = nil
+}
+
+// sees notes that the client has met a key.
+// Keys are made through other gateways, too, which this one does not hear of.
+func (c *conn) sees(n stagedName) {
+	for _, x := range c.tx.watched {
+		if x.made != nil && x.stagedName == n {
+			x.made.Store(true)
+		}
+	}
+}
+
+// seen is the same for the units of a batch that were there.
+func (b *batch) seen() {
+	if len(b.c.tx.watched) == 0 {
+		return
+	}
+	for _, u := range b.units {
+		there := u.err == nil
+		switch u.kind {
+		case readValue, read:
+			there = u.stored || u.large > 0
+		case putIf:
+			there = there && u.cond == client.IfAbsent && !u.stored
+		case update:
+			there = there && !b.entries[u.first].change.missed
+		}
+		if there {
+			b.c.sees(stagedName{b.c.db, string(u.name)})
+		}
+	}
 }
 
 // maxWatched bounds the keys that EXEC looks up again.
@@ -96,7 +203,7 @@ func cmdDiscard(c *conn, w *resp.Writer, _ [][]byte) {
 		return
 	}
 	c.tx.end(c)
-	c.tx.watched = nil
+	c.forgetWatched()
 	w.OK()
 }
 
@@ -123,12 +230,19 @@ next:
 				continue next
 			}
 		}
+		x := watch{stagedName: stagedName{c.db, string(name)}}
+		made := c.g.watchers.add(x.stagedName)
 		v, err := versionOf(c, name)
+		if x.version = v; v == 0 && err == nil {
+			x.made = made
+		} else {
+			c.g.watchers.remove(x.stagedName, made)
+		}
 		if err != nil {
 			w.Error(c.g.storeError(err))
 			return
 		}
-		c.tx.watched = append(c.tx.watched, watch{stagedName{c.db, string(name)}, v})
+		c.tx.watched = append(c.tx.watched, x)
 	}
 	w.OK()
 }
@@ -151,7 +265,7 @@ func versionOf(c *conn, name []byte) (uint64, error) {
 
 // cmdUnwatch cannot fail.
 func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
-	c.tx.watched = nil
+	c.forgetWatched()
 	w.OK()
 }
 
@@ -168,10 +282,15 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	}
 	queue, watched, broken := t.queue, t.watched, t.broken
 	t.queue, t.watched = nil, nil
+	defer c.unwatch(watched)
 	defer t.end(c) // not before: it stands for the queue's memory
 	t.queueing = false
 	if broken {
 		w.Error("EXECABORT Transaction discarded because of previous errors.")
+		return nil
+	}
+	if slices.ContainsFunc(watched, func(x watch) bool { return x.touched() }) {
+		w.NullArray()
 		return nil
 	}
 	if !c.onOneKey(queue, watched) {
@@ -232,7 +351,7 @@ func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 		}
 	}
 	for _, q := range queue {
-		if q.cmd.keys != nil || q.cmd == selectCommand {
+		if q.cmd.keys != nil || q.cmd == selectCommand || q.cmd.name == "hello" || q.cmd.setsTracking() {
 			return false
 		}
 		if q.cmd.key == nil {

@@ -122,7 +122,7 @@ func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
 	return func(args [][]byte) (b blocking, bad string) {
 		a := zpopArgs{top: top, count: 1}
 		b.timeout, bad = parseTimeout(args[len(args)-1])
-		b.names = args[1 : len(args)-1]
+		b.names, b.line = args[1:len(args)-1], lineOfZSets
 		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 			return a.try(t, names, again, w, func(name []byte, n int) {
 				w.Array(1 + 2*n)
@@ -140,7 +140,7 @@ func parseBZMPop(args [][]byte) (b blocking, bad string) {
 		return b, bad
 	}
 	b.timeout, bad = parseTimeout(args[1])
-	b.names, b.try = a.names, a.tryNested
+	b.names, b.line, b.try = a.names, lineOfZSets, a.tryNested
 	return b, bad
 }
 

@@ -195,12 +195,8 @@ func lowest(nc net.Conn) net.Conn {
 // reads nothing. Nobody else may read until stop has returned. Of a connection that is no socket it tells nothing.
 func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
 	nc := lowest(k.mu.nc)
-	sc, ok := nc.(syscall.Conn)
-	if !ok {
-		return nil, func() {}
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
+	raw := rawOf(nc)
+	if raw == nil {
 		return nil, func() {}
 	}
 	end, done := make(chan struct{}), make(chan struct{})
@@ -209,9 +205,7 @@ func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
 		err := raw.Read(func(fd uintptr) bool {
 			// The runtime calls again for whatever happens to the socket. Data that nobody has read yet hides an end from a
 			// read, but not from poll.
-			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-			n, err := unix.Poll(p, 0)
-			return n > 0 && err == nil
+			return hungUp(fd)
 		})
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			close(end)
@@ -222,6 +216,37 @@ func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
 		<-done
 		nc.SetReadDeadline(time.Time{})
 	}
+}
+
+// PeerGone reports what WatchPeer tells, as it is now: a channel is closed by a goroutine that may not have run yet.
+// It is for a connection that is watched, and waits for nothing.
+func (k *Link) PeerGone() (gone bool) {
+	raw := rawOf(lowest(k.mu.nc))
+	if raw == nil {
+		return false
+	}
+	err := raw.Control(func(fd uintptr) { gone = hungUp(fd) })
+	return gone || err != nil
+}
+
+// rawOf is the socket of a connection, nil if it has none.
+func rawOf(nc net.Conn) syscall.RawConn {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// hungUp reports whether a socket's peer sends no more.
+func hungUp(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return n > 0 && err == nil
 }
 
 // outside is how often connections of this process said something outside of a loop: they need processors, too.

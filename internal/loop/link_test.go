@@ -130,8 +130,14 @@ func TestWatchPeer(t *testing.T) {
 	if _, err := far.Write([]byte("unread")); err != nil {
 		t.Fatal(err)
 	}
+	if k.PeerGone() {
+		t.Error("it is gone, and has only written")
+	}
 	far.Close()
 	<-gone
+	if !k.PeerGone() {
+		t.Error("it is gone, and is not seen to be")
+	}
 	stop()
 	if n, err := near.Read(b); err != nil || string(b[:n]) != "unread" {
 		t.Errorf("%q, %v", b[:n], err)
@@ -143,12 +149,15 @@ func TestWatchPeer(t *testing.T) {
 	k.Kill()
 	<-gone
 	stop()
+	if !k.PeerGone() {
+		t.Error("a connection that was killed has a peer")
+	}
 	// No socket: there is nothing to watch.
 	p, q := net.Pipe()
 	defer q.Close()
 	k = Link{}
 	k.Init(nil, nil, p, 0)
-	if gone, stop := k.WatchPeer(); gone != nil {
+	if gone, stop := k.WatchPeer(); gone != nil || k.PeerGone() {
 		t.Error("a pipe is watched")
 	} else {
 		stop()
