@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -49,7 +50,13 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
 }
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
-func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) {
+	if len(args) >= 3 && fold(args[1], "version") {
+		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
+			w.Error(errNotInt)
+			return
+		}
+	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
 }
 
@@ -61,8 +68,8 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR DEBUG command not allowed.")
 		return
 	}
-	s, err := strconv.ParseFloat(string(args[2]), 64)
-	if err != nil || s < 0 || s > 1e6 {
+	s, _, _ := number.Double(args[2]) // what is no number is 0, as in Redis
+	if !(s >= 0 && s <= 1e6) {
 		w.Error(errNotFloat)
 		return
 	}
@@ -765,7 +772,7 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 		ids := make(map[int64]bool)
 		for _, a := range args[3:] {
 			id, ok := resp.ParseInt(a)
-			if !ok || id < 1 {
+			if !ok {
 				w.Error("ERR Invalid client ID")
 				return
 			}

@@ -12,16 +12,10 @@ import (
 
 // ---- bit ----------------------------------------------------------------------
 
-// argBits is a number as the 32 bits that bit works on.
+// argBits is a number as the 32 bits that bit works on: those at the low end of the double that the number becomes by adding 2^52 + 2^51,
+// whatever the number is.
 func argBits(L *lua.LState, n int) uint32 {
-	f := math.RoundToEven(argNumber(L, n))
-	if f-f != 0 {
-		return 0
-	}
-	if math.Abs(f) >= 1<<62 {
-		f = math.Mod(f, 1<<32)
-	}
-	return uint32(int64(f))
+	return uint32(math.Float64bits(argNumber(L, n) + 6755399441055744))
 }
 
 func (s *sandbox) bitLibrary() library {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	lua "github.com/yuin/gopher-lua"
+
+	"github.com/kvd-project/kvd/internal/number"
 )
 
 // maxCalls bounds the depth of calls, maxNested that of calls through Go, each of which takes stack of a goroutine.
@@ -56,11 +58,7 @@ func newSandbox() *sandbox {
 	L.SetFuncs(s.globals, s.baseLibrary())
 	s.globals.RawSetString("_VERSION", lua.LString("Lua 5.1"))
 	s.globals.RawSetString("pairs", L.NewClosure(s.pairs, s.globals.RawGetString("next")))
-	js := L.SetFuncs(L.NewTable(), s.jsonLibrary())
-	js.RawSetString("null", s.null)
-	js.RawSetString("_NAME", lua.LString("cjson"))
-	js.RawSetString("_VERSION", lua.LString("2.1.0"))
-	s.expose("cjson", js)
+	s.expose("cjson", s.fillJSON(L.NewTable(), &s.jdepth))
 	packs := L.SetFuncs(L.NewTable(), s.messageLibrary())
 	packs.RawSetString("_NAME", lua.LString("cmsgpack"))
 	packs.RawSetString("_VERSION", lua.LString("lua-cmsgpack 0.4.0"))
@@ -85,7 +83,8 @@ func newSandbox() *sandbox {
 	api.Metatable = strict
 	s.loading.RawSetString("redis", s.visible(api))
 	s.guard(s.env, s.globals)
-	concealed := library{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable}
+	concealed := library{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable,
+		hiddenLength: s.length, hiddenModulo: s.modulo, hiddenNumber: boundNumber}
 	L.SetFuncs(s.globals, concealed)
 	L.SetFuncs(s.loading, concealed)
 	L.SetTop(0)
@@ -168,6 +167,8 @@ var (
 		{regexp.MustCompile(`cannot perform \w+ operation between (\w+) and \w+`), "attempt to perform arithmetic on a $1 value"},
 		{regexp.MustCompile(`attempt to compare (nil) with nil|attempt to compare (boolean) with boolean|attempt to compare (table) with table|attempt to compare (function) with function`), "attempt to compare two $1$2$3$4 values"},
 		{regexp.MustCompile(`attempt to call a non-function object`), "attempt to call a nil value"},
+		{regexp.MustCompile(`for statement init must be a number`), "'for' initial value must be a number"},
+		{regexp.MustCompile(`for statement (limit|step) must be a number`), "'for' $1 must be a number"},
 		{regexp.MustCompile(`__unm undefined`), "attempt to perform arithmetic on a non-number value"},
 		{regexp.MustCompile(`__len undefined`), "attempt to get length of a non-table value"},
 		{regexp.MustCompile(`bad argument #(\d+) to ([^' ]+) \((.*)\)`), "bad argument #$1 to '$2' ($3)"},
@@ -222,41 +223,20 @@ func stringOf(v lua.LValue) string {
 	return v.String()
 }
 
-// parseNumber reads a number as Lua does, white space around it allowed.
+// parseNumber reads a number as Lua does, white space around it allowed. As there, a zero byte ends the text.
 func parseNumber(text string) (lua.LNumber, bool) {
-	t := strings.Trim(text, " \f\n\r\t\v")
-	if t == "" || strings.ContainsRune(t, '_') {
-		return 0, false
-	}
-	digits, neg := strings.CutPrefix(t, "-")
-	if !neg {
-		digits = strings.TrimPrefix(t, "+")
-	}
-	if len(digits) > 2 && digits[0] == '0' && digits[1]|0x20 == 'x' && !strings.ContainsAny(digits, "pP.") {
-		f := 0.0
-		for i := 2; i < len(digits); i++ {
-			d := digitOf(digits[i])
-			if d >= 16 {
-				return 0, false
-			}
-			f = 16*f + float64(d)
-		}
-		if neg {
-			f = -f
-		}
-		return lua.LNumber(f), true
-	}
-	f, err := strconv.ParseFloat(t, 64)
-	if err != nil && !math.IsInf(f, 0) {
-		return 0, false
-	}
-	return lua.LNumber(f), true
+	text, _, _ = strings.Cut(text, "\x00")
+	f, used, _ := number.Double(text)
+	return lua.LNumber(f), used > 0 && onlySpace(text[used:])
 }
+
+// onlySpace reports whether a text is nothing but white space.
+func onlySpace(text string) bool { return strings.Trim(text, " \f\n\r\t\v") == "" }
 
 // digitOf is the value of a digit or letter, 99 for others.
 func digitOf(c byte) int {
 	switch {
-	case c >= '0' && c <= '9':
+	case isDigit(c):
 		return int(c - '0')
 	case c|0x20 >= 'a' && c|0x20 <= 'z':
 		return int(c|0x20-'a') + 10
@@ -438,6 +418,58 @@ func (s *sandbox) countTable(L *lua.LState) int {
 	return 1
 }
 
+// length is #, which Lua 5.1 does not ask __len of tables for.
+func (s *sandbox) length(L *lua.LState) int {
+	switch v := L.Get(1).(type) {
+	case lua.LString:
+		L.Push(lua.LNumber(len(v)))
+	case *lua.LTable:
+		L.Push(lua.LNumber(v.Len()))
+	default:
+		L.RaiseError("attempt to get length of a %s value", v.Type().String())
+	}
+	return 1
+}
+
+// modulo is %.
+func (s *sandbox) modulo(L *lua.LState) int {
+	a, b := L.Get(1), L.Get(2)
+	x, ok := toNumber(a)
+	y, ok2 := toNumber(b)
+	if ok && ok2 {
+		L.Push(lua.LNumber(modulo(float64(x), float64(y))))
+		return 1
+	}
+	f := L.GetMetaField(a, "__mod")
+	if _, text := a.(lua.LString); f == lua.LNil || text {
+		f = lua.LNil
+		if _, text := b.(lua.LString); !text {
+			f = L.GetMetaField(b, "__mod")
+		}
+	}
+	if f == lua.LNil {
+		if ok {
+			a = b
+		}
+		L.RaiseError("attempt to perform arithmetic on a %s value", a.Type().String())
+	}
+	L.Push(f)
+	L.Push(a)
+	L.Push(b)
+	s.callNested(L, 2, 1)
+	return 1
+}
+
+// boundNumber makes a number of a string that means one, and leaves other values to the interpreter, which refuses them.
+func boundNumber(L *lua.LState) int {
+	if n, ok := toNumber(L.Get(1)); ok {
+		L.Push(n)
+		return 1
+	}
+	L.SetTop(1)
+	return L.GetTop()
+}
+
 // ---- the base library ---------------------------------------------------------
 
 func (s *sandbox) baseLibrary() library {
@@ -574,18 +606,11 @@ func (s *sandbox) toNumber(L *lua.LState) int {
 	if base < 2 || base > 36 {
 		L.ArgError(2, "base out of range")
 	}
-	text := strings.ToLower(strings.Trim(argString(L, 1), " \f\n\r\t\v"))
-	digits, neg := strings.CutPrefix(text, "-")
-	if base == 16 {
-		digits = strings.TrimPrefix(digits, "0x")
-	}
-	u, err := strconv.ParseUint(digits, base, 64)
-	switch {
-	case err != nil:
+	text, _, _ := strings.Cut(argString(L, 1), "\x00")
+	u, used, _ := number.Unsigned(text, base)
+	if used == 0 || !onlySpace(text[used:]) {
 		L.Push(lua.LNil)
-	case neg:
-		L.Push(lua.LNumber(-u))
-	default:
+	} else {
 		L.Push(lua.LNumber(u))
 	}
 	return 1
@@ -831,7 +856,10 @@ func (s *sandbox) stringArithmetic() library {
 	operation := func(f func(a, b float64) float64) lua.LGFunction {
 		return func(L *lua.LState) int {
 			a, ok := toNumber(L.Get(1))
-			b, ok2 := toNumber(L.Get(2))
+			b, ok2 := a, ok
+			if L.GetTop() > 1 { // else it is the minus of one string
+				b, ok2 = toNumber(L.Get(2))
+			}
 			if !ok || !ok2 {
 				v := L.Get(1)
 				if ok {
@@ -848,7 +876,7 @@ func (s *sandbox) stringArithmetic() library {
 		"__sub": operation(func(a, b float64) float64 { return a - b }),
 		"__mul": operation(func(a, b float64) float64 { return a * b }),
 		"__div": operation(func(a, b float64) float64 { return a / b }),
-		"__mod": operation(func(a, b float64) float64 { return a - math.Floor(a/b)*b }),
+		"__mod": operation(modulo),
 		"__pow": operation(math.Pow),
 		"__unm": operation(func(a, _ float64) float64 { return -a }),
 	}

@@ -142,7 +142,24 @@ func (s *sandbox) tableRemove(L *lua.LState) int {
 // seedLow is the low end of drand48's state behind a seed.
 const seedLow = 0x330E
 
-// mathLibrary has Redis's random numbers, which are those of drand48 and begin anywhere, and what gopher-lua has otherwise than Lua.
+// modulo is %, as C computes it for Lua: what it gives for infinite and for large numbers is not the remainder.
+func modulo(a, b float64) float64 { return a - math.Floor(a/b)*b }
+
+// invalid is what C's functions return where they have no value. The processor makes such a NaN, which is printed as -nan.
+func invalid() float64 { return math.Copysign(math.NaN(), -1) }
+
+// remainder is C's fmod.
+func remainder(a, b float64) float64 {
+	switch {
+	case math.IsNaN(a), math.IsNaN(b):
+		return a + b
+	case b == 0, math.IsInf(a, 0):
+		return invalid()
+	}
+	return math.Mod(a, b)
+}
+
+// mathLibrary has Redis's random numbers, which are those of drand48 and begin anywhere, and Lua's functions of numbers.
 func (s *sandbox) mathLibrary() library {
 	next := func() int64 {
 		s.seed = (s.seed*0x5DEECE66D + 0xB) & (1<<48 - 1)
@@ -160,7 +177,52 @@ func (s *sandbox) mathLibrary() library {
 			return 1
 		}
 	}
+	one := func(f func(float64) float64) lua.LGFunction {
+		return func(L *lua.LState) int {
+			a := argNumber(L, 1)
+			r := f(a)
+			if math.IsNaN(a) {
+				r = a
+			} else if math.IsNaN(r) {
+				r = invalid()
+			}
+			L.Push(lua.LNumber(r))
+			return 1
+		}
+	}
+	two := func(f func(a, b float64) float64) lua.LGFunction {
+		return func(L *lua.LState) int {
+			L.Push(lua.LNumber(f(argNumber(L, 1), argNumber(L, 2))))
+			return 1
+		}
+	}
 	return library{
+		"abs": one(math.Abs), "acos": one(math.Acos), "asin": one(math.Asin), "atan": one(math.Atan), "ceil": one(math.Ceil), "cos": one(math.Cos),
+		"cosh": one(math.Cosh), "exp": one(math.Exp), "floor": one(math.Floor), "log": one(math.Log), "log10": one(math.Log10), "sin": one(math.Sin),
+		"sinh": one(math.Sinh), "sqrt": one(math.Sqrt), "tan": one(math.Tan), "tanh": one(math.Tanh),
+		"deg":   one(func(f float64) float64 { return f / (math.Pi / 180) }),
+		"rad":   one(func(f float64) float64 { return f * (math.Pi / 180) }),
+		"atan2": two(math.Atan2), "fmod": two(remainder), "mod": two(remainder), "pow": two(math.Pow),
+		"ldexp": func(L *lua.LState) int {
+			L.Push(lua.LNumber(math.Ldexp(argNumber(L, 1), int(int32(argInt(L, 2))))))
+			return 1
+		},
+		"frexp": func(L *lua.LState) int {
+			m, e := math.Frexp(argNumber(L, 1))
+			L.Push(lua.LNumber(m))
+			L.Push(lua.LNumber(e))
+			return 2
+		},
+		"modf": func(L *lua.LState) int {
+			f := argNumber(L, 1)
+			whole, part := math.Trunc(f), 0.0
+			if !math.IsInf(f, 0) {
+				part = f - whole
+			}
+			L.Push(lua.LNumber(whole))
+			L.Push(lua.LNumber(math.Copysign(part, f)))
+			return 2
+		},
 		"max": extreme(func(a, b float64) bool { return a > b }),
 		"min": extreme(func(a, b float64) bool { return a < b }),
 		"random": func(L *lua.LState) int {
