@@ -89,3 +89,47 @@ func TestCommandTable(t *testing.T) {
 		}
 	}
 }
+
+// TestScriptedCommands wants scripts to be refused the commands that Redis keeps from them, and no others but some whose effects cannot be undone.
+func TestScriptedCommands(t *testing.T) {
+	l := open(t)
+	ctx := t.Context()
+	list := func(at target) map[string][]any {
+		c := redis.NewClient(&redis.Options{Addr: at.redis, Protocol: 2})
+		defer c.Close()
+		all, err := c.Do(ctx, "COMMAND").Slice()
+		must(t, err)
+		m := make(map[string][]any)
+		for _, info := range all {
+			addCommand(m, info)
+		}
+		return m
+	}
+	served, known := list(l.ours()), list(l.reference())
+	refused := []string{"slowlog|reset", "swapdb", "pfselftest", "flushall", "flushdb"}
+	c := redis.NewClient(&redis.Options{Addr: l.ours().redis, DB: 14})
+	defer c.Close()
+	asked := 0
+	for name, info := range known {
+		if served[name] == nil || len(info[9].([]any)) > 0 || slices.Contains(refused, name) {
+			continue
+		}
+		args := []any{"EVAL", "return redis.pcall(unpack(ARGV))", "0"}
+		for _, w := range strings.Split(name, "|") {
+			args = append(args, w)
+		}
+		arity := info[1].(int64)
+		for n := max(arity, -arity); int64(len(args)-3) < n; {
+			args = append(args, "1")
+		}
+		kept := slices.Contains(info[2].([]any), any("noscript"))
+		err := c.Do(ctx, args...).Err()
+		if got := err != nil && strings.Contains(err.Error(), "This Redis command is not allowed from script"); got != kept {
+			t.Errorf("%s in a script: %v; Redis keeps it from scripts: %v", name, err, kept)
+		}
+		asked++
+	}
+	if asked < 200 {
+		t.Errorf("%d commands", asked)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -267,7 +268,7 @@ func TestTransactionLimits(t *testing.T) {
 func TestManyKeys(t *testing.T) {
 	budget := netsrv.NewBudget(256 << 20)
 	store := clienttest.New(clienttest.Options{})
-	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}, Budget: budget}))
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}, Budget: budget, ScriptTimeout: time.Hour}))
 	for from := 0; from < maxStaged; from += 4096 {
 		set, push := []string{"MSET"}, []string{"RPUSH", "list"}
 		for i := from; i < from+4096; i++ {

@@ -319,11 +319,8 @@ func (s *sandbox) messageLibrary() library {
 		},
 		"unpack_one": func(L *lua.LState) int { return s.messageUnpack(L, 1, optInt(L, 2, 0)) },
 		"unpack_limit": func(L *lua.LState) int {
-			limit := argInt(L, 2)
-			if limit <= 0 {
-				L.RaiseError("Invalid request to unpack with offset of %d and limit of %d.", optInt(L, 3, 0), limit)
-			}
-			return s.messageUnpack(L, limit, optInt(L, 3, 0))
+			limit, offset := argInt(L, 2), optInt(L, 3, 0)
+			return s.messageUnpack(L, limit, offset)
 		},
 	}
 }
@@ -446,8 +443,9 @@ func (s *sandbox) appendMessageTable(L *lua.LState, b []byte, t *lua.LTable, dep
 // behind them, -1 at the end.
 func (s *sandbox) messageUnpack(L *lua.LState, limit, offset int) int {
 	src := argString(L, 1)
+	all := limit == 0 && offset == 0
 	switch {
-	case offset < 0:
+	case offset < 0 || limit < 0:
 		L.RaiseError("Invalid request to unpack with offset of %d and limit of %d.", offset, len(src))
 	case offset > len(src):
 		L.RaiseError("Start offset %d greater than input length %d.", offset, len(src))
@@ -455,14 +453,14 @@ func (s *sandbox) messageUnpack(L *lua.LState, limit, offset int) int {
 	defer s.resetPending(s.pending)
 	d := &messageDecoder{s: s, L: L, src: src, at: offset}
 	var out []lua.LValue
-	for d.at < len(src) && (limit == 0 || len(out) < limit) {
+	for d.at < len(src) && (all || len(out) < limit) {
 		if len(out) > maxUnpacked {
 			L.RaiseError("too many results to unpack")
 		}
 		out = append(out, d.value(0))
 	}
 	n := len(out)
-	if limit > 0 {
+	if !all {
 		end := d.at
 		if end >= len(src) {
 			end = -1

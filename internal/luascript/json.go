@@ -49,28 +49,32 @@ func (s *sandbox) jsonLibrary(c *jsonLimits) library {
 		"decode_max_depth":        setting(&c.decodeDepth, 1, maxJSONDepth),
 		"encode_number_precision": setting(&c.precision, 1, 14),
 		"encode_keep_buffer": func(L *lua.LState) int {
-			L.Push(lua.LBool(L.Get(1) == lua.LNil || lua.LVAsBool(L.Get(1))))
+			keep := true // to no effect
+			option(L, &keep)
+			L.Push(lua.LBool(keep))
 			return 1
 		},
 		"encode_invalid_numbers": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.encodeAsNull = v == lua.LString("null")
-				c.encodeInvalid = v == lua.LTrue || v == lua.LString("on")
+			if L.Get(1) == lua.LString("null") {
+				c.encodeAsNull, c.encodeInvalid = true, false
+			} else if L.Get(1) != lua.LNil {
+				option(L, &c.encodeInvalid)
+				c.encodeAsNull = false
 			}
-			L.Push(lua.LBool(c.encodeInvalid))
+			if c.encodeAsNull {
+				L.Push(lua.LString("null"))
+			} else {
+				L.Push(lua.LBool(c.encodeInvalid))
+			}
 			return 1
 		},
 		"decode_invalid_numbers": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.decodeInvalid = v == lua.LTrue || v == lua.LString("on")
-			}
+			option(L, &c.decodeInvalid)
 			L.Push(lua.LBool(c.decodeInvalid))
 			return 1
 		},
 		"encode_sparse_array": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.sparseConvert = lua.LVAsBool(v)
-			}
+			option(L, &c.sparseConvert)
 			c.sparseRatio, c.sparseSafe = max(optInt(L, 2, c.sparseRatio), 0), max(optInt(L, 3, c.sparseSafe), 0)
 			L.Push(lua.LBool(c.sparseConvert))
 			L.Push(lua.LNumber(c.sparseRatio))
@@ -85,6 +89,21 @@ func (s *sandbox) jsonLibrary(c *jsonLimits) library {
 			L.Push(t)
 			return 1
 		},
+	}
+}
+
+// option reads the first argument as cjson reads what is on or off, and leaves the setting alone if there is none.
+func option(L *lua.LState, setting *bool) {
+	switch v := L.Get(1).(type) {
+	case *lua.LNilType:
+	case lua.LBool:
+		*setting = bool(v)
+	default:
+		text := argString(L, 1)
+		if text != "on" && text != "off" {
+			L.ArgError(1, "invalid option '"+text+"'")
+		}
+		*setting = text == "on"
 	}
 }
 
@@ -153,6 +172,9 @@ func (e *jsonEncoder) appendNumber(n lua.LNumber) {
 			return
 		case !e.encodeInvalid:
 			e.L.RaiseError("Cannot serialise number: must not be NaN or Inf")
+		case f != f:
+			e.b = append(e.b, "nan"...) // whatever its sign
+			return
 		}
 	}
 	e.b = append(e.b, formatG(float64(n), e.precision)...)

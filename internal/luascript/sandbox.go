@@ -21,6 +21,9 @@ const maxRegisters = 256 << 10
 // maxUnpacked is how many values unpack returns at most, as in Redis.
 const maxUnpacked = 7999
 
+// idleBytes is about what an interpreter takes before it runs a script, to those that ask.
+const idleBytes = 42 << 10
+
 const errReadOnly = "Attempt to modify a readonly table"
 
 // library is a table of functions by name.
@@ -53,6 +56,9 @@ func newSandbox() *sandbox {
 	s.expose("string", strs)
 	meta := L.SetFuncs(L.NewTable(), s.stringArithmetic())
 	meta.RawSetString("__index", strs)
+	shown := L.NewTable()
+	shown.RawSetString("__index", s.globals.RawGetString("string"))
+	s.stringMeta = s.visible(shown)
 	L.SetMetatable(lua.LString(""), meta)
 
 	L.SetFuncs(s.globals, s.baseLibrary())
@@ -72,6 +78,7 @@ func newSandbox() *sandbox {
 
 	s.globals.RawSetString("_G", s.env)
 	strict := L.NewTable()
+	s.globalMeta = s.visible(strict)
 	strict.RawSetString("__index", L.NewFunction(func(L *lua.LState) int {
 		L.RaiseError("Script attempted to access nonexistent global variable '%s'", stringOf(L.Get(2)))
 		return 0
@@ -263,6 +270,24 @@ func typeName(L *lua.LState, n int) string {
 	return L.Get(n).Type().String()
 }
 
+// tableArg is an argument that is to be a table.
+func tableArg(L *lua.LState, n int) *lua.LTable {
+	t, is := L.Get(n).(*lua.LTable)
+	if !is {
+		L.ArgError(n, "table expected, got "+typeName(L, n))
+	}
+	return t
+}
+
+// functionArg is an argument that is to be a function.
+func functionArg(L *lua.LState, n int) *lua.LFunction {
+	f, is := L.Get(n).(*lua.LFunction)
+	if !is {
+		L.ArgError(n, "function expected, got "+typeName(L, n))
+	}
+	return f
+}
+
 // argString is an argument that is to be a string, or a number.
 func argString(L *lua.LState, n int) string {
 	switch v := L.Get(n).(type) {
@@ -379,6 +404,7 @@ func (s *sandbox) callNested(L *lua.LState, args, results int) {
 		L.RaiseError("C stack overflow")
 	}
 	s.nested++
+	s.calledBack = true
 	defer func() { s.nested-- }()
 	L.Call(args, results)
 }
@@ -479,7 +505,7 @@ func (s *sandbox) baseLibrary() library {
 		"next": s.next1, "ipairs": s.ipairs, "rawget": s.rawGet, "rawset": s.rawSet, "rawequal": rawEqual,
 		"getmetatable": s.getMetatable, "setmetatable": s.setMetatable,
 		"load": s.load, "loadstring": s.loadString, "collectgarbage": s.collectGarbage,
-		"gcinfo": func(L *lua.LState) int { L.Push(lua.LNumber(s.charged / 1024)); return 1 },
+		"gcinfo": func(L *lua.LState) int { L.Push(lua.LNumber((s.charged + idleBytes) / 1024)); return 1 },
 	}
 }
 
@@ -502,6 +528,7 @@ func (s *sandbox) throwError(L *lua.LState) int {
 	level := optInt(L, 2, 1)
 	s.where = position(L, 1)
 	v := L.Get(1)
+	s.thrown = v
 	if lua.LVCanConvToString(v) && level > 0 {
 		at := L.Where(level)
 		if strings.HasPrefix(at, "[G]") {
@@ -520,26 +547,58 @@ func (s *sandbox) protectedCall(L *lua.LState) int {
 	if L.GetTop() == 0 {
 		L.ArgError(1, "value expected")
 	}
+	n, failed := s.try(L)
+	if failed {
+		// As in Redis, an error of redis.call is its text here; redis.pcall returns the table.
+		if t, is := L.Get(-1).(*lua.LTable); is && lua.LVCanConvToString(t.RawGetString("err")) {
+			L.Pop(1)
+			L.Push(t.RawGetString("err"))
+		}
+	}
+	return n
+}
+
+// try calls the first value on the stack with the others, and leaves whether that went well and what came of it.
+func (s *sandbox) try(L *lua.LState) (results int, failed bool) {
 	if s.nested >= maxNested {
 		L.RaiseError("C stack overflow")
 	}
+	f, called := L.Get(1).(*lua.LFunction)
+	if !called && L.GetMetaField(L.Get(1), "__call") == lua.LNil {
+		text := "attempt to call a " + L.Get(1).Type().String() + " value"
+		L.Push(lua.LFalse)
+		L.Push(lua.LString(text))
+		return 2, true
+	}
 	nested := s.nested
 	s.nested++
+	s.calledBack = false
 	err := L.PCall(L.GetTop()-1, lua.MultRet, nil)
 	s.nested = nested
 	if err != nil {
-		L.Push(lua.LFalse)
 		v := s.errorValue(err)
-		// As in Redis, an error of redis.call is its text here; redis.pcall returns the table.
-		if t, is := v.(*lua.LTable); is && lua.LVCanConvToString(t.RawGetString("err")) {
-			v = t.RawGetString("err")
+		if text, is := v.(lua.LString); is && called && f.IsG && !s.calledBack && lua.LValue(f) != s.globals.RawGetString("error") {
+			v = lua.LString(fromNowhere(string(text)))
 		}
+		s.calledBack = true // to whoever called this
+		L.Push(lua.LFalse)
 		L.Push(v)
-		return 2
+		return 2, true
 	}
+	s.calledBack = true
 	L.Insert(lua.LTrue, 1)
-	return L.GetTop()
+	return L.GetTop(), false
 }
+
+// fromNowhere is an error of a library's function that no line of the script calls, but pcall: then Lua knows neither the line nor the name.
+func fromNowhere(text string) string {
+	if at := positioned.FindString(text); at != "" {
+		text = text[len(at):]
+	}
+	return calledName.ReplaceAllString(text, "bad argument #$1 to '?' (")
+}
+
+var calledName = regexp.MustCompile(`^bad argument #(\d+) to '?[^' ]+'? \(`)
 
 // errorValue is what a script sees of an error.
 func (s *sandbox) errorValue(err error) lua.LValue {
@@ -551,13 +610,20 @@ func (s *sandbox) errorValue(err error) lua.LValue {
 
 // handledCall calls the handler when the stack is unwound already, which only debug.traceback could tell.
 func (s *sandbox) handledCall(L *lua.LState) int {
+	if L.GetTop() < 2 {
+		L.ArgError(2, "value expected")
+	}
 	handler := L.Get(2)
 	L.SetTop(1)
-	n := s.protectedCall(L)
-	if first := L.Get(-n); first == lua.LTrue {
+	n, failed := s.try(L)
+	if !failed {
 		return n
 	}
 	v := L.Get(-1)
+	if t, is := v.(*lua.LTable); is && t.RawGetString("ignore_error_stats_update") != lua.LNil {
+		t.RawSetString("source", lua.LNil) // which Redis adds to what nobody handles
+		t.RawSetString("line", lua.LNil)
+	}
 	L.Push(lua.LFalse)
 	L.Push(handler)
 	L.Push(v)
@@ -644,14 +710,18 @@ func selectArgs(L *lua.LState) int {
 }
 
 func (s *sandbox) unpack(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	i := optInt(L, 2, 1)
 	j := optInt(L, 3, t.Len())
 	if i > j {
 		return 0
 	}
 	if j-i >= maxUnpacked || j-i < 0 {
-		s.raise(L, L.Where(1)+" too many results to unpack")
+		at := L.Where(1) + " "
+		if strings.HasPrefix(at, "[G]") {
+			at = ""
+		}
+		s.raise(L, at+"too many results to unpack")
 	}
 	n := j - i + 1
 	for ; i <= j; i++ {
@@ -669,7 +739,10 @@ func rawIndex(t *lua.LTable, i int) lua.LValue {
 }
 
 func (s *sandbox) next1(L *lua.LState) int {
-	t := s.contents(L.CheckTable(1))
+	t := s.contents(tableArg(L, 1))
+	if k := L.Get(2); k != lua.LNil && !hasKey(t, k) {
+		s.raise(L, "invalid key to 'next'")
+	}
 	key, value := t.Next(L.Get(2))
 	for k, is := key.(lua.LString); is && len(k) > 0 && k[0] == 0 && t == s.globals; k, is = key.(lua.LString) {
 		key, value = t.Next(key) // what the rewritten source calls
@@ -684,7 +757,7 @@ func (s *sandbox) next1(L *lua.LState) int {
 }
 
 func (s *sandbox) pairs(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	L.Push(L.Get(lua.UpvalueIndex(1)))
 	L.Push(t)
 	L.Push(lua.LNil)
@@ -692,7 +765,7 @@ func (s *sandbox) pairs(L *lua.LState) int {
 }
 
 func (s *sandbox) ipairs(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	L.Push(L.NewFunction(nextIndex))
 	L.Push(t)
 	L.Push(lua.LNumber(0))
@@ -700,7 +773,7 @@ func (s *sandbox) ipairs(L *lua.LState) int {
 }
 
 func nextIndex(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	i := argInt(L, 2) + 1
 	v := rawIndex(t, i)
 	if v == lua.LNil {
@@ -713,12 +786,12 @@ func nextIndex(L *lua.LState) int {
 }
 
 func (s *sandbox) rawGet(L *lua.LState) int {
-	L.Push(s.contents(L.CheckTable(1)).RawGet(L.CheckAny(2)))
+	L.Push(s.contents(tableArg(L, 1)).RawGet(L.CheckAny(2)))
 	return 1
 }
 
 func (s *sandbox) rawSet(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	if s.contents(t) != t {
 		s.raise(L, errReadOnly)
 	}
@@ -735,20 +808,17 @@ func rawEqual(L *lua.LState) int {
 	return 1
 }
 
-// getMetatable shows those that scripts have made.
+// getMetatable shows those that scripts have made, and of the globals and of strings what they cannot change.
 func (s *sandbox) getMetatable(L *lua.LState) int {
 	t, is := L.CheckAny(1).(*lua.LTable)
-	if _, str := L.Get(1).(lua.LString); str {
-		visible := L.NewTable()
-		visible.RawSetString("__index", s.globals.RawGetString("string"))
-		L.Push(visible)
-		return 1
-	}
+	_, str := L.Get(1).(lua.LString)
 	switch {
-	case !is:
+	case str:
+		L.Push(s.stringMeta)
+	case t == s.env && is:
+		L.Push(s.globalMeta)
+	case !is, s.contents(t) != t:
 		L.Push(lua.LNil)
-	case s.contents(t) != t:
-		L.Push(L.NewTable())
 	default:
 		L.Push(L.GetMetatable(t))
 	}
@@ -756,7 +826,7 @@ func (s *sandbox) getMetatable(L *lua.LState) int {
 }
 
 func (s *sandbox) setMetatable(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	meta := L.Get(2)
 	if _, is := meta.(*lua.LTable); !is && (meta != lua.LNil || L.GetTop() < 2) {
 		L.ArgError(2, "nil or table expected")
@@ -814,7 +884,7 @@ func (s *sandbox) pushChunk(L *lua.LState, source, name string) int {
 }
 
 func (s *sandbox) load(L *lua.LState) int {
-	f := L.CheckFunction(1)
+	f := functionArg(L, 1)
 	name := "=(load)"
 	if L.Get(2) != lua.LNil {
 		name = argString(L, 2)
@@ -842,7 +912,7 @@ func (s *sandbox) load(L *lua.LState) int {
 func (s *sandbox) collectGarbage(L *lua.LState) int {
 	switch what := L.OptString(1, "collect"); what {
 	case "count":
-		L.Push(lua.LNumber(float64(s.charged) / 1024))
+		L.Push(lua.LNumber(float64(s.charged+idleBytes) / 1024))
 	case "collect", "stop", "restart", "step", "setpause", "setstepmul":
 		L.Push(lua.LNumber(0))
 	default:
@@ -877,7 +947,7 @@ func (s *sandbox) stringArithmetic() library {
 		"__mul": operation(func(a, b float64) float64 { return a * b }),
 		"__div": operation(func(a, b float64) float64 { return a / b }),
 		"__mod": operation(modulo),
-		"__pow": operation(math.Pow),
+		"__pow": operation(power),
 		"__unm": operation(func(a, _ float64) float64 { return -a }),
 	}
 }

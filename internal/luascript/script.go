@@ -87,6 +87,17 @@ func Compile(source []byte) (*Program, error) {
 	return p, nil
 }
 
+// Flag reads the first line of a script alone: whether it has the flag no-writes. says is false if the script has no such line, or one
+// that makes no sense.
+func Flag(source []byte) (noWrites, says bool) {
+	line, _, more := strings.Cut(string(source[:min(len(source), MaxSource)]), "\n")
+	p := Program{}
+	if !strings.HasPrefix(line, "#!") || !more || p.readShebang(line) != nil {
+		return false, false
+	}
+	return p.NoWrites, true
+}
+
 // readShebang reads the first line of a script that begins with #!.
 func (p *Program) readShebang(line string) error {
 	words, ok := resp.SplitLine(nil, []byte(line))
@@ -202,6 +213,8 @@ func parserText(text string) string {
 	switch text {
 	case "syntax error":
 		return "unexpected symbol"
+	case "parse error": // an expression that is no call
+		return "'=' expected"
 	case "unterminated string":
 		return "unfinished string"
 	}

@@ -73,8 +73,9 @@ func (p *preparer) token() error {
 				p.at++
 			}
 		}
-	case c == ':' && next == ':': // a label
-		return fmt.Errorf("%s:%d: unexpected symbol near ':'", p.name, p.line())
+	case c == ':' && next == ':': // no label: there are none
+		p.at += 2
+		p.replace(start, ": :")
 	case c == '[' && p.long():
 	case c == '.' && next == '.': // the third of ... is no number's
 		for p.at < len(p.source) && p.source[p.at] == '.' {
