@@ -565,41 +565,6 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// cmdCommandGetKeys goes by the same numbers that describe tells, so that a client which trusts
-// COMMAND finds the same keys.
-func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
-	args = args[2:]
-	cmd := find(args[0])
-	if cmd != nil && cmd.sub != nil && len(args) > 1 {
-		cmd = cmd.subcommand(args[1])
-	}
-	switch {
-	case cmd == nil:
-		w.Error("ERR Invalid command specified")
-		return
-	case cmd.first == 0 && cmd.counted == 0 && cmd.spans == nil:
-		w.Error("ERR The command has no key arguments")
-		return
-	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
-		w.Error("ERR Invalid number of arguments specified for command")
-		return
-	}
-	var found [][]byte
-	for _, s := range both(cmd.keySpans(args)) {
-		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			found = append(found, args[i])
-		}
-	}
-	if found == nil {
-		w.Error("ERR Invalid arguments specified for command")
-		return
-	}
-	w.Array(len(found))
-	for _, k := range found {
-		w.Bulk(k)
-	}
-}
-
 // both is for loops over what keySpans returns.
 func both(a, b acl.Span) [2]acl.Span { return [2]acl.Span{a, b} }
 

@@ -130,7 +130,7 @@ type sandbox struct {
 	globals *lua.LTable
 	real    map[*lua.LTable]*lua.LTable // tables of libraries, by what scripts see of them
 	null    *lua.LUserData              // cjson.null
-	// What scripts see as the metatables of globals and of strings.
+	// Scripts see these as the metatables of globals and of strings.
 	globalMeta, stringMeta *lua.LTable
 	// The global redis of scripts and of functions, and the globals while a library is loaded.
 	scriptAPI, functionAPI, loading *lua.LTable
