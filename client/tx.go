@@ -11,11 +11,14 @@ import (
 	"time"
 )
 
-// A transaction has at most so many keys, and so many bytes of keys and of values that it writes.
+// A transaction has at most so many keys, sixteen times as many if it writes nothing, and so many bytes of keys and of values that it writes.
 const (
 	MaxTxnKeys  = 1024
 	MaxTxnBytes = 64 << 20
 )
+
+// maxTxnKeeps bounds the keys of a transaction that writes nothing.
+const maxTxnKeeps = 16 * MaxTxnKeys
 
 // txnTries is how often f of a Txn runs.
 const txnTries = 256
@@ -446,8 +449,12 @@ func (tx *Tx) confirm() error {
 
 // checkTxn refuses ops that no MultiCAS performs, before anything is done.
 func checkTxn(ops []Op) error {
-	if len(ops) > MaxTxnKeys {
-		return fmt.Errorf("%w: %d keys, at most %d", ErrTxnTooLarge, len(ops), MaxTxnKeys)
+	most := MaxTxnKeys
+	if len(ops) > most && !slices.ContainsFunc(ops, func(o Op) bool { return o.Kind != OpKeep }) {
+		most = maxTxnKeeps
+	}
+	if len(ops) > most {
+		return fmt.Errorf("%w: %d keys, at most %d", ErrTxnTooLarge, len(ops), most)
 	}
 	again := duplicates(ops)
 	total := 0

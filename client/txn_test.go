@@ -113,6 +113,16 @@ func TestMultiCAS(t *testing.T) {
 				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(err, client.ErrTxnTooLarge) {
 					t.Errorf("too many: %v", err)
 				}
+				kept := make([]client.Op, 16*client.MaxTxnKeys+1)
+				for i := range kept {
+					kept[i] = client.Op{Kind: client.OpKeep, Key: fmt.Append(nil, "kept", i), Cond: client.IfAbsent}
+				}
+				if err := c.MultiCAS(ctx, kept); !errors.Is(err, client.ErrTxnTooLarge) {
+					t.Errorf("too many to keep: %v", err)
+				}
+				if err := c.MultiCAS(ctx, kept[:3*client.MaxTxnKeys]); err != nil {
+					t.Errorf("many to keep: %v", err)
+				}
 				half := make([]byte, client.MaxTxnBytes/2)
 				if err := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("x"), Value: half}, {Kind: client.OpPut, Key: []byte("y"), Value: half}}); !errors.Is(err, client.ErrTxnTooLarge) {
 					t.Errorf("too long: %v", err)

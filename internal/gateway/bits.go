@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 
@@ -44,6 +45,7 @@ func bitFieldNeeds(args [][]byte) acl.Need {
 const errBitOffset = "ERR bit offset is not an integer or out of range"
 
 // bitOffset reads the place of a bit; #n is the n-th integer of that many bits. The value must stay shorter than most bytes.
+// As in Redis it is the product that must be good, which may be one that has overflowed.
 // width is that of BITFIELD's integers in bits, and 0 for commands without #n; most is in bytes.
 func bitOffset(b []byte, width, most int) (int64, bool) {
 	scale := int64(1)
@@ -51,10 +53,8 @@ func bitOffset(b []byte, width, most int) (int64, bool) {
 		b, scale = b[1:], int64(width)
 	}
 	n, ok := resp.ParseInt(b)
-	if !ok || n < 0 || n > int64(most)*8 || n*scale>>3 >= int64(most) {
-		return 0, false
-	}
-	return n * scale, true
+	at := n * scale
+	return at, ok && at >= 0 && at>>3 < int64(most)
 }
 
 // bitAt is a bit of value.
@@ -348,7 +348,8 @@ func fieldType(b []byte) (signed bool, width int, ok bool) {
 		return false, 0, false
 	}
 	signed = b[0] == 'i'
-	n, ok := resp.ParseInt(b[1:])
+	b, _, _ = bytes.Cut(b[1:], []byte{0}) // a C string in Redis
+	n, ok := resp.ParseInt(b)
 	if !ok || n < 1 || n > 64 || n == 64 && !signed {
 		return false, 0, false
 	}

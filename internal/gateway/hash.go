@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -348,7 +349,7 @@ func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 	if !ok {
 		return
 	}
-	old := new(big.Float).SetPrec(longDoublePrec)
+	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if value != nil {
 		if old, ok = parseLongDouble(value); !ok {
 			w.Error("ERR hash value is not a float")

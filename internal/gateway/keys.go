@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -105,22 +106,11 @@ func (g *Gateway) rest(err error) error {
 // collected before the first is sent, since their number comes first.
 const maxScanCount = 10_000
 
-// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or
-// nothing at all.
+// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a zero byte ends it.
 func parseCursor(b []byte) (n uint64, ok bool) {
-	digits := bytes.TrimPrefix(b, []byte("-"))
-	negative := len(digits) < len(b)
-	if !negative {
-		digits = bytes.TrimPrefix(b, []byte("+"))
-	}
-	if len(b) == 0 {
-		return 0, true
-	}
-	n, err := strconv.ParseUint(string(digits), 10, 64)
-	if negative {
-		n = -n
-	}
-	return n, err == nil
+	b, _, _ = bytes.Cut(b, []byte{0})
+	n, used, inRange := number.Unsigned(b, 10)
+	return n, inRange && used == len(b) && (used == 0 || !number.IsSpace(b[0]))
 }
 
 // cmdScan keeps the promise of Redis's SCAN: what is there from its begin to its end is returned

@@ -127,38 +127,37 @@ func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
 	return over
 }
 
-// pausesWith reports whether a command is one of those that write, or EXEC of one.
-// A script that the gateway does not know counts as one that writes.
+// pausesWith reports whether a command is one of those that write, or EXEC of one. A script or function with flags is what they say, and
+// one without is what its command is, as is one that the gateway does not know.
 func (c *conn) pausesWith(cmd *command, args [][]byte) bool {
-	switch {
-	case cmd.name == "exec":
+	if cmd.name == "exec" {
 		return slices.ContainsFunc(c.tx.queue, func(q queued) bool { return c.pausesWith(q.cmd, q.args) })
-	case cmd.group == "scripting" && c.g.writesNothing(cmd, args):
-		return false
+	}
+	if noWrites, says := c.scriptFlag(cmd, args); says {
+		return !noWrites
 	}
 	return cmd.categories&writeCategory != 0 || slices.Contains(mayReplicate, cmd.name)
 }
 
-// writesNothing reports whether a script or a function that the gateway knows has the flag no-writes.
-func (g *Gateway) writesNothing(cmd *command, args [][]byte) bool {
-	sha := ""
+// scriptFlag is whether a command's script or function has the flag no-writes; says is false for commands and scripts without flags.
+func (c *conn) scriptFlag(cmd *command, args [][]byte) (noWrites, says bool) {
 	switch cmd.name {
-	case "fcall":
-		set := g.functions.now.Load()
-		if set == nil {
-			return false
+	case "fcall", "fcall_ro":
+		c.link.Waits()
+		set, err := c.libraries(false)
+		if err != nil {
+			return false, false // it meets the error again
 		}
 		f := set.find(args[1])
-		return f.library != nil && f.NoWrites()
-	case "eval":
-		sha = luascript.SHA(args[1])
-	case "evalsha":
-		sha = string(args[1])
-	default:
-		return false
+		return f.library != nil && f.NoWrites(), f.library != nil
+	case "eval", "eval_ro":
+		return luascript.Flag(args[1])
+	case "evalsha", "evalsha_ro":
+		if prog := c.g.scripts.cache.Find(args[1]); prog != nil {
+			return prog.NoWrites, prog.NoWrites || prog.MayWrite
+		}
 	}
-	prog := g.scripts.cache.Find([]byte(sha))
-	return prog != nil && prog.NoWrites
+	return false, false
 }
 
 // awaitUnpause waits while a pause holds up a command, behind the replies to those before it. Afterwards the command begins
@@ -273,10 +272,8 @@ func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) {
 	case ms < 0:
 		w.Error("ERR timeout is negative")
 		return
-	case ms > math.MaxInt64/int64(2*time.Millisecond): // a hundred years
-		w.Error("ERR timeout is out of range")
-		return
 	}
+	ms = min(ms, math.MaxInt64/int64(2*time.Millisecond)) // a hundred years
 	c.awaitCommands(c.g.pausing.begin(&c.g.heed, time.Duration(ms)*time.Millisecond, all))
 	w.OK()
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/luascript"
 )
 
 // blockedOn is how many clients INFO counts as blocked. In a pause of all commands nobody can ask for that but a MONITOR.
@@ -63,6 +64,9 @@ func TestPauseLikeRedis(t *testing.T) {
 		cmds := [][]string{{"GET", "a"}, {"SET", "a", "1"}, {"SET", "a"}, {"nosuch"}, {"PING"}, {"DEL", "a"}, {"LPUSH", "l", "1"}, {"LRANGE", "l", "0", "-1"}, {"BLPOP", "l", "1"},
 			{"XREAD", "STREAMS", "s", "0"}, {"PUBLISH", "c", "m"}, {"SPUBLISH", "c", "m"}, {"SUBSCRIBE", "c"}, {"PFCOUNT", "h"}, {"PFADD", "h", "1"}, {"EVAL", "return 1", "0"}, {"EVAL_RO", "return 1", "0"},
 			{"EVAL", noWrites, "0"}, {"EVALSHA", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "0"}, {"FCALL", "nosuch", "0"}, {"FCALL", "reads", "0"}, {"FCALL_RO", "reads", "0"},
+			{"EVAL", "#!lua flags=no-writes\nreturn 'new'", "0"}, {"EVAL", "#!lua flags=no-writes,nosuch\nreturn 1", "0"}, {"EVAL", "#!lua flags=no-writes", "0"}, {"EVAL", "#!lua\nreturn 1", "0"},
+			{"EVAL_RO", "#!lua flags=no-writes\nreturn 'other'", "0"}, {"EVAL_RO", "#!lua\nreturn 2", "0"}, {"EVALSHA", luascript.SHA([]byte(noWrites)), "0"},
+			{"EVALSHA_RO", luascript.SHA([]byte(noWrites)), "0"}, {"FCALL", "writes", "0"}, {"FCALL_RO", "writes", "0"},
 			{"SCRIPT", "LOAD", "return 1"}, {"FUNCTION", "FLUSH"}, {"FLUSHALL"}, {"MULTI"}, {"EXEC"}, {"WATCH", "a"}, {"AUTH", "x"}, {"HELLO", "2"}, {"QUIT"}, {"RESET"},
 			{"CLIENT", "ID"}, {"CLIENT", "UNPAUSE"}, {"GETEX", "a"}, {"SORT", "l"}, {"SORT_RO", "l"}, {"COPY", "a", "b"}, {"OBJECT", "ENCODING", "a"}, {"MGET", "a", "b"}, {"MSET", "a", "1"}}
 		if mode == "all" {
@@ -72,9 +76,8 @@ func TestPauseLikeRedis(t *testing.T) {
 			var got [2]string
 			for i, side := range [][2]string{{"tcp", addr}, {"unix", sock}} {
 				p, m := dial(t, side[0], side[1]), dial(t, side[0], side[1])
-				p.do(t, "FUNCTION", "LOAD", "REPLACE", "#!lua name=l\nredis.register_function{function_name='reads', callback=function() return 1 end, flags={'no-writes'}}")
+				p.do(t, "FUNCTION", "LOAD", "REPLACE", "#!lua name=l\nredis.register_function{function_name='reads', callback=function() return 1 end, flags={'no-writes'}} redis.register_function('writes', function() return 2 end)")
 				p.do(t, "EVAL", noWrites, "0")
-				p.do(t, "FCALL", "reads", "0")
 				p.do(t, "DEL", "a", "b", "l", "h")
 				m.do(t, "MONITOR")
 				before := blockedOn(t, m)

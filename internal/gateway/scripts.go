@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -298,7 +299,13 @@ type scriptHost struct {
 // not what the script has changed.
 var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true, "randomkey": true, "dbsize": true,
 	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true, "command|list": true, "command|getkeys": true,
-	"command|help": true, "object|help": true, "memory|help": true, "memory|doctor": true, "memory|malloc-stats": true, "memory|purge": true}
+	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true, "object|idletime": true, "slowlog|get": true, "slowlog|len": true,
+	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true, "pubsub|shardnumsub": true,
+	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true, "cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
+	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true, "memory|doctor": true, "memory|malloc-stats": true, "memory|purge": true}
+
+// unscripted are commands on keys that scripts may not use: those of the commands that wait that Redis keeps from them.
+var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true, "bzpopmin": true}
 
 // Call is of luascript.Host.
 // The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by redis.pcall; an error
@@ -358,8 +365,10 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	case !cmd.served():
 		return nil, "ERR kvd does not support '" + cmd.name + "'"
 	case cmd.key != nil:
+	case unscripted[cmd.name]:
+		return nil, errNotScripted
 	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
-	case scriptable[cmd.name], cmd.channels == oneChannel: // PUBLISH and SPUBLISH
+	case scriptable[cmd.name], strings.HasSuffix(cmd.name, "|help"), cmd.channels == oneChannel: // PUBLISH and SPUBLISH
 	case cmd.steps:
 		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
 	default:

@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -49,7 +50,13 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
 }
 
 // cmdLolwut names the version, and that this is no Redis, for those who look.
-func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
+func cmdLolwut(c *conn, w *resp.Writer, args [][]byte) {
+	if len(args) >= 3 && fold(args[1], "version") {
+		if n, ok := resp.ParseInt(args[2]); !ok || int64(int(n)) != n {
+			w.Error(errNotInt)
+			return
+		}
+	}
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
 }
 
@@ -73,8 +80,8 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR DEBUG command not allowed.")
 		return
 	}
-	s, err := strconv.ParseFloat(string(args[2]), 64)
-	if err != nil || s < 0 || s > 1e6 {
+	s, _, _ := number.Double(args[2]) // what is no number is 0, as in Redis
+	if !(s >= 0 && s <= 1e6) {
 		w.Error(errNotFloat)
 		return
 	}
@@ -570,41 +577,6 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// cmdCommandGetKeys goes by the same numbers that describe tells, so that a client which trusts
-// COMMAND finds the same keys.
-func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
-	args = args[2:]
-	cmd := find(args[0])
-	if cmd != nil && cmd.sub != nil && len(args) > 1 {
-		cmd = cmd.subcommand(args[1])
-	}
-	switch {
-	case cmd == nil:
-		w.Error("ERR Invalid command specified")
-		return
-	case cmd.first == 0 && cmd.counted == 0 && cmd.spans == nil:
-		w.Error("ERR The command has no key arguments")
-		return
-	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
-		w.Error("ERR Invalid number of arguments specified for command")
-		return
-	}
-	var found [][]byte
-	for _, s := range both(cmd.keySpans(args)) {
-		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			found = append(found, args[i])
-		}
-	}
-	if found == nil {
-		w.Error("ERR Invalid arguments specified for command")
-		return
-	}
-	w.Array(len(found))
-	for _, k := range found {
-		w.Bulk(k)
-	}
-}
-
 // both is for loops over what keySpans returns.
 func both(a, b acl.Span) [2]acl.Span { return [2]acl.Span{a, b} }
 
@@ -777,7 +749,7 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 		ids := make(map[int64]bool)
 		for _, a := range args[3:] {
 			id, ok := resp.ParseInt(a)
-			if !ok || id < 1 {
+			if !ok {
 				w.Error("ERR Invalid client ID")
 				return
 			}

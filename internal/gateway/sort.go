@@ -2,9 +2,7 @@ package gateway
 
 import (
 	"bytes"
-	"math"
 	"slices"
-	"strconv"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
@@ -246,13 +244,10 @@ func compareFloats(a, b float64) int {
 	return 0
 }
 
-// sortScore reads what strtod(3) does, all of it.
+// sortScore reads a number of an element or key. Unlike elsewhere one that is too small for all of its digits is none, as in Redis.
 func sortScore(b []byte) (float64, bool) {
-	if len(b) == 0 {
-		return 0, true
-	}
-	f, err := strconv.ParseFloat(string(bytes.TrimLeft(b, " \t\n\v\f\r")), 64)
-	return f, err == nil && !math.IsNaN(f) && bytes.IndexByte(b, '_') < 0
+	f, inRange, ok := textNumber(b)
+	return f, ok && inRange
 }
 
 // cut is LIMIT.

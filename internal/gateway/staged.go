@@ -53,6 +53,8 @@ type staged struct {
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
+	// spacious is how many keys have memory to change in, and mayChange how many have changed, at most.
+	spacious, mayChange int
 	// grouped: it has its only key already, and no memory of its own; see scriptgroup.go.
 	grouped bool
 
@@ -258,12 +260,23 @@ func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].s
 
 // readSome is read for keys of one namespace.
 // Values that need memory are read again, one by one, with what they need. A value may have grown again by then; hence the tries.
+// Keys beyond those that may change give back what is more than they take.
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
 	if len(t.keys) > freeUnits {
 		if ctx = t.c.smallCtx; !t.take(int64(len(keys)) * 2 * eachLimit) {
 			return
 		}
+		full := max(0, min(len(keys), client.MaxTxnKeys-t.spacious))
+		t.spacious += full
+		defer func() {
+			spare := int64(0)
+			for _, k := range keys[full:] {
+				spare += max(0, 2*eachLimit-stagedCost-int64(2*len(k.bytes)+cap(k.value)))
+			}
+			t.c.share.Drop(spare)
+			t.held -= spare
+		}()
 	}
 	ops := t.opsOf(len(keys))
 	for i, k := range keys {
@@ -310,6 +323,24 @@ func (k *stagedKey) takeRead(o *client.Op) error {
 	return nil
 }
 
+// stagedCost is about what a key takes beside its name and value.
+const stagedCost = 1 << 10
+
+// chargeChanges takes memory for keys that have changed, of which a command has changed n more at most, beyond those that have it. More
+// than client.MaxTxnKeys are refused at the end only: some may be again what they were by then.
+func (t *staged) chargeChanges(n int) {
+	if t.mayChange += n; len(t.keys) <= client.MaxTxnKeys || t.mayChange <= t.spacious || t.err != nil {
+		return
+	}
+	t.mayChange = 0
+	for _, k := range t.keys {
+		t.mayChange += int(bit(k.changed))
+	}
+	if more := t.mayChange - t.spacious; more > 0 && t.take(int64(more)*2*eachLimit) {
+		t.spacious += more
+	}
+}
+
 // take takes memory until all of it is over.
 // n is in bytes. If there is none to be had all of it is given up; performStaged and free give back what was taken.
 func (t *staged) take(n int64) bool {
@@ -340,6 +371,9 @@ func (t *staged) require(x watch) {
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	if t.showing && !t.scripted {
 		t.shown.add(t, t.c.monitoredAs(), cmd, args)
+	}
+	if cmd.write || cmd.kind > read {
+		defer t.chargeChanges(len(args))
 	}
 	defer t.noteChanges(cmd, args, w)()
 	if cmd.keys != nil {
@@ -406,6 +440,7 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 		}
 		t.c.share.Drop(t.held)
 		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
+		t.spacious, t.mayChange = 0, 0
 		clear(t.find)
 		t.shown.again()
 		if tries > 0 {
@@ -578,7 +613,7 @@ func refused(err error) bool {
 // may have been absent at several instants.
 func (t *staged) confirm(used []*stagedKey) error {
 	again := newStaged(t.c)
-	again.room = t.room
+	again.room, again.spacious = t.room, client.MaxTxnKeys // nothing of it changes
 	defer again.free()
 	var keys, was []*stagedKey
 	var absent [][]*stagedKey // each list of one namespace

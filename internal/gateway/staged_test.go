@@ -9,10 +9,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 // contents is all that is in a database, a line for each key.
@@ -259,6 +261,41 @@ func TestTransactionLimits(t *testing.T) {
 	}
 	p.want(t, ":1\r\n", many[:1+2*client.MaxTxnKeys]...)
 	p.want(t, ":1025\r\n", "DBSIZE")
+}
+
+// TestManyKeys: a command or script that only reads has as many keys as there may be, whether they are there or not, in little memory; those
+// that it changes are refused in words if they are too many for one step.
+func TestManyKeys(t *testing.T) {
+	budget := netsrv.NewBudget(256 << 20)
+	store := clienttest.New(clienttest.Options{})
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}, Budget: budget, ScriptTimeout: time.Hour}))
+	for from := 0; from < maxStaged; from += 4096 {
+		set, push := []string{"MSET"}, []string{"RPUSH", "list"}
+		for i := from; i < from+4096; i++ {
+			set, push = append(set, "there:"+strconv.Itoa(i), strconv.Itoa(maxStaged-i)), append(push, strconv.Itoa(i))
+		}
+		p.want(t, "+OK\r\n", set...)
+		p.want(t, ":"+strconv.Itoa(from+4096)+"\r\n", push...)
+	}
+	const count = "local n = 0 for i = 0, ARGV[1] - 1 do for _, k in ipairs({unpack(ARGV, 2)}) do if redis.call('GET', k .. i) then n = n + 1 end end end return n"
+	script := func(want string, n int, kinds ...string) {
+		t.Helper()
+		p.want(t, want, append([]string{"EVAL", count, "0", strconv.Itoa(n)}, kinds...)...)
+	}
+	script(":16384\r\n", maxStaged, "there:")
+	script(":0\r\n", maxStaged, "absent:")
+	script(":8192\r\n", maxStaged/2, "there:", "absent:")
+	script("-ERR kvd: more than 16384 keys at once; nothing was done\r\n", maxStaged+1, "absent:")
+	p.want(t, "+OK\r\n", "LTRIM", "list", "1", "-1") // the list is a key, too
+	p.want(t, "*2\r\n"+bulk("16382")+bulk("16381"), "SORT", "list", "BY", "there:*", "LIMIT", "1", "2")
+	if reply := p.do(t, "SORT", "list", "BY", "absent:*", "GET", "absent:*", "LIMIT", "0", "1"); reply != "*1\r\n$-1\r\n" {
+		t.Errorf("absent weights: %q", reply)
+	}
+	const change = "for i = 1, ARGV[1] do redis.call('SET', 'there:' .. i, string.rep('x', 20000)) end return 1"
+	p.want(t, ":1\r\n", "EVAL", change, "0", "1024")
+	if reply := p.do(t, "EVAL", change, "0", "1025"); !strings.Contains(reply, "transaction too large: 1025 keys, at most 1024") {
+		t.Errorf("1025 keys: %q", reply)
+	}
 }
 
 // countingAPI counts calls for a connection's commands.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -135,13 +136,8 @@ func parseNumber(b []byte) (n uint64, ok bool) {
 	if i, ok := resp.ParseInt(b); ok {
 		return uint64(i), i >= 0
 	}
-	for len(b) > 0 && isSpace(b[0]) {
-		b = b[1:]
-	}
-	if len(b) == 0 {
-		return 0, false
-	}
-	return parseCursor(b)
+	n, used, inRange := number.Unsigned(b, 10)
+	return n, inRange && used > 0 && used == len(b)
 }
 
 // parseIDAs reads ms, ms-seq, and if auto is set ms-*, of which all is then false; missing is the seq of an id without one.

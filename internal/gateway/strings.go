@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -495,46 +496,18 @@ func incr(k *key, by int64, w *resp.Writer) {
 	w.Int(old + by)
 }
 
-// Redis counts in x87's long double: 64 bits of mantissa.
-const (
-	longDoublePrec = 64
-	longDoubleExp  = 16384
-)
+// maxLongDouble is how long the text of a long double must be less than, as in Redis.
+const maxLongDouble = 5 << 10
 
-// parseLongDouble reads what strtold(3) does: decimal and hexadecimal numbers and infinity, no
-// spaces before them, and none of the underscores that Go allows. Long inputs are refused, since
-// they would take time that grows with the square of their length.
-// Numbers beyond an x87's exponents are refused, where strtold would give infinity.
+// parseLongDouble reads a number in x87's long double, in which Redis counts: all of the text is one that strtold(3) takes, with no
+// white space before it. A number that is too large, or too small, is none; NaN is none either.
 func parseLongDouble(b []byte) (*big.Float, bool) {
-	s := string(b)
-	if s == "" || len(s) > 5<<10 || isSpace(s[0]) {
+	if len(b) == 0 || len(b) >= maxLongDouble || number.IsSpace(b[0]) {
 		return nil, false
 	}
-	base := 10
-	if t := bytes.TrimLeft(b, "+-"); len(t) > 1 && t[0] == '0' && t[1]|0x20 == 'x' {
-		base = 0
-	}
-	for _, c := range b {
-		if c == '_' {
-			return nil, false
-		}
-	}
-	f, _, err := big.ParseFloat(s, base, longDoublePrec, big.ToNearestEven)
-	if err != nil {
-		switch t := string(bytes.ToLower(bytes.TrimLeft(b, "+-"))); t {
-		case "inf", "infinity":
-			return new(big.Float).SetInf(b[0] == '-'), true
-		}
-		return nil, false
-	}
-	if e := f.MantExp(nil); !f.IsInf() && (e > longDoubleExp || e < -longDoubleExp) {
-		return nil, false
-	}
-	return f, true
+	f, used, inRange := number.LongDouble(b)
+	return f, used == len(b) && inRange
 }
-
-// isSpace is C's isspace.
-func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
 // cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
@@ -542,7 +515,7 @@ func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Plain, w) {
 		return
 	}
-	old := new(big.Float).SetPrec(longDoublePrec)
+	old := new(big.Float).SetPrec(number.LongDoubleBits)
 	if k.present {
 		var ok bool
 		if old, ok = parseLongDouble(k.value); !ok {
@@ -571,8 +544,8 @@ func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
 	if a.IsInf() || b.IsInf() {
 		return dst, false
 	}
-	sum := new(big.Float).SetPrec(longDoublePrec).Add(a, b)
-	if sum.MantExp(nil) > longDoubleExp {
+	sum := new(big.Float).SetPrec(number.LongDoubleBits).Add(a, b)
+	if sum.MantExp(nil) > number.LongDoubleMax {
 		return dst, false
 	}
 	dst = sum.Append(dst, 'f', 17)

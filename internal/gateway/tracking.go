@@ -449,7 +449,7 @@ func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
 			i++
 			id, ok := resp.ParseInt(args[i])
 			if !ok {
-				w.Error("ERR Invalid client ID")
+				w.Error(errNotInt)
 				return
 			}
 			c.g.mu.Lock()

@@ -1,57 +1,37 @@
 package gateway
 
 import (
-	"errors"
+	"bytes"
 	"math"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // ---- numbers -------------------------------------------------------------------
 
-// parseFloat is strtod(3) for all of b: decimal and hexadecimal numbers, infinity and NaN, behind white space. exact is false
-// for a number that has no double, which is then infinite or 0.
-// Long texts are refused, since they cost time, and so are Go's underscores. ok is false for what is no number at all.
-func parseFloat(b []byte) (f float64, exact, ok bool) {
-	for len(b) > 0 && isSpace(b[0]) {
-		b = b[1:]
-	}
-	s := string(b)
-	if len(b) > 5<<10 || strings.IndexByte(s, '_') >= 0 {
-		return 0, false, false
-	}
-	digits := strings.TrimLeft(s, "+-")
-	if len(digits) > 2 && digits[0] == '0' && digits[1]|0x20 == 'x' && !strings.ContainsAny(digits, "pP") {
-		s += "p0" // which Go wants
-	}
-	f, err := strconv.ParseFloat(s, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0, false, false
-	}
-	exact = err == nil
-	// ParseFloat makes 0 of what is too small for a double without an error; only digits that are all 0 are exactly that.
-	if f == 0 {
-		mantissa, _, _ := strings.Cut(strings.ToLower(digits), "e")
-		if strings.HasPrefix(mantissa, "0x") {
-			mantissa, _, _ = strings.Cut(strings.ToLower(digits[2:]), "p")
-		}
-		exact = strings.Trim(mantissa, "0.") == ""
-	}
-	return f, exact, true
-}
-
-// scoreOf is a number as an argument must have it.
+// scoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
 // It takes no white space, no number that has no double, and no NaN; infinities are good.
 func scoreOf(b []byte) (f float64, ok bool) {
-	if len(b) == 0 || isSpace(b[0]) {
+	if len(b) == 0 || number.IsSpace(b[0]) {
 		return 0, false
 	}
-	f, exact, ok := parseFloat(b)
-	return f, ok && exact && !math.IsNaN(f)
+	f, used, inRange := number.Double(b)
+	if !inRange && (f == 0 || math.IsInf(f, 0)) || math.IsNaN(f) {
+		return 0, false
+	}
+	return f, used == len(b)
+}
+
+// textNumber is a number as those places of Redis take it that read C's strings: white space may stand before it, nothing at all is 0,
+// and the text ends with the first zero byte.
+func textNumber(b []byte) (f float64, inRange, ok bool) {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	f, used, inRange := number.Double(b)
+	return f, inRange, used == len(b) && !math.IsNaN(f)
 }
 
 // bound is an end of a range of scores or of members.
@@ -68,14 +48,8 @@ func scoreBound(b []byte) (x bound, ok bool) {
 	if len(b) > 0 && b[0] == '(' {
 		x.open, b = true, b[1:]
 	}
-	if i := slices.Index(b, 0); i >= 0 {
-		b = b[:i]
-	}
-	if len(b) == 0 {
-		return x, true
-	}
-	x.score, _, ok = parseFloat(b)
-	return x, ok && !math.IsNaN(x.score)
+	x.score, _, ok = textNumber(b)
+	return x, ok
 }
 
 // lexBound reads an end of a range of members.

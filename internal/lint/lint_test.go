@@ -93,8 +93,9 @@ var imports = []row{
 	{"internal/collection", "", "encodings are bytes"},
 	{"internal/rdb", "internal/collection", "a serialized value is bytes; what a stream is, its encoding says"},
 	{"internal/geo", "", "positions are numbers"},
-	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/ordered internal/peers internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/luascript", "internal/resp", "it runs scripts, whatever their commands are"},
+	{"internal/number", "", "it reads text"},
+	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered internal/peers internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/luascript", "internal/number internal/resp", "it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},

@@ -12,16 +12,10 @@ import (
 
 // ---- bit ----------------------------------------------------------------------
 
-// argBits is a number as the 32 bits that bit works on.
+// argBits is a number as the 32 bits that bit works on: those at the low end of the double that the number becomes by adding 2^52 + 2^51,
+// whatever the number is.
 func argBits(L *lua.LState, n int) uint32 {
-	f := math.RoundToEven(argNumber(L, n))
-	if f-f != 0 {
-		return 0
-	}
-	if math.Abs(f) >= 1<<62 {
-		f = math.Mod(f, 1<<32)
-	}
-	return uint32(int64(f))
+	return uint32(math.Float64bits(argNumber(L, n) + 6755399441055744))
 }
 
 func (s *sandbox) bitLibrary() library {
@@ -325,11 +319,8 @@ func (s *sandbox) messageLibrary() library {
 		},
 		"unpack_one": func(L *lua.LState) int { return s.messageUnpack(L, 1, optInt(L, 2, 0)) },
 		"unpack_limit": func(L *lua.LState) int {
-			limit := argInt(L, 2)
-			if limit <= 0 {
-				L.RaiseError("Invalid request to unpack with offset of %d and limit of %d.", optInt(L, 3, 0), limit)
-			}
-			return s.messageUnpack(L, limit, optInt(L, 3, 0))
+			limit, offset := argInt(L, 2), optInt(L, 3, 0)
+			return s.messageUnpack(L, limit, offset)
 		},
 	}
 }
@@ -452,8 +443,9 @@ func (s *sandbox) appendMessageTable(L *lua.LState, b []byte, t *lua.LTable, dep
 // behind them, -1 at the end.
 func (s *sandbox) messageUnpack(L *lua.LState, limit, offset int) int {
 	src := argString(L, 1)
+	all := limit == 0 && offset == 0
 	switch {
-	case offset < 0:
+	case offset < 0 || limit < 0:
 		L.RaiseError("Invalid request to unpack with offset of %d and limit of %d.", offset, len(src))
 	case offset > len(src):
 		L.RaiseError("Start offset %d greater than input length %d.", offset, len(src))
@@ -461,14 +453,14 @@ func (s *sandbox) messageUnpack(L *lua.LState, limit, offset int) int {
 	defer s.resetPending(s.pending)
 	d := &messageDecoder{s: s, L: L, src: src, at: offset}
 	var out []lua.LValue
-	for d.at < len(src) && (limit == 0 || len(out) < limit) {
+	for d.at < len(src) && (all || len(out) < limit) {
 		if len(out) > maxUnpacked {
 			L.RaiseError("too many results to unpack")
 		}
 		out = append(out, d.value(0))
 	}
 	n := len(out)
-	if limit > 0 {
+	if !all {
 		end := d.at
 		if end >= len(src) {
 			end = -1

@@ -18,8 +18,8 @@ func (s *sandbox) coroutineLibrary(original *lua.LTable) library {
 		}
 	}
 	begin := func(L *lua.LState, how lua.LValue) {
-		f := L.CheckFunction(1)
-		if f.IsG {
+		f, is := L.Get(1).(*lua.LFunction)
+		if !is || f.IsG {
 			L.ArgError(1, "Lua function expected")
 		}
 		s.charge(L, threadCost)
@@ -32,6 +32,7 @@ func (s *sandbox) coroutineLibrary(original *lua.LTable) library {
 			L.Pop(1)
 			L.Push(L.NewClosure(func(L *lua.LState) int {
 				checkDepth(L)
+				s.calledBack = true
 				return w.GFunction(L)
 			}, th))
 		}
@@ -44,6 +45,13 @@ func (s *sandbox) coroutineLibrary(original *lua.LTable) library {
 	return library{
 		"create": func(L *lua.LState) int { begin(L, create); return 1 },
 		"wrap":   func(L *lua.LState) int { begin(L, wrap); return 1 },
-		"resume": func(L *lua.LState) int { checkDepth(L); return resume(L) },
+		"resume": func(L *lua.LState) int {
+			if _, is := L.Get(1).(*lua.LState); !is {
+				L.ArgError(1, "coroutine expected")
+			}
+			checkDepth(L)
+			s.calledBack = true
+			return resume(L)
+		},
 	}
 }

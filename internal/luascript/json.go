@@ -9,9 +9,11 @@ import (
 	"unicode/utf8"
 
 	lua "github.com/yuin/gopher-lua"
+
+	"github.com/kvd-project/kvd/internal/number"
 )
 
-// jsonLimits are the settings of cjson, which begin anew with each run.
+// jsonLimits are the settings of cjson, which begin anew with each run, or of what cjson.new has made.
 type jsonLimits struct {
 	encodeDepth, decodeDepth    int
 	precision                   int
@@ -26,8 +28,9 @@ var defaultJSONLimits = jsonLimits{encodeDepth: 1000, decodeDepth: 1000, precisi
 // maxJSONDepth bounds the depths that a script may ask for.
 const maxJSONDepth = 10_000
 
-func (s *sandbox) jsonLibrary() library {
-	number := func(n *int, least, most int) lua.LGFunction {
+// jsonLibrary is cjson with settings that it keeps in c.
+func (s *sandbox) jsonLibrary(c *jsonLimits) library {
+	setting := func(n *int, least, most int) lua.LGFunction {
 		return func(L *lua.LState) int {
 			if L.Get(1) != lua.LNil {
 				v := argInt(L, 1)
@@ -40,43 +43,77 @@ func (s *sandbox) jsonLibrary() library {
 			return 1
 		}
 	}
-	c := &s.jdepth
 	return library{
-		"encode": s.jsonEncode, "decode": s.jsonDecode,
-		"encode_max_depth":        number(&c.encodeDepth, 1, maxJSONDepth),
-		"decode_max_depth":        number(&c.decodeDepth, 1, maxJSONDepth),
-		"encode_number_precision": number(&c.precision, 1, 14),
+		"encode": func(L *lua.LState) int { return s.jsonEncode(L, c) }, "decode": func(L *lua.LState) int { return s.jsonDecode(L, c) },
+		"encode_max_depth":        setting(&c.encodeDepth, 1, maxJSONDepth),
+		"decode_max_depth":        setting(&c.decodeDepth, 1, maxJSONDepth),
+		"encode_number_precision": setting(&c.precision, 1, 14),
 		"encode_keep_buffer": func(L *lua.LState) int {
-			L.Push(lua.LBool(L.Get(1) == lua.LNil || lua.LVAsBool(L.Get(1))))
+			keep := true // to no effect
+			option(L, &keep)
+			L.Push(lua.LBool(keep))
 			return 1
 		},
 		"encode_invalid_numbers": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.encodeAsNull = v == lua.LString("null")
-				c.encodeInvalid = v == lua.LTrue || v == lua.LString("on")
+			if L.Get(1) == lua.LString("null") {
+				c.encodeAsNull, c.encodeInvalid = true, false
+			} else if L.Get(1) != lua.LNil {
+				option(L, &c.encodeInvalid)
+				c.encodeAsNull = false
 			}
-			L.Push(lua.LBool(c.encodeInvalid))
+			if c.encodeAsNull {
+				L.Push(lua.LString("null"))
+			} else {
+				L.Push(lua.LBool(c.encodeInvalid))
+			}
 			return 1
 		},
 		"decode_invalid_numbers": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.decodeInvalid = v == lua.LTrue || v == lua.LString("on")
-			}
+			option(L, &c.decodeInvalid)
 			L.Push(lua.LBool(c.decodeInvalid))
 			return 1
 		},
 		"encode_sparse_array": func(L *lua.LState) int {
-			if v := L.Get(1); v != lua.LNil {
-				c.sparseConvert = lua.LVAsBool(v)
-			}
+			option(L, &c.sparseConvert)
 			c.sparseRatio, c.sparseSafe = max(optInt(L, 2, c.sparseRatio), 0), max(optInt(L, 3, c.sparseSafe), 0)
 			L.Push(lua.LBool(c.sparseConvert))
 			L.Push(lua.LNumber(c.sparseRatio))
 			L.Push(lua.LNumber(c.sparseSafe))
 			return 3
 		},
-		"new": func(L *lua.LState) int { L.Push(s.globals.RawGetString("cjson")); return 1 },
+		"new": func(L *lua.LState) int {
+			own := defaultJSONLimits
+			t := L.NewTable()
+			s.charge(L, 4*tableCost)
+			s.fillJSON(t, &own)
+			L.Push(t)
+			return 1
+		},
 	}
+}
+
+// option reads the first argument as cjson reads what is on or off, and leaves the setting alone if there is none.
+func option(L *lua.LState, setting *bool) {
+	switch v := L.Get(1).(type) {
+	case *lua.LNilType:
+	case lua.LBool:
+		*setting = bool(v)
+	default:
+		text := argString(L, 1)
+		if text != "on" && text != "off" {
+			L.ArgError(1, "invalid option '"+text+"'")
+		}
+		*setting = text == "on"
+	}
+}
+
+// fillJSON makes a table cjson, with settings that are kept in c.
+func (s *sandbox) fillJSON(t *lua.LTable, c *jsonLimits) *lua.LTable {
+	s.L.SetFuncs(t, s.jsonLibrary(c))
+	t.RawSetString("null", s.null)
+	t.RawSetString("_NAME", lua.LString("cjson"))
+	t.RawSetString("_VERSION", lua.LString("2.1.0"))
+	return t
 }
 
 // ---- encoding -----------------------------------------------------------------
@@ -86,13 +123,14 @@ type jsonEncoder struct {
 	L       *lua.LState
 	b       []byte
 	charged int
+	*jsonLimits
 }
 
-func (s *sandbox) jsonEncode(L *lua.LState) int {
+func (s *sandbox) jsonEncode(L *lua.LState, c *jsonLimits) int {
 	if L.GetTop() != 1 {
 		L.ArgError(1, "expected 1 argument")
 	}
-	e := &jsonEncoder{s: s, L: L}
+	e := &jsonEncoder{s: s, L: L, jsonLimits: c}
 	defer s.resetPending(s.pending)
 	e.append(L.Get(1), 0)
 	s.charge(L, len(e.b)-e.charged)
@@ -117,7 +155,7 @@ func (e *jsonEncoder) append(v lua.LValue, depth int) {
 	case *lua.LNilType, *lua.LUserData:
 		e.b = append(e.b, "null"...)
 	case *lua.LTable:
-		if depth++; depth > e.s.jdepth.encodeDepth {
+		if depth++; depth > e.encodeDepth {
 			e.L.RaiseError("Cannot serialise, excessive nesting (%d)", depth)
 		}
 		e.appendTable(v, depth)
@@ -127,17 +165,19 @@ func (e *jsonEncoder) append(v lua.LValue, depth int) {
 }
 
 func (e *jsonEncoder) appendNumber(n lua.LNumber) {
-	c := &e.s.jdepth
 	if f := float64(n); f-f != 0 {
 		switch {
-		case c.encodeAsNull:
+		case e.encodeAsNull:
 			e.b = append(e.b, "null"...)
 			return
-		case !c.encodeInvalid:
+		case !e.encodeInvalid:
 			e.L.RaiseError("Cannot serialise number: must not be NaN or Inf")
+		case f != f:
+			e.b = append(e.b, "nan"...) // whatever its sign
+			return
 		}
 	}
-	e.b = append(e.b, formatG(float64(n), c.precision)...)
+	e.b = append(e.b, formatG(float64(n), e.precision)...)
 }
 
 func (e *jsonEncoder) appendTable(t *lua.LTable, depth int) {
@@ -188,8 +228,8 @@ func (e *jsonEncoder) arrayLen(t *lua.LTable) int {
 		most = max(most, truncated(float64(n)))
 		items++
 	}
-	if c := &e.s.jdepth; c.sparseRatio > 0 && most > items*c.sparseRatio && most > c.sparseSafe {
-		if !c.sparseConvert {
+	if e.sparseRatio > 0 && most > items*e.sparseRatio && most > e.sparseSafe {
+		if !e.sparseConvert {
 			e.L.RaiseError("Cannot serialise table: excessively sparse array")
 		}
 		return 0
@@ -225,6 +265,8 @@ type jsonDecoder struct {
 	at    int
 	depth int
 	token jsonToken
+
+	settings *jsonLimits
 }
 
 // jsonToken is the one read last. kind is its name in errors.
@@ -234,12 +276,12 @@ type jsonToken struct {
 	value lua.LValue
 }
 
-func (s *sandbox) jsonDecode(L *lua.LState) int {
+func (s *sandbox) jsonDecode(L *lua.LState, c *jsonLimits) int {
 	if L.GetTop() != 1 {
 		L.ArgError(1, "expected 1 argument")
 	}
 	defer s.resetPending(s.pending)
-	d := &jsonDecoder{s: s, L: L, src: argString(L, 1)}
+	d := &jsonDecoder{s: s, L: L, src: argString(L, 1), settings: c}
 	if len(d.src) >= 2 && (d.src[0] == 0 || d.src[1] == 0) {
 		L.RaiseError("JSON parser does not support UTF-16 or UTF-32")
 	}
@@ -279,6 +321,8 @@ func (d *jsonDecoder) next() {
 	switch {
 	case c == '"':
 		d.readString()
+	case (c == '-' || isDigit(c)) && !d.settings.decodeInvalid && isInvalidNumber(rest):
+		d.token.kind = "invalid number"
 	case c == '-' || isDigit(c):
 		d.readNumber()
 	case strings.HasPrefix(rest, "true"):
@@ -290,18 +334,30 @@ func (d *jsonDecoder) next() {
 	case strings.HasPrefix(rest, "null"):
 		d.at += 4
 		d.token.kind, d.token.value = "T_NULL", d.s.null
-	case d.s.jdepth.decodeInvalid && strings.IndexByte("iInN", c) >= 0:
+	case d.settings.decodeInvalid && isInvalidNumber(rest):
 		d.readNumber()
 	default:
 		d.token.kind = "invalid token"
 	}
 }
 
+// isInvalidNumber reports whether a text begins with a number that JSON has not: one with a plus, a hexadecimal one, one with a leading
+// zero, infinity or NaN.
+func isInvalidNumber(text string) bool {
+	if text[0] == '+' {
+		return true
+	}
+	text = strings.TrimPrefix(text, "-")
+	if strings.HasPrefix(text, "0") {
+		return len(text) > 1 && (text[1]|0x20 == 'x' || isDigit(text[1]))
+	}
+	return len(text) >= 3 && (strings.EqualFold(text[:3], "inf") || strings.EqualFold(text[:3], "nan"))
+}
+
 // readNumber reads what C's strtod would.
 func (d *jsonDecoder) readNumber() {
-	n := numberLen(d.src[d.at:])
-	f, ok := parseNumber(d.src[d.at : d.at+n])
-	if n == 0 || !ok {
+	f, n, _ := number.Double(d.src[d.at:])
+	if n == 0 {
 		d.token.kind = "invalid number"
 		if c := d.src[d.at]; c != '-' && !isDigit(c) {
 			d.token.kind = "invalid token"
@@ -309,55 +365,7 @@ func (d *jsonDecoder) readNumber() {
 		return
 	}
 	d.at += n
-	d.token.kind, d.token.value = "T_NUMBER", f
-}
-
-// numberLen is the length of the number that a text begins with, 0 if there is none.
-func numberLen(t string) int {
-	i := 0
-	if i < len(t) && (t[i] == '-' || t[i] == '+') {
-		i++
-	}
-	for _, word := range []string{"infinity", "inf", "nan"} {
-		if len(t)-i >= len(word) && strings.EqualFold(t[i:i+len(word)], word) {
-			return i + len(word)
-		}
-	}
-	if strings.HasPrefix(t[i:], "0x") || strings.HasPrefix(t[i:], "0X") {
-		j := i + 2
-		for j < len(t) && digitOf(t[j]) < 16 {
-			j++
-		}
-		if j > i+2 {
-			return j
-		}
-	}
-	start := i
-	digits := 0
-	for ; i < len(t) && isDigit(t[i]); i++ {
-		digits++
-	}
-	if i < len(t) && t[i] == '.' {
-		for i++; i < len(t) && isDigit(t[i]); i++ {
-			digits++
-		}
-	}
-	if digits == 0 {
-		return 0
-	}
-	if j := i; j < len(t) && t[j]|0x20 == 'e' && start < i {
-		j++
-		if j < len(t) && (t[j] == '-' || t[j] == '+') {
-			j++
-		}
-		if j < len(t) && isDigit(t[j]) {
-			for j < len(t) && isDigit(t[j]) {
-				j++
-			}
-			i = j
-		}
-	}
-	return i
+	d.token.kind, d.token.value = "T_NUMBER", lua.LNumber(f)
 }
 
 // readString reads a string, its escapes with it.
@@ -448,7 +456,7 @@ func (d *jsonDecoder) value() lua.LValue {
 	default:
 		d.expected("value")
 	}
-	if d.depth++; d.depth > d.s.jdepth.decodeDepth {
+	if d.depth++; d.depth > d.settings.decodeDepth {
 		d.L.RaiseError("Found too many nested data structures (%d) at character %d", d.depth, d.at)
 	}
 	t := d.L.NewTable()

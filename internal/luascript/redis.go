@@ -95,9 +95,10 @@ func (s *sandbox) commandArgs(L *lua.LState) (args [][]byte, bad string) {
 // redisCall performs a command. An error of the command is one of the script if it raises.
 func (s *sandbox) redisCall(L *lua.LState, raises bool) int {
 	var v lua.LValue
+	var reply []byte
 	args, bad := s.commandArgs(L)
-	if bad == "" {
-		var reply []byte
+	called := bad == ""
+	if called {
 		reply, bad = s.task.Host.Call(args, s.proto)
 		if s.task.Host.Stopped() {
 			s.task.stop.CompareAndSwap(goesOn, noUse)
@@ -113,6 +114,9 @@ func (s *sandbox) redisCall(L *lua.LState, raises bool) int {
 	}
 	if bad != "" {
 		v = errorTable(L, bad)
+	}
+	if t, is := v.(*lua.LTable); is && called && (bad != "" || reply[0] == '-') {
+		t.RawSetString("ignore_error_stats_update", lua.LTrue)
 	}
 	if t, is := v.(*lua.LTable); is && raises && t.RawGetString("err") != lua.LNil {
 		s.raiseTable(L, t)

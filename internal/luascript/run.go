@@ -130,6 +130,8 @@ type sandbox struct {
 	globals *lua.LTable
 	real    map[*lua.LTable]*lua.LTable // tables of libraries, by what scripts see of them
 	null    *lua.LUserData              // cjson.null
+	// Scripts see these as the metatables of globals and of strings.
+	globalMeta, stringMeta *lua.LTable
 	// The global redis of scripts and of functions, and the globals while a library is loaded.
 	scriptAPI, functionAPI, loading *lua.LTable
 
@@ -144,11 +146,14 @@ type sandbox struct {
 	chunk   string
 	proto   int // for replies of redis.call
 	where   string
+	thrown  lua.LValue // by error, at where
 	seed    uint64
 	threads []*lua.LState
 	starts  []*lua.LFunction
 	jdepth  jsonLimits
 	nested  int // calls of pcall and the like within each other
+	// calledBack: since the last pcall began a function of a library has called one of the script.
+	calledBack bool
 
 	charged int64 // what values take, at most
 	next    int64 // where to look again
@@ -255,6 +260,26 @@ var tableFields = func() (f struct{ array, dict, strdict, keys int }) {
 	}
 	return f
 }()
+
+// keyPlaces is where a table has the keys that are not in its array, also of values that are gone. TestTableFields holds it.
+var keyPlaces = func() uintptr {
+	field, ok := reflect.TypeFor[lua.LTable]().FieldByName("k2i")
+	if !ok || field.Type != reflect.TypeFor[map[lua.LValue]int]() {
+		panic("gopher-lua: its tables have no field k2i")
+	}
+	return field.Offset
+}()
+
+// hasKey reports whether a key has been in a table: next goes on from it, even if it was removed meanwhile.
+func hasKey(t *lua.LTable, k lua.LValue) bool {
+	if n, is := k.(lua.LNumber); is && n >= 1 && n == lua.LNumber(int(n)) {
+		if int(n) <= reflect.ValueOf(t).Elem().Field(tableFields.array).Cap() {
+			return true
+		}
+	}
+	_, ok := (*(*map[lua.LValue]int)(unsafe.Add(unsafe.Pointer(t), keyPlaces)))[k]
+	return ok
+}
 
 // arrayLen is the length of a table's array, with nils at its end.
 func arrayLen(t *lua.LTable) int { return reflect.ValueOf(t).Elem().Field(tableFields.array).Len() }
@@ -374,7 +399,7 @@ func (w *walk) addValue(v lua.LValue) {
 
 // begin prepares the interpreter for a run.
 func (s *sandbox) begin(t *Task, chunk string) {
-	s.task, s.chunk, s.proto, s.where, s.seed = t, chunk, 2, "", rand.Uint64()&(1<<48-1)
+	s.task, s.chunk, s.proto, s.where, s.thrown, s.seed = t, chunk, 2, "", nil, rand.Uint64()&(1<<48-1)
 	s.charged, s.next, s.pending, s.held, s.nested, s.steps = 0, lookEvery, 0, 0, 0, 0
 	s.threads, s.starts = s.threads[:0], s.starts[:0]
 	s.jdepth = defaultJSONLimits
@@ -387,7 +412,7 @@ func (s *sandbox) end(err error) (clean bool) {
 	s.globals.RawSetString("ARGV", lua.LNil)
 	clear(s.registered)
 	s.registered = s.registered[:0]
-	s.task = nil
+	s.task, s.thrown = nil, nil
 	return err == nil && s.charged < keepBytes && s.held == 0
 }
 
@@ -504,7 +529,7 @@ func (s *sandbox) errorText(err error) (text, line string) {
 		if text = string(msg); !isString {
 			text = "ERR unknown error"
 		}
-		if l, is := t.RawGetString("line").(lua.LNumber); is {
+		if l, is := t.RawGetString("line").(lua.LNumber); is && s.thrown != lua.LValue(t) {
 			line = "@" + s.chunk + ":" + numberString(l)
 		}
 	} else {

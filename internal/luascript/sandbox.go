@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	lua "github.com/yuin/gopher-lua"
+
+	"github.com/kvd-project/kvd/internal/number"
 )
 
 // maxCalls bounds the depth of calls, maxNested that of calls through Go, each of which takes stack of a goroutine.
@@ -18,6 +20,9 @@ const maxRegisters = 256 << 10
 
 // maxUnpacked is how many values unpack returns at most, as in Redis.
 const maxUnpacked = 7999
+
+// idleBytes is about what an interpreter takes before it runs a script, to those that ask.
+const idleBytes = 42 << 10
 
 const errReadOnly = "Attempt to modify a readonly table"
 
@@ -51,16 +56,15 @@ func newSandbox() *sandbox {
 	s.expose("string", strs)
 	meta := L.SetFuncs(L.NewTable(), s.stringArithmetic())
 	meta.RawSetString("__index", strs)
+	shown := L.NewTable()
+	shown.RawSetString("__index", s.globals.RawGetString("string"))
+	s.stringMeta = s.visible(shown)
 	L.SetMetatable(lua.LString(""), meta)
 
 	L.SetFuncs(s.globals, s.baseLibrary())
 	s.globals.RawSetString("_VERSION", lua.LString("Lua 5.1"))
 	s.globals.RawSetString("pairs", L.NewClosure(s.pairs, s.globals.RawGetString("next")))
-	js := L.SetFuncs(L.NewTable(), s.jsonLibrary())
-	js.RawSetString("null", s.null)
-	js.RawSetString("_NAME", lua.LString("cjson"))
-	js.RawSetString("_VERSION", lua.LString("2.1.0"))
-	s.expose("cjson", js)
+	s.expose("cjson", s.fillJSON(L.NewTable(), &s.jdepth))
 	packs := L.SetFuncs(L.NewTable(), s.messageLibrary())
 	packs.RawSetString("_NAME", lua.LString("cmsgpack"))
 	packs.RawSetString("_VERSION", lua.LString("lua-cmsgpack 0.4.0"))
@@ -74,6 +78,7 @@ func newSandbox() *sandbox {
 
 	s.globals.RawSetString("_G", s.env)
 	strict := L.NewTable()
+	s.globalMeta = s.visible(strict)
 	strict.RawSetString("__index", L.NewFunction(func(L *lua.LState) int {
 		L.RaiseError("Script attempted to access nonexistent global variable '%s'", stringOf(L.Get(2)))
 		return 0
@@ -85,7 +90,8 @@ func newSandbox() *sandbox {
 	api.Metatable = strict
 	s.loading.RawSetString("redis", s.visible(api))
 	s.guard(s.env, s.globals)
-	concealed := library{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable}
+	concealed := library{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable,
+		hiddenLength: s.length, hiddenModulo: s.modulo, hiddenNumber: boundNumber}
 	L.SetFuncs(s.globals, concealed)
 	L.SetFuncs(s.loading, concealed)
 	L.SetTop(0)
@@ -168,6 +174,8 @@ var (
 		{regexp.MustCompile(`cannot perform \w+ operation between (\w+) and \w+`), "attempt to perform arithmetic on a $1 value"},
 		{regexp.MustCompile(`attempt to compare (nil) with nil|attempt to compare (boolean) with boolean|attempt to compare (table) with table|attempt to compare (function) with function`), "attempt to compare two $1$2$3$4 values"},
 		{regexp.MustCompile(`attempt to call a non-function object`), "attempt to call a nil value"},
+		{regexp.MustCompile(`for statement init must be a number`), "'for' initial value must be a number"},
+		{regexp.MustCompile(`for statement (limit|step) must be a number`), "'for' $1 must be a number"},
 		{regexp.MustCompile(`__unm undefined`), "attempt to perform arithmetic on a non-number value"},
 		{regexp.MustCompile(`__len undefined`), "attempt to get length of a non-table value"},
 		{regexp.MustCompile(`bad argument #(\d+) to ([^' ]+) \((.*)\)`), "bad argument #$1 to '$2' ($3)"},
@@ -222,41 +230,20 @@ func stringOf(v lua.LValue) string {
 	return v.String()
 }
 
-// parseNumber reads a number as Lua does, white space around it allowed.
+// parseNumber reads a number as Lua does, white space around it allowed. As there, a zero byte ends the text.
 func parseNumber(text string) (lua.LNumber, bool) {
-	t := strings.Trim(text, " \f\n\r\t\v")
-	if t == "" || strings.ContainsRune(t, '_') {
-		return 0, false
-	}
-	digits, neg := strings.CutPrefix(t, "-")
-	if !neg {
-		digits = strings.TrimPrefix(t, "+")
-	}
-	if len(digits) > 2 && digits[0] == '0' && digits[1]|0x20 == 'x' && !strings.ContainsAny(digits, "pP.") {
-		f := 0.0
-		for i := 2; i < len(digits); i++ {
-			d := digitOf(digits[i])
-			if d >= 16 {
-				return 0, false
-			}
-			f = 16*f + float64(d)
-		}
-		if neg {
-			f = -f
-		}
-		return lua.LNumber(f), true
-	}
-	f, err := strconv.ParseFloat(t, 64)
-	if err != nil && !math.IsInf(f, 0) {
-		return 0, false
-	}
-	return lua.LNumber(f), true
+	text, _, _ = strings.Cut(text, "\x00")
+	f, used, _ := number.Double(text)
+	return lua.LNumber(f), used > 0 && onlySpace(text[used:])
 }
+
+// onlySpace reports whether a text is nothing but white space.
+func onlySpace(text string) bool { return strings.Trim(text, " \f\n\r\t\v") == "" }
 
 // digitOf is the value of a digit or letter, 99 for others.
 func digitOf(c byte) int {
 	switch {
-	case c >= '0' && c <= '9':
+	case isDigit(c):
 		return int(c - '0')
 	case c|0x20 >= 'a' && c|0x20 <= 'z':
 		return int(c|0x20-'a') + 10
@@ -281,6 +268,24 @@ func typeName(L *lua.LState, n int) string {
 		return "no value"
 	}
 	return L.Get(n).Type().String()
+}
+
+// tableArg is an argument that is to be a table.
+func tableArg(L *lua.LState, n int) *lua.LTable {
+	t, is := L.Get(n).(*lua.LTable)
+	if !is {
+		L.ArgError(n, "table expected, got "+typeName(L, n))
+	}
+	return t
+}
+
+// functionArg is an argument that is to be a function.
+func functionArg(L *lua.LState, n int) *lua.LFunction {
+	f, is := L.Get(n).(*lua.LFunction)
+	if !is {
+		L.ArgError(n, "function expected, got "+typeName(L, n))
+	}
+	return f
 }
 
 // argString is an argument that is to be a string, or a number.
@@ -399,6 +404,7 @@ func (s *sandbox) callNested(L *lua.LState, args, results int) {
 		L.RaiseError("C stack overflow")
 	}
 	s.nested++
+	s.calledBack = true
 	defer func() { s.nested-- }()
 	L.Call(args, results)
 }
@@ -438,6 +444,58 @@ func (s *sandbox) countTable(L *lua.LState) int {
 	return 1
 }
 
+// length is #, which Lua 5.1 does not ask __len of tables for.
+func (s *sandbox) length(L *lua.LState) int {
+	switch v := L.Get(1).(type) {
+	case lua.LString:
+		L.Push(lua.LNumber(len(v)))
+	case *lua.LTable:
+		L.Push(lua.LNumber(v.Len()))
+	default:
+		L.RaiseError("attempt to get length of a %s value", v.Type().String())
+	}
+	return 1
+}
+
+// modulo is %.
+func (s *sandbox) modulo(L *lua.LState) int {
+	a, b := L.Get(1), L.Get(2)
+	x, ok := toNumber(a)
+	y, ok2 := toNumber(b)
+	if ok && ok2 {
+		L.Push(lua.LNumber(modulo(float64(x), float64(y))))
+		return 1
+	}
+	f := L.GetMetaField(a, "__mod")
+	if _, text := a.(lua.LString); f == lua.LNil || text {
+		f = lua.LNil
+		if _, text := b.(lua.LString); !text {
+			f = L.GetMetaField(b, "__mod")
+		}
+	}
+	if f == lua.LNil {
+		if ok {
+			a = b
+		}
+		L.RaiseError("attempt to perform arithmetic on a %s value", a.Type().String())
+	}
+	L.Push(f)
+	L.Push(a)
+	L.Push(b)
+	s.callNested(L, 2, 1)
+	return 1
+}
+
+// boundNumber makes a number of a string that means one, and leaves other values to the interpreter, which refuses them.
+func boundNumber(L *lua.LState) int {
+	if n, ok := toNumber(L.Get(1)); ok {
+		L.Push(n)
+		return 1
+	}
+	L.SetTop(1)
+	return L.GetTop()
+}
+
 // ---- the base library ---------------------------------------------------------
 
 func (s *sandbox) baseLibrary() library {
@@ -447,90 +505,8 @@ func (s *sandbox) baseLibrary() library {
 		"next": s.next1, "ipairs": s.ipairs, "rawget": s.rawGet, "rawset": s.rawSet, "rawequal": rawEqual,
 		"getmetatable": s.getMetatable, "setmetatable": s.setMetatable,
 		"load": s.load, "loadstring": s.loadString, "collectgarbage": s.collectGarbage,
-		"gcinfo": func(L *lua.LState) int { L.Push(lua.LNumber(s.charged / 1024)); return 1 },
+		"gcinfo": func(L *lua.LState) int { L.Push(lua.LNumber((s.charged + idleBytes) / 1024)); return 1 },
 	}
-}
-
-func (s *sandbox) assert(L *lua.LState) int {
-	if L.GetTop() == 0 {
-		L.ArgError(1, "value expected")
-	}
-	if lua.LVAsBool(L.Get(1)) {
-		return L.GetTop()
-	}
-	text := "assertion failed!"
-	if L.Get(2) != lua.LNil {
-		text = argString(L, 2)
-	}
-	L.RaiseError("%s", text)
-	return 0
-}
-
-func (s *sandbox) throwError(L *lua.LState) int {
-	level := optInt(L, 2, 1)
-	s.where = position(L, 1)
-	v := L.Get(1)
-	if lua.LVCanConvToString(v) && level > 0 {
-		at := L.Where(level)
-		if strings.HasPrefix(at, "[G]") {
-			at = ""
-		}
-		if at != "" {
-			at += " "
-		}
-		v = lua.LString(at + stringOf(v))
-	}
-	L.Error(v, 0)
-	return 0
-}
-
-func (s *sandbox) protectedCall(L *lua.LState) int {
-	if L.GetTop() == 0 {
-		L.ArgError(1, "value expected")
-	}
-	if s.nested >= maxNested {
-		L.RaiseError("C stack overflow")
-	}
-	nested := s.nested
-	s.nested++
-	err := L.PCall(L.GetTop()-1, lua.MultRet, nil)
-	s.nested = nested
-	if err != nil {
-		L.Push(lua.LFalse)
-		v := s.errorValue(err)
-		// As in Redis, an error of redis.call is its text here; redis.pcall returns the table.
-		if t, is := v.(*lua.LTable); is && lua.LVCanConvToString(t.RawGetString("err")) {
-			v = t.RawGetString("err")
-		}
-		L.Push(v)
-		return 2
-	}
-	L.Insert(lua.LTrue, 1)
-	return L.GetTop()
-}
-
-// errorValue is what a script sees of an error.
-func (s *sandbox) errorValue(err error) lua.LValue {
-	if e, is := err.(*lua.ApiError); is && e.Object != nil {
-		return s.translate(e.Object)
-	}
-	return lua.LString(err.Error())
-}
-
-// handledCall calls the handler when the stack is unwound already, which only debug.traceback could tell.
-func (s *sandbox) handledCall(L *lua.LState) int {
-	handler := L.Get(2)
-	L.SetTop(1)
-	n := s.protectedCall(L)
-	if first := L.Get(-n); first == lua.LTrue {
-		return n
-	}
-	v := L.Get(-1)
-	L.Push(lua.LFalse)
-	L.Push(handler)
-	L.Push(v)
-	s.callNested(L, 1, 1)
-	return 2
 }
 
 func (s *sandbox) toString(L *lua.LState) int {
@@ -574,18 +550,11 @@ func (s *sandbox) toNumber(L *lua.LState) int {
 	if base < 2 || base > 36 {
 		L.ArgError(2, "base out of range")
 	}
-	text := strings.ToLower(strings.Trim(argString(L, 1), " \f\n\r\t\v"))
-	digits, neg := strings.CutPrefix(text, "-")
-	if base == 16 {
-		digits = strings.TrimPrefix(digits, "0x")
-	}
-	u, err := strconv.ParseUint(digits, base, 64)
-	switch {
-	case err != nil:
+	text, _, _ := strings.Cut(argString(L, 1), "\x00")
+	u, used, _ := number.Unsigned(text, base)
+	if used == 0 || !onlySpace(text[used:]) {
 		L.Push(lua.LNil)
-	case neg:
-		L.Push(lua.LNumber(-u))
-	default:
+	} else {
 		L.Push(lua.LNumber(u))
 	}
 	return 1
@@ -619,14 +588,18 @@ func selectArgs(L *lua.LState) int {
 }
 
 func (s *sandbox) unpack(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	i := optInt(L, 2, 1)
 	j := optInt(L, 3, t.Len())
 	if i > j {
 		return 0
 	}
 	if j-i >= maxUnpacked || j-i < 0 {
-		s.raise(L, L.Where(1)+" too many results to unpack")
+		at := L.Where(1) + " "
+		if strings.HasPrefix(at, "[G]") {
+			at = ""
+		}
+		s.raise(L, at+"too many results to unpack")
 	}
 	n := j - i + 1
 	for ; i <= j; i++ {
@@ -644,7 +617,10 @@ func rawIndex(t *lua.LTable, i int) lua.LValue {
 }
 
 func (s *sandbox) next1(L *lua.LState) int {
-	t := s.contents(L.CheckTable(1))
+	t := s.contents(tableArg(L, 1))
+	if k := L.Get(2); k != lua.LNil && !hasKey(t, k) {
+		s.raise(L, "invalid key to 'next'")
+	}
 	key, value := t.Next(L.Get(2))
 	for k, is := key.(lua.LString); is && len(k) > 0 && k[0] == 0 && t == s.globals; k, is = key.(lua.LString) {
 		key, value = t.Next(key) // what the rewritten source calls
@@ -659,7 +635,7 @@ func (s *sandbox) next1(L *lua.LState) int {
 }
 
 func (s *sandbox) pairs(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	L.Push(L.Get(lua.UpvalueIndex(1)))
 	L.Push(t)
 	L.Push(lua.LNil)
@@ -667,7 +643,7 @@ func (s *sandbox) pairs(L *lua.LState) int {
 }
 
 func (s *sandbox) ipairs(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	L.Push(L.NewFunction(nextIndex))
 	L.Push(t)
 	L.Push(lua.LNumber(0))
@@ -675,7 +651,7 @@ func (s *sandbox) ipairs(L *lua.LState) int {
 }
 
 func nextIndex(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	i := argInt(L, 2) + 1
 	v := rawIndex(t, i)
 	if v == lua.LNil {
@@ -688,12 +664,12 @@ func nextIndex(L *lua.LState) int {
 }
 
 func (s *sandbox) rawGet(L *lua.LState) int {
-	L.Push(s.contents(L.CheckTable(1)).RawGet(L.CheckAny(2)))
+	L.Push(s.contents(tableArg(L, 1)).RawGet(L.CheckAny(2)))
 	return 1
 }
 
 func (s *sandbox) rawSet(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	if s.contents(t) != t {
 		s.raise(L, errReadOnly)
 	}
@@ -710,20 +686,17 @@ func rawEqual(L *lua.LState) int {
 	return 1
 }
 
-// getMetatable shows those that scripts have made.
+// getMetatable shows those that scripts have made, and of the globals and of strings what they cannot change.
 func (s *sandbox) getMetatable(L *lua.LState) int {
 	t, is := L.CheckAny(1).(*lua.LTable)
-	if _, str := L.Get(1).(lua.LString); str {
-		visible := L.NewTable()
-		visible.RawSetString("__index", s.globals.RawGetString("string"))
-		L.Push(visible)
-		return 1
-	}
+	_, str := L.Get(1).(lua.LString)
 	switch {
-	case !is:
+	case str:
+		L.Push(s.stringMeta)
+	case t == s.env && is:
+		L.Push(s.globalMeta)
+	case !is, s.contents(t) != t:
 		L.Push(lua.LNil)
-	case s.contents(t) != t:
-		L.Push(L.NewTable())
 	default:
 		L.Push(L.GetMetatable(t))
 	}
@@ -731,7 +704,7 @@ func (s *sandbox) getMetatable(L *lua.LState) int {
 }
 
 func (s *sandbox) setMetatable(L *lua.LState) int {
-	t := L.CheckTable(1)
+	t := tableArg(L, 1)
 	meta := L.Get(2)
 	if _, is := meta.(*lua.LTable); !is && (meta != lua.LNil || L.GetTop() < 2) {
 		L.ArgError(2, "nil or table expected")
@@ -789,7 +762,7 @@ func (s *sandbox) pushChunk(L *lua.LState, source, name string) int {
 }
 
 func (s *sandbox) load(L *lua.LState) int {
-	f := L.CheckFunction(1)
+	f := functionArg(L, 1)
 	name := "=(load)"
 	if L.Get(2) != lua.LNil {
 		name = argString(L, 2)
@@ -817,7 +790,7 @@ func (s *sandbox) load(L *lua.LState) int {
 func (s *sandbox) collectGarbage(L *lua.LState) int {
 	switch what := L.OptString(1, "collect"); what {
 	case "count":
-		L.Push(lua.LNumber(float64(s.charged) / 1024))
+		L.Push(lua.LNumber(float64(s.charged+idleBytes) / 1024))
 	case "collect", "stop", "restart", "step", "setpause", "setstepmul":
 		L.Push(lua.LNumber(0))
 	default:
@@ -831,7 +804,10 @@ func (s *sandbox) stringArithmetic() library {
 	operation := func(f func(a, b float64) float64) lua.LGFunction {
 		return func(L *lua.LState) int {
 			a, ok := toNumber(L.Get(1))
-			b, ok2 := toNumber(L.Get(2))
+			b, ok2 := a, ok
+			if L.GetTop() > 1 { // else it is the minus of one string
+				b, ok2 = toNumber(L.Get(2))
+			}
 			if !ok || !ok2 {
 				v := L.Get(1)
 				if ok {
@@ -848,8 +824,8 @@ func (s *sandbox) stringArithmetic() library {
 		"__sub": operation(func(a, b float64) float64 { return a - b }),
 		"__mul": operation(func(a, b float64) float64 { return a * b }),
 		"__div": operation(func(a, b float64) float64 { return a / b }),
-		"__mod": operation(func(a, b float64) float64 { return a - math.Floor(a/b)*b }),
-		"__pow": operation(math.Pow),
+		"__mod": operation(modulo),
+		"__pow": operation(power),
 		"__unm": operation(func(a, _ float64) float64 { return -a }),
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -86,6 +87,17 @@ func Compile(source []byte) (*Program, error) {
 	return p, nil
 }
 
+// Flag reads the first line of a script alone: whether it has the flag no-writes. says is false if the script has no such line, or one
+// that makes no sense.
+func Flag(source []byte) (noWrites, says bool) {
+	line, _, more := strings.Cut(string(source[:min(len(source), MaxSource)]), "\n")
+	p := Program{}
+	if !strings.HasPrefix(line, "#!") || !more || p.readShebang(line) != nil {
+		return false, false
+	}
+	return p.NoWrites, true
+}
+
 // readShebang reads the first line of a script that begins with #!.
 func (p *Program) readShebang(line string) error {
 	words, ok := resp.SplitLine(nil, []byte(line))
@@ -128,11 +140,19 @@ func compileChunk(source, name string) (proto *lua.FunctionProto, err error) {
 	if len(source) > MaxSource {
 		return nil, fmt.Errorf("%s:1: script of more than %d bytes", name, MaxSource)
 	}
+	source, renamed, err := prepareSource(source, name)
+	if err != nil {
+		return nil, err
+	}
 	chunk, err := parse.Parse(strings.NewReader(source), name)
 	if err != nil {
-		return nil, errors.New(parseMessage(name, err))
+		text := parseMessage(name, err)
+		if renamed != "" {
+			text = strings.ReplaceAll(text, renamed, "goto")
+		}
+		return nil, errors.New(text)
 	}
-	r := rewriter{called: make(map[string]bool)}
+	r := rewriter{called: make(map[string]bool), renamed: renamed, lengths: mayHaveMetatables(source)}
 	chunk = r.rewriteBlock(chunk)
 	if r.functions > maxFunctions {
 		return nil, fmt.Errorf("%s:1: script of more than %d functions", name, maxFunctions)
@@ -193,6 +213,8 @@ func parserText(text string) string {
 	switch text {
 	case "syntax error":
 		return "unexpected symbol"
+	case "parse error": // an expression that is no call
+		return "'=' expected"
 	case "unterminated string":
 		return "unfinished string"
 	}
@@ -205,10 +227,13 @@ const (
 	hiddenSet    = "\x00set"
 	hiddenKey    = "\x00key"
 	hiddenTable  = "\x00table"
+	hiddenLength = "\x00length"
+	hiddenModulo = "\x00modulo"
+	hiddenNumber = "\x00number"
 )
 
 // hidden are all of them.
-var hidden = []string{hiddenConcat, hiddenSet, hiddenKey, hiddenTable}
+var hidden = []string{hiddenConcat, hiddenSet, hiddenKey, hiddenTable, hiddenLength, hiddenModulo, hiddenNumber}
 
 // prelude makes those that are called locals of the chunk, whose functions then have them as upvalues.
 func (r *rewriter) prelude() []ast.Stmt {
@@ -236,12 +261,35 @@ func at[E ast.Expr](e E, line int) E {
 }
 
 // rewriter makes calls of those operations that may take much memory in one instruction, of which the interpreter tells nobody:
-// joining strings, making tables, and setting an index far behind the others.
+// joining strings, making tables, and setting an index far behind the others. It does the same with what the interpreter has otherwise
+// than Lua 5.1: #, %, numbers, and the name goto.
 type rewriter struct {
 	depth     int
 	tooDeep   bool
 	functions int
 	called    map[string]bool // of hidden
+	renamed   string          // see prepareSource
+	lengths   bool            // # may meet a metatable
+}
+
+// name is a name as the source has it.
+func (r *rewriter) name(s string) string {
+	if r.renamed != "" && s == r.renamed {
+		return "goto"
+	}
+	return s
+}
+
+func (r *rewriter) rewriteNames(names []string) {
+	for i, n := range names {
+		names[i] = r.name(n)
+	}
+}
+
+func (r *rewriter) rewriteParameters(f *ast.FunctionExpr) {
+	if f.ParList != nil {
+		r.rewriteNames(f.ParList.Names)
+	}
 }
 
 // enterPart reports whether a part of the source may be looked at; leavePart is to be called then.
@@ -279,6 +327,7 @@ func (r *rewriter) rewriteStmt(s ast.Stmt) ast.Stmt {
 	case *ast.AssignStmt:
 		return r.rewriteAssign(s)
 	case *ast.LocalAssignStmt:
+		r.rewriteNames(s.Names)
 		r.rewriteAll(s.Exprs)
 	case *ast.FuncCallStmt:
 		s.Expr = r.rewriteExpr(s.Expr)
@@ -295,13 +344,17 @@ func (r *rewriter) rewriteStmt(s ast.Stmt) ast.Stmt {
 		s.Then = r.rewriteBlock(s.Then)
 		s.Else = r.rewriteBlock(s.Else)
 	case *ast.NumberForStmt:
-		s.Init, s.Limit, s.Step = r.rewriteExpr(s.Init), r.rewriteExpr(s.Limit), r.rewriteExpr(s.Step)
+		s.Name = r.name(s.Name)
+		s.Init, s.Limit, s.Step = r.rewriteBound(s.Init), r.rewriteBound(s.Limit), r.rewriteBound(s.Step)
 		s.Stmts = r.rewriteBlock(s.Stmts)
 	case *ast.GenericForStmt:
+		r.rewriteNames(s.Names)
 		r.rewriteAll(s.Exprs)
 		s.Stmts = r.rewriteBlock(s.Stmts)
 	case *ast.FuncDefStmt:
 		r.functions++
+		s.Name.Method = r.name(s.Name.Method)
+		r.rewriteParameters(s.Func)
 		s.Name.Func = r.rewriteExpr(s.Name.Func)
 		s.Name.Receiver = r.rewriteExpr(s.Name.Receiver)
 		s.Func.Stmts = r.rewriteBlock(s.Func.Stmts)
@@ -379,6 +432,13 @@ func (r *rewriter) rewriteExpr(e ast.Expr) ast.Expr {
 	}
 	defer r.leavePart()
 	switch e := e.(type) {
+	case *ast.IdentExpr:
+		e.Value = r.name(e.Value)
+	case *ast.StringExpr: // a field
+		e.Value = r.name(e.Value)
+	case *ast.NumberExpr:
+		f, _ := parseNumber(e.Value)
+		e.Value = strconv.FormatFloat(float64(f), 'g', -1, 64) // in which the interpreter finds neither octal digits nor what is too large
 	case *ast.AttrGetExpr:
 		e.Object, e.Key = r.rewriteExpr(e.Object), r.rewriteExpr(e.Key)
 	case *ast.TableExpr:
@@ -393,6 +453,7 @@ func (r *rewriter) rewriteExpr(e ast.Expr) ast.Expr {
 		}
 		return r.hiddenCall(hiddenTable, e.Line(), e)
 	case *ast.FuncCallExpr:
+		e.Method = r.name(e.Method)
 		e.Func, e.Receiver = r.rewriteExpr(e.Func), r.rewriteExpr(e.Receiver)
 		r.rewriteAll(e.Args)
 	case *ast.LogicalOpExpr:
@@ -401,19 +462,35 @@ func (r *rewriter) rewriteExpr(e ast.Expr) ast.Expr {
 		e.Lhs, e.Rhs = r.rewriteExpr(e.Lhs), r.rewriteExpr(e.Rhs)
 	case *ast.ArithmeticOpExpr:
 		e.Lhs, e.Rhs = r.rewriteExpr(e.Lhs), r.rewriteExpr(e.Rhs)
+		if e.Operator == "%" {
+			return r.hiddenCall(hiddenModulo, e.Line(), onlyValue(e.Lhs), onlyValue(e.Rhs))
+		}
 	case *ast.UnaryMinusOpExpr:
 		e.Expr = r.rewriteExpr(e.Expr)
 	case *ast.UnaryNotOpExpr:
 		e.Expr = r.rewriteExpr(e.Expr)
 	case *ast.UnaryLenOpExpr:
 		e.Expr = r.rewriteExpr(e.Expr)
+		if r.lengths {
+			return r.hiddenCall(hiddenLength, e.Line(), onlyValue(e.Expr))
+		}
 	case *ast.FunctionExpr:
 		r.functions++
+		r.rewriteParameters(e)
 		e.Stmts = r.rewriteBlock(e.Stmts)
 	case *ast.StringConcatOpExpr:
 		return r.rewriteConcat(e)
 	}
 	return e
+}
+
+// rewriteBound is rewriteExpr for a number of a for, which may be a string.
+func (r *rewriter) rewriteBound(e ast.Expr) ast.Expr {
+	switch e = r.rewriteExpr(e); e.(type) {
+	case nil, *ast.NumberExpr, *ast.UnaryLenOpExpr, *ast.ArithmeticOpExpr, *ast.UnaryMinusOpExpr:
+		return e
+	}
+	return r.hiddenCall(hiddenNumber, e.Line(), onlyValue(e))
 }
 
 // rewriteConcat joins a chain in calls of up to maxJoined strings each, from the right as .. does.

@@ -213,10 +213,10 @@ func (s *sandbox) formatArg(L *lua.LState, b []byte, flags string, verb byte, pr
 
 // unsigned is what C makes of a number for %x.
 func unsigned(f float64) uint64 {
-	if f < 0 {
-		return uint64(int64(f))
+	if f >= 1<<63 {
+		return uint64(truncated(f-1<<63)) ^ 1<<63
 	}
-	return uint64(f)
+	return uint64(truncated(f))
 }
 
 // padded is a string in the width of the flags, counted in bytes.
