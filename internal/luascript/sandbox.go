@@ -75,7 +75,9 @@ func newSandbox() *sandbox {
 	s.globals.RawSetString("_G", s.env)
 	strict := L.NewTable()
 	strict.RawSetString("__index", L.NewFunction(func(L *lua.LState) int {
-		L.RaiseError("Script attempted to access nonexistent global variable '%s'", stringOf(L.Get(2)))
+		name := stringOf(L.Get(2))
+		s.charge(L, 4*len(name)) // what the interpreter makes of it
+		L.RaiseError("Script attempted to access nonexistent global variable '%s'", name)
 		return 0
 	}))
 	s.globals.Metatable = strict
@@ -345,7 +347,7 @@ func (s *sandbox) concat(L *lua.LState) int {
 		for i := 1; i <= n; i++ {
 			b = appendString(b, L.Get(i))
 		}
-		L.Push(lua.LString(b))
+		L.Push(ownString(b))
 		return 1
 	}
 	right := L.Get(n)
@@ -462,6 +464,7 @@ func (s *sandbox) assert(L *lua.LState) int {
 	if L.Get(2) != lua.LNil {
 		text = argString(L, 2)
 	}
+	s.charge(L, 4*len(text)) // what the interpreter makes of it
 	L.RaiseError("%s", text)
 	return 0
 }
@@ -478,7 +481,9 @@ func (s *sandbox) throwError(L *lua.LState) int {
 		if at != "" {
 			at += " "
 		}
-		v = lua.LString(at + stringOf(v))
+		text := stringOf(v)
+		s.charge(L, len(text))
+		v = lua.LString(at + text)
 	}
 	L.Error(v, 0)
 	return 0
@@ -714,7 +719,8 @@ func rawEqual(L *lua.LState) int {
 func (s *sandbox) getMetatable(L *lua.LState) int {
 	t, is := L.CheckAny(1).(*lua.LTable)
 	if _, str := L.Get(1).(lua.LString); str {
-		visible := L.NewTable()
+		s.charge(L, tableCost)
+		visible := L.CreateTable(0, 1)
 		visible.RawSetString("__index", s.globals.RawGetString("string"))
 		L.Push(visible)
 		return 1
@@ -723,7 +729,8 @@ func (s *sandbox) getMetatable(L *lua.LState) int {
 	case !is:
 		L.Push(lua.LNil)
 	case s.contents(t) != t:
-		L.Push(L.NewTable())
+		s.charge(L, tableCost)
+		L.Push(L.CreateTable(0, 0))
 	default:
 		L.Push(L.GetMetatable(t))
 	}
@@ -794,7 +801,7 @@ func (s *sandbox) load(L *lua.LState) int {
 	if L.Get(2) != lua.LNil {
 		name = argString(L, 2)
 	}
-	var source strings.Builder
+	source := &builder{s: s, L: L}
 	defer s.resetPending(s.pending)
 	for {
 		L.Push(f)
@@ -802,14 +809,12 @@ func (s *sandbox) load(L *lua.LState) int {
 		v := L.Get(-1)
 		L.Pop(1)
 		if v == lua.LNil || v == lua.LString("") {
-			return s.pushChunk(L, source.String(), chunkName(name))
+			return s.pushChunk(L, string(ownString(source.b)), chunkName(name))
 		}
 		if !lua.LVCanConvToString(v) {
 			L.RaiseError("reader function must return a string")
 		}
-		part := stringOf(v)
-		s.grow(L, len(part))
-		source.WriteString(part)
+		source.text(stringOf(v))
 	}
 }
 

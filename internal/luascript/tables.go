@@ -9,7 +9,7 @@ import (
 // tableLibrary replaces the functions of table that make much of little, or see what is no index.
 func (s *sandbox) tableLibrary(original *lua.LTable) library {
 	return library{
-		"concat": s.tableConcat, "insert": s.tableInsert, "remove": s.tableRemove,
+		"concat": s.tableConcat, "insert": s.tableInsert, "remove": s.tableRemove, "sort": s.tableSort,
 		"getn": func(L *lua.LState) int { L.Push(lua.LNumber(L.CheckTable(1).Len())); return 1 },
 		"setn": func(L *lua.LState) int { L.RaiseError("'setn' is obsolete"); return 0 },
 		"maxn": tableMaxN,
@@ -79,26 +79,29 @@ func (s *sandbox) tableConcat(L *lua.LState) int {
 		default:
 			L.RaiseError("invalid value (%s) at index %d in table for 'concat'", v.Type().String(), i)
 		}
-		if size += len(sep); size > 1<<20 {
-			s.grow(L, size)
-			size = 0
+		if size += len(sep); int64(size) > s.task.Memory {
+			break
 		}
 		if i == math.MaxInt {
 			break
 		}
 	}
-	s.grow(L, size)
-	var b []byte
+	x := &builder{s: s, L: L}
+	x.room(size)
 	for i := first; i <= last; i++ {
-		b = appendString(b, rawIndex(t, i))
+		s.step(L)
+		v := rawIndex(t, i)
+		if text, is := v.(lua.LString); is {
+			s.work(L, len(text))
+		}
+		x.value(v)
 		if i < last {
-			b = append(b, sep...)
+			x.text(sep)
 		} else {
 			break
 		}
 	}
-	L.Push(lua.LString(b))
-	return 1
+	return x.push()
 }
 
 func (s *sandbox) tableInsert(L *lua.LState) int {
