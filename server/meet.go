@@ -71,6 +71,18 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 			if err = ownedBy(ctx, fmt.Sprintf("session %d", id), y.Identity); err != nil {
 				return
 			}
+			// Peers hear every message and the names of keys, and are believed: a gateway that may only read meets nobody.
+			if w := s.Namespace(y.NamespaceId); w != nil {
+				err = fsm.CheckRight(w, callerOf(ctx, false), dirpb.Right_RIGHT_WRITE)
+			}
+			if err != nil {
+				err = refusal(err)
+				return
+			}
+			if y.ReadOnly {
+				err = status.Errorf(codes.PermissionDenied, "session %d is read-only: gateways meet with sessions that may write", id)
+				return
+			}
 			fmt.Fprintf(&group, "%d ", y.NamespaceId)
 			g.namespaces, g.identity = append(g.namespaces, y.NamespaceId), y.Identity
 		}
@@ -78,11 +90,14 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 	if err != nil {
 		return nil, err
 	}
+	g.group = group.String()
+	if !l.meeting.isOwn(g) {
+		return nil, status.Errorf(codes.PermissionDenied, "another gateway has registered with this id")
+	}
 	if q.Leaves {
 		l.meeting.remove(string(q.Id))
 		return &dirpb.MeetReply{}, nil
 	}
-	g.group = group.String()
 	if !l.meeting.add(g) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d gateways are registered, want at most %d", maxGateways, maxGateways)
 	}
@@ -137,6 +152,14 @@ func (m *meeting) add(g *metGateway) bool {
 		m.changed.happens()
 	}
 	return true
+}
+
+// isOwn reports whether nobody but the caller is registered with a gateway's id: others of its group know it.
+func (m *meeting) isOwn(g *metGateway) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := m.mu.gateways[string(g.Id)]
+	return was == nil || time.Now().After(was.until) || was.identity == g.identity
 }
 
 func (m *meeting) remove(id string) {

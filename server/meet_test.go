@@ -85,3 +85,62 @@ func TestMeet(t *testing.T) {
 	_, err = c.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{999}, Id: id("a"), Addr: "h:1"})
 	wantCode(t, err, codes.NotFound, "session 999")
 }
+
+// Peers hear all messages and are believed: who may only read a namespace meets nobody of it, whatever session he shows, nor does
+// he take the place of one, or drive it away.
+func TestMeetWantsWrite(t *testing.T) {
+	x := newTenants(t)
+	ops, good, bad := x.as("operator", "ops"), x.as("gateway", "good"), x.as("gateway", "bad")
+	const denied = codes.PermissionDenied
+	for _, name := range []string{"a", "b"} {
+		x.create(ops, &dirpb.CreateNamespaceRequest{Name: name, Owner: spiffe("gateway", "good"), BytesPerNode: 16 << 20})
+	}
+	for name, right := range map[string]dirpb.Right{"a": dirpb.Right_RIGHT_READ, "b": dirpb.Right_RIGHT_WRITE} {
+		if _, err := x.grant(good, name, spiffe("gateway", "bad"), right); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := func(s string) []byte { return []byte(strings.Repeat(s, 16)) }
+	meet := func(c dirpb.DirectoryClient, of string, sessions ...uint32) ([]*dirpb.PeerGateway, error) {
+		r, err := c.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: sessions, Id: id(of), Addr: "10.0.0.1:1"})
+		return r.GetGateways(), err
+	}
+	as, bs := x.opened(good, "a", false), x.opened(good, "b", false)
+	met := func(what string, want int, of string, sessions ...uint32) {
+		t.Helper()
+		if all, err := meet(good, of, sessions...); err != nil || len(all) != want {
+			t.Errorf("%s: meets %v, %v, want %d", what, all, err, want)
+		}
+	}
+	met("alone", 0, "g", as)
+	met("with two databases", 0, "h", as, bs)
+	readA, readB, writeB := x.opened(bad, "a", true), x.opened(bad, "b", true), x.opened(bad, "b", false)
+	for what, sessions := range map[string][]uint32{
+		"bad has read in namespace \"a\", and wants write": {readA}, "and wants write": {writeB, readA}, "is read-only": {readB},
+	} {
+		all, err := meet(bad, "x", sessions...)
+		wantCode(t, err, denied, what)
+		if len(all) > 0 {
+			t.Errorf("%s: is told of %v", what, all)
+		}
+	}
+	if _, err := meet(bad, "y", writeB); err != nil {
+		t.Error(err)
+	}
+	// The id of another one, which it might have heard.
+	_, err := meet(bad, "g", writeB)
+	wantCode(t, err, denied, "another gateway")
+	_, err = bad.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{writeB}, Id: id("g"), Addr: "10.0.0.1:1", Leaves: true})
+	wantCode(t, err, denied, "another gateway")
+	met("still there", 0, "g", as)
+	if st, err := ops.Status(testCtx(t), &dirpb.StatusRequest{}); err != nil || len(st.Gateways) != 3 {
+		t.Errorf("%d gateways, %v, want 3", len(st.GetGateways()), err)
+	}
+	// Whose right was cut meets nobody any more.
+	if _, err := x.grant(good, "b", spiffe("gateway", "bad"), dirpb.Right_RIGHT_READ); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := meet(bad, "y", writeB); err == nil {
+		t.Error("its right was cut, and it meets others")
+	}
+}

@@ -318,7 +318,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
-	if err := g.openPeers(ctx, dbs); err != nil {
+	if err := g.openPeers(ctx, dbs, budget); err != nil {
 		return g, err
 	}
 	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, HotKeys: o.hotKeys, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
@@ -333,7 +333,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 }
 
 // openPeers listens for other gateways that serve the same databases, and says where to the directory.
-func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database) error {
+func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database, budget *netsrv.Budget) error {
 	o := g.o
 	if o.listenPeers == config.Off {
 		return nil
@@ -345,7 +345,7 @@ func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database) 
 	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: o.directory, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log}); err != nil {
 		return errors.Join(err, lis.Close())
 	}
-	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log,
+	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls, Identities: o.identity.Mapping(), Budget: budget, Logger: o.log,
 		Meet: func(ctx context.Context, q *dirpb.MeetRequest) (r *dirpb.MeetReply, err error) {
 			for _, d := range dbs { // one that shares its namespace, too: the numbers are to be the same
 				id, err := inside.Of(d.Client).Session(ctx)

@@ -144,27 +144,29 @@ func (s *sandbox) newFormat(L *lua.LState) *structFormat {
 
 func (s *sandbox) structPack(L *lua.LState) int {
 	f := s.newFormat(L)
-	var b []byte
+	x := &builder{s: s, L: L}
 	defer s.resetPending(s.pending)
 	arg := 1
 	for {
-		opt, size, pad := f.next(len(b))
+		opt, size, pad := f.next(len(x.b))
 		if opt == 0 {
 			break
 		}
 		s.step(L)
-		b = append(b, make([]byte, pad)...)
+		x.fill(0, pad)
 		if opt == 'x' {
-			b = append(b, 0)
+			x.byte(0)
 			continue
 		}
 		arg++
 		switch opt {
 		case 'f':
 			v := math.Float32bits(float32(argNumber(L, arg)))
-			b = appendInteger(b, f.order, uint64(v), 4)
+			x.room(4)
+			x.b = appendInteger(x.b, f.order, uint64(v), 4)
 		case 'd':
-			b = appendInteger(b, f.order, math.Float64bits(argNumber(L, arg)), 8)
+			x.room(8)
+			x.b = appendInteger(x.b, f.order, math.Float64bits(argNumber(L, arg)), 8)
 		case 'c', 's':
 			text := argString(L, arg)
 			if size == 0 {
@@ -173,25 +175,24 @@ func (s *sandbox) structPack(L *lua.LState) int {
 			if len(text) < size {
 				L.ArgError(arg+1, "string too short") // which Redis counts so
 			}
-			s.grow(L, 2*size)
-			if b = append(b, text[:size]...); opt == 's' {
-				b = append(b, 0)
+			s.work(L, size)
+			if x.text(text[:size]); opt == 's' {
+				x.byte(0)
 			}
 		default:
 			n := argNumber(L, arg)
 			v := unsigned(n)
-			b = appendInteger(b, f.order, v, size)
+			x.room(size)
+			x.b = appendInteger(x.b, f.order, v, size)
 		}
 	}
-	s.charge(L, len(b))
-	L.Push(lua.LString(b))
-	return 1
+	return x.push()
 }
 
 // appendInteger appends the low bytes of an integer, and zeros beyond them, as C's shifts have it.
 func appendInteger(b []byte, order binary.ByteOrder, v uint64, size int) []byte {
 	at := len(b)
-	b = append(b, make([]byte, size)...)
+	b = append(b, make([]byte, size)...) // at most maxIntSize
 	for i := range size {
 		k := at + i
 		if order == binary.BigEndian {
@@ -248,13 +249,13 @@ func (s *sandbox) structUnpack(L *lua.LState) int {
 				}
 				need(size)
 			}
-			L.Push(lua.LString(data[at : at+size]))
+			L.Push(s.part(L, data, at, at+size))
 		case 's':
 			end := strings.IndexByte(data[at:], 0)
 			if end < 0 {
 				L.RaiseError("unfinished string in data")
 			}
-			L.Push(lua.LString(data[at : at+end]))
+			L.Push(s.part(L, data, at, at+end))
 			size = end + 1
 		default:
 			v := readInteger(data[at:at+size], f.order)
@@ -330,54 +331,61 @@ func (s *sandbox) messagePack(L *lua.LState) int {
 	if n == 0 {
 		L.ArgError(0, "MessagePack pack needs input.")
 	}
-	var b []byte
+	x := &builder{s: s, L: L}
 	defer s.resetPending(s.pending)
 	for i := 1; i <= n; i++ {
-		b = s.appendMessage(L, b, L.Get(i), 0)
+		s.appendMessage(x, L.Get(i), 0)
 	}
-	s.charge(L, len(b))
-	L.Push(lua.LString(b))
-	return 1
+	return x.push()
 }
 
-func (s *sandbox) appendMessage(L *lua.LState, b []byte, v lua.LValue, depth int) []byte {
-	s.step(L)
-	s.grow(L, 16)
+// maxMessageHead is the longest head of a value.
+const maxMessageHead = 9
+
+func (s *sandbox) appendMessage(x *builder, v lua.LValue, depth int) {
+	s.step(x.L)
+	x.room(maxMessageHead)
 	switch v := v.(type) {
 	case lua.LString:
 		n := len(v)
-		s.grow(L, 2*n)
+		s.work(x.L, n)
+		x.room(maxMessageHead + n)
 		switch {
 		case n < 32:
-			b = append(b, 0xa0|byte(n))
+			x.b = append(x.b, 0xa0|byte(n))
 		case n <= 0xff:
-			b = append(b, 0xd9, byte(n))
+			x.b = append(x.b, 0xd9, byte(n))
 		case n <= 0xffff:
-			b = binary.BigEndian.AppendUint16(append(b, 0xda), uint16(n))
+			x.b = binary.BigEndian.AppendUint16(append(x.b, 0xda), uint16(n))
 		default:
-			b = binary.BigEndian.AppendUint32(append(b, 0xdb), uint32(n))
+			x.b = binary.BigEndian.AppendUint32(append(x.b, 0xdb), uint32(n))
 		}
-		return append(b, v...)
+		x.b = append(x.b, v...)
 	case lua.LBool:
 		if v {
-			return append(b, 0xc3)
+			x.byte(0xc3)
+		} else {
+			x.byte(0xc2)
 		}
-		return append(b, 0xc2)
 	case lua.LNumber:
 		f := float64(v)
 		switch {
 		case f == math.Trunc(f) && f >= -1<<63 && f < 1<<63:
-			return appendMessageInt(b, int64(f))
+			x.b = appendMessageInt(x.b, int64(f))
 		case float64(float32(f)) == f || f != f:
-			return binary.BigEndian.AppendUint32(append(b, 0xca), math.Float32bits(float32(f)))
+			x.b = binary.BigEndian.AppendUint32(append(x.b, 0xca), math.Float32bits(float32(f)))
+		default:
+			x.b = binary.BigEndian.AppendUint64(append(x.b, 0xcb), math.Float64bits(f))
 		}
-		return binary.BigEndian.AppendUint64(append(b, 0xcb), math.Float64bits(f))
 	case *lua.LTable:
 		if depth < maxPackDepth {
-			return s.appendMessageTable(L, b, s.contents(v), depth+1)
+			s.appendMessageTable(x, s.contents(v), depth+1)
+		} else {
+			x.byte(0xc0)
 		}
+	default:
+		x.byte(0xc0)
 	}
-	return append(b, 0xc0)
 }
 
 func appendMessageInt(b []byte, n int64) []byte {
@@ -402,10 +410,10 @@ func appendMessageInt(b []byte, n int64) []byte {
 	return binary.BigEndian.AppendUint64(append(b, 0xd3), uint64(n))
 }
 
-func (s *sandbox) appendMessageTable(L *lua.LState, b []byte, t *lua.LTable, depth int) []byte {
+func (s *sandbox) appendMessageTable(x *builder, t *lua.LTable, depth int) {
 	count, most, array := 0, 0, true
 	for k, _ := t.Next(lua.LNil); k != lua.LNil; k, _ = t.Next(k) {
-		s.step(L)
+		s.step(x.L)
 		n, is := k.(lua.LNumber)
 		if !is || n <= 0 || n != lua.LNumber(math.Floor(float64(n))) {
 			array = false
@@ -415,28 +423,28 @@ func (s *sandbox) appendMessageTable(L *lua.LState, b []byte, t *lua.LTable, dep
 		count++
 	}
 	head := func(fix, short, long byte) {
+		x.room(maxMessageHead)
 		switch {
 		case count <= 15:
-			b = append(b, fix|byte(count))
+			x.b = append(x.b, fix|byte(count))
 		case count <= 0xffff:
-			b = binary.BigEndian.AppendUint16(append(b, short), uint16(count))
+			x.b = binary.BigEndian.AppendUint16(append(x.b, short), uint16(count))
 		default:
-			b = binary.BigEndian.AppendUint32(append(b, long), uint32(count))
+			x.b = binary.BigEndian.AppendUint32(append(x.b, long), uint32(count))
 		}
 	}
 	if array && most == count {
 		head(0x90, 0xdc, 0xdd)
 		for i := 1; i <= count; i++ {
-			b = s.appendMessage(L, b, rawIndex(t, i), depth)
+			s.appendMessage(x, rawIndex(t, i), depth)
 		}
-		return b
+		return
 	}
 	head(0x80, 0xde, 0xdf)
 	for k, v := t.Next(lua.LNil); k != lua.LNil; k, v = t.Next(k) {
-		b = s.appendMessage(L, b, k, depth)
-		b = s.appendMessage(L, b, v, depth)
+		s.appendMessage(x, k, depth)
+		s.appendMessage(x, v, depth)
 	}
-	return b
 }
 
 // messageUnpack pushes the values of a string, up to limit of them (0: all), and before them, if there is a limit, the offset
@@ -494,8 +502,9 @@ func (d *messageDecoder) uint(bytes int) uint64 { return readInteger(d.take(byte
 
 func (d *messageDecoder) text(n uint64) lua.LValue {
 	t := d.take(int(min(n, math.MaxInt32*4)))
+	d.s.work(d.L, len(t))
 	d.s.grow(d.L, len(t)+16)
-	return lua.LString(t)
+	return lua.LString(strings.Clone(t))
 }
 
 // value is the next one, within so many others.
@@ -545,7 +554,7 @@ func (d *messageDecoder) value(depth int) lua.LValue {
 // array and hash charge for entries as they come, since a length costs the input nothing.
 func (d *messageDecoder) array(n uint64, depth int) lua.LValue {
 	d.s.grow(d.L, 160)
-	t := d.L.NewTable()
+	t := d.L.CreateTable(0, 0)
 	for i := range n {
 		d.s.grow(d.L, 32)
 		t.RawSetInt(int(i)+1, d.value(depth+1))
@@ -555,7 +564,7 @@ func (d *messageDecoder) array(n uint64, depth int) lua.LValue {
 
 func (d *messageDecoder) hash(n uint64, depth int) lua.LValue {
 	d.s.grow(d.L, tableCost)
-	t := d.L.NewTable()
+	t := d.L.CreateTable(0, 0)
 	for range n {
 		k := d.value(depth + 1)
 		v := d.value(depth + 1)

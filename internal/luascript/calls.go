@@ -20,6 +20,7 @@ func (s *sandbox) assert(L *lua.LState) int {
 	if L.Get(2) != lua.LNil {
 		text = argString(L, 2)
 	}
+	s.charge(L, 4*len(text)) // what the interpreter makes of it
 	L.RaiseError("%s", text)
 	return 0
 }
@@ -37,7 +38,9 @@ func (s *sandbox) throwError(L *lua.LState) int {
 		if at != "" {
 			at += " "
 		}
-		v = lua.LString(at + stringOf(v))
+		text := stringOf(v)
+		s.charge(L, len(text))
+		v = lua.LString(at + text)
 	}
 	L.Error(v, 0)
 	return 0

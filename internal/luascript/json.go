@@ -119,10 +119,7 @@ func (s *sandbox) fillJSON(t *lua.LTable, c *jsonLimits) *lua.LTable {
 // ---- encoding -----------------------------------------------------------------
 
 type jsonEncoder struct {
-	s       *sandbox
-	L       *lua.LState
-	b       []byte
-	charged int
+	*builder
 	*jsonLimits
 }
 
@@ -130,30 +127,24 @@ func (s *sandbox) jsonEncode(L *lua.LState, c *jsonLimits) int {
 	if L.GetTop() != 1 {
 		L.ArgError(1, "expected 1 argument")
 	}
-	e := &jsonEncoder{s: s, L: L, jsonLimits: c}
+	e := &jsonEncoder{&builder{s: s, L: L}, c}
 	defer s.resetPending(s.pending)
 	e.append(L.Get(1), 0)
-	s.charge(L, len(e.b)-e.charged)
-	L.Push(lua.LString(e.b))
-	return 1
+	return e.push()
 }
 
 // append appends a value within so many tables.
 func (e *jsonEncoder) append(v lua.LValue, depth int) {
 	e.s.step(e.L)
-	if len(e.b)-e.charged > 1<<16 {
-		e.s.grow(e.L, 2*(len(e.b)-e.charged))
-		e.charged = len(e.b)
-	}
 	switch v := v.(type) {
 	case lua.LString:
-		e.b = appendJSONString(e.b, string(v))
+		e.quote(string(v))
 	case lua.LNumber:
 		e.appendNumber(v)
 	case lua.LBool:
-		e.b = strconv.AppendBool(e.b, bool(v))
+		e.text(strconv.FormatBool(bool(v)))
 	case *lua.LNilType, *lua.LUserData:
-		e.b = append(e.b, "null"...)
+		e.text("null")
 	case *lua.LTable:
 		if depth++; depth > e.encodeDepth {
 			e.L.RaiseError("Cannot serialise, excessive nesting (%d)", depth)
@@ -168,52 +159,52 @@ func (e *jsonEncoder) appendNumber(n lua.LNumber) {
 	if f := float64(n); f-f != 0 {
 		switch {
 		case e.encodeAsNull:
-			e.b = append(e.b, "null"...)
+			e.text("null")
 			return
 		case !e.encodeInvalid:
 			e.L.RaiseError("Cannot serialise number: must not be NaN or Inf")
 		case f != f:
-			e.b = append(e.b, "nan"...) // whatever its sign
+			e.text("nan") // whatever its sign
 			return
 		}
 	}
-	e.b = append(e.b, formatG(float64(n), e.precision)...)
+	e.text(formatG(float64(n), e.precision))
 }
 
 func (e *jsonEncoder) appendTable(t *lua.LTable, depth int) {
 	t = e.s.contents(t)
 	if n := e.arrayLen(t); n > 0 {
-		e.b = append(e.b, '[')
+		e.byte('[')
 		for i := 1; i <= n; i++ {
 			if i > 1 {
-				e.b = append(e.b, ',')
+				e.byte(',')
 			}
 			e.append(rawIndex(t, i), depth)
 		}
-		e.b = append(e.b, ']')
+		e.byte(']')
 		return
 	}
-	e.b = append(e.b, '{')
+	e.byte('{')
 	first := true
 	for k, v := t.Next(lua.LNil); k != lua.LNil; k, v = t.Next(k) {
 		if !first {
-			e.b = append(e.b, ',')
+			e.byte(',')
 		}
 		first = false
 		switch k := k.(type) {
 		case lua.LString:
-			e.b = appendJSONString(e.b, string(k))
+			e.quote(string(k))
 		case lua.LNumber:
-			e.b = append(e.b, '"')
+			e.byte('"')
 			e.appendNumber(k)
-			e.b = append(e.b, '"')
+			e.byte('"')
 		default:
 			e.L.RaiseError("Cannot serialise %s: table key must be a number or string", k.Type().String())
 		}
-		e.b = append(e.b, ':')
+		e.byte(':')
 		e.append(v, depth)
 	}
-	e.b = append(e.b, '}')
+	e.byte('}')
 }
 
 // arrayLen is the length of a table whose keys are all integers from 1 on, 0 for others.
@@ -237,23 +228,45 @@ func (e *jsonEncoder) arrayLen(t *lua.LTable) int {
 	return most
 }
 
-func appendJSONString(b []byte, text string) []byte {
-	b = append(b, '"')
-	for i := range len(text) {
-		switch c := text[i]; {
-		case c == '"' || c == '\\' || c == '/':
-			b = append(b, '\\', c)
-		case c >= ' ' && c != 127:
-			b = append(b, c)
+// jsonEscapes says, for each byte, what is behind the backslash: 0 if there is none, u if its number is.
+var jsonEscapes = func() (e [256]byte) {
+	for c := range ' ' {
+		e[c] = 'u'
+	}
+	e[127] = 'u'
+	for i, c := range []byte("\b\t\n\f\r\"\\/") {
+		e[c] = `btnfr"\/`[i]
+	}
+	return e
+}()
+
+// quote adds a string.
+func (e *jsonEncoder) quote(text string) {
+	size := len(text) + 2
+	for _, c := range []byte(text) {
+		switch jsonEscapes[c] {
+		case 0:
+		case 'u':
+			size += 5
 		default:
-			if at := strings.IndexByte("\bb\tt\nn\ff\rr", c); at >= 0 && at%2 == 0 {
-				b = append(b, '\\', "\bb\tt\nn\ff\rr"[at+1])
-			} else {
-				b = fmt.Appendf(b, `\u%04x`, c)
-			}
+			size++
 		}
 	}
-	return append(b, '"')
+	e.room(size)
+	b := append(e.b, '"')
+	for i := range len(text) {
+		e.s.step(e.L)
+		switch c := text[i]; jsonEscapes[c] {
+		case 0:
+			b = append(b, c)
+		case 'u':
+			const digits = "0123456789abcdef"
+			b = append(b, '\\', 'u', '0', '0', digits[c>>4], digits[c&15])
+		default:
+			b = append(b, '\\', jsonEscapes[c])
+		}
+	}
+	e.b = append(b, '"')
 }
 
 // ---- decoding -----------------------------------------------------------------
@@ -370,8 +383,11 @@ func (d *jsonDecoder) readNumber() {
 
 // readString reads a string, its escapes with it.
 func (d *jsonDecoder) readString() {
-	var b []byte
 	i := d.at + 1
+	x := &builder{s: d.s, L: d.L} // its memory is pending until the whole is decoded
+	if end := d.stringEnd(i); end > i {
+		x.room(end - i)
+	}
 	for {
 		d.s.step(d.L)
 		if i >= len(d.src) {
@@ -387,7 +403,8 @@ func (d *jsonDecoder) readString() {
 			if end < 0 {
 				end = len(d.src) - i
 			}
-			b = append(b, d.src[i:i+end]...)
+			d.s.work(d.L, end)
+			x.text(d.src[i : i+end])
 			i += end
 			continue
 		}
@@ -401,7 +418,8 @@ func (d *jsonDecoder) readString() {
 				d.token.kind, d.token.start = "invalid unicode escape code", i
 				return
 			}
-			b = utf8.AppendRune(b, r)
+			x.room(utf8.UTFMax)
+			x.b = utf8.AppendRune(x.b, r)
 			i += n
 			continue
 		}
@@ -410,12 +428,23 @@ func (d *jsonDecoder) readString() {
 			d.token.kind, d.token.start = "invalid escape code", i
 			return
 		}
-		b = append(b, "\"\\/\b\t\n\f\r"[at])
+		x.byte("\"\\/\b\t\n\f\r"[at])
 		i += 2
 	}
-	d.s.grow(d.L, len(b)+16)
+	d.s.grow(d.L, 16)
 	d.at = i + 1
-	d.token.kind, d.token.value = "T_STRING", lua.LString(b)
+	d.token.kind, d.token.value = "T_STRING", ownString(x.b)
+}
+
+// stringEnd is where the string ends whose first byte is at i; without escapes it is as long as it will be.
+func (d *jsonDecoder) stringEnd(i int) int {
+	for ; i < len(d.src) && d.src[i] != '"'; i++ {
+		d.s.step(d.L)
+		if d.src[i] == '\\' {
+			i++
+		}
+	}
+	return min(i, len(d.src))
 }
 
 // unicodeEscape reads \uXXXX, or two of them that make a rune; n is 0 if it is neither.
@@ -459,7 +488,7 @@ func (d *jsonDecoder) value() lua.LValue {
 	if d.depth++; d.depth > d.settings.decodeDepth {
 		d.L.RaiseError("Found too many nested data structures (%d) at character %d", d.depth, d.at)
 	}
-	t := d.L.NewTable()
+	t := d.L.CreateTable(0, 0) // one of NewTable has room for 64 entries
 	if d.token.kind == "T_OBJ_BEGIN" {
 		d.object(t)
 	} else {

@@ -3,6 +3,7 @@ package luascript
 import (
 	"crypto/sha1"
 	"encoding/hex"
+	"io"
 	"strings"
 
 	lua "github.com/yuin/gopher-lua"
@@ -27,7 +28,7 @@ func (s *sandbox) redisTable() *lua.LTable {
 		"pcall":         func(L *lua.LState) int { return s.redisCall(L, false) },
 		"log":           s.redisLog,
 		"sha1hex":       s.redisSHA,
-		"error_reply":   errorReply,
+		"error_reply":   s.errorReply,
 		"status_reply":  statusReply,
 		"acl_check_cmd": s.redisCheck,
 		"setresp":       s.redisSetResp,
@@ -138,11 +139,14 @@ func (s *sandbox) redisLog(L *lua.LState) int {
 		s.fail(L, "Invalid debug level.")
 	}
 	var words []string
+	size := 0
 	for i := 2; i <= n; i++ {
 		if lua.LVCanConvToString(L.Get(i)) {
 			words = append(words, stringOf(L.Get(i)))
+			size += len(words[len(words)-1]) + 1
 		}
 	}
+	s.charge(L, 4*size) // for who writes the log, too
 	s.task.Host.Log(int(level), strings.Join(words, " "))
 	return 0
 }
@@ -155,15 +159,21 @@ func (s *sandbox) redisSHA(L *lua.LState) int {
 	if lua.LVCanConvToString(L.Get(1)) {
 		text = stringOf(L.Get(1))
 	}
-	sum := sha1.Sum([]byte(text))
-	L.Push(lua.LString(hex.EncodeToString(sum[:])))
+	h := sha1.New()
+	for rest := text; rest != ""; {
+		n := min(len(rest), workBytes)
+		_, _ = io.WriteString(h, rest[:n]) // never fails
+		rest = rest[n:]
+		s.work(L, n)
+	}
+	L.Push(lua.LString(hex.EncodeToString(h.Sum(nil))))
 	return 1
 }
 
 const errReplyArgs = "ERR wrong number or type of arguments"
 
 // errorReply makes an error whose code is its first word, ERR if it has only one.
-func errorReply(L *lua.LState) int {
+func (s *sandbox) errorReply(L *lua.LState) int {
 	text, is := L.Get(1).(lua.LString)
 	if !is || L.GetTop() != 1 {
 		L.Push(errorTable(L, errReplyArgs))
@@ -171,6 +181,7 @@ func errorReply(L *lua.LState) int {
 	}
 	e := strings.TrimPrefix(string(text), "-")
 	if !strings.Contains(e, " ") {
+		s.charge(L, len(e))
 		e = "ERR " + e
 	}
 	L.Push(errorTable(L, e))

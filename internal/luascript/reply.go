@@ -42,6 +42,8 @@ func (s *sandbox) writeSimple(w *resp.Writer, v lua.LValue) bool {
 func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth int) {
 	t, is := v.(*lua.LTable)
 	if !is {
+		text, _ := v.(lua.LString)
+		s.chargeReply(L, w, len(text))
 		s.writeSimple(w, v)
 		return
 	}
@@ -49,13 +51,15 @@ func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth 
 		w.Error("ERR reached lua stack limit")
 		return
 	}
-	s.step(L)
+	s.chargeReply(L, w, 0)
 	t = s.contents(t)
 	if e, is := fieldString(t, "err"); is {
+		s.chargeReply(L, w, len(e))
 		w.Error(strings.TrimPrefix(e, "-"))
 		return
 	}
 	if ok, is := fieldString(t, "ok"); is {
+		s.chargeReply(L, w, len(ok))
 		w.Simple(ok)
 		return
 	}
@@ -81,6 +85,7 @@ func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth 
 		return
 	}
 	if n, is := fieldString(t, "big_number"); is {
+		s.chargeReply(L, w, 2*len(n))
 		w.BigNumber(strings.NewReplacer("\r", " ", "\n", " ").Replace(n))
 		return
 	}
@@ -88,6 +93,7 @@ func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth 
 		str, ok := fieldString(text, "string")
 		format, ok2 := fieldString(text, "format")
 		if ok && ok2 {
+			s.chargeReply(L, w, len(str)+len(format))
 			w.Verbatim((format + "   ")[:3], str)
 			return
 		}
@@ -97,13 +103,18 @@ func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth 
 		n++
 	}
 	w.Array(n)
-	start := w.Len()
 	for i := 1; i <= n; i++ {
 		s.writeReply(L, w, rawIndex(t, i), depth+1)
-		if w.Len()-start > 1<<16 {
-			s.grow(L, w.Len()-start)
-			start = w.Len()
-		}
+	}
+}
+
+// chargeReply takes memory for n bytes of the reply that are about to be written, and for what is before them.
+func (s *sandbox) chargeReply(L *lua.LState, w *resp.Writer, n int) {
+	s.step(L)
+	if more := w.Len() + n - s.replied; more > 1<<16 {
+		s.work(L, n)
+		s.grow(L, more+more/4) // a buffer that grows has more room than it needs
+		s.replied += more
 	}
 }
 
@@ -144,11 +155,13 @@ func (s *sandbox) replyValue(L *lua.LState, b []byte) (lua.LValue, []byte) {
 		t.RawSetString("double", lua.LNumber(f))
 		return t, rest
 	case '(':
+		s.grow(L, len(head)+32)
 		t := L.CreateTable(0, 1)
 		t.RawSetString("big_number", lua.LString(head))
 		return t, rest
 	case '=':
 		n, _ := strconv.Atoi(string(head))
+		s.grow(L, n+2*tableCost)
 		inner := L.CreateTable(0, 2)
 		inner.RawSetString("format", lua.LString(rest[:3]))
 		inner.RawSetString("string", lua.LString(rest[4:n]))
@@ -166,7 +179,7 @@ func (s *sandbox) replyTable(L *lua.LState, kind byte, head, rest []byte) (lua.L
 		return lua.LFalse, rest
 	}
 	var k, v lua.LValue
-	t := L.NewTable()
+	t := L.CreateTable(0, 0)
 	switch kind {
 	case '%', '~':
 		s.grow(L, tableCost+entryCost*n)
@@ -186,7 +199,7 @@ func (s *sandbox) replyTable(L *lua.LState, kind byte, head, rest []byte) (lua.L
 		outer.RawSetString(name, t)
 		return outer, rest
 	}
-	s.grow(L, 160+16*n)
+	s.grow(L, 160+32*n)
 	for i := range n {
 		v, rest = s.replyValue(L, rest)
 		t.RawSetInt(i+1, v)

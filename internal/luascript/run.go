@@ -160,6 +160,8 @@ type sandbox struct {
 	pending int64 // of values that functions of Go are making, which nothing of the script refers to yet
 	held    int64 // reserved from the Host
 	steps   int
+	worked  int // bytes, since the last look at the time
+	replied int // bytes of the reply that memory was taken for, and of what was before it
 }
 
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
@@ -202,7 +204,10 @@ func (s *sandbox) charge(L *lua.LState, n int) {
 // grow is charge for a part of a value that is not finished. The function that makes it resets pending when it is over.
 func (s *sandbox) grow(L *lua.LState, n int) {
 	s.pending += int64(n)
-	s.charge(L, n)
+	if s.charged += int64(n); s.charged >= s.next {
+		s.lookAtMemory(0)
+	}
+	s.goOn(L)
 }
 
 // resetPending is what such a function defers, with pending as it was before.
@@ -229,9 +234,9 @@ func (s *sandbox) lookAtMemory(n int64) {
 		t.stop.CompareAndSwap(goesOn, noUse)
 		return
 	}
-	live := n
-	if n <= t.Memory {
-		live += s.liveBytes() + s.pending
+	live := n + s.pending
+	if live <= t.Memory {
+		live += s.liveBytes()
 	}
 	if live > t.Memory {
 		t.stop.CompareAndSwap(goesOn, outOfMemory)
@@ -400,7 +405,7 @@ func (w *walk) addValue(v lua.LValue) {
 // begin prepares the interpreter for a run.
 func (s *sandbox) begin(t *Task, chunk string) {
 	s.task, s.chunk, s.proto, s.where, s.thrown, s.seed = t, chunk, 2, "", nil, rand.Uint64()&(1<<48-1)
-	s.charged, s.next, s.pending, s.held, s.nested, s.steps = 0, lookEvery, 0, 0, 0, 0
+	s.charged, s.next, s.pending, s.held, s.nested, s.steps, s.worked = 0, lookEvery, 0, 0, 0, 0, 0
 	s.threads, s.starts = s.threads[:0], s.starts[:0]
 	s.jdepth = defaultJSONLimits
 }
@@ -439,8 +444,11 @@ func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Write
 // reply writes what the function that has returned, or failed, has to say.
 func (s *sandbox) reply(err error, name string, w *resp.Writer) error {
 	start, errs := w.Len(), w.Errors
+	s.replied = start
 	if err == nil {
-		if result := s.L.Get(-1); !s.writeSimple(w, result) {
+		result := s.L.Get(-1)
+		text, long := result.(lua.LString)
+		if long = long && len(text) > 1<<16; long || !s.writeSimple(w, result) {
 			err = s.L.GPCall(func(L *lua.LState) int {
 				defer s.resetPending(s.pending)
 				s.writeReply(L, w, L.Get(1), 0)

@@ -80,7 +80,9 @@ func newSandbox() *sandbox {
 	strict := L.NewTable()
 	s.globalMeta = s.visible(strict)
 	strict.RawSetString("__index", L.NewFunction(func(L *lua.LState) int {
-		L.RaiseError("Script attempted to access nonexistent global variable '%s'", stringOf(L.Get(2)))
+		name := stringOf(L.Get(2))
+		s.charge(L, 4*len(name)) // what the interpreter makes of it
+		L.RaiseError("Script attempted to access nonexistent global variable '%s'", name)
 		return 0
 	}))
 	s.globals.Metatable = strict
@@ -350,7 +352,7 @@ func (s *sandbox) concat(L *lua.LState) int {
 		for i := 1; i <= n; i++ {
 			b = appendString(b, L.Get(i))
 		}
-		L.Push(lua.LString(b))
+		L.Push(ownString(b))
 		return 1
 	}
 	right := L.Get(n)
@@ -767,7 +769,7 @@ func (s *sandbox) load(L *lua.LState) int {
 	if L.Get(2) != lua.LNil {
 		name = argString(L, 2)
 	}
-	var source strings.Builder
+	source := &builder{s: s, L: L}
 	defer s.resetPending(s.pending)
 	for {
 		L.Push(f)
@@ -775,14 +777,12 @@ func (s *sandbox) load(L *lua.LState) int {
 		v := L.Get(-1)
 		L.Pop(1)
 		if v == lua.LNil || v == lua.LString("") {
-			return s.pushChunk(L, source.String(), chunkName(name))
+			return s.pushChunk(L, string(ownString(source.b)), chunkName(name))
 		}
 		if !lua.LVCanConvToString(v) {
 			L.RaiseError("reader function must return a string")
 		}
-		part := stringOf(v)
-		s.grow(L, len(part))
-		source.WriteString(part)
+		source.text(stringOf(v))
 	}
 }
 

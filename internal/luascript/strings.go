@@ -40,7 +40,7 @@ func span(length, i, j int) (from, to int) {
 func (s *sandbox) stringSub(L *lua.LState) int {
 	str := argString(L, 1)
 	i, j := span(len(str), argInt(L, 2), optInt(L, 3, -1))
-	L.Push(lua.LString(str[i:j]))
+	L.Push(s.part(L, str, i, j))
 	return 1
 }
 
@@ -91,7 +91,8 @@ func (s *sandbox) stringReverse(L *lua.LState) int {
 	for i := range len(str) {
 		b[len(str)-1-i] = str[i]
 	}
-	L.Push(lua.LString(b))
+	s.work(L, len(b))
+	L.Push(ownString(b))
 	return 1
 }
 
@@ -105,7 +106,8 @@ func (s *sandbox) mapBytes(L *lua.LState, from, to byte) int {
 			b[i] = c ^ 0x20
 		}
 	}
-	L.Push(lua.LString(b))
+	s.work(L, len(b))
+	L.Push(ownString(b))
 	return 1
 }
 
@@ -113,17 +115,18 @@ func (s *sandbox) mapBytes(L *lua.LState, from, to byte) int {
 
 func (s *sandbox) stringFormat(L *lua.LState) int {
 	format := argString(L, 1)
-	var b []byte
+	x := &builder{s: s, L: L}
 	defer s.resetPending(s.pending)
-	arg, charged := 1, 0
+	arg := 1
 	for i := 0; i < len(format); i++ {
+		s.step(L)
 		if format[i] != '%' {
-			b = append(b, format[i])
+			x.byte(format[i])
 			continue
 		}
 		i++
 		if i < len(format) && format[i] == '%' {
-			b = append(b, '%')
+			x.byte('%')
 			continue
 		}
 		start := i
@@ -151,38 +154,35 @@ func (s *sandbox) stringFormat(L *lua.LState) int {
 			L.RaiseError("invalid option '%%%s' to 'format'", "")
 		}
 		arg++
-		b = s.formatArg(L, b, format[start:i], format[i], precise, arg)
-		if len(b)-charged > 1<<16 {
-			s.grow(L, 2*(len(b)-charged))
-			charged = len(b)
-		}
+		s.formatArg(x, format[start:i], format[i], precise, arg)
 	}
-	s.charge(L, len(b))
-	L.Push(lua.LString(b))
-	return 1
+	return x.push()
 }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 
 // formatArg appends an argument in one of C's formats, which are Go's where it counts.
-func (s *sandbox) formatArg(L *lua.LState, b []byte, flags string, verb byte, precise bool, arg int) []byte {
+func (s *sandbox) formatArg(x *builder, flags string, verb byte, precise bool, arg int) {
+	L := x.L
+	var room [128]byte
+	number := func(form string, v any) { x.bytes(fmt.Appendf(room[:0], form, v)) }
 	if arg > L.GetTop() {
 		L.ArgError(arg, "no value")
 	}
 	switch verb {
 	case 'c':
-		return append(b, padded(flags, string([]byte{byte(argInt(L, arg))}))...)
+		x.padded(flags, string([]byte{byte(argInt(L, arg))}))
 	case 'd', 'i':
 		n := int64(argInt(L, arg))
-		return fmt.Appendf(b, "%"+strings.ReplaceAll(flags, "#", "")+"d", n)
+		number("%"+strings.ReplaceAll(flags, "#", "")+"d", n)
 	case 'u':
-		return fmt.Appendf(b, "%"+strings.NewReplacer("#", "", "+", "", " ", "").Replace(flags)+"d", unsigned(argNumber(L, arg)))
+		number("%"+strings.NewReplacer("#", "", "+", "", " ", "").Replace(flags)+"d", unsigned(argNumber(L, arg)))
 	case 'o', 'x', 'X':
 		n := unsigned(argNumber(L, arg))
 		if n == 0 {
 			flags = strings.ReplaceAll(flags, "#", "")
 		}
-		return fmt.Appendf(b, "%"+strings.NewReplacer("+", "", " ", "").Replace(flags)+string(verb), n)
+		number("%"+strings.NewReplacer("+", "", " ", "").Replace(flags)+string(verb), n)
 	case 'e', 'E', 'f', 'g', 'G':
 		f := argNumber(L, arg)
 		if f-f != 0 { // infinite, or no number
@@ -190,14 +190,15 @@ func (s *sandbox) formatArg(L *lua.LState, b []byte, flags string, verb byte, pr
 			if verb < 'a' {
 				text = strings.ToUpper(text)
 			}
-			return append(b, padded(strings.ReplaceAll(strings.SplitN(flags, ".", 2)[0], "0", ""), text)...)
+			x.padded(strings.ReplaceAll(strings.SplitN(flags, ".", 2)[0], "0", ""), text)
+			return
 		}
 		if !precise {
 			flags += ".6"
 		}
-		return fmt.Appendf(b, "%"+flags+string(verb), f)
+		number("%"+flags+string(verb), f)
 	case 'q':
-		return appendQuoted(b, argString(L, arg))
+		x.quoted(argString(L, arg))
 	case 's':
 		text := argString(L, arg)
 		if precise {
@@ -205,10 +206,10 @@ func (s *sandbox) formatArg(L *lua.LState, b []byte, flags string, verb byte, pr
 			n, _ := strconv.Atoi(flags[dot+1:])
 			flags, text = flags[:dot], text[:min(n, len(text))]
 		}
-		return append(b, padded(flags, text)...)
+		x.padded(flags, text)
+	default:
+		L.RaiseError("invalid option '%%%s' to 'format'", flags+string(verb))
 	}
-	L.RaiseError("invalid option '%%%s' to 'format'", flags+string(verb))
-	return b
 }
 
 // unsigned is what C makes of a number for %x.
@@ -219,33 +220,48 @@ func unsigned(f float64) uint64 {
 	return uint64(truncated(f))
 }
 
-// padded is a string in the width of the flags, counted in bytes.
-func padded(flags, text string) string {
+// padded adds a string in the width of the flags, counted in bytes.
+func (x *builder) padded(flags, text string) {
 	left := strings.Contains(flags, "-")
 	width, _ := strconv.Atoi(strings.TrimLeft(flags, "-+ #0"))
-	fill := strings.Repeat(" ", max(0, width-len(text)))
-	if left {
-		return text + fill
+	x.room(max(width, len(text)))
+	if !left {
+		x.fill(' ', width-len(text))
 	}
-	return fill + text
+	x.text(text)
+	if left {
+		x.fill(' ', width-len(text))
+	}
+	x.s.work(x.L, len(text))
 }
 
-// appendQuoted appends a string as Lua's source has it.
-func appendQuoted(b []byte, text string) []byte {
-	b = append(b, '"')
-	for i := range len(text) {
-		switch c := text[i]; c {
-		case '"', '\\', '\n':
-			b = append(b, '\\', c)
-		case '\r':
-			b = append(b, `\r`...)
+// quoted adds a string as Lua's source has it.
+func (x *builder) quoted(text string) {
+	size := len(text) + 2
+	for _, c := range []byte(text) {
+		switch c {
+		case '"', '\\', '\n', '\r':
+			size++
 		case 0:
-			b = append(b, `\000`...)
-		default:
-			b = append(b, c)
+			size += 3
 		}
 	}
-	return append(b, '"')
+	x.room(size)
+	x.b = append(x.b, '"')
+	for i := range len(text) {
+		x.s.step(x.L)
+		switch c := text[i]; c {
+		case '"', '\\', '\n':
+			x.b = append(x.b, '\\', c)
+		case '\r':
+			x.b = append(x.b, `\r`...)
+		case 0:
+			x.b = append(x.b, `\000`...)
+		default:
+			x.b = append(x.b, c)
+		}
+	}
+	x.b = append(x.b, '"')
 }
 
 // ---- patterns -----------------------------------------------------------------
@@ -381,6 +397,7 @@ func (m *matcher) classEnd(p int) int {
 			if p >= len(m.pat) {
 				m.L.RaiseError("malformed pattern (missing ']')")
 			}
+			m.s.step(m.L)
 			c := m.pat[p]
 			p++
 			if c == '%' && p < len(m.pat) {
@@ -413,6 +430,7 @@ func (m *matcher) inSet(c byte, p, end int) bool {
 		p++
 	}
 	for p++; p < end; p++ {
+		m.s.step(m.L)
 		switch {
 		case m.pat[p] == '%':
 			p++
@@ -554,6 +572,7 @@ func (m *matcher) matchCapture(i int, digit byte) int {
 		m.L.RaiseError("invalid capture index")
 	}
 	c := m.captures[l]
+	m.s.work(m.L, max(c.length, 0))
 	if c.length >= 0 && strings.HasPrefix(m.src[i:], m.src[c.start:c.start+c.length]) {
 		return i + c.length
 	}
@@ -566,7 +585,7 @@ func (m *matcher) capture(l, from, to int) lua.LValue {
 		if l != 0 {
 			m.L.RaiseError("invalid capture index")
 		}
-		return lua.LString(m.src[from:to])
+		return m.s.part(m.L, m.src, from, to)
 	}
 	c := m.captures[l]
 	switch c.length {
@@ -575,7 +594,7 @@ func (m *matcher) capture(l, from, to int) lua.LValue {
 	case capturePosition:
 		return lua.LNumber(c.start + 1)
 	}
-	return lua.LString(m.src[c.start : c.start+c.length])
+	return m.s.part(m.L, m.src, c.start, c.start+c.length)
 }
 
 // pushCaptures pushes all of them; the whole match if there are none and it is wanted.
@@ -601,7 +620,7 @@ func (s *sandbox) findPattern(L *lua.LState, find bool) int {
 	}
 	at = min(max(at, 1)-1, len(src))
 	if find && (lua.LVAsBool(L.Get(4)) || !strings.ContainsAny(pat, "^$*+?.([%-")) {
-		s.goOn(L)
+		s.work(L, len(src)-at)
 		i := strings.Index(src[at:], pat)
 		if i < 0 {
 			L.Push(lua.LNil)
@@ -635,7 +654,8 @@ func (s *sandbox) findPattern(L *lua.LState, find bool) int {
 func (s *sandbox) stringGMatch(L *lua.LState) int {
 	src, pat := argString(L, 1), argString(L, 2)
 	at := 0
-	L.Push(L.NewFunction(func(L *lua.LState) int {
+	// They are values of the function's, too, so that they are counted as long as there is the function.
+	L.Push(L.NewClosure(func(L *lua.LState) int {
 		m := &matcher{s: s, L: L, src: src, pat: pat}
 		for ; at <= len(src); at++ {
 			m.level = 0
@@ -651,7 +671,7 @@ func (s *sandbox) stringGMatch(L *lua.LState) int {
 		}
 		L.Push(lua.LNil)
 		return 1
-	}))
+	}, lua.LString(src), lua.LString(pat)))
 	return 1
 }
 
@@ -666,44 +686,39 @@ func (s *sandbox) stringGSub(L *lua.LState) int {
 	most := optInt(L, 4, len(src)+1)
 	pat, anchored := strings.CutPrefix(pat, "^")
 	m := &matcher{s: s, L: L, src: src, pat: pat}
-	var b []byte
-	n, at, charged := 0, 0, 0
+	x := &builder{s: s, L: L}
+	n, at := 0, 0
 	defer s.resetPending(s.pending)
 	for n < most {
 		m.level = 0
 		to := m.match(at, 0)
 		if to >= 0 {
 			n++
-			b = s.appendReplacement(m, b, with, at, to)
+			s.appendReplacement(m, x, with, at, to)
 		}
 		switch {
 		case to > at:
 			at = to
 		case at < len(src):
-			b = append(b, src[at])
+			x.byte(src[at])
 			at++
 		default:
 			at = len(src) + 1
-		}
-		if len(b)-charged > 1<<16 {
-			s.grow(L, 2*(len(b)-charged))
-			charged = len(b)
 		}
 		if at > len(src) || anchored {
 			break
 		}
 	}
 	if at < len(src) {
-		b = append(b, src[at:]...)
+		x.text(src[at:])
 	}
-	s.charge(L, len(b)-charged)
-	L.Push(lua.LString(b))
+	x.push()
 	L.Push(lua.LNumber(n))
 	return 2
 }
 
 // appendReplacement appends what takes the place of a match.
-func (s *sandbox) appendReplacement(m *matcher, b []byte, with lua.LValue, from, to int) []byte {
+func (s *sandbox) appendReplacement(m *matcher, x *builder, with lua.LValue, from, to int) {
 	var v lua.LValue
 	switch with := with.(type) {
 	case *lua.LTable:
@@ -716,25 +731,27 @@ func (s *sandbox) appendReplacement(m *matcher, b []byte, with lua.LValue, from,
 	default:
 		text := stringOf(with)
 		for i := 0; i < len(text); i++ {
+			s.step(m.L)
 			if text[i] != '%' {
-				b = append(b, text[i])
+				x.byte(text[i])
 				continue
 			}
 			i++
 			switch {
 			case i < len(text) && text[i] == '0':
-				b = append(b, m.src[from:to]...)
+				x.text(m.src[from:to])
 			case i < len(text) && isDigit(text[i]):
-				b = appendString(b, m.capture(int(text[i]-'1'), from, to))
+				x.value(m.capture(int(text[i]-'1'), from, to))
 			case i < len(text):
-				b = append(b, text[i])
+				x.byte(text[i])
 			}
 		}
-		return b
+		return
 	}
 	switch v := v.(type) {
 	case lua.LString, lua.LNumber:
-		return appendString(b, v)
+		x.value(v)
+		return
 	case *lua.LNilType:
 	case lua.LBool:
 		if v {
@@ -743,5 +760,5 @@ func (s *sandbox) appendReplacement(m *matcher, b []byte, with lua.LValue, from,
 	default:
 		m.L.RaiseError("invalid replacement value (a %s)", v.Type().String())
 	}
-	return append(b, m.src[from:to]...)
+	x.text(m.src[from:to])
 }

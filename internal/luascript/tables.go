@@ -79,26 +79,29 @@ func (s *sandbox) tableConcat(L *lua.LState) int {
 		default:
 			L.RaiseError("invalid value (%s) at index %d in table for 'concat'", v.Type().String(), i)
 		}
-		if size += len(sep); size > 1<<20 {
-			s.grow(L, size)
-			size = 0
+		if size += len(sep); int64(size) > s.task.Memory {
+			break
 		}
 		if i == math.MaxInt {
 			break
 		}
 	}
-	s.grow(L, size)
-	var b []byte
+	x := &builder{s: s, L: L}
+	x.room(size)
 	for i := first; i <= last; i++ {
-		b = appendString(b, rawIndex(t, i))
+		s.step(L)
+		v := rawIndex(t, i)
+		if text, is := v.(lua.LString); is {
+			s.work(L, len(text))
+		}
+		x.value(v)
 		if i < last {
-			b = append(b, sep...)
+			x.text(sep)
 		} else {
 			break
 		}
 	}
-	L.Push(lua.LString(b))
-	return 1
+	return x.push()
 }
 
 func (s *sandbox) tableInsert(L *lua.LState) int {
@@ -174,6 +177,12 @@ func (o *sorter) less(a, b lua.LValue) bool {
 		is := lua.LVAsBool(o.L.Get(-1))
 		o.L.Pop(1)
 		return is
+	}
+	if a, is := a.(lua.LString); is {
+		if b, is := b.(lua.LString); is {
+			o.s.work(o.L, min(len(a), len(b)))
+			return a < b
+		}
 	}
 	switch {
 	case a.Type() != b.Type():

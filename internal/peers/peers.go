@@ -4,7 +4,8 @@
 // that cache is told nothing.
 //
 // Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted, and is told that
-// any key may have changed instead of which; so is one whose stream ended. With TLS both ends of a stream have the role
+// any key may have changed instead of which; so is one whose stream ended. Queues and replies are charged to the gateway's
+// buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a stream have the role
 // gateway, and the caller shows the id that it has registered, which the directory tells only gateways of the same databases.
 //
 // The meaning of messages is left to internal/gateway. Start with [Peers] and [Options]. A Peers' methods may be called
@@ -59,6 +60,11 @@ type Options struct {
 	Identities identity.Mapping
 	// Meet asks the directory (dirpb.Directory's Meet), with the gateway's sessions filled in. Required.
 	Meet func(context.Context, *dirpb.MeetRequest) (*dirpb.MeetReply, error)
+	// Budget has the memory for what peers have still to be told, and for what they tell. Default: one of its own.
+	Budget *netsrv.Budget
+	// PartAfter is after how long streams with peers end that the directory does not name any more: a new leader of it knows
+	// nobody for a moment. Default 10 s.
+	PartAfter time.Duration
 	// Logger receives background errors. Default: discard.
 	Logger *slog.Logger
 }
@@ -89,6 +95,7 @@ type Peers struct {
 		known     map[string]*dirpb.PeerGateway
 		followers map[string]*follower // those that follow this gateway
 		following map[string]*following
+		unnamed   map[string]time.Time  // since when the directory has not named a peer that there is a stream with
 		interest  peerspb.FollowRequest // the latest
 	}
 }
@@ -103,6 +110,7 @@ const (
 	maxConns = 4096
 	// maxReply bounds a reply: the longest message, and as much again as a queue holds.
 	maxReply   = 160 << 20
+	maxHeader  = 8 << 10
 	connectFor = 5 * time.Second
 	// keepalive finds a peer that is gone without a word.
 	keepaliveTime, keepaliveTimeout = 5 * time.Second, 3 * time.Second
@@ -122,6 +130,12 @@ func New(o Options) (*Peers, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.PartAfter == 0 {
+		o.PartAfter = 10 * time.Second
+	}
+	if o.Budget == nil {
+		o.Budget = netsrv.NewBudget(0)
+	}
 	p := &Peers{o: o, addr: o.Advertise}
 	if p.addr == "" {
 		p.addr = o.Listener.Addr().String()
@@ -134,11 +148,12 @@ func New(o Options) (*Peers, error) {
 	p.mu.known = make(map[string]*dirpb.PeerGateway)
 	p.mu.followers = make(map[string]*follower)
 	p.mu.following = make(map[string]*following)
+	p.mu.unnamed = make(map[string]time.Time)
 	var err error
 	if p.door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: connectFor, Logger: o.Logger}); err != nil {
 		return nil, err
 	}
-	so := []grpc.ServerOption{grpc.ConnectionTimeout(connectFor), grpc.MaxConcurrentStreams(16), grpc.MaxRecvMsgSize(4 << 10), grpc.MaxHeaderListSize(8 << 10),
+	so := []grpc.ServerOption{grpc.ConnectionTimeout(connectFor), grpc.MaxConcurrentStreams(16), grpc.MaxRecvMsgSize(4 << 10), grpc.MaxHeaderListSize(maxHeader),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true})}
 	if o.TLS != nil {
@@ -233,6 +248,7 @@ func (p *Peers) meet() {
 			news = r.News
 			p.learn(r.Gateways)
 		}
+		p.partUnnamed(time.Now())
 	}
 }
 
@@ -245,8 +261,39 @@ func (p *Peers) pause(d time.Duration) {
 	}
 }
 
-// learn takes a new list of peers. A peer that is not in it any more, as after a change of the directory's leader, is followed as
-// long as its stream lasts.
+// partUnnamed ends the streams with peers that the directory has not named for long: they may have lost the right to hear.
+func (p *Peers) partUnnamed(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	end := make(map[string][]context.CancelCauseFunc)
+	for id, f := range p.mu.followers {
+		end[id] = append(end[id], f.cancel)
+	}
+	for id, f := range p.mu.following {
+		if f.cancel != nil {
+			end[id] = append(end[id], f.cancel)
+		}
+	}
+	for id := range p.mu.unnamed {
+		if p.mu.known[id] != nil || end[id] == nil {
+			delete(p.mu.unnamed, id)
+		}
+	}
+	for id, all := range end {
+		switch since, is := p.mu.unnamed[id]; {
+		case p.mu.known[id] != nil:
+		case !is:
+			p.mu.unnamed[id] = now
+		case now.Sub(since) >= p.o.PartAfter:
+			for _, cancel := range all {
+				cancel(errUnnamed)
+			}
+		}
+	}
+}
+
+// learn takes a new list of peers. A peer that is not in it any more, as after a change of the directory's leader, is followed for
+// a while yet.
 func (p *Peers) learn(list []*dirpb.PeerGateway) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -379,6 +426,9 @@ func (p *Peers) tell(f func(*follower)) {
 		f(x)
 	}
 }
+
+// errUnnamed ends the streams with a peer that is none any more.
+var errUnnamed = errors.New("the directory does not name the gateway any more")
 
 // errReplaced ends the stream of a follower that has called again.
 var errReplaced = errors.New("the gateway follows by another stream")

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 )
 
@@ -23,6 +25,7 @@ import (
 type follower struct {
 	p      *Peers
 	cancel context.CancelCauseFunc
+	share  *netsrv.Share
 	wake   chan struct{} // capacity 1
 	mu     struct {
 		sync.Mutex
@@ -41,12 +44,8 @@ const (
 	introduceFor = 3 * time.Second
 )
 
-// room makes room for n bytes in the next reply, or reports that the follower is too slow.
-func (f *follower) roomLocked(n int) bool {
-	n += perItem
-	if f.mu.size > 0 && f.mu.size+n > maxQueue {
-		return false
-	}
+// beginLocked begins the next reply, if there is none yet.
+func (f *follower) beginLocked() {
 	if f.mu.next == nil {
 		f.mu.next = &peerspb.FollowReply{}
 		select {
@@ -54,6 +53,18 @@ func (f *follower) roomLocked(n int) bool {
 		default:
 		}
 	}
+}
+
+// charged is what n bytes of the queue cost: as they are, and encoded.
+func charged(n int) int64 { return 2 * int64(n) }
+
+// roomLocked makes room for an item of n bytes in the next reply, or reports that the follower is too slow.
+func (f *follower) roomLocked(n int) bool {
+	n += perItem
+	if f.mu.size > 0 && f.mu.size+n > maxQueue || !f.share.Try(charged(n)) {
+		return false
+	}
+	f.beginLocked()
 	f.mu.size += n
 	return true
 }
@@ -90,12 +101,13 @@ func (f *follower) addKeys(keys [][]byte) {
 	if !all {
 		return
 	}
-	if f.mu.next == nil {
-		f.roomLocked(0)
-	}
+	f.beginLocked()
+	freed := 0
 	for _, k := range f.mu.next.Keys {
-		f.mu.size -= len(k) + perItem
+		freed += len(k) + perItem
 	}
+	f.mu.size -= freed
+	f.share.Drop(charged(freed))
 	f.mu.next.Keys, f.mu.next.AllKeys = nil, true
 }
 
@@ -106,7 +118,7 @@ func (f *follower) want(q *peerspb.FollowRequest) {
 	f.p.wantMessages.Add(bit(q.Messages) - bit(f.mu.messages))
 	f.p.wantKeys.Add(bit(q.Keys) - bit(f.mu.keys))
 	f.mu.messages, f.mu.keys, f.mu.heard = q.Messages, q.Keys, q.Number
-	f.roomLocked(0) // an answer is due
+	f.beginLocked() // an answer is due
 }
 
 func bit(b bool) int32 {
@@ -116,16 +128,16 @@ func bit(b bool) int32 {
 	return 0
 }
 
-// take gives what is to be told next, or nil.
-func (f *follower) take() *peerspb.FollowReply {
+// take gives what is to be told next, or nil, and what the share holds for it.
+func (f *follower) take() (r *peerspb.FollowReply, held int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r := f.mu.next
+	r, held = f.mu.next, charged(f.mu.size)
 	if r != nil {
 		r.Heard = f.mu.heard
 	}
 	f.mu.next, f.mu.size = nil, 0
-	return r
+	return r, held
 }
 
 // service is what peers call.
@@ -148,6 +160,7 @@ func (s service) Follow(stream grpc.BidiStreamingServer[peerspb.FollowRequest, p
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	f := &follower{p: p, cancel: cancel, wake: make(chan struct{}, 1)}
+	f.share = p.o.Budget.Share(func(int64) { cancel(netsrv.ErrBudget) })
 	p.mu.Lock()
 	if was := p.mu.followers[id]; was != nil {
 		was.cancel(errReplaced)
@@ -161,7 +174,9 @@ func (s service) Follow(stream grpc.BidiStreamingServer[peerspb.FollowRequest, p
 			delete(p.mu.followers, id)
 		}
 		p.mu.Unlock()
-		f.want(&peerspb.FollowRequest{})
+		f.want(&peerspb.FollowRequest{}) // nothing is added any more
+		f.share.Drop(f.share.Held())
+		f.share.Close()
 	}()
 	go func() { // ends with the stream
 		for {
@@ -181,8 +196,10 @@ func (s service) Follow(stream grpc.BidiStreamingServer[peerspb.FollowRequest, p
 		case <-p.ctx.Done():
 			return status.Error(codes.Unavailable, "the gateway stops")
 		}
-		if r := f.take(); r != nil {
-			if err := stream.Send(r); err != nil {
+		if r, held := f.take(); r != nil {
+			err := stream.Send(r)
+			f.share.Drop(held)
+			if err != nil {
 				return err
 			}
 		}
@@ -214,8 +231,9 @@ func (p *Peers) introduced(ctx context.Context, id string) error {
 type following struct {
 	peer *dirpb.PeerGateway
 	kick chan struct{} // capacity 1: the interest has changed
-	// Guarded by Peers.mu: the latest request that the peer has heard, 0 while there is no stream.
-	heard uint64
+	// Guarded by Peers.mu: the latest request that the peer has heard, 0 while there is no stream, and what ends the stream.
+	heard  uint64
+	cancel context.CancelCauseFunc
 }
 
 // keepFollowing follows a peer until the directory does not name it any more and its stream has ended.
@@ -263,15 +281,27 @@ func (p *Peers) follow(f *following) error {
 		}
 		creds = credentials.NewTLS(conf)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
+	ctx, cancel := context.WithCancelCause(p.ctx)
+	defer cancel(nil)
+	p.mu.Lock()
+	f.cancel = cancel
+	p.mu.Unlock()
+	in := &inlet{ctx: ctx, share: p.o.Budget.Share(func(int64) { cancel(netsrv.ErrBudget) })}
+	defer in.close()
+	dial := func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		return inletConn{c, in}, nil
+	}
+	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(creds), grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
+		grpc.WithMaxHeaderListSize(maxHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply), grpc.ForceCodecV2(in.codec())),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * keepaliveTime, Timeout: keepaliveTimeout}))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithCancel(p.ctx)
-	defer cancel()
 	stream, err := peerspb.NewGatewaysClient(conn).Follow(ctx)
 	if err != nil {
 		return err
@@ -281,6 +311,7 @@ func (p *Peers) follow(f *following) error {
 		q := &peerspb.FollowRequest{Number: p.mu.interest.Number + 1, Messages: p.mu.interest.Messages, Keys: p.mu.interest.Keys}
 		p.mu.Unlock()
 		q.Id = []byte(p.id)
+		in.asks(q)
 		return stream.Send(q)
 	}
 	if err := send(); err != nil {
@@ -288,7 +319,7 @@ func (p *Peers) follow(f *following) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer cancel()
+	defer cancel(nil)
 	wg.Go(func() {
 		for {
 			select {
@@ -304,7 +335,7 @@ func (p *Peers) follow(f *following) error {
 	for {
 		r, err := stream.Recv()
 		if err != nil {
-			return err
+			return errors.Join(err, context.Cause(ctx))
 		}
 		p.mu.Lock()
 		first := f.heard == 0
@@ -319,5 +350,6 @@ func (p *Peers) follow(f *following) error {
 		if len(r.Messages)+len(r.Keys) > 0 || r.AllKeys {
 			p.deliver(Heard{r.Messages, r.Keys, r.AllKeys})
 		}
+		in.delivered()
 	}
 }

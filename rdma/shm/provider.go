@@ -76,7 +76,7 @@ var (
 type Options struct {
 	// RequestTimeout bounds each exchange with the peer's process: the
 	// passive side's handshake, for which a Door that is given has its own, and the first use
-	// of an rkey on a QP, during which PostSend waits. Default 2 s.
+	// of rkeys on a QP, for which a PostSend waits so long in all. Default 2 s.
 	RequestTimeout time.Duration
 	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
 	// NewDoor's for each device.

@@ -2,7 +2,9 @@ package shm
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -48,7 +50,9 @@ type QP struct {
 	num   uint32
 	state atomic.Uint32 // driver.QPState
 
-	seq    uint64              // even: the cell's seq between operations
+	// seq is what the cell's should be: odd inside PostSend. Close goes by it, and not by the cell, which the memory node
+	// can write, too.
+	seq    uint64
 	fence  uint64              // for barrier
 	deregs uint64              // Device.deregs when local was filled
 	lines  [primeLines]uintptr // of prime
@@ -62,9 +66,12 @@ type QP struct {
 
 	conn    *net.UnixConn
 	lastReq uint32
-	answers chan answer   // capacity 1; from the reader
-	gone    chan struct{} // closed when the reader has ended
-	closing sync.Once
+	// asks is the operation whose requests end at askUntil: a PostSend waits once, however many rkeys it asks for.
+	asks     uint64
+	askUntil time.Time
+	answers  chan answer   // capacity 1; from the reader
+	gone     chan struct{} // closed when the reader has ended
+	closing  sync.Once
 	// held are the mappings behind table and each entry of remote; guarded by
 	// Device.mu, because Close releases them on any goroutine.
 	held []*mapping
@@ -78,11 +85,10 @@ func (q *QP) Num() uint32 { return q.num }
 // State implements driver.QP.
 func (q *QP) State() driver.QPState {
 	defer runtime.KeepAlive(q) // and so the cell
-	s := driver.QPState(q.state.Load())
-	if s == driver.StateRTS && atomic.LoadUint64(&q.cell.barred) != 0 {
-		return driver.StateErr // fenced, and the socket has not said so yet
+	if atomic.LoadUint64(&q.cell.barred) != 0 {
+		q.fail() // fenced, and the socket has not said so yet; for ever, even if the memory node takes the bar away
 	}
-	return s
+	return driver.QPState(q.state.Load())
 }
 
 // fail moves the QP to error; later posts are refused.
@@ -102,9 +108,10 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 		n, err = q.reserve(n)
 	}
 	c, seq := q.cell, q.seq
-	if !c.beginOp(seq) {
+	setSeq(&q.seq, seq+1)
+	if !c.beginOp(seq) || q.state.Load() != uint32(driver.StateRTS) {
 		c.endOp(seq)
-		q.seq = seq + 2
+		setSeq(&q.seq, seq+2)
 		return 0, q.refusal()
 	}
 	if q.d.deregs.Load() != q.deregs {
@@ -172,7 +179,7 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 		}
 	}
 	c.endOp(seq)
-	q.seq = seq + 2
+	setSeq(&q.seq, seq+2)
 	if cq.tail != tail {
 		cq.signal()
 	}
@@ -222,9 +229,11 @@ func atomically(w *driver.WR, remote unsafe.Pointer) driver.Status {
 	if uintptr(remote)&7 != 0 {
 		return driver.RemInvReqErr
 	}
-	p, found := (*uint64)(remote), uint64(0)
+	p, found, ok := (*uint64)(remote), uint64(0), false
 	if w.Op == driver.OpCmpAndSwp {
-		found = compareAndSwap(p, w.Compare, w.Swap)
+		if found, ok = compareAndSwap(p, w.Compare, w.Swap); !ok {
+			return driver.RemOpErr
+		}
 	} else {
 		found = atomic.AddUint64(p, w.Swap) - w.Swap
 	}
@@ -269,7 +278,7 @@ func (q *QP) check(w *driver.WR) (unsafe.Pointer, driver.Status) {
 		return nil, driver.LocQPOpErr
 	case w.Flags&driver.Inline == 0 && !q.findLocal(w):
 		return nil, driver.LocProtErr
-	case size > wordLoopBytes && atomic.LoadUint64(&q.cell.barred) != 0:
+	case size > wordLoopBytes && (atomic.LoadUint64(&q.cell.barred) != 0 || q.state.Load() != uint32(driver.StateRTS)):
 		return nil, driver.WRFlushErr // a fence need not wait for the whole chain
 	}
 	r, status := q.findRemote(w.RKey)
@@ -368,10 +377,15 @@ func (q *QP) recheckRemote() {
 // resolve asks the passive side for an rkey, once per rkey and QP.
 func (q *QP) resolve(rkey uint64) (remoteMR, driver.Status) {
 	q.lastReq++
-	t := time.NewTimer(q.d.o.RequestTimeout)
+	if q.asks != q.seq {
+		q.asks, q.askUntil = q.seq, time.Now().Add(q.d.o.RequestTimeout)
+	}
+	t := time.NewTimer(time.Until(q.askUntil))
 	defer t.Stop()
-	_ = q.conn.SetWriteDeadline(time.Now().Add(q.d.o.RequestTimeout))
-	if _, err := q.conn.Write(request{id: q.lastReq, rkey: rkey}.encode()); err != nil {
+	_ = q.conn.SetWriteDeadline(q.askUntil)
+	if _, err := q.conn.Write(request{id: q.lastReq, rkey: rkey}.encode()); errors.Is(err, os.ErrDeadlineExceeded) {
+		return remoteMR{}, driver.RetryExcErr
+	} else if err != nil {
 		return remoteMR{}, driver.WRFlushErr
 	}
 	var a answer
@@ -445,10 +459,8 @@ func (q *QP) Close() error {
 		q.cell.bar()
 		_ = q.conn.Close()
 		<-q.gone
-		for i := 0; ; i++ {
-			if _, busy := q.cell.inside(); !busy {
-				break
-			}
+		// PostSend of another goroutine ends soon: nothing in it waits for the memory node any more.
+		for i := 0; atomic.LoadUint64(&q.seq)&1 != 0; i++ {
 			if i < 100 {
 				runtime.Gosched()
 			} else {
