@@ -393,7 +393,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		works := make([]*repair.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
+				w.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
 					return engine.Welcome(h, wordsOf(list), stock)
 				})
 				works = append(works, w)
@@ -496,7 +496,7 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		works := make([]*repair.Work, 0, evictWorks)
 		for range cap(works) {
 			if x := e.sample(v, pg, groups); x != nil {
-				x.Choose = chooserAmong(e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
+				x.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
 					for i, c := range list {
 						if c.Units >= units && c.Units <= 2*units {
 							at = append(at, i)
@@ -525,9 +525,10 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 	return len(p.wants) > 0
 }
 
-// chooserAmong chooses among those candidates that some may be.
-func chooserAmong(choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
+// chooserAmong chooses among those candidates that some may be, of memory that this session gets.
+func (e *evictor) chooserAmong(pg uint32, choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
 	return func(list []repair.Candidate) []int {
+		list, from := e.staying(pg, list)
 		at := some(list)
 		fit := make([]repair.Candidate, len(at))
 		for i, j := range at {
@@ -535,19 +536,32 @@ func chooserAmong(choose func([]repair.Candidate) []int, some func([]repair.Cand
 		}
 		picked := choose(fit)
 		for i := range picked {
-			picked[i] = at[picked[i]]
+			picked[i] = from[at[picked[i]]]
 		}
 		return picked
 	}
+}
+
+// staying is the candidates that do not lie in an extent being recalled, and their places in list. The others' memory comes back to nobody before the
+// recall is over, and what it has counted by then not even after it. So a session that evicts them, if it is all that the cache has, is never done.
+func (e *evictor) staying(pg uint32, list []repair.Candidate) (stay []repair.Candidate, from []int) {
+	v := e.s.core.View() // the recall may have begun since the evictor looked
+	for i, c := range list {
+		if p := v.PG(pg); p != nil && !p.IsRecalled(c.Word.Unit()) {
+			stay, from = append(stay, c), append(from, i)
+		}
+	}
+	return stay, from
 }
 
 // clear evicts what lies in a stretch of own memory, a thousand groups of the index at a
 // time. It reports whether there is more to look at.
 func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) {
 	choose := func(list []repair.Candidate) (picked []int) {
+		list, from := e.staying(pg.ID, list)
 		for i, x := range list {
 			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
-				picked = append(picked, i)
+				picked = append(picked, from[i])
 			}
 		}
 		return picked
