@@ -69,12 +69,32 @@ type pressure struct {
 	slack  float64
 	raised time.Time // slack
 	given  []given   // lately
+	recall recalling
 }
 
 // given is own memory that was evicted for others.
 type given struct {
 	at    time.Time
 	units uint64
+}
+
+// recalling is what the evictor makes of a recall, which takes away what was at hand and gives it back when it is over.
+type recalling struct {
+	under, missed bool      // a recall is under way; an operation has missed memory since it began
+	seen          time.Time // when it was under way last
+}
+
+// spares reports whether nothing is to be evicted for the stock: a recall is under way, or what it frees cannot be granted yet, and nobody has missed
+// memory since it began.
+func (r *recalling) spares(now time.Time, under, starving bool) bool {
+	if under && !r.under {
+		r.missed = false
+	}
+	if r.under = under; under {
+		r.seen = now
+	}
+	r.missed = r.missed || starving
+	return !r.missed && now.Sub(r.seen) < evictAfter
 }
 
 // owed is how much of what others ask for is not on its way yet: that which was evicted for
@@ -127,6 +147,8 @@ const (
 	// foreignShare of the memory held, one in so many, may be free places of one length that
 	// others were granted, before no more of these are evicted.
 	foreignShare = 2048
+	// evictAfter is longer than until what a recall frees can be granted.
+	evictAfter = 5 * time.Second
 )
 
 // frequency is engine.Frequency over the Client's policy.
@@ -363,6 +385,9 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	limbo := e.limbo(now)
 	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(), Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
 	target := demand.Supply()
+	if p.recall.spares(now, len(pg.Recalled) > 0, demand.Starving) {
+		target = 0
+	}
 	lack := int64(0)
 	if p.short {
 		lack = max(target-supply, 0)
