@@ -69,12 +69,32 @@ type pressure struct {
 	slack  float64
 	raised time.Time // slack
 	given  []given   // lately
+	recall recalling
 }
 
 // given is own memory that was evicted for others.
 type given struct {
 	at    time.Time
 	units uint64
+}
+
+// recalling is what the evictor makes of a recall, which takes away what was at hand and gives it back when it is over.
+type recalling struct {
+	under, missed bool      // a recall is under way; an operation has missed memory since it began
+	seen          time.Time // when it was under way last
+}
+
+// spares reports whether nothing is to be evicted for the stock: a recall is under way, or what it frees cannot be granted yet, and nobody has missed
+// memory since it began.
+func (r *recalling) spares(now time.Time, under, starving bool) bool {
+	if under && !r.under {
+		r.missed = false
+	}
+	if r.under = under; under {
+		r.seen = now
+	}
+	r.missed = r.missed || starving
+	return !r.missed && now.Sub(r.seen) < evictAfter
 }
 
 // owed is how much of what others ask for is not on its way yet: that which was evicted for
@@ -127,6 +147,8 @@ const (
 	// foreignShare of the memory held, one in so many, may be free places of one length that
 	// others were granted, before no more of these are evicted.
 	foreignShare = 2048
+	// evictAfter is longer than until what a recall frees can be granted.
+	evictAfter = 5 * time.Second
 )
 
 // frequency is engine.Frequency over the Client's policy.
@@ -363,6 +385,9 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	limbo := e.limbo(now)
 	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(), Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
 	target := demand.Supply()
+	if p.recall.spares(now, len(pg.Recalled) > 0, demand.Starving) {
+		target = 0
+	}
 	lack := int64(0)
 	if p.short {
 		lack = max(target-supply, 0)
@@ -393,7 +418,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		works := make([]*repair.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
+				w.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
 					return engine.Welcome(h, wordsOf(list), stock)
 				})
 				works = append(works, w)
@@ -496,7 +521,7 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		works := make([]*repair.Work, 0, evictWorks)
 		for range cap(works) {
 			if x := e.sample(v, pg, groups); x != nil {
-				x.Choose = chooserAmong(e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
+				x.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
 					for i, c := range list {
 						if c.Units >= units && c.Units <= 2*units {
 							at = append(at, i)
@@ -525,9 +550,10 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 	return len(p.wants) > 0
 }
 
-// chooserAmong chooses among those candidates that some may be.
-func chooserAmong(choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
+// chooserAmong chooses among those candidates that some may be, of memory that this session gets.
+func (e *evictor) chooserAmong(pg uint32, choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
 	return func(list []repair.Candidate) []int {
+		list, from := e.staying(pg, list)
 		at := some(list)
 		fit := make([]repair.Candidate, len(at))
 		for i, j := range at {
@@ -535,19 +561,32 @@ func chooserAmong(choose func([]repair.Candidate) []int, some func([]repair.Cand
 		}
 		picked := choose(fit)
 		for i := range picked {
-			picked[i] = at[picked[i]]
+			picked[i] = from[at[picked[i]]]
 		}
 		return picked
 	}
+}
+
+// staying is the candidates that do not lie in an extent being recalled, and their places in list. The others' memory comes back to nobody before the
+// recall is over, and what it has counted by then not even after it. So a session that evicts them, if it is all that the cache has, is never done.
+func (e *evictor) staying(pg uint32, list []repair.Candidate) (stay []repair.Candidate, from []int) {
+	v := e.s.core.View() // the recall may have begun since the evictor looked
+	for i, c := range list {
+		if p := v.PG(pg); p != nil && !p.IsRecalled(c.Word.Unit()) {
+			stay, from = append(stay, c), append(from, i)
+		}
+	}
+	return stay, from
 }
 
 // clear evicts what lies in a stretch of own memory, a thousand groups of the index at a
 // time. It reports whether there is more to look at.
 func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) {
 	choose := func(list []repair.Candidate) (picked []int) {
+		list, from := e.staying(pg.ID, list)
 		for i, x := range list {
 			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
-				picked = append(picked, i)
+				picked = append(picked, from[i])
 			}
 		}
 		return picked

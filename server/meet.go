@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -38,6 +40,7 @@ type metGateway struct {
 	// namespaces are its databases, and identity is who opened its sessions.
 	namespaces []uint32
 	identity   string
+	trouble    string    // dirpb.MeetRequest's
 	until      time.Time // forgotten then
 }
 
@@ -47,6 +50,7 @@ const (
 	// Bounds of what callers may have the leader remember.
 	maxGateways, maxMeetSessions = 4096, 64
 	meetIDBytes, maxMeetAddr     = 16, 256
+	maxMeetTrouble               = 512
 )
 
 // Meet registers a gateway and tells it of the others that serve the same databases, and waits for a change of them if
@@ -60,7 +64,7 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 		return nil, err
 	}
 	var group strings.Builder
-	g := &metGateway{PeerGateway: &dirpb.PeerGateway{Id: q.Id, Addr: q.Addr, HostId: q.HostId}}
+	g := &metGateway{PeerGateway: &dirpb.PeerGateway{Id: q.Id, Addr: q.Addr, HostId: q.HostId}, trouble: q.Trouble}
 	n.withState(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) {
 		for _, id := range q.SessionIds {
 			y := s.Session(id)
@@ -123,6 +127,9 @@ func checkMeet(q *dirpb.MeetRequest) error {
 	}
 	if len(q.HostId) > maxMeetAddr {
 		return bad("host_id: %d bytes, want at most %d", len(q.HostId), maxMeetAddr)
+	}
+	if len(q.Trouble) > maxMeetTrouble || strings.ContainsFunc(q.Trouble, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+		return bad("trouble: want at most %d bytes of printable characters", maxMeetTrouble)
 	}
 	return nil
 }
@@ -192,7 +199,7 @@ func (m *meeting) show(s *fsm.State) (list []*dirpb.GatewayInfo) {
 		if !now.Before(g.until) {
 			continue
 		}
-		info := &dirpb.GatewayInfo{Addr: g.Addr, HostId: g.HostId, Identity: g.identity}
+		info := &dirpb.GatewayInfo{Addr: g.Addr, HostId: g.HostId, Identity: g.identity, Trouble: g.trouble}
 		for _, id := range g.namespaces {
 			info.Namespaces = append(info.Namespaces, s.Namespace(id).GetName())
 		}

@@ -50,7 +50,7 @@ func TestMeet(t *testing.T) {
 	})
 	meet(&dirpb.MeetRequest{SessionIds: []uint32{m}, Id: id("m"), Addr: "10.0.0.3:1"})
 	meet(&dirpb.MeetRequest{SessionIds: []uint32{n1, m}, Id: id("x"), Addr: "10.0.0.4:1"})
-	b := &dirpb.MeetRequest{SessionIds: []uint32{n2}, Id: id("b"), Addr: "10.0.0.2:1", HostId: "h2"}
+	b := &dirpb.MeetRequest{SessionIds: []uint32{n2}, Id: id("b"), Addr: "10.0.0.2:1", HostId: "h2", Trouble: "cannot be called"}
 	if r := meet(b); len(r.Gateways) != 1 || string(r.Gateways[0].Id) != string(a.Id) || r.Gateways[0].Addr != a.Addr {
 		t.Fatalf("b meets %v", r.Gateways)
 	}
@@ -63,9 +63,9 @@ func TestMeet(t *testing.T) {
 	}
 	var shown []string
 	for _, g := range st.Gateways {
-		shown = append(shown, fmt.Sprint(g.Addr, g.HostId, g.Namespaces))
+		shown = append(shown, fmt.Sprint(g.Addr, g.HostId, g.Namespaces, g.Trouble))
 	}
-	if want := []string{"10.0.0.1:1[n]", "10.0.0.2:1h2[n]", "10.0.0.3:1[m]", "10.0.0.4:1[n m]"}; !slices.Equal(shown, want) {
+	if want := []string{"10.0.0.1:1[n]", "10.0.0.2:1h2[n]cannot be called", "10.0.0.3:1[m]", "10.0.0.4:1[n m]"}; !slices.Equal(shown, want) {
 		t.Errorf("operators see %q, want %q", shown, want)
 	}
 	b.Leaves = true
@@ -78,6 +78,8 @@ func TestMeet(t *testing.T) {
 		"id":          {SessionIds: []uint32{n1}, Id: []byte("a"), Addr: "h:1"},
 		"addr":        {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h"},
 		"host_id":     {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", HostId: strings.Repeat("h", 1000)},
+		"trouble":     {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", Trouble: strings.Repeat("t", 1000)},
+		"trouble: want at most 512 bytes of printable": {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", Trouble: "\x1b[31m"},
 	} {
 		_, err := c.Meet(testCtx(t), q)
 		wantCode(t, err, codes.InvalidArgument, what)

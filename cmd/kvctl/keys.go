@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -129,9 +130,16 @@ func versionText(v uint64) string { return strconv.FormatUint(v, 10) }
 func (a *app) item(k []byte, it client.Item) map[string]any {
 	m := map[string]any{"version": versionText(it.Version)}
 	a.setKey(m, "key", k)
-	setBytes(m, "value", it.Value)
+	if longAsText(it.Value) {
+		m["value_base64"] = base64.StdEncoding.EncodeToString(it.Value)
+	} else {
+		setBytes(m, "value", it.Value)
+	}
 	if it.Flags != 0 {
 		m["flags"] = it.Flags
+	}
+	if it.Note != 0 {
+		m["note"] = strconv.FormatUint(it.Note, 10) // as versionText
 	}
 	if it.Type != client.Plain {
 		m["type"] = it.Type.String()
@@ -140,6 +148,21 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 		m["expires"] = when(it.Expires)
 	}
 	return m
+}
+
+// longAsText reports whether a text of JSON would be far longer than the value, so that pipe might refuse the line: a control
+// character takes six bytes.
+func longAsText(v []byte) bool {
+	if len(v) < 1<<20 {
+		return false
+	}
+	n := 0
+	for _, c := range v {
+		if c < ' ' {
+			n++
+		}
+	}
+	return n > len(v)/8
 }
 
 func (a *app) delCommand() *cobra.Command {
@@ -422,7 +445,8 @@ func (a *app) scanCommand() *cobra.Command {
 		Short: "List keys, in no particular order",
 		Long: "List keys, in the order of their hashes: one a line, quoted as in Go if it is not\n" +
 			"printable or begins with a quote, so that del and mget read what scan prints.\n" +
-			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o json one object a line.",
+			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o json one object a line.\n" +
+			"With --long it has all that is kept of a key, and every key unless --limit says\notherwise: kvctl pipe brings it back.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := a.prefix(prefix)
@@ -432,31 +456,54 @@ func (a *app) scanCommand() *cobra.Command {
 			if limit < 0 {
 				return usagef("--limit %d: want >= 0", limit)
 			}
+			most := limit
+			if !cmd.Flags().Changed("limit") {
+				most++ // to know whether there are more
+				if long && a.json() {
+					most, limit = 0, 0
+				}
+			}
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
 				var rows []row
-				left := limit
-				err := eachKey(cmd.Context(), s, client.ScanOptions{KeysOnly: !long, Match: matcher(p, pattern)}, func(kv client.KV) (bool, error) {
-					switch {
-					case a.json():
-						m := map[string]any{"version": versionText(kv.Version)}
-						if long {
-							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires, Flags: kv.Flags, Type: kv.Type})
-						} else {
-							a.setKey(m, "key", kv.Key)
-						}
-						if err := a.printJSON(m); err != nil {
-							return false, err
-						}
-					case long:
-						rows = append(rows, row{a.show(kv.Key), kv.Version, when(kv.Expires), len(kv.Value), clip(kv.Value)})
-					default:
-						if _, err := fmt.Fprintln(a.stdout, a.show(kv.Key)); err != nil {
-							return false, err
-						}
+				given := 0
+				// next counts a key; ok is false if it is not to be printed.
+				next := func() (ok, more bool) {
+					if given == limit && most > limit {
+						a.say("kvctl scan: there are more than %d keys; --limit 0 lists all", limit)
+						return false, false
 					}
-					left--
-					return left != 0, nil
-				})
+					given++
+					return true, given != most
+				}
+				o := client.ScanOptions{KeysOnly: true, Match: matcher(p, pattern)}
+				var err error
+				if long {
+					err = eachItem(cmd.Context(), s, o, most, func(key []byte, it client.Item) (bool, error) {
+						ok, more := next()
+						if !ok {
+							return false, nil
+						}
+						if a.json() {
+							return more, a.printJSON(a.item(key, it))
+						}
+						rows = append(rows, row{a.show(key), it.Version, when(it.Expires), len(it.Value), clip(it.Value)})
+						return more, nil
+					})
+				} else {
+					err = eachKey(cmd.Context(), s, o, func(kv client.KV) (bool, error) {
+						ok, more := next()
+						if !ok {
+							return false, nil
+						}
+						if a.json() {
+							m := map[string]any{"version": versionText(kv.Version)}
+							a.setKey(m, "key", kv.Key)
+							return more, a.printJSON(m)
+						}
+						_, err := fmt.Fprintln(a.stdout, a.show(kv.Key))
+						return more, err
+					})
+				}
 				if err != nil && !errors.Is(err, client.ErrCorrupt) {
 					return err
 				}
@@ -469,7 +516,7 @@ func (a *app) scanCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
 	c.Flags().StringVar(&pattern, "pattern", "", `only keys that match this as Redis has it: * ? [a-z] [^a] \x`)
-	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all")
+	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all, as without it --long -o json does")
 	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
 	return c
 }

@@ -31,7 +31,9 @@ const pipeHelp = `Change many keys, as FILE or stdin says, a few hundred at a ti
          such as 30s. There is no quoting: a value has no tab and no newline.
   jsonl  an object a line, as get, mget and scan --long print them with -o json: key
          or key_hex or key_base64, value or value_base64, and optionally expires,
-         ttl_seconds and flags.
+         ttl_seconds, flags, note and type, for collections of gateways. A key that has
+         expired is deleted. kvctl scan --long -o json > FILE keeps a namespace, and
+         kvctl pipe FILE brings it back, here or in another store.
 
 A command or line that is wrong is counted as failed, the others go on; the first few
 are named on stderr. Deleting a missing key, or a SET whose NX or XX does not hold, is
@@ -110,7 +112,7 @@ type loader struct {
 type pipeReport struct {
 	Format   string  `json:"format"`
 	OK       int64   `json:"ok"`
-	NoEffect int64   `json:"no_effect"` // missing keys deleted, conditions that did not hold
+	NoEffect int64   `json:"no_effect"` // missing keys deleted, also as what has expired; conditions that did not hold
 	Failed   int64   `json:"failed"`
 	Bytes    int64   `json:"bytes"` // of the input
 	Seconds  float64 `json:"seconds"`
@@ -197,7 +199,7 @@ func (l *loader) fail(where string, err error) {
 	}
 }
 
-// add puts an operation into the batch; key and value are the batch's then.
+// add puts an operation into the batch; key and value are the batch's then. A put of what has expired leaves no key, and asks for no memory.
 func (l *loader) add(where string, op client.Op) error {
 	if len(op.Key) == 0 || len(op.Key) > client.MaxKeyLen {
 		l.fail(where, usagef("key of %d bytes, want 1 to %d", len(op.Key), client.MaxKeyLen))
@@ -206,6 +208,9 @@ func (l *loader) add(where string, op client.Op) error {
 	if len(op.Value) > client.MaxValueLen {
 		l.fail(where, usagef("value of %d bytes, at most %d", len(op.Value), client.MaxValueLen))
 		return nil
+	}
+	if op.Kind == client.OpPut && op.Cond == client.Always && !op.Expires.IsZero() && !op.Expires.After(l.now()) {
+		op = client.Op{Kind: client.OpDelete, Key: op.Key}
 	}
 	n := len(op.Key) + len(op.Value)
 	if l.names[string(op.Key)] || len(l.ops) == pipeKeys || len(l.ops) > 0 && l.size+n > pipeBytes {
@@ -322,14 +327,16 @@ func (l *loader) tsv(line []byte) (op client.Op, err error) {
 
 // pipeLine is an object of JSON lines.
 type pipeLine struct {
-	Key         *string    `json:"key"`
-	KeyHex      *string    `json:"key_hex"`
-	KeyBase64   *string    `json:"key_base64"`
-	Value       *string    `json:"value"`
-	ValueBase64 *string    `json:"value_base64"`
-	Expires     *time.Time `json:"expires"`
-	TTL         *float64   `json:"ttl_seconds"`
-	Flags       uint32     `json:"flags"`
+	Key         *string  `json:"key"`
+	KeyHex      *string  `json:"key_hex"`
+	KeyBase64   *string  `json:"key_base64"`
+	Value       *string  `json:"value"`
+	ValueBase64 *string  `json:"value_base64"`
+	Expires     *expiry  `json:"expires"`
+	TTL         *float64 `json:"ttl_seconds"`
+	Flags       uint32   `json:"flags"`
+	Note        *string  `json:"note"`
+	Type        *string  `json:"type"`
 	// Of mget, and not used.
 	Version any   `json:"version"`
 	Found   *bool `json:"found"`
@@ -348,6 +355,9 @@ func (l *loader) jsonl(line []byte) (op client.Op, err error) {
 	if _, err := d.Token(); err != io.EOF {
 		return op, errors.New("more than one object on the line")
 	}
+	if err := checkText(line, o.Key, o.Value); err != nil {
+		return op, err
+	}
 	op = client.Op{Kind: client.OpPut, Flags: o.Flags}
 	if op.Key, err = oneOf("key", o.Key, o.KeyHex, o.KeyBase64); err != nil {
 		return op, err
@@ -355,12 +365,25 @@ func (l *loader) jsonl(line []byte) (op client.Op, err error) {
 	if op.Value, err = oneOf("value", o.Value, nil, o.ValueBase64); err != nil {
 		return op, err
 	}
+	if o.Note != nil {
+		if op.Note, err = strconv.ParseUint(*o.Note, 10, 64); err != nil {
+			return op, fmt.Errorf("note %.40q: want a decimal number", *o.Note)
+		}
+	}
+	if o.Type != nil {
+		if op.Type, err = typeNamed(*o.Type); err != nil {
+			return op, err
+		}
+		if err := checkItem(op.Type, op.Value); err != nil {
+			return op, err
+		}
+	}
 	switch {
 	case o.Expires != nil && o.TTL != nil:
 		return op, errors.New("expires and ttl_seconds: want at most one of them")
 	case o.Expires != nil:
 		// The zero time would mean never.
-		if op.Expires = *o.Expires; op.Expires.UnixMilli() <= 0 {
+		if op.Expires = o.Expires.Time; op.Expires.UnixMilli() <= 0 {
 			return op, fmt.Errorf("expires %s: want a time after 1970", op.Expires.Format(time.RFC3339))
 		}
 	case o.TTL != nil:

@@ -471,7 +471,7 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 				case errors.Is(r.Err, client.ErrNotFound):
 					t.skipped.Add(1)
 				case errors.Is(r.Err, client.ErrWrongType):
-					t.refuse("key %s: refused: a collection, which no file can be; kvctl mirror copies it to another store", t.a.showKey(keys[i]))
+					t.refuse("key %s: refused: a collection, which no file can be: kvctl scan --long -o json keeps it, and kvctl mirror copies it to another store", t.a.showKey(keys[i]))
 				case errors.Is(r.Err, client.ErrCorrupt):
 					t.damage(t.a.about(keys[i], r.Err))
 				default:

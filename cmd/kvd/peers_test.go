@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/x509"
 	"fmt"
 	"net"
@@ -11,6 +12,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 // subscribed is a connection that listens to a channel of a gateway.
@@ -59,6 +65,41 @@ func TestGatewaysMeet(t *testing.T) {
 // trusts none of them.
 func TestServerName(t *testing.T) {
 	gatewaysMeet(t, "store.internal")
+}
+
+// TestGatewayUncovered: a gateway whose certificate is not for its listen-peers says so as it starts, and the store's status has it as a problem, with the
+// setting's name; so it does of the gateway that cannot call it.
+func TestGatewayUncovered(t *testing.T) {
+	env, _ := runtimeDir(t)
+	files := newCertificates(t)
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	cfg := files.load("operator")
+	createNamespace(t, d.kv["directory"], "cache", cfg, files.identity("gateway"))
+	f := files.files("gateway", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 31)} })
+	gateway := func(flags ...string) *process {
+		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=cache", "--listen=127.0.0.1:0", "--listen-memcached=off"}, flags...)...)
+	}
+	gateway(files.flags("gateway")...)
+	gateway("--tls-ca="+f.CA, "--tls-cert="+f.Cert, "--tls-key="+f.Key).says("its certificate does not cover 127.0.0.1, where others call it (listen-peers)", 1)
+
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{d.kv["directory"]}, TLS: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, want := range []string{"its certificate does not cover 127.0.0.1, where others call it (listen-peers)", "it cannot call 1 of 1 others of its databases"} {
+		waiting.Until(t, want, func() bool {
+			var st *dirpb.StatusReply
+			err := dir.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
+				st, err = c.Status(ctx, &dirpb.StatusRequest{})
+				return err
+			})
+			return err == nil && strings.Contains(fmt.Sprint(overview.Problems(st)), want)
+		})
+	}
 }
 
 // gatewaysMeet has certificates for 127.0.0.1, or else for serverName alone.

@@ -4988,9 +4988,11 @@ type MeetRequest struct {
 	Addr   string `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"` // host:port where others call it
 	HostId string `protobuf:"bytes,4,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	// While the reply would have this news, it may wait so long for other news.
-	News          uint64 `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`
-	WaitMillis    uint64 `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
-	Leaves        bool   `protobuf:"varint,7,opt,name=leaves,proto3" json:"leaves,omitempty"` // the gateway stops: it is forgotten at once
+	News       uint64 `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`
+	WaitMillis uint64 `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
+	Leaves     bool   `protobuf:"varint,7,opt,name=leaves,proto3" json:"leaves,omitempty"` // the gateway stops: it is forgotten at once
+	// Why others cannot call it, or which it cannot call; empty: nothing of the kind is known.
+	Trouble       string `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5072,6 +5074,13 @@ func (x *MeetRequest) GetLeaves() bool {
 		return x.Leaves
 	}
 	return false
+}
+
+func (x *MeetRequest) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
 }
 
 type MeetReply struct {
@@ -7687,6 +7696,7 @@ type GatewayInfo struct {
 	HostId        string                 `protobuf:"bytes,2,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	Namespaces    []string               `protobuf:"bytes,3,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // its databases, in their order
 	Identity      string                 `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`     // empty: nobody's
+	Trouble       string                 `protobuf:"bytes,5,opt,name=trouble,proto3" json:"trouble,omitempty"`       // as in MeetRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7745,6 +7755,13 @@ func (x *GatewayInfo) GetNamespaces() []string {
 func (x *GatewayInfo) GetIdentity() string {
 	if x != nil {
 		return x.Identity
+	}
+	return ""
+}
+
+func (x *GatewayInfo) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
 	}
 	return ""
 }
@@ -9631,7 +9648,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fWatchMapRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12#\n" +
-	"\rafter_version\x18\x02 \x01(\x04R\fafterVersion\"\xb8\x01\n" +
+	"\rafter_version\x18\x02 \x01(\x04R\fafterVersion\"\xd2\x01\n" +
 	"\vMeetRequest\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\rR\n" +
 	"sessionIds\x12\x0e\n" +
@@ -9641,7 +9658,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04news\x18\x05 \x01(\x04R\x04news\x12\x1f\n" +
 	"\vwait_millis\x18\x06 \x01(\x04R\n" +
 	"waitMillis\x12\x16\n" +
-	"\x06leaves\x18\a \x01(\bR\x06leaves\"Z\n" +
+	"\x06leaves\x18\a \x01(\bR\x06leaves\x12\x18\n" +
+	"\atrouble\x18\b \x01(\tR\atrouble\"Z\n" +
 	"\tMeetReply\x129\n" +
 	"\bgateways\x18\x01 \x03(\v2\x1d.kvd.directory.v1.PeerGatewayR\bgateways\x12\x12\n" +
 	"\x04news\x18\x02 \x01(\x04R\x04news\"J\n" +
@@ -9861,14 +9879,15 @@ const file_directory_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"W\n" +
 	"\tAheadNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
-	"\bposition\x18\x02 \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\"v\n" +
+	"\bposition\x18\x02 \x01(\v2\x1a.kvd.directory.v1.PositionR\bposition\"\x90\x01\n" +
 	"\vGatewayInfo\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x17\n" +
 	"\ahost_id\x18\x02 \x01(\tR\x06hostId\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x03 \x03(\tR\n" +
 	"namespaces\x12\x1a\n" +
-	"\bidentity\x18\x04 \x01(\tR\bidentity\"\xb4\x01\n" +
+	"\bidentity\x18\x04 \x01(\tR\bidentity\x12\x18\n" +
+	"\atrouble\x18\x05 \x01(\tR\atrouble\"\xb4\x01\n" +
 	"\x06KeyUse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +

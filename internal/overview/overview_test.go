@@ -57,6 +57,9 @@ func TestProblems(t *testing.T) {
 			st.Map.Nodes[1].State = dirpb.NodeState_NODE_DOWN
 			st.Map.Pgs[0].Members, st.Map.Pgs[1].Members = st.Map.Pgs[0].Members[:1], st.Map.Pgs[1].Members[1:]
 		}, []string{"namespace a: placement groups 1, 2: 1 of 2 copies: new ones are being made|kvctl jobs", "memory node m2 is down|kvd memnode --name m2"}},
+		{"gateway unheard", func(st *dirpb.StatusReply) {
+			st.Gateways = []*dirpb.GatewayInfo{{Addr: "10.0.0.31:7404"}, {Addr: "127.0.0.1:40000", Trouble: "its certificate does not cover 127.0.0.1"}}
+		}, []string{"gateway 127.0.0.1:40000 does not hear all others, or is not heard by them: its certificate does not cover 127.0.0.1|set listen-peers (or advertise-peers)"}},
 		{"crash loop", func(st *dirpb.StatusReply) { st.Map.Nodes[1].Trouble = "its workers die" },
 			[]string{"memory node m2 does not come up: its workers die|kvctl doctor"}},
 		{"no room", func(st *dirpb.StatusReply) {

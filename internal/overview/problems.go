@@ -135,6 +135,12 @@ func Problems(st *dirpb.StatusReply) []Problem {
 				"memory node %s is silent and has the only copy of %s", n.GetName(), waitingFor(st.GetMap(), n))
 		}
 	}
+	for _, g := range st.GetGateways() {
+		if g.GetTrouble() != "" {
+			add("set listen-peers (or advertise-peers) of gateways to addresses that the others reach, and give them certificates for these: kvctl certs issue NAME --role gateway --ip ADDRESS",
+				"gateway %s does not hear all others, or is not heard by them: %s", g.GetAddr(), g.GetTrouble())
+		}
+	}
 	for _, d := range st.GetDirectory() {
 		if d.GetSilentMillis() > 0 {
 			add(fmt.Sprintf("kvd directory --id %s --data-dir DIR; or, if it is gone for good: kvctl directory remove %s", d.GetId(), d.GetId()),

@@ -96,6 +96,7 @@ type Peers struct {
 		followers map[string]*follower // those that follow this gateway
 		following map[string]*following
 		unnamed   map[string]time.Time  // since when the directory has not named a peer that there is a stream with
+		afar      []string              // addresses of peers that mean nothing on this machine
 		interest  peerspb.FollowRequest // the latest
 	}
 }
@@ -149,6 +150,9 @@ func New(o Options) (*Peers, error) {
 	p.mu.followers = make(map[string]*follower)
 	p.mu.following = make(map[string]*following)
 	p.mu.unnamed = make(map[string]time.Time)
+	if err := p.uncovered(); err != nil {
+		o.Logger.Warn("other gateways and operators cannot call this gateway: give it a certificate for that address, or set the setting to one that the certificate covers", "addr", p.addr, "err", err)
+	}
 	var err error
 	if p.door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: connectFor, Logger: o.Logger}); err != nil {
 		return nil, err
@@ -235,7 +239,7 @@ func (p *Peers) changedLocked() {
 func (p *Peers) meet() {
 	news, failures := uint64(0), 0
 	for p.ctx.Err() == nil {
-		r, err := p.o.Meet(p.ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, HostId: hostid.ID(), News: news, WaitMillis: uint64(meetWait.Milliseconds())})
+		r, err := p.o.Meet(p.ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, HostId: hostid.ID(), Trouble: p.trouble(), News: news, WaitMillis: uint64(meetWait.Milliseconds())})
 		if err != nil {
 			if failures++; failures == 1 && p.ctx.Err() == nil {
 				p.o.Logger.Warn("the directory does not name other gateways", "err", err)
@@ -301,6 +305,7 @@ func (p *Peers) learn(list []*dirpb.PeerGateway) {
 		return
 	}
 	clear(p.mu.known)
+	p.mu.afar = nil
 	for _, g := range list {
 		id := string(g.Id)
 		if len(id) != idBytes || id == p.id {
@@ -311,7 +316,8 @@ func (p *Peers) learn(list []*dirpb.PeerGateway) {
 			continue
 		}
 		if !reachable(g) {
-			p.o.Logger.Warn("a gateway on another machine listens for peers on its own only: set its peer-listen", "addr", g.Addr)
+			p.mu.afar = append(p.mu.afar, g.Addr)
+			p.o.Logger.Warn("a gateway on another machine listens for peers on its own only: set its listen-peers", "addr", g.Addr)
 			continue
 		}
 		f := &following{peer: g, kick: make(chan struct{}, 1)}

@@ -234,6 +234,9 @@ type following struct {
 	// Guarded by Peers.mu: the latest request that the peer has heard, 0 while there is no stream, and what ends the stream.
 	heard  uint64
 	cancel context.CancelCauseFunc
+	// Guarded likewise: since when it is not followed, zero if it is, and why.
+	since time.Time
+	why   error
 }
 
 // keepFollowing follows a peer until the directory does not name it any more and its stream has ended.
@@ -245,6 +248,9 @@ func (p *Peers) keepFollowing(f *following) {
 		p.mu.Lock()
 		heard := f.heard > 0
 		f.heard = 0
+		if f.why = err; heard || f.since.IsZero() {
+			f.since = time.Now()
+		}
 		gone := p.mu.known[id] == nil || p.ctx.Err() != nil
 		if gone {
 			delete(p.mu.following, id)

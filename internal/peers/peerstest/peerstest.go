@@ -18,11 +18,26 @@ type Room struct {
 	mu      sync.Mutex
 	news    uint64
 	all     []*dirpb.PeerGateway
+	trouble map[string]string // by id
 	changed chan struct{}
 }
 
 // NewRoom makes an empty one.
-func NewRoom() *Room { return &Room{news: 1, changed: make(chan struct{})} }
+func NewRoom() *Room {
+	return &Room{news: 1, trouble: make(map[string]string), changed: make(chan struct{})}
+}
+
+// Troubles are what gateways have told of themselves last, but for those that said nothing.
+func (r *Room) Troubles() (all []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.trouble {
+		if s != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
 
 func (r *Room) changedLocked() {
 	r.news++
@@ -35,7 +50,9 @@ func (r *Room) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	isIt := func(g *dirpb.PeerGateway) bool { return string(g.Id) == string(q.Id) }
+	r.trouble[string(q.Id)] = q.Trouble
 	if q.Leaves {
+		delete(r.trouble, string(q.Id))
 		r.all = slices.DeleteFunc(r.all, isIt)
 		r.changedLocked()
 		return &dirpb.MeetReply{}, nil
