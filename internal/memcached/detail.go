@@ -30,8 +30,8 @@ type prefixes struct {
 // prefixUses is how often keys of a prefix were used.
 type prefixUses struct{ gets, hits, sets, deletes uint64 }
 
-// note counts a use of key, if anybody wants to know.
-func (p *prefixes) note(key []byte, count func(*prefixUses)) {
+// noteUse counts a use of key, if anybody wants to know.
+func (p *prefixes) noteUse(key []byte, count func(*prefixUses)) {
 	if !p.on.Load() {
 		return
 	}
@@ -56,7 +56,7 @@ func (p *prefixes) note(key []byte, count func(*prefixUses)) {
 }
 
 func (p *prefixes) noteGet(key []byte, found bool) {
-	p.note(key, func(u *prefixUses) {
+	p.noteUse(key, func(u *prefixUses) {
 		u.gets++
 		if found {
 			u.hits++
@@ -64,8 +64,8 @@ func (p *prefixes) noteGet(key []byte, found bool) {
 	})
 }
 
-func (p *prefixes) noteSet(key []byte)    { p.note(key, func(u *prefixUses) { u.sets++ }) }
-func (p *prefixes) noteDelete(key []byte) { p.note(key, func(u *prefixUses) { u.deletes++ }) }
+func (p *prefixes) noteSet(key []byte)    { p.noteUse(key, func(u *prefixUses) { u.sets++ }) }
+func (p *prefixes) noteDelete(key []byte) { p.noteUse(key, func(u *prefixUses) { u.deletes++ }) }
 
 // dump is what has been counted, in the order of the prefixes.
 func (p *prefixes) dump() string {
