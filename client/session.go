@@ -38,6 +38,8 @@ type sess struct {
 	id     uint32
 	nsID   uint32
 	seed   atomic.Uint64
+	limit  atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
+	evicts atomic.Bool   // the namespace is a cache
 	host   string // hostid.ID()
 	renew  time.Duration
 	ctx    context.Context
@@ -182,6 +184,8 @@ func (s *sess) install(m *dirpb.Map) error {
 	for _, n := range m.GetNamespaces() {
 		if n.GetId() == s.nsID {
 			s.seed.Store(n.GetHashSeed())
+			s.limit.Store(n.GetLimitBytes())
+			s.evicts.Store(n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE)
 		}
 	}
 	s.mu.Lock()

@@ -45,6 +45,21 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }
 
+// Memory is of inside.Tools. The directory tells what records take in replies to renewals, so that is some seconds old; what this session knows of
+// its own records is not.
+func (t tools) Memory() (used, most uint64, evicts bool) {
+	s := t.c.sess.Load()
+	for _, p := range s.core.View().PGs {
+		heap := p.RegionBytes - min(p.RegionBytes, p.IndexBytes+p.AccessBytes)
+		most += heap
+		used += min(heap, s.core.Supply(p.ID).Live*layout.UnitSize)
+	}
+	if limit := s.limit.Load(); limit != 0 {
+		most = min(most, limit)
+	}
+	return min(most, max(used, t.c.Stats().LiveUnits*layout.UnitSize)), most, s.evicts.Load()
+}
+
 // ReadRaw is of inside.Tools. A read is divided where the index ends, since index and heap are two spaces to the engine, and into pieces of a
 // MiB, which are no snapshot of each other.
 func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {

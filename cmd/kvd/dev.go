@@ -36,7 +36,8 @@ gateway, for clients of this machine. It needs no configuration, keeps everythin
 memory, and forgets it when it stops.
 
 There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
-Redis find cache in their database 0 and default in 1; those of memcached use cache.
+Redis find cache in their database 0 and default in 1; those of memcached use cache, too,
+unless memcached-database says otherwise.
 If another process has one of the gateway's default ports, the gateway takes a free one;
 the ready line says which, and the lines behind it what to type next.
 
@@ -45,6 +46,7 @@ address in KVD_DIRECTORY, and the store ends with it, with its exit status. The 
 then takes a free port, and all other listeners are off, unless flags say otherwise.`,
 		example: `  kvd dev
   kvd dev --memnodes 3 --memory 4GiB --memcached off
+  kvd dev --memcached-database sessions
   kvd dev -- kvctl bench -w B`,
 		takesCommand: true,
 		defaults: func() (config.Settings, func(context.Context) error) {
@@ -81,12 +83,15 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		}
 	}
 	raft := metrics.Raft() // before raft has begun
+	namespaces := []devstore.Namespace{
+		{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
+		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
+	}
+	if name := c.MemcachedDB; name != "" && name != "default" && name != "cache" {
+		namespaces = append(namespaces, devstore.Namespace{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1})
+	}
 	s, err := devstore.Start(ctx, devstore.Options{
-		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory),
-		Namespaces: []devstore.Namespace{
-			{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
-			{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
-		},
+		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory), Namespaces: namespaces,
 		Lease: c.Lease, EpochInterval: c.EpochInterval, Logger: log,
 		NoJanitor: true, // one that counts its jobs follows
 	})
@@ -100,7 +105,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), listenPeers: peersOf(l), log: log})
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, memcached: c.MemcachedDB, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), listenPeers: peersOf(l), log: log})
 	if err != nil {
 		return err
 	}

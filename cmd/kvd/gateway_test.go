@@ -343,6 +343,30 @@ func TestDevTakesOtherPorts(t *testing.T) {
 	}
 }
 
+// kvd dev keeps memcached's keys apart from those of Redis's databases if it is told so.
+func TestDevMemcachedDatabase(t *testing.T) {
+	for database, seen := range map[string]string{"": "+OK $1 x +OK $-1", "cache": "+OK $1 x +OK $-1", "default": "+OK $-1 +OK $1 x", "apart": "+OK $-1 +OK $-1"} {
+		env, _ := runtimeDir(t)
+		p := start(t, env, "dev", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=off", "--memory=128MiB", "--memnodes=1", "--memcached-database="+database)
+		c, err := net.Dial("tcp", p.kv["memcached"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(patience))
+		fmt.Fprint(c, "set k 0 0 1\r\nx\r\n")
+		if line, err := bufio.NewReader(c).ReadString('\n'); line != "STORED\r\n" {
+			t.Errorf("%q: %q, %v", database, line, err)
+		}
+		c.Close()
+		if got := redis(t, "tcp", p.kv["redis"], nil, "SELECT 0", "GET k", "SELECT 1", "GET k"); got != seen {
+			t.Errorf("%q: Redis's databases have %q, want %q", database, got, seen)
+		}
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("%q: exit status %d, want 0", database, code)
+		}
+	}
+}
+
 // A role's endpoints are there while it still starts, and say so; what they say
 // afterwards is how it is.
 func TestHTTP(t *testing.T) {

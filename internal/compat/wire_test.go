@@ -70,7 +70,7 @@ func TestWire(t *testing.T) {
 		"wrong replies":                         "CLIENT REPLY foo\r\nCLIENT REPLY\r\nCLIENT REPLY ON x\r\n",
 		"skip in a transaction":                 "MULTI\r\nCLIENT REPLY SKIP\r\nPING\r\nEXEC\r\nPING\r\n",
 		"skip, then a transaction":              "CLIENT REPLY SKIP\r\nMULTI\r\nPING\r\nEXEC\r\n",
-		"HELLO in a transaction":                "MULTI\r\nHELLO 3\r\nCONFIG GET maxmemory\r\nEXEC\r\nCONFIG GET maxmemory\r\n",
+		"HELLO in a transaction":                "MULTI\r\nHELLO 3\r\nCONFIG GET appendonly\r\nEXEC\r\nCONFIG GET appendonly\r\n",
 		"a wrong HELLO in a transaction":        "MULTI\r\nHELLO 4\r\nHELLO x\r\nHELLO 3 foo\r\nPING\r\nEXEC\r\n",
 		"AUTH in a transaction":                 "MULTI\r\nAUTH nobody wrong\r\nPING\r\nEXEC\r\nAUTH a b c d\r\n",
 		"RESET in a transaction":                "MULTI\r\nPING\r\nRESET\r\nPING\r\nEXEC\r\n",

@@ -52,6 +52,7 @@ type Dev struct {
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	Redis         string        `mapstructure:"redis" usage:"address where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
 	Memcached     string        `mapstructure:"memcached" usage:"address where the gateway speaks memcached's protocol, likewise"`
+	MemcachedDB   string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in, made as a cache if it is neither cache nor default; empty: cache, whose keys clients of Redis's protocol see in database 0"`
 	HTTP          string        `mapstructure:"http" usage:"address where metrics, health and a page for people are served, likewise"`
 	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	Log           Log           `mapstructure:"log"`

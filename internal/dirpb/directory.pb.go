@@ -4294,6 +4294,7 @@ type Supply struct {
 	FloorUnits    uint64                 `protobuf:"varint,3,opt,name=floor_units,json=floorUnits,proto3" json:"floor_units,omitempty"` // a session may keep so much free in any case
 	ShareUnits    uint64                 `protobuf:"varint,4,opt,name=share_units,json=shareUnits,proto3" json:"share_units,omitempty"` // its part if all sessions had equally much
 	GiveUnits     uint64                 `protobuf:"varint,5,opt,name=give_units,json=giveUnits,proto3" json:"give_units,omitempty"`    // a cache: to be evicted and returned for those that have nothing
+	LiveUnits     uint64                 `protobuf:"varint,6,opt,name=live_units,json=liveUnits,proto3" json:"live_units,omitempty"`    // hold records, by the leader's account; 0: it is not told
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4359,6 +4360,13 @@ func (x *Supply) GetShareUnits() uint64 {
 func (x *Supply) GetGiveUnits() uint64 {
 	if x != nil {
 		return x.GiveUnits
+	}
+	return 0
+}
+
+func (x *Supply) GetLiveUnits() uint64 {
+	if x != nil {
+		return x.LiveUnits
 	}
 	return 0
 }
@@ -9587,7 +9595,7 @@ const file_directory_proto_rawDesc = "" +
 	"\rforeign_units\x18\x05 \x01(\x04R\fforeignUnits\x12\x1f\n" +
 	"\vlimbo_units\x18\x06 \x01(\x04R\n" +
 	"limboUnits\x12\x1b\n" +
-	"\tnet_units\x18\a \x01(\x12R\bnetUnits\"\x94\x01\n" +
+	"\tnet_units\x18\a \x01(\x12R\bnetUnits\"\xb3\x01\n" +
 	"\x06Supply\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05short\x18\x02 \x01(\bR\x05short\x12\x1f\n" +
@@ -9596,7 +9604,9 @@ const file_directory_proto_rawDesc = "" +
 	"\vshare_units\x18\x04 \x01(\x04R\n" +
 	"shareUnits\x12\x1d\n" +
 	"\n" +
-	"give_units\x18\x05 \x01(\x04R\tgiveUnits\"\x82\x02\n" +
+	"give_units\x18\x05 \x01(\x04R\tgiveUnits\x12\x1d\n" +
+	"\n" +
+	"live_units\x18\x06 \x01(\x04R\tliveUnits\"\x82\x02\n" +
 	"\x13CloseSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +

@@ -20,7 +20,6 @@ package engine
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math"
 	"runtime"
 	"sort"
@@ -575,6 +574,7 @@ type Supply struct {
 	Short       bool   // somebody finds too little
 	Floor       uint64 // the session may keep so much free in any case
 	Share, Give uint64 // see Core.Share and Core.Give
+	Live        uint64 // hold records of whatever session
 }
 
 // Supply is how the directory said last that pg stands.
@@ -596,7 +596,12 @@ func (c *Core) SetSupply(told map[uint32]Supply, all bool) {
 		s.Short, s.Give = false, 0
 		c.mu.supply[pg] = s
 	}
-	maps.Copy(c.mu.supply, told)
+	for pg, s := range told {
+		if !all {
+			s.Live = c.mu.supply[pg].Live // which the directory does not say then
+		}
+		c.mu.supply[pg] = s
+	}
 }
 
 // Short reports whether somebody finds too little memory of pg.

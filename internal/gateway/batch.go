@@ -298,7 +298,7 @@ func (b *batch) newUnit(name []byte) *unit {
 	b.units = b.all[:n+1]
 	u.b, u.name, u.kind, u.first, u.last, u.slot = b, name, 0, -1, -1, 0
 	u.large, u.track = 0, false
-	u.k.now, u.k.maxValue = b.now, b.c.g.o.MaxValueBytes
+	u.k.now, u.k.maxValue, u.k.limits = b.now, b.c.g.o.MaxValueBytes, &b.c.g.encodings
 	return u
 }
 
@@ -675,9 +675,13 @@ func (b *batch) replies() error {
 		if b.heed&heedMonitor != 0 {
 			b.shownEntry(i)
 		}
-		b.c.told(e.cmd, &b.w, b.cur.start, b.w.Errors != b.cur.errors, b.tookFrom(took))
-		if b.w.Errors != b.cur.errors {
-			m.noteCommands(e.cmd, 1, true, took)
+		errs := b.w.Errors - b.cur.errors
+		b.c.told(e.cmd, &b.w, b.cur.start, errs > 0, b.tookFrom(took))
+		if errs > 0 {
+			b.c.noteAnswer(e.cmd, &b.w, b.cur.start, errs, took)
+			if e.unit < 0 && e.text != "" && e.args == nil {
+				m.commands[e.cmd.id].rejected.Add(1)
+			}
 		} else {
 			if e.cmd != cmd {
 				m.noteCommands(cmd, n, false, took)

@@ -539,7 +539,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	}
 	w.Proto = c.proto
 	took := time.Since(b.start)
-	c.g.m.noteCommands(cmd, 1, w.Errors != errs, took)
+	c.noteAnswer(cmd, w, start, w.Errors-errs, took)
 	c.noteSlow(cmd, args, took)
 	b.heed = c.g.heed.Load()                                        // it may have changed that, or taken long
 	if b.heed&heedMonitor != 0 && cmd.keys == nil && c.shows(cmd) { // what is staged shows itself
@@ -611,6 +611,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		sub := cmd.subcommand(args[1])
 		if sub == nil {
 			bad = "ERR unknown subcommand '" + clip(args[1], 128) + "'. Try " + strings.ToUpper(cmd.name) + " HELP."
+			cmd = unknown
 			break
 		}
 		cmd = sub
@@ -629,7 +630,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
-		bad = "ERR kvd does not support '" + cmd.name + "'"
+		bad = cmd.notHere()
 	}
 	return cmd, bad
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
@@ -26,6 +27,8 @@ type database struct {
 type namespace struct {
 	api client.API // the Client of its databases
 	dbs []int      // in it, by their numbers there
+
+	peak atomic.Uint64 // the most bytes of records that INFO has told
 
 	counted struct { // how many keys each of dbs has, for INFO
 		sync.Mutex

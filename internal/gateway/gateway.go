@@ -196,6 +196,8 @@ type Gateway struct {
 	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
 	cancel  context.CancelFunc // ends ctx
 	m       metrics            // atomic counters
+	counts  infoCounts         // what INFO counts besides
+	rates   rates              // INFO's
 	started time.Time          // New, for INFO
 	runID   string             // 40 hexadecimal digits, random for each start, as Redis's run_id
 	lastID  atomic.Int64       // of conn.id
@@ -225,6 +227,8 @@ type Gateway struct {
 	watchers  watchers      // WATCH of absent keys
 	expiries  expiries      // events of class x
 	interest  sync.Mutex    // held while Options.Peers is told what to tell
+	held      held          // settings without effect, and what has one of them:
+	encodings encodingLimits
 
 	mu struct {
 		sync.Mutex
@@ -263,6 +267,7 @@ func New(o Options) (*Gateway, error) {
 	g.scripts.cache, g.scripts.groupTime = luascript.NewCache(scriptCacheBytes), groupTime
 	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
+	g.encodings.reset()
 	g.waits.init(g)
 	g.hub.init()
 	g.tracked.init(o.TrackingKeys)

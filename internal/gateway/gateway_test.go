@@ -54,7 +54,7 @@ func TestCommands(t *testing.T) {
 		{"SELECT 2", "-ERR DB index is out of range\r\n"},
 		{"SELECT 0", "+OK\r\n"},
 		{"COPY a b DB 1", ":1\r\n"},
-		{"MIGRATE host 1 a 0 1", "-ERR kvd does not support 'migrate'\r\n"},
+		{"MIGRATE host 1 a 0 1", "-ERR kvd does not support 'migrate': kvctl mirror copies a namespace to another store, and DUMP and RESTORE a key to another server\r\n"},
 		{"MIGRATE a", "-ERR wrong number of arguments for 'migrate' command\r\n"},
 		{"MONITOR now", "-ERR wrong number of arguments for 'monitor' command\r\n"},
 		{"MSETNX a 1 b 2", ":0\r\n"},
@@ -70,8 +70,10 @@ func TestCommands(t *testing.T) {
 		{"OBJECT ENCODING a", bulk("embstr")},
 		{"DEBUG SLEEP 0", "-ERR DEBUG command not allowed.\r\n"},
 		{"COMMAND GETKEYS MSET a 1 b 2", "*2\r\n" + bulk("a") + bulk("b")},
-		{"COMMAND INFO mset", "*1\r\n*10\r\n" + bulk("mset") + ":-3\r\n*2\r\n+write\r\n+denyoom\r\n:1\r\n:-1\r\n:2\r\n*3\r\n+@write\r\n+@string\r\n+@slow\r\n*0\r\n*0\r\n*0\r\n"},
-		{"COMMAND INFO get", "*1\r\n*10\r\n" + bulk("get") + ":2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@string\r\n+@fast\r\n*0\r\n*0\r\n*0\r\n"},
+		{"COMMAND INFO mset", "*1\r\n*10\r\n" + bulk("mset") + ":-3\r\n*2\r\n+write\r\n+denyoom\r\n:1\r\n:-1\r\n:2\r\n*3\r\n+@write\r\n+@string\r\n+@slow\r\n*2\r\n" + bulk("request_policy:multi_shard") + bulk("response_policy:all_succeeded") +
+			oneSpec("OW", "update", -1, 2) + "*0\r\n"},
+		{"COMMAND INFO get", "*1\r\n*10\r\n" + bulk("get") + ":2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@string\r\n+@fast\r\n*0\r\n" +
+			oneSpec("RO", "access", 0, 1) + "*0\r\n"},
 		{"COMMAND LIST FILTERBY MODULE x", "*0\r\n"},
 		{"COMMAND LIST FILTERBY PATTERN p?ng", "*1\r\n" + bulk("ping")},
 		{"CLIENT REPLY SKIP", ""},

@@ -224,7 +224,7 @@ func TestHashes(t *testing.T) {
 		{"OBJECT ENCODING h", bulk("listpack"), ""},
 		{"MEMORY USAGE h", ":128\r\n", ""},
 		{"GET h", "-" + errWrongType + "\r\n", ""},
-		{"COMMAND INFO hget", "*1\r\n*10\r\n" + bulk("hget") + ":3\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@hash\r\n+@fast\r\n*0\r\n*0\r\n*0\r\n", ""},
+		{"COMMAND INFO hget", "*1\r\n*10\r\n" + bulk("hget") + ":3\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@hash\r\n+@fast\r\n*0\r\n" + oneSpec("RO", "access", 0, 1) + "*0\r\n", ""},
 		{"EXPIRE h 1000", ":1\r\n", ":1\r\n"},
 		{"HSET h g 1", ":1\r\n", ":0\r\n"},
 		{"PERSIST h", ":1\r\n", ":0\r\n"},

@@ -22,6 +22,7 @@ const (
 // nanos is the sum of the times, and buckets counts calls by time: bucket i those of up to 2^i µs that are in none before.
 type commandStats struct {
 	ok, failed, nanos atomic.Uint64 // calls, and the time of all of them
+	rejected          atomic.Uint64 // of those that failed: refused before they began
 	buckets           [timeBuckets + 1]atomic.Uint64
 	_                 [64]byte
 }

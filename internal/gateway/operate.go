@@ -112,7 +112,7 @@ func (c *conn) describe() *peers.Client {
 		Queued: c.inTx.Load(), OutputParts: int32(parts), OutputBytes: int64(unread), MemoryBytes: c.share.Held(), User: c.user.Load().Name, Redirect: -1, Protocol: 2,
 		Library: lib, LibraryVersion: ver,
 	}
-	if l := c.last.Load(); l != nil {
+	if l := c.last.Load(); l != nil && l != unknown {
 		d.Command = l.name
 	}
 	if c.seenP3.Load() {

@@ -126,7 +126,7 @@ func (b *batch) runGroup(list []groupedScript) (n int, err error) {
 			w.Raw(reply)
 			w.Errors += int(bit(bytes.HasPrefix(reply, []byte("-"))))
 		}
-		c.g.m.noteCommands(s.cmd, 1, w.Errors != errs, took)
+		c.noteAnswer(s.cmd, w, start, w.Errors-errs, took)
 		c.noteSlow(s.cmd, s.args, took)
 		c.told(s.cmd, w, start, w.Errors != errs, took)
 		if err := c.replied(w, start, false); err != nil {
@@ -242,7 +242,7 @@ func (g *group) reads() (n int) {
 		t.out.Reset(keepReply)
 		t.out.Proto = b.c.proto
 		*k = stagedKey{stagedName: k.stagedName, bytes: k.bytes}
-		k.now, k.maxValue, k.room = t.now, b.c.g.o.MaxValueBytes, t.room
+		k.now, k.maxValue, k.room, k.limits = t.now, b.c.g.o.MaxValueBytes, t.room, &b.c.g.encodings
 		b.ops = append(b.ops, client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true})
 	}
 	return len(b.ops)

@@ -363,7 +363,7 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
 		return nil, "ERR Wrong number of args calling Redis command from script"
 	case !cmd.served():
-		return nil, "ERR kvd does not support '" + cmd.name + "'"
+		return nil, cmd.notHere()
 	case cmd.key != nil:
 	case unscripted[cmd.name]:
 		return nil, errNotScripted

@@ -218,7 +218,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 	}
 	k := t.all[n]
 	*k = stagedKey{stagedName: stagedName{db, name}, bytes: t.c.g.dbs[db].stored([]byte(name))}
-	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
+	k.now, k.maxValue, k.room, k.limits = t.now, t.c.g.o.MaxValueBytes, t.room, &t.c.g.encodings
 	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
@@ -731,10 +731,12 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 			q.cmd.conn(c, w, q.args)
 		}
 		took := time.Since(b.start)
-		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, took)
+		c.noteAnswer(q.cmd, w, start, w.Errors-errs, took)
 		if r := replies[i]; r.bad == "" {
 			c.noteSlow(q.cmd, q.args, took)
 			late.performed(c, t, q)
+		} else {
+			c.g.m.commands[q.cmd.id].rejected.Add(1)
 		}
 		c.told(q.cmd, w, start, w.Errors != errs, took)
 		if c.mute() {

@@ -23,6 +23,7 @@ import (
 type key struct {
 	now      int64 // Unix ms, the same for all of them
 	maxValue int   // bytes, Options.MaxValueBytes
+	limits   *encodingLimits
 
 	present bool        // if not, the four below are zero
 	value   []byte      // not to be written to, unless mutable made it
@@ -699,7 +700,7 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 	case !k.present:
 		w.Null()
 	case k.typ != client.Plain:
-		w.BulkString(encodingOf(k.typ, k.value))
+		w.BulkString(k.limits.encodingOf(k.typ, k.value))
 	case isInt:
 		w.BulkString("int")
 	case len(k.value) <= 44:
@@ -710,21 +711,29 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 }
 
 // encodingOf is the one that Redis would have chosen for a collection.
-// Tools print it, and nothing here depends on it: collections have encodings of their own (package collection).
-func encodingOf(t client.Type, value []byte) string {
+// Tools print it, and nothing here depends on it: collections have encodings of their own (package collection). While the limits are the
+// defaults these tell; else, or for a nil e, what the value has is counted.
+func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
+	changed := e != nil && e.set.Load()
 	switch t {
 	case client.Hash:
-		if collection.Hash(value).Large() {
+		h := collection.Hash(value)
+		if large := h.Large(); changed && e.hashLarge(h) || !changed && large {
 			return "hashtable"
 		}
 		return "listpack"
 	case client.Set:
-		if collection.Set(value).Ints() {
+		s := collection.Set(value)
+		if n, err := s.Len(); s.Ints() && (!changed || err == nil && int64(n) <= e.setInts.Load()) {
 			return "intset"
 		}
 		return "hashtable"
 	case client.SortedSet:
-		return zsetEncoding(value)
+		z, err := collection.ParseZSet(value)
+		if err == nil && (changed && !e.sortedLarge(z) || !changed && z.Small()) {
+			return "listpack"
+		}
+		return "skiplist"
 	case client.List:
 		return "quicklist"
 	}

@@ -46,6 +46,7 @@ type command struct {
 	spans func(args [][]byte) (keys, also acl.Span)
 
 	group, summary string // of COMMAND DOCS
+	instead        string // what serves its purpose, if kvd does not serve it
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
@@ -140,8 +141,10 @@ func register(c *command) {
 func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *command {
 	group := "string"
 	switch {
-	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"), name == "persist", name == "type":
+	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"), name == "persist", name == "type", name == "dump", name == "restore":
 		group = "generic"
+	case name == "restore-asking":
+		group = "server"
 	}
 	return &command{name: name, arity: arity, first: at, last: at, step: 1, group: group, summary: summary,
 		key: f, kind: k, lookup: k <= read, write: k > read}
@@ -277,11 +280,15 @@ func inspectionCommands() []*command {
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
 				w.Verbatim("txt", "Values are in the memory nodes: see kvctl.")
 			}, "Refers to kvctl."),
+			onConn("memory|stats", 2, "", cmdMemoryStats, "Returns what records and this process take."),
 			onConn("memory|malloc-stats", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
 				w.BulkString("Stats not supported for the current allocator")
 			}, "Is not known."),
 			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
-			helpOf("memory", "USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
+			helpOf("memory", "DOCTOR", "    Return memory problems reports.", "MALLOC-STATS", "    Return internal statistics report from the memory allocator.",
+				"PURGE", "    Attempt to purge dirty pages for reclamation by the allocator.",
+				"STATS", "    Return information about the memory usage of the store and of this gateway.",
+				"USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
 	}
 }
 
@@ -344,7 +351,7 @@ func describingCommands() []*command {
 		container("config", "server", "Settings as Redis names them.", nil,
 			onConn("config|get", -3, "", cmdConfigGet, "Returns settings."),
 			onConn("config|set", -4, "", cmdConfigSet, "Changes settings that do no harm."),
-			onConn("config|resetstat", 2, "", cmdConfigResetStat, "Is accepted; Prometheus's counters only grow."),
+			onConn("config|resetstat", 2, "", cmdConfigResetStat, "Sets back what INFO counts; the metrics go on."),
 			onConn("config|rewrite", 2, "", refuse("ERR The server is running without a config file"), "Is refused."),
 			helpOf("config", "GET <pattern>", "    Return parameters matching the glob-like <pattern> and their values.",
 				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT", "    Reset statistics reported by the INFO command.")),
@@ -386,11 +393,9 @@ func init() {
 			register(s)
 		}
 	}
-	for _, f := range strings.Fields(notServed) {
-		name, arity, _ := strings.Cut(f, ":")
-		n, _ := resp.ParseInt([]byte(arity))
-		c := &command{name: name, arity: int(n)}
-		commands[name] = c
+	for _, f := range notServed {
+		c := &command{name: f.name, arity: f.arity, instead: f.instead}
+		commands[f.name] = c
 		register(c)
 	}
 	nameEvents(commands)
@@ -423,7 +428,36 @@ func atOnce(c *command) *command     { c.noQueue = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7.
-const notServed = `
-migrate:-6
-save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 waitaof:4`
+// notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7, and what serves their purpose here.
+var notServed = []struct {
+	name    string
+	arity   int
+	instead string
+}{
+	{"migrate", -6, "kvctl mirror copies a namespace to another store, and DUMP and RESTORE a key to another server"},
+	{"save", 1, toFiles},
+	{"bgsave", -1, toFiles},
+	{"bgrewriteaof", 1, toFiles},
+	{"sync", 1, toFollow},
+	{"psync", -3, toFollow},
+	{"replconf", -1, toFollow},
+	{"replicaof", 3, toCopy},
+	{"slaveof", 3, toCopy},
+	{"failover", -1, "every gateway takes writes, and memory nodes take over from each other by themselves"},
+	{"shutdown", -1, "end its process, with SIGTERM, and nothing of the store ends with it"},
+	{"waitaof", 4, "nothing is written to disk, and a write is on all copies when it is answered"},
+}
+
+const (
+	toFiles  = "a gateway keeps nothing that it could save; kvctl export writes a namespace to files, and kvctl import reads them"
+	toFollow = "a gateway has nothing to replicate; kvctl export writes a namespace to files, and kvctl mirror keeps another store up to date"
+	toCopy   = "a gateway has nothing to replicate; memory nodes keep the copies (kvctl namespace set NAME --replicas N), and kvctl mirror copies from and to another store"
+)
+
+// notHere is the reply to a command that kvd does not serve.
+func (cmd *command) notHere() string {
+	if cmd.instead == "" {
+		return "ERR kvd does not support '" + cmd.name + "'"
+	}
+	return "ERR kvd does not support '" + cmd.name + "': " + cmd.instead
+}

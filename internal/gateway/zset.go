@@ -126,14 +126,6 @@ func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
 	return true
 }
 
-// zsetEncoding is the one that Redis would have chosen by its default settings.
-func zsetEncoding(value []byte) string {
-	if z, err := collection.ParseZSet(value); err == nil && z.Small() {
-		return "listpack"
-	}
-	return "skiplist"
-}
-
 // ---- members -------------------------------------------------------------------
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.

@@ -33,6 +33,9 @@ type Tools interface {
 	// LastUse is how long ago the use of key was last noted; noted is false if the namespace's placement groups keep no such notes, as only
 	// caches do. 0: it is not known, or just now. The error is ErrNotFound of package client without such a key.
 	LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error)
+	// Memory is how many bytes records take in the namespace, of all sessions, as the directory and this Client know it; how many they may take, 0 if
+	// that is not known yet; and whether the namespace evicts. It asks nobody.
+	Memory() (used, most uint64, evicts bool)
 	// Session is the id of the session in force. It waits while a lost one is being replaced.
 	Session(ctx context.Context) (uint32, error)
 	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.

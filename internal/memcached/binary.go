@@ -179,6 +179,7 @@ func (c *conn) perform(q *request) (result, error) {
 	case cmdSASL:
 		return c.sasl(q)
 	case cmdDelete:
+		c.s.detail.noteDelete(c.key)
 		var err error
 		if q.cas == 0 {
 			err = c.remove(c.key)
@@ -303,6 +304,7 @@ func (c *conn) binaryStore(q *request) (result, error) {
 	case q.cmd == cmdReplace:
 		op.Cond = client.IfPresent
 	}
+	c.s.detail.noteSet(c.key)
 	if q.value > c.s.o.MaxValueBytes {
 		if err := c.skip(q.value); err != nil {
 			return resTrouble, err
@@ -363,6 +365,7 @@ func (c *conn) binaryTouch(q *request) result {
 	version, give, err := c.touch(c.key, c.expiresAt(int64(binary.BigEndian.Uint32(q.ext[:]))), &it)
 	defer give()
 	it.Version = version
+	c.s.detail.noteGet(c.key, err == nil)
 	if q.cmd == cmdGat {
 		c.found(err)
 	} else if it.Value = nil; err == nil {
@@ -403,10 +406,18 @@ func (c *conn) binaryItem(op byte, opaque uint32, key []byte, it *client.Item) {
 
 // binaryStats answers with a response for each line and an empty one.
 func (c *conn) binaryStats(q *request) result {
-	switch section := string(c.key); section {
-	case "reset":
+	// memcached compares the beginnings of these.
+	section := string(c.key)
+	how, detail := strings.CutPrefix(section, "detail")
+	switch {
+	case detail:
+		return c.binaryDetail(q, how)
+	case strings.HasPrefix(section, "reset"):
 		c.s.resetStats()
 	default:
+		if strings.HasPrefix(section, "settings") {
+			section = "settings"
+		}
 		c.link.Waits() // counting takes its time
 		stats, ok := c.s.section(section)
 		if !ok {

@@ -292,10 +292,12 @@ func (c *conn) readLine() ([]byte, error) {
 			c.done(cmdUnknown, resBad, time.Now())
 			return nil, bufio.ErrTooLong
 		}
-		switch err {
-		case bufio.ErrBufferFull:
+		switch {
+		case err == bufio.ErrBufferFull && !mayBeLong(b):
+			return nil, errQuit
+		case err == bufio.ErrBufferFull:
 			continue
-		case nil:
+		case err == nil:
 			if cap(c.long) > keepBuffer {
 				c.long = nil // b has it
 			}
@@ -454,16 +456,17 @@ func (c *conn) trouble(err error) reply {
 func (c *conn) command(line []byte) error {
 	began := time.Now()
 	toks := c.tokens(line)
-	if len(toks) > 0 && (bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:"))) {
-		// A web page can make a browser send commands in the body of a request.
-		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.peer)
-		return errQuit
-	}
 	cmd := cmdUnknown
 	if len(toks) > 0 {
 		if k, ok := commandOf[string(toks[0])]; ok {
 			cmd = k
 		}
+	}
+	if cmd == cmdUnknown && speaksHTTP(toks) {
+		// A web page can make a browser send commands in the body of a request.
+		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.peer)
+		c.performLookups()
+		return errQuit
 	}
 	if !c.admitted() {
 		r, err := c.logIn(toks)
@@ -501,6 +504,25 @@ func (c *conn) command(line []byte) error {
 	return nil
 }
 
+// speaksHTTP reports whether a line that is no command is of an HTTP request: its first one, by which memcached knows it, whatever the method is, or
+// one of those by which a Redis does.
+func speaksHTTP(toks [][]byte) bool {
+	return len(toks) > 0 && (bytes.HasPrefix(toks[len(toks)-1], []byte("HTTP/")) || bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:")))
+}
+
+// mayBeLong reports whether a line is of a command with any number of keys. memcached closes other connections that send so much
+// without a line's end, which are lost or speak something else.
+func mayBeLong(line []byte) bool {
+	word, _, _ := bytes.Cut(bytes.TrimLeft(line, " "), []byte(" "))
+	switch commandOf[string(word)] {
+	case cmdGets, cmdGat, cmdGats:
+		return true
+	case cmdGet: // the zero value, too
+		return string(word) == "get" || string(word) == "bget"
+	}
+	return false
+}
+
 // words is how many words a command has, its name counted, and whether the last of them may be noreply. memcached takes
 // any word for that one, and counts it.
 type words struct {
@@ -535,6 +557,7 @@ func (c *conn) text(cmd command, toks [][]byte, quiet bool) (reply, error) {
 		case !goodKey(toks[1]):
 			return badFormat, nil
 		}
+		c.s.detail.noteDelete(toks[1])
 		return c.outcome(c.remove(toks[1]), deleted, notFound), nil
 	case cmdIncr, cmdDecr:
 		return c.incr(cmd, toks), nil
@@ -716,6 +739,8 @@ func (c *conn) showStats(toks [][]byte) reply {
 	case "reset":
 		c.s.resetStats()
 		return reply{"RESET", resOK}
+	case "detail":
+		return c.textDetail(toks)
 	case "cachedump":
 		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
 	}

@@ -146,6 +146,9 @@ func (c *conn) found(err error) {
 
 func (c *conn) answer(op *client.Op, l *lookup) {
 	c.found(op.Err)
+	if l.meta == nil {
+		c.s.detail.noteGet(op.Key, op.Err == nil)
+	}
 	if l.binary {
 		c.done(l.cmd, c.binaryGot(l.op, l.opaque, op.Key, &op.Item, op.Err), l.began)
 		return
@@ -213,6 +216,7 @@ func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
 		version, give, err := c.touch(k, exp, &it)
 		it.Version = version
 		c.found(err)
+		c.s.detail.noteGet(k, err == nil)
 		switch {
 		case err == nil:
 			c.value(k, &it, cmd == cmdGats)

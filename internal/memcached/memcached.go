@@ -156,8 +156,9 @@ type Server struct {
 		all  map[*conn]struct{}
 		last uint64 // number of a conn
 	}
-	later laterFlush
-	base  struct { // what `stats reset` subtracts
+	later  laterFlush
+	detail prefixes // `stats detail`
+	base   struct { // what `stats reset` subtracts
 		sync.Mutex
 		tally tally
 	}
@@ -491,7 +492,8 @@ func (s *Server) countItems() (uint64, error) {
 func (s *Server) maxConns() int { return cmp.Or(s.o.MaxConns, 10_000) }
 
 func (s *Server) settingStats() []stat {
-	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "auto-negotiate"}}
+	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"stat_key_prefix", string(prefixEnd)},
+		{"detail_enabled", yesNo(s.detail.on.Load())}, {"binding_protocol", "auto-negotiate"}}
 }
 
 func (s *Server) resetStats() {
@@ -499,6 +501,14 @@ func (s *Server) resetStats() {
 	s.base.Lock()
 	s.base.tally = t
 	s.base.Unlock()
+	s.detail.reset()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
 }
 
 // connStats tells of the connections, those that have been open for longest first.

@@ -188,7 +188,7 @@ var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "dele
 	"incrq": 21, "decrq": 22, "quitq": 23, "flushq": 24, "appendq": 25, "prependq": 26, "verbosity": 27, "touch": 28, "gat": 29, "gatq": 30,
 	"saslmechs": 32, "saslauth": 33, "saslstep": 34, "gatk": 35, "gatkq": 36}
 
-// request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key), v (the value), c (cas), o (the opaque),
+// request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key; \s is a space), v (the value), c (cas), o (the opaque),
 // f, e (flags, exptime; their order is the extras'), d, i (delta, initial), b (a body length that is not true), n (a key length likewise),
 // x (extras in hex). # stands for a hundred k.
 func request(t testing.TB, say string) []byte {
@@ -212,7 +212,7 @@ func request(t testing.TB, say string) []byte {
 		n, _ := strconv.ParseUint(v, 0, 64)
 		switch name {
 		case "k":
-			key = v
+			key = strings.ReplaceAll(v, `\s`, " ")
 		case "v":
 			value = strings.ReplaceAll(v, `\0`, "\x00")
 		case "c":

@@ -34,6 +34,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	}
 	c.key = append(c.key[:0], toks[1]...) // the line goes when the value is read
 	op.Key = c.key
+	c.s.detail.noteSet(op.Key)
 	if n > c.s.o.MaxValueBytes {
 		return c.refuseLarge(op.Key, n, cmd == cmdSet)
 	}

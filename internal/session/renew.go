@@ -243,7 +243,7 @@ func (a *Agenda) untold() {
 func (a *Agenda) supplied(list []*dirpb.Supply, all bool) {
 	told := make(map[uint32]engine.Supply, len(list))
 	for _, x := range list {
-		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(), Share: x.GetShareUnits(), Give: x.GetGiveUnits()}
+		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(), Share: x.GetShareUnits(), Give: x.GetGiveUnits(), Live: x.GetLiveUnits()}
 	}
 	a.core.SetSupply(told, all)
 }

@@ -542,6 +542,9 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 		if q.FloorUnits = min(floorUnits, units/(4*max(1, sessions))); short {
 			q.FloorUnits = min(floorShort, units/(32*max(1, sessions)))
 		}
+		if all { // who has something to report hears what became of it
+			q.LiveUnits = l.Account(s, pg.Id, now).Live
+		}
 		out = append(out, q)
 	}
 	return out
