@@ -43,6 +43,7 @@ const (
 	exitUnavailable = 3
 	exitUnknown     = 4 // it may have happened
 	exitOther       = 5 // a local file, corrupt bytes
+	exitForbidden   = 6 // no rights
 	exitInterrupted = 130
 )
 
@@ -50,8 +51,8 @@ const longHelp = `kvctl reads, writes and inspects a kvd store.
 
 Exit status: 0 done or found; 1 not found, a condition failed, or a check found
 something; 2 wrong usage; 3 the store is unavailable or full; 4 unknown outcome:
-it may have happened; 5 anything else, such as a local file; 130 interrupted, by
-Ctrl-C or SIGTERM.
+it may have happened; 5 anything else, such as a local file; 6 no rights for it, or
+nobody who has any; 130 interrupted, by Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
 KVD_NAMESPACE, KVD_TLS_CA; kvctl context keeps them by a cluster's name. KVD_DEBUG=1 logs background errors on stderr.`
@@ -210,7 +211,7 @@ func happened(cmd *cobra.Command, err error, code int) string {
 	switch code {
 	case exitUnknown:
 		return " (it may have happened)"
-	case exitUnavailable, exitOther, exitInterrupted:
+	case exitUnavailable, exitOther, exitForbidden, exitInterrupted:
 		if _, ok := cmd.Annotations[writes]; ok && !errors.As(err, new(*exitError)) {
 			return " (it did not happen)"
 		}
@@ -270,7 +271,9 @@ func exitCode(err error) int {
 		return exitNo
 	case is(client.ErrInvalid, client.ErrTxnTooLarge, client.ErrNoNamespace, providers.ErrUnknown):
 		return exitUsage
-	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrForbidden, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrForbidden):
+		return exitForbidden
+	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):
@@ -281,9 +284,10 @@ func exitCode(err error) int {
 		return exitUsage
 	case codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition:
 		return exitNo
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss,
-		codes.Unauthenticated, codes.PermissionDenied:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss:
 		return exitUnavailable
+	case codes.Unauthenticated, codes.PermissionDenied:
+		return exitForbidden
 	}
 	return exitOther
 }

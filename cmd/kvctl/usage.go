@@ -63,6 +63,7 @@ var examples = map[string]string{
 	"context list":          "kvctl context list",
 	"context set":           "kvctl --directory 10.0.0.11:7400 --tls-ca ca.pem context set prod",
 	"context use":           "kvctl context use prod",
+	"count":                 "kvctl count\nkvctl count --prefix session:",
 	"cost":                  "kvctl cost --trials 4",
 	"del":                   "kvctl del greeting\nkvctl del --prefix session: --dry-run",
 	"directory":             "kvctl directory list",
