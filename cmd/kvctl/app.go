@@ -33,6 +33,7 @@ import (
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/spelling"
 )
 
 // Exit status. Scripts rely on it.
@@ -324,6 +325,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	a.globalFlags(root.PersistentFlags())
+	root.SetFlagErrorFunc(nearFlags)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
 
@@ -467,7 +469,30 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	if bad != nil {
 		return usageError(bad)
 	}
+	if a.shell == nil {
+		a.warnOfVariables(flags, os.Environ())
+	}
 	return a.checkFlags()
+}
+
+// readElsewhere are variables of the environment that kvctl reads beside its flags', and kvd's that are nearly one of them.
+var readElsewhere = []string{"KVD_CONTEXTS", "KVD_DEBUG"}
+
+// warnOfVariables tells of variables that nearly are those of a flag. Other programs of the store have settings in the
+// environment, too, and orchestrators make up names: those that are like none are left alone.
+func (a *app) warnOfVariables(flags *pflag.FlagSet, environ []string) {
+	var names []string // without KVD_
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, strings.TrimPrefix(variable(f), "KVD_")) })
+	for _, v := range environ {
+		name, value, _ := strings.Cut(v, "=")
+		rest, ours := strings.CutPrefix(strings.ToUpper(name), "KVD_")
+		if !ours || value == "" || slices.Contains(readElsewhere, name) || name == "KVD_"+rest && slices.Contains(names, rest) {
+			continue
+		}
+		if near := spelling.Near(rest, names); len(near) > 0 {
+			a.say("kvctl: warning: %s is no setting and is not read; did you mean KVD_%s?", name, near[0])
+		}
+	}
 }
 
 // checkFlags refuses global flags that say nothing, or not enough.

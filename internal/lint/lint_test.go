@@ -75,7 +75,7 @@ var imports = []row{
 	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
-	{"internal/config", "internal/certs internal/identity", "settings are plain values; roles fill Options from them"},
+	{"internal/config", "internal/certs internal/identity internal/spelling", "settings are plain values; roles fill Options from them"},
 
 	{"internal/alarm", "", "it wakes a process when it is due, whatever for"},
 	{"internal/ordered", "", "maps and lists are such, whatever is in them"},
@@ -84,6 +84,7 @@ var imports = []row{
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
+	{"internal/spelling", "", "names are words, whatever they name"},
 	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
 	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
 	{"internal/peers/peerspb", "", "generated"},
