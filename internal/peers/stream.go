@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 // follower is a peer that follows this gateway, and what it has still to be told.
@@ -263,7 +264,7 @@ func (p *Peers) follow(f *following) error {
 		}
 		creds = credentials.NewTLS(conf)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * keepaliveTime, Timeout: keepaliveTimeout}))
 	if err != nil {
