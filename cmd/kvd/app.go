@@ -200,6 +200,9 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
+		if err := checkFiles(s); err != nil {
+			return err
+		}
 		a.misspelt = a.misspeltFor(s)
 		a.settings = loader(r, *file, cmd.Flags())
 		defer a.keepFresh(s, a.settings)()
