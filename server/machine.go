@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
@@ -324,7 +325,7 @@ func (m *machine) restore(r io.Reader, least uint64) error {
 		return err
 	}
 	if len(b) > maxSnapshotBytes {
-		return fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+		return fmt.Errorf("snapshot is longer than %s", units.Bytes(maxSnapshotBytes))
 	}
 	snap := new(fsmpb.Snapshot)
 	if err := proto.Unmarshal(b, snap); err != nil {

@@ -34,6 +34,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/spelling"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Exit status. Scripts rely on it.
@@ -593,7 +594,7 @@ func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
 		return nil, fmt.Errorf("read value from stdin: %w", err)
 	}
 	if len(b) > client.MaxValueLen {
-		return nil, usagef("value on stdin is longer than %d bytes", client.MaxValueLen)
+		return nil, usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
 	}
 	return b, nil
 }
