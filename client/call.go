@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // checkKey refuses the empty key and what is longer than a record's header can say.
@@ -36,7 +37,7 @@ func checkValue(key, value []byte) error {
 		return err
 	}
 	if len(value) > MaxValueLen {
-		return fmt.Errorf("%w: value of %d bytes, at most %d", ErrInvalid, len(value), MaxValueLen)
+		return fmt.Errorf("%w: value of %s, at most %s", ErrInvalid, units.Bytes(len(value)), units.Bytes(MaxValueLen))
 	}
 	return nil
 }

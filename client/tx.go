@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // A transaction has at most so many keys, sixteen times as many if it writes nothing, and so many bytes of keys and of values that it writes.
@@ -479,7 +481,7 @@ func checkTxn(ops []Op) error {
 		}
 	}
 	if total > MaxTxnBytes && len(ops) > 1 {
-		return fmt.Errorf("%w: %d bytes, at most %d", ErrTxnTooLarge, total, MaxTxnBytes)
+		return fmt.Errorf("%w: %s, at most %s", ErrTxnTooLarge, units.Bytes(total), units.Bytes(MaxTxnBytes))
 	}
 	return nil
 }

@@ -158,7 +158,7 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("pg %d: %v", r.PG, r.Err)
 		}
 	}
-	if !strings.Contains(s.Regions[1].Err.Error(), "65536 of 69632 bytes in use") {
+	if !strings.Contains(s.Regions[1].Err.Error(), "64 KiB of 68 KiB in use") {
 		t.Errorf("the reason lacks the numbers: %v", s.Regions[1].Err)
 	}
 	if log.count("pg 2: over capacity") != 1 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -242,7 +243,7 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 	defer n.mu.Unlock()
 	// CapacityBytes is at most 2^50, so the sums cannot wrap.
 	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
-		return nil, fmt.Errorf("%w: region of %d bytes (pages of %d), %d of %d bytes in use", ErrCapacity, size, page, n.mu.used, n.o.CapacityBytes)
+		return nil, fmt.Errorf("%w: region of %s (pages of %s), %s of %s in use", ErrCapacity, units.Bytes(size), units.Bytes(page), units.Bytes(n.mu.used), units.Bytes(n.o.CapacityBytes))
 	}
 	r = &region{want: w, inc: reg.incarnation, bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
@@ -375,7 +376,7 @@ func (n *Node) drop(r *region) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("pg %d: free %d bytes: %w", r.want.GetPgId(), r.bytes, err)
+		return fmt.Errorf("pg %d: free %s: %w", r.want.GetPgId(), units.Bytes(r.bytes), err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
@@ -80,7 +81,7 @@ type keptSink struct {
 func (k *keptSink) Write(b []byte) (int, error) {
 	if !k.ours {
 		if len(b) > maxSnapshotBytes-len(k.b) {
-			return 0, fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+			return 0, fmt.Errorf("snapshot is longer than %s", units.Bytes(maxSnapshotBytes))
 		}
 		k.b = append(k.b, b...)
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
@@ -334,7 +335,7 @@ func readSnapshot(r io.Reader) (*fsmpb.Snapshot, *fsm.State, error) {
 		return nil, nil, err
 	}
 	if len(b) > maxSnapshotBytes {
-		return nil, nil, fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+		return nil, nil, fmt.Errorf("snapshot is longer than %s", units.Bytes(maxSnapshotBytes))
 	}
 	snap := new(fsmpb.Snapshot)
 	if err := proto.Unmarshal(b, snap); err != nil {

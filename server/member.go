@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/wrongport"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -350,7 +351,7 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		}
 		creds = credentials.NewTLS(conf)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "a directory node's gRPC port", nil)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))
 	if err != nil {
 		return err

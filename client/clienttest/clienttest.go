@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Options configure a Store. The zero value is usable.
@@ -146,7 +147,7 @@ func checkKey(key []byte) error {
 
 func checkValue(value []byte) error {
 	if len(value) > client.MaxValueLen {
-		return fmt.Errorf("%w: value of %d bytes, at most %d", client.ErrInvalid, len(value), client.MaxValueLen)
+		return fmt.Errorf("%w: value of %s, at most %s", client.ErrInvalid, units.Bytes(len(value)), units.Bytes(client.MaxValueLen))
 	}
 	return nil
 }

@@ -33,6 +33,8 @@ import (
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/spelling"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Exit status. Scripts rely on it.
@@ -43,6 +45,7 @@ const (
 	exitUnavailable = 3
 	exitUnknown     = 4 // it may have happened
 	exitOther       = 5 // a local file, corrupt bytes
+	exitForbidden   = 6 // no rights
 	exitInterrupted = 130
 )
 
@@ -50,8 +53,8 @@ const longHelp = `kvctl reads, writes and inspects a kvd store.
 
 Exit status: 0 done or found; 1 not found, a condition failed, or a check found
 something; 2 wrong usage; 3 the store is unavailable or full; 4 unknown outcome:
-it may have happened; 5 anything else, such as a local file; 130 interrupted, by
-Ctrl-C or SIGTERM.
+it may have happened; 5 anything else, such as a local file; 6 no rights for it, or
+nobody who has any; 130 interrupted, by Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
 KVD_NAMESPACE, KVD_TLS_CA; kvctl context keeps them by a cluster's name. KVD_DEBUG=1 logs background errors on stderr.`
@@ -210,7 +213,7 @@ func happened(cmd *cobra.Command, err error, code int) string {
 	switch code {
 	case exitUnknown:
 		return " (it may have happened)"
-	case exitUnavailable, exitOther, exitInterrupted:
+	case exitUnavailable, exitOther, exitForbidden, exitInterrupted:
 		if _, ok := cmd.Annotations[writes]; ok && !errors.As(err, new(*exitError)) {
 			return " (it did not happen)"
 		}
@@ -270,7 +273,9 @@ func exitCode(err error) int {
 		return exitNo
 	case is(client.ErrInvalid, client.ErrTxnTooLarge, client.ErrNoNamespace, providers.ErrUnknown):
 		return exitUsage
-	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrForbidden, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrForbidden):
+		return exitForbidden
+	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):
@@ -281,9 +286,10 @@ func exitCode(err error) int {
 		return exitUsage
 	case codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition:
 		return exitNo
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss,
-		codes.Unauthenticated, codes.PermissionDenied:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss:
 		return exitUnavailable
+	case codes.Unauthenticated, codes.PermissionDenied:
+		return exitForbidden
 	}
 	return exitOther
 }
@@ -320,6 +326,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	a.globalFlags(root.PersistentFlags())
+	root.SetFlagErrorFunc(nearFlags)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
 
@@ -463,7 +470,30 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	if bad != nil {
 		return usageError(bad)
 	}
+	if a.shell == nil {
+		a.warnOfVariables(flags, os.Environ())
+	}
 	return a.checkFlags()
+}
+
+// readElsewhere are variables of the environment that kvctl reads beside its flags', and kvd's that are nearly one of them.
+var readElsewhere = []string{"KVD_CONTEXTS", "KVD_DEBUG"}
+
+// warnOfVariables tells of variables that nearly are those of a flag. Other programs of the store have settings in the
+// environment, too, and orchestrators make up names: those that are like none are left alone.
+func (a *app) warnOfVariables(flags *pflag.FlagSet, environ []string) {
+	var names []string // without KVD_
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, strings.TrimPrefix(variable(f), "KVD_")) })
+	for _, v := range environ {
+		name, value, _ := strings.Cut(v, "=")
+		rest, ours := strings.CutPrefix(strings.ToUpper(name), "KVD_")
+		if !ours || value == "" || slices.Contains(readElsewhere, name) || name == "KVD_"+rest && slices.Contains(names, rest) {
+			continue
+		}
+		if near := spelling.Near(rest, names); len(near) > 0 {
+			a.say("kvctl: warning: %s is no setting and is not read; did you mean KVD_%s?", name, near[0])
+		}
+	}
 }
 
 // checkFlags refuses global flags that say nothing, or not enough.
@@ -564,7 +594,7 @@ func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
 		return nil, fmt.Errorf("read value from stdin: %w", err)
 	}
 	if len(b) > client.MaxValueLen {
-		return nil, usagef("value on stdin is longer than %d bytes", client.MaxValueLen)
+		return nil, usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
 	}
 	return b, nil
 }

@@ -3,12 +3,16 @@ package main
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,8 +37,12 @@ type benchOptions struct {
 	seed         uint64
 	prefix       string
 	noLoad       bool
+	keep         bool
 	cleanup      bool
 }
+
+// benchPrefix begins the keys of runs that are not told a prefix. Another run has other keys.
+const benchPrefix = "kvctl-bench/"
 
 func (a *app) benchCommand() *cobra.Command {
 	var o benchOptions
@@ -48,7 +56,8 @@ func (a *app) benchCommand() *cobra.Command {
 			"  D  95% read, 5% insert                 latest\n" +
 			"  E  95% scan of 1 to 100, 5% insert     (in the order of hashes)\n" +
 			"  F  50% read, 50% read-modify-write     zipfian\n\n" +
-			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\nor with --batch of up to so many at once.",
+			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\nor with --batch of up to so many at once.\n\n" +
+			"The run has a prefix of its own, " + benchPrefix + "…, and at the end, also of an interrupted run,\nit deletes what it put. With --prefix it stops before it changes a key that was\nthere already. Keys of a run that was killed: kvctl del --prefix " + benchPrefix,
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), &o) },
@@ -64,9 +73,10 @@ func (a *app) benchCommand() *cobra.Command {
 	f.IntVar(&o.lanes, "lanes", 0, "queue pairs to each memory node; 0: chosen")
 	f.IntVar(&o.batch, "batch", 1, "keys of one call")
 	f.Uint64Var(&o.seed, "seed", 1, "of the random numbers")
-	f.StringVar(&o.prefix, "prefix", "", "begin every key with this")
-	f.BoolVar(&o.noLoad, "no-load", false, "the records are there already")
-	f.BoolVar(&o.cleanup, "cleanup", false, "delete the records at the end")
+	f.StringVar(&o.prefix, "prefix", "", "begin every key with this (default: one that no other run has)")
+	f.BoolVar(&o.keep, "keep", false, "leave the records at the end")
+	f.BoolVar(&o.noLoad, "no-load", false, "the records below --prefix are there already, of a run with --keep; the run changes them and leaves them")
+	f.BoolVar(&o.cleanup, "cleanup", false, "with --no-load: delete the records at the end")
 	_ = c.RegisterFlagCompletionFunc("workload", cobra.FixedCompletions([]string{"A", "B", "C", "D", "E", "F"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.RegisterFlagCompletionFunc("distribution", cobra.FixedCompletions([]string{"zipfian", "uniform", "latest"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
@@ -93,7 +103,11 @@ func (o *benchOptions) validate() (w ycsb.Workload, d ycsb.Distribution, err err
 	case o.batch < 1 || o.batch > 1024:
 		err = usagef("--batch %d: want 1 to 1024", o.batch)
 	case len(o.prefix)+ycsb.KeyLen > client.MaxKeyLen:
-		err = usagef("--prefix: %d bytes", len(o.prefix))
+		err = usagef("--prefix: %d bytes, want at most %d", len(o.prefix), client.MaxKeyLen-ycsb.KeyLen)
+	case o.noLoad && o.prefix == "":
+		err = usagef("--no-load: want the --prefix of the records that are there")
+	case o.keep && o.cleanup:
+		err = usagef("--keep and --cleanup: want one of them")
 	}
 	return w, d, err
 }
@@ -123,6 +137,8 @@ type benchReport struct {
 	Threads      int               `json:"threads"`
 	Batch        int               `json:"batch"`
 	Seed         uint64            `json:"seed"`
+	Prefix       string            `json:"prefix"`
+	Kept         bool              `json:"kept"`
 	Providers    map[string]string `json:"providers"`
 	LoadSeconds  float64           `json:"load_seconds"`
 	LoadPerSec   float64           `json:"load_per_second"`
@@ -138,10 +154,13 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 	if err != nil {
 		return err
 	}
+	if o.prefix == "" {
+		o.prefix = benchPrefix + strings.ToLower(crand.Text()[:8]) + "/"
+	}
 	return a.with(ctx, sessionOptions{Lanes: o.lanes}, func(s store) error {
 		b := &bench{a: a, o: o, s: s, w: w, dist: dist, keys: ycsb.NewKeyspace(o.records)}
 		rep := benchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads, Batch: o.batch, Seed: o.seed,
-			Distribution: w.Distribution.String()}
+			Distribution: w.Distribution.String(), Prefix: o.prefix, Kept: o.keep || o.noLoad && !o.cleanup}
 		if dist != 0 {
 			rep.Distribution = dist.String()
 		}
@@ -149,10 +168,7 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 			begin := time.Now()
 			if loaded, err := b.load(ctx); err != nil {
 				err = fmt.Errorf("load: %w", partly(loaded > 0, err, "after %d of %d records", loaded, o.records))
-				if o.cleanup {
-					err = errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
-				}
-				return err
+				return errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
 			}
 			rep.LoadSeconds = time.Since(begin).Seconds()
 			rep.LoadPerSec = float64(o.records) / rep.LoadSeconds
@@ -160,9 +176,10 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		before := s.Stats()
 		threads, seconds, err := b.run(ctx)
 		after := s.Stats()
-		if o.cleanup {
-			err = errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
+		for _, t := range threads {
+			b.extra, b.unsure = append(b.extra, t.inserted...), append(b.unsure, t.unsure...)
 		}
+		left := b.cleanup(context.WithoutCancel(ctx)) // also after an interrupt
 		rep.Seconds, rep.Providers = seconds, after.Connections
 		rep.Operations = report(threads, seconds)
 		total := 0.0
@@ -172,7 +189,7 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		if err != nil {
 			err = partly(total > 0, err, "after %.0f operations", total)
 			if ctx.Err() == nil {
-				return err
+				return errors.Join(err, left)
 			}
 		}
 		rep.PerSecond = total / seconds
@@ -188,9 +205,9 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 			return e
 		}
 		if err != nil { // it was interrupted
-			return err
+			return errors.Join(err, left)
 		}
-		return b.failure()
+		return errors.Join(b.failure(), left)
 	})
 }
 
@@ -211,8 +228,16 @@ func (a *app) printBench(r *benchReport) error {
 			return row{r.Operation, r.Count, fmt.Sprintf("%.0f", r.PerSecond), r.NotFound, r.Errors, us(float64(r.Min)), us(r.Avg),
 				us(float64(r.P50)), us(float64(r.P95)), us(float64(r.P99)), us(float64(r.P999)), us(float64(r.Max))}
 		}))
+	if r.Kept {
+		fmt.Fprintf(a.stdout, "kept     the records: kvctl del --prefix %s\n", visible(r.Prefix))
+	}
 	return nil
 }
+
+// unsureRecord is one that the run has perhaps put: it did if the record has a value of that sum.
+type unsureRecord struct{ n, sum uint64 }
+
+var benchSums = maphash.MakeSeed()
 
 type bench struct {
 	a    *app
@@ -222,7 +247,14 @@ type bench struct {
 	dist ycsb.Distribution
 	keys *ycsb.Keyspace
 	next atomic.Uint64 // operations taken
-	fail struct {
+	// loaded: load has put the records below it, but for the blocks that begin at those of broken, of which it put those of extra, and perhaps
+	// those of unsure.
+	loaded  uint64
+	broken  map[uint64]bool
+	extra   []uint64
+	unsure  []unsureRecord
+	loading sync.Mutex // while load runs, it guards these
+	fail    struct {
 		sync.Mutex
 		n     int64
 		first error
@@ -253,69 +285,180 @@ func (b *bench) failure() error {
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
 
-// ranges gives every thread consecutive blocks of the records, and returns how many were
-// done.
-func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx context.Context, lo, hi uint64) error) (uint64, error) {
-	bar := b.a.bar(what, "records", func() int64 { return int64(b.o.records) })
+// ranges gives every thread consecutive blocks of the records. It returns how many records fn has done, and below which number it was given all.
+func (b *bench) ranges(ctx context.Context, what string, records uint64, block int, fn func(ctx context.Context, lo, hi uint64) error) (done, given uint64, err error) {
+	bar := b.a.bar(what, "records", func() int64 { return int64(records) })
 	defer bar.end()
-	var next, done atomic.Uint64
+	var next, did atomic.Uint64
 	c := newCrew(ctx)
 	c.run(b.o.threads, func(ctx context.Context) error {
 		for {
-			hi := next.Add(uint64(block))
-			lo := hi - uint64(block)
-			if lo >= b.o.records {
-				return nil
-			}
-			if hi = min(hi, b.o.records); ctx.Err() != nil {
+			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
+			hi := next.Add(uint64(block))
+			lo := hi - uint64(block)
+			if lo >= records {
+				return nil
+			}
+			hi = min(hi, records)
 			if err := fn(ctx, lo, hi); err != nil {
 				return err
 			}
-			done.Add(hi - lo)
+			did.Add(hi - lo)
 			bar.step(int(hi - lo))
 		}
 	})
-	err := c.wait()
-	return done.Load(), err
+	err = c.wait()
+	return did.Load(), min(next.Load(), records), err
 }
 
 // block is how many records go into one call outside the measured run.
 func (b *bench) block() int { return min(max(4<<20/max(b.o.valueSize, 1), 1), 256) }
 
-func (b *bench) load(ctx context.Context) (records uint64, err error) {
-	return b.ranges(ctx, "load", b.block(), func(ctx context.Context, lo, hi uint64) error {
-		pairs := make([]client.KV, 0, hi-lo)
-		for n := lo; n < hi; n++ {
-			pairs = append(pairs, client.KV{Key: b.key(nil, n), Value: randomValue(b.o.valueSize, b.o.seed^n)})
-		}
-		return persist(ctx, func() error {
-			for i, r := range b.s.MultiPut(ctx, pairs) {
-				if r.Err != nil {
-					return b.a.about(pairs[i].Key, r.Err)
-				}
-			}
-			return nil
-		})
-	})
+// loadedValue is what load puts for record n.
+func (b *bench) loadedValue(n uint64) []byte { return randomValue(b.o.valueSize, b.o.seed^n) }
+
+// foreign is the error for a key that the run did not put.
+func (b *bench) foreign(key []byte) error {
+	return fmt.Errorf("%w: it is not of this run and stays as it is; choose another --prefix", b.a.about(key, client.ErrExists))
 }
 
+func (b *bench) load(ctx context.Context) (records uint64, err error) {
+	b.broken = make(map[uint64]bool)
+	records, b.loaded, err = b.ranges(ctx, "load", b.o.records, b.block(), func(ctx context.Context, lo, hi uint64) error {
+		put, unsure, err := b.loadBlock(ctx, lo, hi)
+		if err != nil {
+			b.loading.Lock()
+			defer b.loading.Unlock()
+			b.broken[lo] = true
+			b.extra, b.unsure = append(b.extra, put...), append(b.unsure, unsure...)
+		}
+		return err
+	})
+	return records, err
+}
+
+// loadBlock puts records that must not be there. It returns those that it has put, and those of which it does not know.
+func (b *bench) loadBlock(ctx context.Context, lo, hi uint64) (put []uint64, unsure []unsureRecord, err error) {
+	var numbers []uint64
+	var ops []client.Op
+	for n := lo; n < hi; n++ {
+		numbers = append(numbers, n)
+		ops = append(ops, client.Op{Kind: client.OpPut, Cond: client.IfAbsent, Key: b.key(nil, n), Value: b.loadedValue(n)})
+	}
+	sent := make(map[uint64]bool) // by an attempt that may have had its effect
+	err = persist(ctx, func() error {
+		b.s.Do(ctx, ops)
+		var first, foreign error
+		var again []client.Op
+		var which []uint64
+		for i, op := range ops {
+			n, err := numbers[i], op.Err
+			if errors.Is(err, client.ErrExists) && sent[n] {
+				var ours bool
+				if ours, err = b.ours(ctx, op.Key, maphash.Bytes(benchSums, op.Value)); err == nil && !ours {
+					err = client.ErrExists
+				}
+			}
+			switch {
+			case err == nil:
+				put = append(put, n)
+				delete(sent, n)
+				continue
+			case errors.Is(err, client.ErrExists):
+				foreign = b.foreign(op.Key)
+				delete(sent, n)
+				continue
+			case errors.Is(err, client.ErrUnknownOutcome):
+				sent[n] = true
+			}
+			first = cmp.Or(first, b.a.about(op.Key, err))
+			op.Err = nil
+			again, which = append(again, op), append(which, n)
+		}
+		ops, numbers = again, which
+		return cmp.Or(foreign, first)
+	})
+	for n := range sent {
+		unsure = append(unsure, unsureRecord{n, maphash.Bytes(benchSums, b.loadedValue(n))})
+	}
+	return put, unsure, err
+}
+
+// ours tells whether key has a value of that sum. Without bytes, nobody can tell whose a value is.
+func (b *bench) ours(ctx context.Context, key []byte, sum uint64) (bool, error) {
+	it, err := b.s.Get(ctx, key)
+	if errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrWrongType) {
+		return false, nil
+	}
+	return err == nil && len(it.Value) > 0 && maphash.Bytes(benchSums, it.Value) == sum, err
+}
+
+// cleanup deletes what the run put, or with --no-load and --cleanup all records.
 func (b *bench) cleanup(ctx context.Context) error {
-	b.o.records = max(b.o.records, b.keys.End())
-	_, err := b.ranges(ctx, "cleanup", 256, func(ctx context.Context, lo, hi uint64) error {
+	switch {
+	case b.o.noLoad && b.o.cleanup:
+		b.loaded = max(b.o.records, b.keys.End())
+	case b.o.noLoad || b.o.keep:
+		return nil
+	}
+	err := b.deleteAll(ctx)
+	if err != nil {
+		err = fmt.Errorf("cleanup: %w; what is left begins with %q (kvctl del --prefix)", err, b.o.prefix)
+	}
+	return err
+}
+
+func (b *bench) deleteAll(ctx context.Context) error {
+	_, _, err := b.ranges(ctx, "cleanup", b.loaded, b.block(), func(ctx context.Context, lo, hi uint64) error {
+		if b.broken[lo] {
+			return nil
+		}
 		var ks [][]byte
 		for n := lo; n < hi; n++ {
 			ks = append(ks, b.key(nil, n))
 		}
-		for i, r := range b.s.MultiDelete(ctx, ks) {
+		return b.deleteKeys(ctx, ks)
+	})
+	if err != nil {
+		return err
+	}
+	for ns := range slices.Chunk(b.extra, b.block()) {
+		if err := b.deleteKeys(ctx, mapTo(ns, func(n uint64) []byte { return b.key(nil, n) })); err != nil {
+			return err
+		}
+	}
+	for _, u := range b.unsure {
+		key := b.key(nil, u.n)
+		err := persist(ctx, func() error {
+			ours, err := b.ours(ctx, key, u.sum)
+			if err != nil || !ours {
+				return err
+			}
+			return b.deleteKeys(ctx, [][]byte{key})
+		})
+		if err != nil {
+			return b.a.about(key, err)
+		}
+	}
+	return nil
+}
+
+// deleteKeys deletes keys of the run, which may be gone.
+func (b *bench) deleteKeys(ctx context.Context, keys [][]byte) error {
+	return persist(ctx, func() error {
+		var first error
+		var again [][]byte
+		for i, r := range b.s.MultiDelete(ctx, keys) {
 			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
-				return b.a.about(ks[i], r.Err)
+				first = cmp.Or(first, b.a.about(keys[i], r.Err))
+				again = append(again, keys[i])
 			}
 		}
-		return nil
+		keys = again
+		return first
 	})
-	return err
 }
 
 // randomValue is n bytes that do not compress.
@@ -385,6 +528,9 @@ type benchThread struct {
 	serial uint64
 	cursor client.Cursor
 	reqs   [ycsb.NumOps][]ycsb.Request
+	// Records that it has put, and has perhaps put, of the workload's inserts.
+	inserted []uint64
+	unsure   []unsureRecord
 }
 
 func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *bar) *benchThread {
@@ -461,9 +607,9 @@ func (t *benchThread) one(ctx context.Context, r ycsb.Request) error {
 	case ycsb.Update:
 		_, err = s.Put(ctx, t.key, t.newValue(), client.PutOptions{})
 	case ycsb.Insert:
-		if _, err = s.Put(ctx, t.key, t.newValue(), client.PutOptions{}); err == nil {
-			t.b.keys.Inserted(r.Record)
-		}
+		ops := []client.Op{t.insertOf(r)}
+		s.Do(ctx, ops)
+		err = t.noteInsert(r, &ops[0])
 	case ycsb.ReadModifyWrite:
 		if err = t.read(ctx); err == nil {
 			_, err = s.Put(ctx, t.key, t.newValue(), client.PutOptions{})
@@ -509,14 +655,19 @@ func (t *benchThread) many(ctx context.Context, n int) error {
 			begin := time.Now()
 			rs := t.b.s.MultiGet(ctx, t.keysOf(reqs))
 			err = t.judgeAll(t.record(op, begin, len(reqs)), rs)
-		case ycsb.Update, ycsb.Insert:
+		case ycsb.Update:
 			pairs := t.pairsOf(reqs)
 			begin := time.Now()
 			rs := t.b.s.MultiPut(ctx, pairs)
 			err = t.judgeAll(t.record(op, begin, len(reqs)), rs)
-			for i, r := range rs {
-				if op == ycsb.Insert && r.Err == nil {
-					t.b.keys.Inserted(reqs[i].Record)
+		case ycsb.Insert:
+			ops := mapTo(reqs, t.insertOf)
+			begin := time.Now()
+			t.b.s.Do(ctx, ops)
+			s := t.record(op, begin, len(reqs))
+			for i, r := range reqs {
+				if e := t.countError(s, t.noteInsert(r, &ops[i])); err == nil {
+					err = e
 				}
 			}
 		case ycsb.ReadModifyWrite:
@@ -539,6 +690,29 @@ func (t *benchThread) many(ctx context.Context, n int) error {
 		}
 	}
 	return nil
+}
+
+// insertOf puts a new record. Its key must be absent, except with --no-load.
+func (t *benchThread) insertOf(r ycsb.Request) client.Op {
+	op := client.Op{Kind: client.OpPut, Cond: client.IfAbsent, Key: t.b.key(nil, r.Record), Value: t.newValue()}
+	if t.b.o.noLoad {
+		op.Cond = client.Always
+	}
+	return op
+}
+
+// noteInsert keeps what has become of an insert, and returns its error.
+func (t *benchThread) noteInsert(r ycsb.Request, op *client.Op) error {
+	switch {
+	case op.Err == nil:
+		t.b.keys.Inserted(r.Record)
+		t.inserted = append(t.inserted, r.Record)
+	case errors.Is(op.Err, client.ErrExists):
+		return t.b.foreign(op.Key)
+	case errors.Is(op.Err, client.ErrUnknownOutcome):
+		t.unsure = append(t.unsure, unsureRecord{r.Record, maphash.Bytes(benchSums, op.Value)})
+	}
+	return op.Err
 }
 
 func (t *benchThread) keysOf(reqs []ycsb.Request) [][]byte {

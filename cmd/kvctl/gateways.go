@@ -27,6 +27,7 @@ import (
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 const (
@@ -167,7 +168,7 @@ func (a *app) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
 	case !a.insecure && !isLoopback(g.GetAddr()):
 		return nil, usagef("it is not on this machine: want --tls-ca, or --insecure to send everything in clear")
 	}
-	return grpc.NewClient("passthrough:///"+g.GetAddr(), grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+	return grpc.NewClient("passthrough:///"+g.GetAddr(), grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxGatewayReply)))
 }
 

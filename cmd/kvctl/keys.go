@@ -26,7 +26,7 @@ func changes(c *cobra.Command) *cobra.Command {
 
 func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()), changes(a.txnCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.watchCommand(), a.flushCommand(),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.countCommand(), a.watchCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)

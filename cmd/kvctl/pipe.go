@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 const pipeHelp = `Change many keys, as FILE or stdin says, a few hundred at a time. The formats:
@@ -206,7 +207,7 @@ func (l *loader) add(where string, op client.Op) error {
 		return nil
 	}
 	if len(op.Value) > client.MaxValueLen {
-		l.fail(where, usagef("value of %d bytes, at most %d", len(op.Value), client.MaxValueLen))
+		l.fail(where, usagef("value of %s, at most %s", units.Bytes(len(op.Value)), units.Bytes(client.MaxValueLen)))
 		return nil
 	}
 	if op.Kind == client.OpPut && op.Cond == client.Always && !op.Expires.IsZero() && !op.Expires.After(l.now()) {
@@ -299,7 +300,7 @@ func (l *loader) lines(format string) error {
 	}
 	switch err := sc.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return usagef("line %d: longer than %d bytes", n+1, maxPipeLine)
+		return usagef("line %d: longer than %s", n+1, units.Bytes(maxPipeLine))
 	case err != nil:
 		return fmt.Errorf("read line %d: %w", n+1, err)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 const shellHelp = `Read commands and run them one after the other with one session. A command is what
@@ -194,7 +195,7 @@ func (sh *shell) script(ctx context.Context) error {
 	}
 	switch err := sc.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return usagef("line %d: longer than %d bytes", n+1, maxLine)
+		return usagef("line %d: longer than %s", n+1, units.Bytes(maxLine))
 	case err != nil:
 		return fmt.Errorf("read commands from stdin: %w", err)
 	case first != exitOK:

@@ -11,8 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/cost"
@@ -20,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/verbperf"
+	"github.com/kvd-project/kvd/internal/ycsb"
 )
 
 func decode[T any](t *testing.T, s string) (v T) {
@@ -177,7 +182,7 @@ func TestBench(t *testing.T) {
 	for _, w := range []string{"A", "B", "C", "D", "E", "F"} {
 		for _, batch := range []string{"1", "16"} {
 			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops", fmt.Sprint(ops),
-				"--threads", "3", "--batch", batch, "--value-size", "50", "--cleanup")
+				"--threads", "3", "--batch", batch, "--value-size", "50")
 			r := decode[benchReport](t, out)
 			n := int64(0)
 			for _, o := range r.Operations {
@@ -199,11 +204,123 @@ func TestBench(t *testing.T) {
 		t.Error(out)
 	}
 	// Without the records every read misses, and says so.
-	e.must("", "bench", "--no-load", "-w", "C", "--records", "100", "--ops", "10", "--cleanup")
-	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "-w", "C", "--records", "100", "--ops", "10"))
+	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C", "--records", "100", "--ops", "10"))
 	if len(r.Operations) != 1 || r.Operations[0].NotFound != 10 {
 		t.Errorf("%+v", r.Operations)
 	}
+}
+
+// Keys of others, which a run with --prefix p meets when it loads, or when it inserts.
+func TestBenchSparesOthers(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	key := func(n uint64) string { return string(ycsb.Key([]byte("p"), n)) }
+	for _, c := range []struct {
+		theirs uint64
+		line   string
+	}{
+		{0, "bench --prefix p --records 1000 --ops 100 --threads 3"},
+		{500, "bench --prefix p --records 1000 --ops 100 --threads 1"},
+		{999, "bench --prefix p --records 1000 --ops 100 --threads 1 --value-size 0"},
+		{1000, "bench --prefix p --records 1000 --ops 1000 --threads 1 -w D"},
+		{1003, "bench --prefix p --records 1000 --ops 3000 --threads 2 -w D --batch 16"},
+		{1001, "bench --prefix p --records 1000 --ops 3000 --threads 2 -w E"},
+	} {
+		e.must("", "put", key(c.theirs), "theirs")
+		e.must("", "put", "pother", "theirs")
+		before := e.must("", "scan", "--long")
+		r := e.run("", strings.Fields(c.line)...)
+		if r.code != exitNo || !strings.Contains(r.stderr, key(c.theirs)) || !strings.Contains(r.stderr, "another --prefix") || strings.Contains(r.stderr, "happen") {
+			t.Errorf("%s: %+v", c.line, r)
+		}
+		if after := e.must("", "scan", "--long"); after != before {
+			t.Errorf("%s: changed %q to %q", c.line, before, after)
+		}
+		e.must("", "flush", "--yes")
+	}
+}
+
+// uncertain has writes done of which it says that nobody knows.
+type uncertain struct {
+	store
+	mu   sync.Mutex
+	left int
+}
+
+func (u *uncertain) Do(ctx context.Context, ops []client.Op) {
+	u.store.Do(ctx, ops)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for i := range ops {
+		if ops[i].Kind == client.OpPut && ops[i].Err == nil && u.left > 0 {
+			u.left--
+			ops[i].Err = client.ErrUnknownOutcome
+		}
+	}
+}
+
+// However a run ends, none of its records is left, and its own are not those of others after an unknown outcome.
+func TestBenchLeavesNothing(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	e.must("", "put", "before", "theirs")
+	want := e.must("", "scan", "--long")
+	clean := func(what string) {
+		t.Helper()
+		if out := e.must("", "scan", "--long"); out != want {
+			t.Errorf("%s: %.300q, want %q", what, out, want)
+		}
+	}
+	for _, c := range []struct {
+		line  string
+		after int64 // calls that write until the interrupt
+	}{
+		{"bench --records 4096 --threads 3 --duration 10m", 1},
+		{"bench --records 4096 --threads 3 --duration 10m", 5},
+		{"bench --records 4096 --threads 2 --duration 10m --prefix p", 2},
+		{"bench --records 64 --threads 3 --duration 10m -w D --batch 8", 9},
+		{"bench --records 64 --threads 3 --duration 10m -w D", 9},
+		{"bench --records 64 --threads 1 --duration 10m -w E", 5},
+		{"bench --records 64 --threads 2 --batch 4 --duration 10m -w F", 5},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		e.wrap(func(s store) store {
+			i := &interrupting{store: s, cancel: cancel}
+			i.after.Store(c.after)
+			return i
+		})
+		if r := e.runContext(ctx, "", strings.Fields(c.line)...); r.code != exitInterrupted {
+			t.Errorf("%s: %+v", c.line, r)
+		}
+		cancel()
+		e.wrap(func(s store) store { return s })
+		clean(c.line)
+	}
+	for _, line := range []string{"bench --records 100 --ops 100 --threads 1 --prefix p", "bench --records 1 --ops 1000 --threads 1 -w D"} {
+		e.wrap(func(s store) store { return &uncertain{store: s, left: 5} })
+		if r := e.run("", strings.Fields(line)...); r.code != exitOK && r.code != exitUnknown {
+			t.Errorf("%s: %+v", line, r)
+		}
+		e.wrap(func(s store) store { return s })
+		clean(line)
+	}
+
+	out := e.must("", "bench", "--keep", "--records", "100", "--ops", "10", "--threads", "1")
+	_, command, ok := strings.Cut(out, "kept     the records: kvctl ")
+	if !ok {
+		t.Fatal(out)
+	}
+	if got := e.must("", "count"); got != "101\n" {
+		t.Errorf("kept: %s", got)
+	}
+	prefix := strings.TrimSpace(strings.TrimPrefix(command, "del --prefix "))
+	e.must("", "bench", "--no-load", "--prefix", prefix, "--records", "100", "--ops", "50")
+	if got := e.must("", "count"); got != "101\n" {
+		t.Errorf("kept: %s", got)
+	}
+	e.must("", "bench", "--no-load", "--prefix", prefix, "--records", "100", "--ops", "50", "--cleanup")
+	clean("--no-load --cleanup")
+	e.must("", "bench", "--keep", "--records", "100", "--ops", "10")
+	e.must("", "del", "--prefix", benchPrefix)
+	clean("del --prefix")
 }
 
 // ---- dump and check --------------------------------------------------------
@@ -447,6 +564,9 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 		{client.ErrFull, exitUnavailable, "(it did not happen)"},
 		{context.Canceled, exitUnavailable, "(it did not happen)"},
 		{&layout.CorruptError{What: "record"}, exitOther, "(it did not happen)"},
+		{fmt.Errorf("open: %w", client.ErrForbidden), exitForbidden, "(it did not happen)"},
+		{status.Error(codes.PermissionDenied, "no right in namespace"), exitForbidden, "(it did not happen)"},
+		{status.Error(codes.Unauthenticated, "no certificate"), exitForbidden, "(it did not happen)"},
 		{client.ErrExists, exitNo, "key exists\n"},
 		{client.ErrInvalid, exitUsage, "invalid argument\n"},
 	} {
@@ -463,6 +583,30 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 	e.wrap(func(s store) store { return &failing{s, client.ErrUnknownOutcome} })
 	if r := e.run("", "del", "a", "b", "c"); r.code != exitUnknown || !strings.Contains(r.stderr, `after 1 of 3 keys were deleted: "c"`) {
 		t.Errorf("del: %+v", r)
+	}
+}
+
+func TestCount(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
+	for i := range 9 {
+		e.must("", "put", fmt.Sprintf("s:%d", i%3), "v")
+	}
+	e.must("", "put", "other", "v")
+	for line, want := range map[string]string{
+		"count":                                        "4\n",
+		"count --prefix s:":                            "3\n",
+		"count --pattern *:[12]":                       "2\n",
+		"count --prefix o --pattern *:*":               "0\n",
+		"-o json count":                                "{\"keys\":4}\n",
+		"--hex count --prefix 733a":                    "3\n",
+		"-o json --namespace default count --prefix x": "{\"keys\":0}\n",
+	} {
+		if got := e.must("", strings.Fields(line)...); got != want {
+			t.Errorf("kvctl %s: %q, want %q", line, got, want)
+		}
+	}
+	if r := e.run("", "count", "k"); r.code != exitUsage {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -497,7 +641,7 @@ func TestHelpAndCompletion(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	help := e.must("", "--help")
 	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
-		"stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency", "bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
+		"count", "stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency", "bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+c+" ") {
 			t.Errorf("help does not list %s", c)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Bounds of import and export. Each worker holds one batch, so memory stays
@@ -325,7 +326,7 @@ func readFile(root *os.Root, p string) ([]byte, error) {
 }
 
 func tooLong(p string, n int64) error {
-	return fmt.Errorf("%q: file of %d bytes, at most %d (64 MiB) fit in a value: nothing of it was stored", p, n, client.MaxValueLen)
+	return fmt.Errorf("%q: file of %s, at most %s fit in a value: nothing of it was stored", p, units.Bytes(n), units.Bytes(client.MaxValueLen))
 }
 
 // putAll puts every pair, again those that the store could not serve.

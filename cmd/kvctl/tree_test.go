@@ -230,7 +230,7 @@ func TestImportRefuses(t *testing.T) {
 	if err := errors.Join(f.Truncate(client.MaxValueLen+1), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if r := e.run("", "import", dir); r.code != exitOther || !strings.Contains(r.stderr, `"huge": file of 67108865 bytes, at most 67108864`) {
+	if r := e.run("", "import", dir); r.code != exitOther || !strings.Contains(r.stderr, `"huge": file of 67108865 bytes, at most 64 MiB fit`) {
 		t.Errorf("%+v", r)
 	}
 	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != exitOther || !strings.Contains(r.stderr, "no such file") {

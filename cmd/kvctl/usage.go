@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvd-project/kvd/internal/spelling"
 )
 
 // knownCommand is the Args of commands that have others below them and take no arguments: a word that
@@ -24,6 +28,18 @@ func didYouMean(cmd *cobra.Command, typed string) string {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
+}
+
+// nearFlags adds to err, of cmd's flags, those that the one that there is not is nearly.
+func nearFlags(cmd *cobra.Command, err error) error {
+	unknown := (*pflag.NotExistError)(nil)
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	near := mapTo(spelling.Near(unknown.GetSpecifiedName(), names), func(n string) string { return "--" + n })
+	return fmt.Errorf("%w%s", err, spelling.DidYouMean(near))
 }
 
 // usageOf has what args refuses end with how cmd is used.
@@ -63,6 +79,7 @@ var examples = map[string]string{
 	"context list":          "kvctl context list",
 	"context set":           "kvctl --directory 10.0.0.11:7400 --tls-ca ca.pem context set prod",
 	"context use":           "kvctl context use prod",
+	"count":                 "kvctl count\nkvctl count --prefix session:",
 	"cost":                  "kvctl cost --trials 4",
 	"del":                   "kvctl del greeting\nkvctl del --prefix session: --dry-run",
 	"directory":             "kvctl directory list",

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvd-project/kvd/internal/config"
 )
 
 // Every command has an example, each of whose lines runs that command with flags and arguments that it takes.
@@ -51,6 +54,70 @@ func TestExamples(t *testing.T) {
 	for path := range examples {
 		if !paths[path] {
 			t.Errorf("an example of %q, which is no command", path)
+		}
+	}
+}
+
+// A flag that there is not gets those that are near, of the command and of all commands.
+func TestNearFlags(t *testing.T) {
+	for line, want := range map[string]string{
+		"get --namespce x k":              `kvctl get: unknown flag: --namespce; did you mean --namespace?`,
+		"--directroy a:1 get k":           `kvctl get: unknown flag: --directroy; did you mean --directory?`,
+		"get --directroy a:1 k":           `kvctl get: unknown flag: --directroy; did you mean --directory?`,
+		"put --tll 3s k v":                `kvctl put: unknown flag: --tll; did you mean --ttl?`,
+		"bench --record 3":                `kvctl bench: unknown flag: --record; did you mean --records?`,
+		"bench --noload":                  `kvctl bench: unknown flag: --noload; did you mean --no-load?`,
+		"namespace create x --replica=2":  `kvctl namespace create: unknown flag: --replica; did you mean --replicas?`,
+		"nodes remove m1 --dryrun":        `kvctl nodes remove: unknown flag: --dryrun; did you mean --dry-run?`,
+		"status --chekc":                  `kvctl status: unknown flag: --chekc; did you mean --check?`,
+		"get --frobnicate k":              `kvctl get: unknown flag: --frobnicate`,
+		"get -q k":                        `kvctl get: unknown shorthand flag: 'q' in -q`,
+		"certs issue m1 --rolle=memnode":  `kvctl certs issue: unknown flag: --rolle; did you mean --role?`,
+		"context set p --tls-cacert=file": `kvctl context set: unknown flag: --tls-cacert; did you mean --tls-cert?`,
+	} {
+		var errs bytes.Buffer
+		a := newApp(strings.NewReader(""), &bytes.Buffer{}, &errs)
+		if code := a.run(t.Context(), strings.Fields(line)); code != exitUsage || errs.String() != want+"\n" {
+			t.Errorf("kvctl %s: status %d, %q, want %q", line, code, &errs, want)
+		}
+	}
+}
+
+// Variables that nearly are a flag's are told of, those that another program of the store reads are not, and neither are those of orchestrators.
+func TestVariables(t *testing.T) {
+	var errs bytes.Buffer
+	a := newApp(strings.NewReader(""), &bytes.Buffer{}, &errs)
+	flags := a.root().PersistentFlags()
+	roles := []config.Settings{config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(), config.DefaultJanitor(), config.DefaultGateway(), config.DefaultHealth()}
+	var ours, theirs []string
+	flags.VisitAll(func(f *pflag.Flag) { ours = append(ours, variable(f)+"=x") })
+	for _, s := range roles {
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		config.Flags(f, s)
+		f.VisitAll(func(f *pflag.Flag) { theirs = append(theirs, variable(f)+"=x") })
+	}
+	names := append([]string{"KVD_PORT=tcp://10.0.0.1:7400", "KVD_SERVICE_HOST=10.0.0.1", "KVD_SERVICE_PORT=7400", "KVD_PORT_7400_TCP_ADDR=10.0.0.1", "KVD_GATEWAY_SERVICE_PORT_REDIS=6379",
+		"KVD_CONTEXTS=file", "KVD_DEBUG=1", "KVD_DIRECTROY=", "PATH=/bin", "XKVD_DIRECTROY=x"}, ours...)
+	a.warnOfVariables(flags, append(names, theirs...))
+	if errs.Len() > 0 {
+		t.Errorf("kvctl: %s", &errs)
+	}
+	for _, s := range roles {
+		if wrong := config.Misspelt(append(names, theirs...), s, roles...); len(wrong) > 0 && (len(wrong) != 1 || wrong["KVD_DIRECTROY"] == "") {
+			t.Errorf("kvd, %T: %v", s, wrong)
+		}
+	}
+	for typed, meant := range map[string]string{"KVD_DIRECTROY": "KVD_DIRECTORY", "KVD_DIRECTORIES": "KVD_DIRECTORY", "KVD_TLSCA": "KVD_TLS_CA", "kvd_namespace": "KVD_NAMESPACE",
+		"KVD_NAMESPCE": "KVD_NAMESPACE", "KVD_TIMOUT": "KVD_TIMEOUT"} {
+		errs.Reset()
+		a.warnOfVariables(flags, []string{typed + "=x"})
+		if want := "kvctl: warning: " + typed + " is no setting and is not read; did you mean " + meant + "?\n"; errs.String() != want {
+			t.Errorf("%q, want %q", &errs, want)
+		}
+	}
+	for typed, meant := range map[string]string{"KVD_DATADIR": "KVD_DATA_DIR", "KVD_LISTN": "KVD_LISTEN", "KVD_BOOSTRAP": "KVD_BOOTSTRAP", "KVD_TLS_KEYS": "KVD_TLS_KEY"} {
+		if wrong := config.Misspelt([]string{typed + "=x"}, config.DefaultDirectoryNode(), roles...); wrong[typed] != meant {
+			t.Errorf("%s: %v, want %s", typed, wrong, meant)
 		}
 	}
 }

@@ -1,21 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/spelling"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
@@ -33,6 +37,8 @@ type app struct {
 	given func(key string) bool
 	// settings reads the settings of the role again, from where they came.
 	settings func() (config.Settings, error)
+	// misspelt are variables that nearly are settings of the role that runs, and what they nearly are.
+	misspelt map[string]string
 	// command is what stands behind --, for a role that takes a command.
 	command []string
 	live    live
@@ -95,7 +101,7 @@ func newRoot(a *app) *cobra.Command {
 	}
 	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+		return usageError{fmt.Errorf("%w%s (see %s --help)", err, nearFlags(cmd, err), cmd.CommandPath())}
 	})
 	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole()}
 	for _, r := range roles {
@@ -113,7 +119,10 @@ func newRoot(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{fmt.Errorf("no command %q (see kvd --help)", strings.Join(args, " "))}
+				if len(rest) == 0 {
+					rest = args
+				}
+				return usageError{fmt.Errorf("no command %q (see kvd --help)%s", strings.Join(args, " "), nearCommands(cmp.Or(c, cmd.Root()), rest))}
 			}
 			c.InitDefaultHelpFlag()
 			return c.Help()
@@ -134,10 +143,37 @@ func newRoot(a *app) *cobra.Command {
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+			return usageError{fmt.Errorf("%w%s (see %s --help)", err, nearCommands(cmd, args), cmd.CommandPath())}
 		}
 		return nil
 	}
+}
+
+// nearCommands asks for the commands below cmd that the first of words is nearly.
+func nearCommands(cmd *cobra.Command, words []string) string {
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return spelling.DidYouMean(spelling.Near(words[0], names))
+}
+
+// nearFlags asks for the flags of cmd that the one that err does not know is nearly.
+func nearFlags(cmd *cobra.Command, err error) string {
+	unknown := (*pflag.NotExistError)(nil)
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return ""
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	near := spelling.Near(unknown.GetSpecifiedName(), names)
+	for i := range near {
+		near[i] = "--" + near[i]
+	}
+	return spelling.DidYouMean(near)
 }
 
 // role is a command that serves until it is stopped.
@@ -164,6 +200,10 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
+		if err := checkFiles(s); err != nil {
+			return err
+		}
+		a.misspelt = a.misspeltFor(s)
 		a.settings = loader(r, *file, cmd.Flags())
 		defer a.keepFresh(s, a.settings)()
 		err = serve(cmd.Context())
@@ -173,6 +213,12 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		return explain(err)
 	}
 	return cmd
+}
+
+// misspeltFor finds variables that nearly are settings of s and that nothing reads.
+func (a *app) misspeltFor(s config.Settings) map[string]string {
+	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(), config.DefaultJanitor(), config.DefaultGateway(),
+		config.DefaultHealth())
 }
 
 // commandBehindDash refuses arguments that are not a command behind --.

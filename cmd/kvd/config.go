@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,6 +53,10 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 			}
 			if _, err := a.stdout.Write(out); err != nil {
 				return err
+			}
+			wrong := a.misspeltFor(s)
+			for _, name := range slices.Sorted(maps.Keys(wrong)) {
+				fmt.Fprintf(a.stderr, "kvd: warning: %s is no setting and is not read; did you mean %s?\n", name, wrong[name])
 			}
 			if problem != nil {
 				return usageError{problem}

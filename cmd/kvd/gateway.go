@@ -412,26 +412,46 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 // that.
 const waitTold, waitAgain = time.Second, time.Minute
 
+// why is why the directory does not answer; nil if it does.
+func (g *runningGateway) why(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, whyPatience)
+	defer cancel()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: g.o.directory, TLS: g.o.tls, Identities: g.o.identity.Mapping()})
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	err = dir.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.WhoAmI(ctx, &dirpb.WhoAmIRequest{})
+		return err
+	})
+	return dirclient.NoEffect(err)
+}
+
+// whyPatience is longer than an attempt to connect takes.
+const whyPatience = 3 * time.Second
+
 // tellOfWaiting logs that a database cannot be opened, now and then until end is called: the client
 // itself waits in silence for a directory that does not answer.
 func (g *runningGateway) tellOfWaiting(database string) (end func()) {
 	began := time.Now()
 	told := false
-	stop, stopped := make(chan struct{}), make(chan struct{})
+	ctx, stop := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		for pause := waitTold; ; pause = waitAgain {
 			select {
 			case <-time.After(pause):
 				told = true
-				g.o.log.Warn("waiting for the directory", "database", database, "directory", strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second))
-			case <-stop:
+				g.o.log.Warn("waiting for the directory", "database", database, "directory", strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second), "err", g.why(ctx))
+			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	return func() {
-		close(stop)
+		stop()
 		if <-stopped; told {
 			g.o.log.Info("waits for the directory no longer", "database", database, "waited", time.Since(began).Round(time.Millisecond))
 		}

@@ -443,6 +443,7 @@ func TestGatewayWaits(t *testing.T) {
 	defer l.Close()
 	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
 	p.says(`msg="waiting for the directory" database=cache directory=`+l.Addr().String(), 1)
+	p.says("it says nothing: is it a directory node's gRPC port?", 1)
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d", code)
 	}

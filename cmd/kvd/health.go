@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,7 @@ import (
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/internal/webget"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 // memnodeHealth serves the gRPC health protocol for a role without a gRPC
@@ -118,7 +120,9 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 	} else if cfg != nil {
 		creds = credentials.NewTLS(cfg)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds))
+	var why atomic.Pointer[error]
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "the gRPC port of a directory node, or a memory node's health-listen",
+		func(err error) { why.Store(&err) })))
 	if err != nil {
 		return fmt.Errorf("%s: %w", addr, err)
 	}
@@ -127,6 +131,9 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 	defer cancel()
 	r, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 	if err != nil {
+		if p := why.Load(); p != nil && *p != nil {
+			return fmt.Errorf("%s: %w", addr, *p)
+		}
 		return fmt.Errorf("%s: %s", addr, status.Convert(err).Message())
 	}
 	if r.GetStatus() != healthpb.HealthCheckResponse_SERVING {

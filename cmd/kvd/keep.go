@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma/shm"
 )
@@ -193,7 +194,7 @@ func openMemoryPath(ctx context.Context, c *config.MemNode, log *slog.Logger) (*
 	}
 	room, err := f.Room()
 	if want := int64(c.Memory) + memnode.StateBytes(c.HugePageBytes()); err == nil && room >= 0 && room < want {
-		err = fmt.Errorf("the file system of %s has %d bytes, want %d for memory %v and what the next process has to know: enlarge it, or lend less", c.MemoryPath, room, want, c.Memory)
+		err = fmt.Errorf("the file system of %s has %s, want %s for memory %v and what the next process has to know: enlarge it, or lend less", c.MemoryPath, units.Bytes(room), units.Bytes(want), c.Memory)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("memory-path: %w", err), f.Close())

@@ -123,6 +123,24 @@ func connLimit(want, servers int, asked bool, log *slog.Logger) int {
 	return most
 }
 
+// filesOf is how many open files a role needs at least: a few times what it has without clients. With fewer it would begin, and stop
+// somewhere at the first that it cannot open.
+func filesOf(s config.Settings) uint64 {
+	if dev, ok := s.(*config.Dev); ok {
+		return 128 + 64*uint64(dev.Memnodes)
+	}
+	return 128
+}
+
+// checkFiles refuses a process that may not have the open files that its role needs.
+func checkFiles(s config.Settings) error {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || r.Cur >= filesOf(s) {
+		return nil
+	}
+	return fmt.Errorf("RLIMIT_NOFILE is %d open files, want at least %d: raise it with LimitNOFILE= in the systemd unit or ulimit -n", r.Cur, filesOf(s))
+}
+
 // filesKept of the open files that a process may have, but no more than a quarter, are not for the
 // connections of clients.
 const filesKept = 4096

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -54,6 +55,10 @@ func (a *app) reloads(key string, read func() error) {
 func (a *app) logger(l config.Log) *slog.Logger {
 	a.live.level.Set(l.SlogLevel())
 	log := l.Logger(a.stderr, &a.live.level)
+	for _, name := range slices.Sorted(maps.Keys(a.misspelt)) {
+		log.Warn("a variable of the environment is no setting and is not read", "variable", name, "did_you_mean", a.misspelt[name])
+	}
+	a.misspelt = nil
 	a.live.mu.Lock()
 	defer a.live.mu.Unlock()
 	a.live.mu.log = log

@@ -22,6 +22,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Files names PEM files, and who shows what others hold.
@@ -96,7 +98,7 @@ func readFile(name string) (text []byte, changed time.Time, err error) {
 	}
 	text, err = io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxFile)
+		err = fmt.Errorf("%s has more than %s", name, units.Bytes(maxFile))
 	}
 	return text, st.ModTime(), err
 }

@@ -9,7 +9,8 @@
 // A flag wins over KVD_ in the environment, that over the file, and that over
 // the default. A key of the file that the role does not have is refused. A
 // variable is not: KVD_DIRECTORY serves kvctl too, and orchestrators make up
-// names such as KVD_PORT for a service called kvd.
+// names such as KVD_PORT for a service called kvd. [Misspelt] finds those that are
+// nearly a setting.
 //
 // The cautions are viper's own: an instance is not safe for concurrent use and
 // folds case, so each [Load] makes one, decodes it exactly, and drops it, and no
@@ -32,6 +33,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvd-project/kvd/internal/spelling"
 )
 
 // EnvPrefix begins the names of the environment's settings: data-dir is
@@ -82,6 +85,14 @@ func (f field) env() string {
 
 // fields lists the settings of s in the order of its struct.
 func fields(s Settings) []field { return appendFields(nil, "", reflect.ValueOf(s).Elem()) }
+
+// keys are the names of fs.
+func keys(fs []field) (names []string) {
+	for _, f := range fs {
+		names = append(names, f.key)
+	}
+	return names
+}
 
 func appendFields(fs []field, prefix string, v reflect.Value) []field {
 	for i := range v.NumField() {
@@ -268,45 +279,11 @@ func readFile(v *viper.Viper, file string, known []field) (map[string]bool, erro
 		case section:
 			errs = append(errs, &Problem{Key: key, Value: show(alone.Get(key)), Source: file, Why: "want a section"})
 		default:
-			why := "there is no such setting"
-			if near := nearest(key, known); near != "" {
-				why += ", did you mean " + near + "?"
-			}
+			why := "there is no such setting" + spelling.DidYouMean(spelling.Near(key, keys(known)))
 			errs = append(errs, &Problem{Key: key, Source: file, Why: why})
 		}
 	}
 	return set, errors.Join(errs...)
-}
-
-// nearest is the known key that differs from key by at most two letters, or "".
-func nearest(key string, known []field) string {
-	best, name := 3, ""
-	for _, f := range known {
-		if d := distance(key, f.key); d < best {
-			best, name = d, f.key
-		}
-	}
-	return name
-}
-
-// distance is Levenshtein's.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(diagonal+cost, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func show(v any) string {
@@ -437,6 +414,37 @@ func attribute(err error, source func(key string) string) error {
 	walk(err, "")
 	return errors.Join(errs...)
 }
+
+// Misspelt tells of each variable of environ (NAME=value) that begins as settings do and nearly is one of s, by which name it would be one. Those of
+// the other roles are others' and are not meant.
+func Misspelt(environ []string, s Settings, others ...Settings) map[string]string {
+	var names []string // without the prefix
+	read := slices.Clone(readElsewhere)
+	for _, f := range fields(s) {
+		names = append(names, strings.TrimPrefix(f.env(), EnvPrefix+"_"))
+		read = append(read, f.env())
+	}
+	for _, o := range others {
+		for _, f := range fields(o) {
+			read = append(read, f.env())
+		}
+	}
+	wrong := make(map[string]string)
+	for _, v := range environ {
+		name, _, _ := strings.Cut(v, "=")
+		rest, ours := strings.CutPrefix(strings.ToUpper(name), EnvPrefix+"_")
+		if !ours || slices.Contains(read, name) {
+			continue
+		}
+		if near := spelling.Near(rest, names); len(near) > 0 {
+			wrong[name] = EnvPrefix + "_" + near[0]
+		}
+	}
+	return wrong
+}
+
+// readElsewhere are variables that other programs of the store read, and this one hands to its own.
+var readElsewhere = []string{"KVD_CONTEXT", "KVD_CONTEXTS", "KVD_DEBUG", "KVD_HEX", "KVD_KEEPER_SOCKET", "KVD_KEEPER_STORE", "KVD_NAMESPACE", "KVD_OUTPUT"}
 
 // LogLevel is the setting log.level of s, a role's.
 func LogLevel(s Settings) slog.Level {

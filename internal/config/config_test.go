@@ -124,8 +124,8 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "unknown keys", s: DefaultMemNode(), file: "name: a\nmemmory: 1GiB\nlog: {levle: info}\nfoo: {bar: 1}\n",
 			want: []string{
-				"memmory (from FILE): there is no such setting, did you mean memory?",
-				"log.levle (from FILE): there is no such setting, did you mean log.level?",
+				"memmory (from FILE): there is no such setting; did you mean memory?",
+				"log.levle (from FILE): there is no such setting; did you mean log.level?",
 				"foo.bar (from FILE): there is no such setting",
 			},
 		},

@@ -42,6 +42,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 const (
@@ -142,10 +143,10 @@ type line struct {
 	made time.Time
 }
 
-// dialError is a failure to connect, in TCP or in the TLS handshake above it.
+// dialError is a failure to connect, in TCP or, talk, above it.
 type dialError struct {
-	err error
-	tls bool
+	err  error
+	talk bool
 }
 
 // Open prepares a Client; it does not connect and so does not fail when the
@@ -483,7 +484,7 @@ func (c *Client) node(addr string) (*node, error) {
 		creds = &liveCreds{credentials.NewTLS(c.opts.TLS), c.opts.TLS, host}
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(&recordCreds{creds, n, c.opts.Logger}),
+		grpc.WithTransportCredentials(&recordCreds{wrongport.Creds(creds, "a directory node's gRPC port", n.begun), n, c.opts.Logger}),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithStatsHandler(sentHandler{}),
 		grpc.WithNoProxy(),
@@ -515,11 +516,24 @@ func (c *Client) node(addr string) (*node, error) {
 func (n *node) dial(ctx context.Context, addr string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
-	n.record(err, false)
-	if err == nil {
-		n.line.Store(&line{conn, time.Now()})
+	if err != nil {
+		n.dialErr.Store(&dialError{err, false})
+		return nil, err
 	}
-	return conn, err
+	n.line.Store(&line{conn, time.Now()})
+	if e := n.dialErr.Load(); e != nil && !e.talk {
+		n.dialErr.CompareAndSwap(e, nil)
+	}
+	return conn, nil
+}
+
+// begun notes what came of a connection, with its first bytes. Until then the reason of the one before stays.
+func (n *node) begun(err error) {
+	if err == nil {
+		n.dialErr.Store(nil)
+		return
+	}
+	n.dialErr.Store(&dialError{err, true})
 }
 
 // hangUp closes the connection by which a request of that time was refused for the certificate that was shown when it was
@@ -528,14 +542,6 @@ func (n *node) hangUp(err error, at time.Time) {
 	if l := n.line.Load(); l != nil && l.made.Before(at) && status.Code(err) == codes.Unauthenticated && n.line.CompareAndSwap(l, nil) {
 		_ = l.conn.Close() // gRPC makes another
 	}
-}
-
-func (n *node) record(err error, tls bool) {
-	if err == nil {
-		n.dialErr.Store(nil)
-		return
-	}
-	n.dialErr.Store(&dialError{err, tls})
 }
 
 // liveCreds is TLS to host by what conf gives at each handshake.
@@ -557,7 +563,7 @@ func (l *liveCreds) Clone() credentials.TransportCredentials {
 	return &liveCreds{l.TransportCredentials.Clone(), l.conf, l.host}
 }
 
-// recordCreds keeps the reason of a failed TLS handshake.
+// recordCreds logs that somebody answers who should not.
 type recordCreds struct {
 	credentials.TransportCredentials
 	n   *node
@@ -566,7 +572,6 @@ type recordCreds struct {
 
 func (r *recordCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, raw)
-	r.n.record(err, true)
 	if identity.IsRefusal(err) {
 		r.log.Warn("a process that is no directory node answers at a directory node's address", "addr", r.n.addr, "err", err)
 	}

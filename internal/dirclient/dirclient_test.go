@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -428,8 +429,22 @@ func TestErrors(t *testing.T) {
 		}
 		defer d.Close()
 		err = d.CallOnce(renewUntil(t, func(error) bool { return true }))
-		if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) || !strings.Contains(err.Error(), "tls: ") || strings.Contains(err.Error(), "running?") {
+		if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) || !strings.Contains(err.Error(), "it speaks gRPC in clear, not TLS") || strings.Contains(err.Error(), "running?") {
 			t.Fatalf("got %v, want the handshake's failure", err)
+		}
+	})
+	t.Run("another service", func(t *testing.T) {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
+		go web.Serve(lis)
+		defer web.Close()
+		err = c.open(lis.Addr().String()).CallOnce(renewUntil(t, func(error) bool { return true }))
+		want := "directory " + lis.Addr().String() + ": it speaks HTTP/1, as at http-listen: is it a directory node's gRPC port?"
+		if err == nil || err.Error() != want || !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) {
+			t.Fatalf("got  %v\nwant %s", err, want)
 		}
 	})
 	t.Run("headless", func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 var (
@@ -208,9 +209,9 @@ func (n *node) attempt(err error, v verdict, sent bool) Attempt {
 	case v == notLeader:
 		a.why = "not the leader, and knows none"
 	case !sent && dialErr != nil:
-		a.Err, a.why, a.dial = dialErr.err, brief(dialErr.err), !dialErr.tls
+		a.Err, a.why, a.dial = dialErr.err, brief(dialErr.err), !dialErr.talk
 	case s.Code() == codes.Unavailable:
-		a.why = s.Message()
+		a.why = inWords(s.Message())
 	case sent:
 		a.why = "no answer"
 	default:
@@ -219,9 +220,25 @@ func (n *node) attempt(err error, v verdict, sent bool) Attempt {
 	return a
 }
 
+// inWords is what gRPC says of a connection that broke, without its terms.
+func inWords(message string) string {
+	inner, ok := strings.CutPrefix(message, `connection error: desc = "`)
+	if !ok {
+		return message
+	}
+	inner = strings.TrimSuffix(inner, `"`)
+	if why, ok := strings.CutPrefix(inner, "error reading server preface: "); ok {
+		return "the connection broke at once: " + why
+	}
+	return inner
+}
+
 // brief is the cause without the address and the system call, which the reader
 // of an Error knows.
 func brief(err error) string {
+	if w := (*wrongport.Error)(nil); errors.As(err, &w) {
+		return w.Error()
+	}
 	if o := (*net.OpError)(nil); errors.As(err, &o) {
 		if s := (*os.SyscallError)(nil); errors.As(o.Err, &s) {
 			return s.Err.Error()

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"sync"
 
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -55,7 +56,7 @@ func (p *bufPool) open(devs []*rdma.Device) error {
 func (p *bufPool) register(n int) (*buffer, error) {
 	mem, err := p.devs[0].Alloc(int64(n), rdma.AllocOptions{Name: "kvd-client"})
 	if err != nil {
-		return nil, fmt.Errorf("registered buffer of %d bytes: %w", n, err)
+		return nil, fmt.Errorf("registered buffer of %s: %w", units.Bytes(n), err)
 	}
 	b := &buffer{b: mem.Bytes, mem: mem}
 	for _, pd := range p.pds {

@@ -7,6 +7,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Errors with which a lane ends an operation from outside.
@@ -26,7 +27,7 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("buffers of %d bytes are wanted, at most %d are allowed", e.Want, e.Limit)
+	return fmt.Sprintf("buffers of %s are wanted, at most %s are allowed", units.Bytes(e.Want), units.Bytes(e.Limit))
 }
 
 // ErrTimeout: the operation's time ran out while it waited.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // maxPasswordFile bounds a file with a password, in bytes.
@@ -50,7 +51,7 @@ func readPassword(file string) (string, error) {
 	line, _ = bytes.CutSuffix(line, []byte("\r"))
 	switch {
 	case len(text) > maxPasswordFile:
-		return "", fmt.Errorf("%s: more than %d bytes", file, maxPasswordFile)
+		return "", fmt.Errorf("%s: more than %s", file, units.Bytes(maxPasswordFile))
 	case len(line) == 0:
 		return "", fmt.Errorf("%s: no password in it", file)
 	case bytes.ContainsAny(line, "\r\n\x00"):

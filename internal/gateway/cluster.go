@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // A gateway is no Redis Cluster: any of them has every key. Some clients ask a server whether it is one, with CLUSTER NODES or SLOTS,
@@ -179,7 +180,7 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 				continue
 			}
 			if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
-				return false, fmt.Errorf("%w: more than %d bytes of keys in slot %d", client.ErrInvalid, c.g.o.OutputBytes, slot)
+				return false, fmt.Errorf("%w: more than %s of keys in slot %d", client.ErrInvalid, units.Bytes(c.g.o.OutputBytes), slot)
 			}
 			if seen[string(kv.Key)] = struct{}{}; !f(kv.Key) {
 				return false, nil

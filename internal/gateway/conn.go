@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // conn is one connection. Its own goroutine (handle) serves it, or a loop does, and owns all fields but
@@ -564,7 +564,7 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a transaction"
 	}
 	if bad == "" && !c.tx.push(c, cmd, args) {
-		bad = "ERR kvd: transaction of more than " + fmt.Sprint(c.g.queryBytes()) + " bytes"
+		bad = "ERR kvd: transaction of more than " + units.Bytes(c.g.queryBytes())
 	}
 	if bad != "" {
 		if c.tx.queueing {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/rdb"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under a name that
@@ -301,7 +302,7 @@ func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
 	payload := set.payload()
 	switch most := min(maxLibraries, k.maxValue); {
 	case len(payload) > most:
-		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %d bytes; all together may have %d", len(payload), most))
+		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s", units.Bytes(len(payload)), units.Bytes(most)))
 		return false
 	case len(payload) > k.room:
 		k.want = len(payload)

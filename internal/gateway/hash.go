@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first, and
@@ -50,7 +51,7 @@ func ofGroup(group string, cmds ...*command) []*command {
 // The key's name is in it only if the value is corrupt, which an operator has to find.
 func collectionError(t client.Type, name []byte, err error) string {
 	if errors.Is(err, collection.ErrTooLong) {
-		return "ERR kvd: " + t.String() + " longer than " + strconv.Itoa(collection.MaxLen) + " bytes, or than values may be: nothing was done"
+		return "ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) + ", or than values may be: nothing was done"
 	}
 	return "ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
 }
@@ -397,7 +398,7 @@ func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Wri
 		return places[:count], true
 	}
 	if each := int64(bytes)/n + 16; count < -collection.MaxLen/each {
-		w.Error("ERR kvd: the reply to that count would be longer than " + strconv.Itoa(collection.MaxLen) + " bytes")
+		w.Error("ERR kvd: the reply to that count would be longer than " + units.Bytes(collection.MaxLen))
 		return nil, false
 	}
 	chosen = make([]collection.Place, -count)

@@ -217,7 +217,7 @@ func TestHashes(t *testing.T) {
 		{"HMGET h b c", "*2\r\n$1\r\n2\r\n$-1\r\n", "*2\r\n$1\r\n2\r\n_\r\n"},
 		{"HKEYS h", "*2\r\n$1\r\na\r\n$1\r\nb\r\n", "*2\r\n$1\r\na\r\n$1\r\nb\r\n"},
 		{"HRANDFIELD h 5 WITHVALUES", "*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n", "*2\r\n*2\r\n$1\r\na\r\n$1\r\n3\r\n*2\r\n$1\r\nb\r\n$1\r\n2\r\n"},
-		{"HRANDFIELD h -9000000000", "-ERR kvd: the reply to that count would be longer than 4194304 bytes\r\n", ""},
+		{"HRANDFIELD h -9000000000", "-ERR kvd: the reply to that count would be longer than 4 MiB\r\n", ""},
 		{"HSCAN h 0", "*2\r\n$1\r\n0\r\n*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n", ""},
 		{"HINCRBY h a 4", ":7\r\n", ":11\r\n"},
 		{"HINCRBYFLOAT h f 0.1", bulk("0.1"), bulk("0.2")},
@@ -276,7 +276,7 @@ func TestLongCollections(t *testing.T) {
 	p.want(t, ":1\r\n", "HSET", "h", "a", half)
 	p.want(t, ":1\r\n", "SADD", "s", half)
 	tooLong := func(typ string) string {
-		return "-ERR kvd: " + typ + " longer than 4194304 bytes, or than values may be: nothing was done\r\n"
+		return "-ERR kvd: " + typ + " longer than 4 MiB, or than values may be: nothing was done\r\n"
 	}
 	p.send(t, []string{"HSET", "h", "b", "1"}, []string{"HSET", "h", "c", half}, []string{"HSET", "h", "d", "2", "a", "1", "e", half}, []string{"HLEN", "h"},
 		[]string{"SADD", "s", "1"}, []string{"SADD", "s", half[1:] + "y", "2"}, []string{"SMEMBERS", "s"})

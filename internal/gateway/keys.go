@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // ---- SCAN --------------------------------------------------------------------
@@ -196,7 +197,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 		return
 	}
 	defer c.share.Drop(most)
-	var errTooMany = fmt.Errorf("%w: KEYS: more than %d bytes of keys; use SCAN", client.ErrInvalid, c.g.o.OutputBytes)
+	var errTooMany = fmt.Errorf("%w: KEYS: more than %s of keys; use SCAN", client.ErrInvalid, units.Bytes(c.g.o.OutputBytes))
 	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 		for _, kv := range kvs {
 			if !glob.Match(args[1], kv.Key) {

@@ -6,12 +6,12 @@ import (
 	"math"
 	"math/big"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits a copy,
@@ -66,7 +66,7 @@ func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(n
 func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool) {
 	n := collection.ListGrown(k.value, more)
 	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
-		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + strconv.Itoa(n) + " bytes, of at most " + strconv.Itoa(limit) + "; nothing was done")
+		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " + units.Bytes(limit) + "; nothing was done")
 		return nil, false
 	}
 	return k.mutable(max(n, len(k.value)))

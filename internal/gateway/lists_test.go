@@ -168,7 +168,7 @@ func TestLongLists(t *testing.T) {
 		if reply = p.do(t, "RPUSH", "l", elem+strconv.Itoa(n)); n > 100 {
 			t.Fatal("no limit was met")
 		}
-		if strings.HasPrefix(reply, "-") && (!strings.Contains(reply, "of at most 4194304; nothing was done") || !strings.Contains(reply, "'l'")) {
+		if strings.HasPrefix(reply, "-") && (!strings.Contains(reply, "of at most 4 MiB; nothing was done") || !strings.Contains(reply, "'l'")) {
 			t.Errorf("%q", reply)
 		}
 	}
@@ -241,7 +241,7 @@ func TestRotateLongList(t *testing.T) {
 	q.want(t, array(b, c, a), "LRANGE", "l", "0", "-1")
 	q.want(t, bulk(a), "BRPOPLPUSH", "l", "l", "0")
 	p.want(t, array(a, b, c), "LRANGE", "l", "0", "-1")
-	q.want(t, "-ERR kvd: list 'l' would take 3019 bytes, of at most 1024; nothing was done\r\n", "RPUSH", "l", "x")
+	q.want(t, "-ERR kvd: list 'l' would take 2.9 KiB, of at most 1 KiB; nothing was done\r\n", "RPUSH", "l", "x")
 }
 
 // TestLongReplies: the reply of a list can be longer than the list, and counts as memory with its own length.

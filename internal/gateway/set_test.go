@@ -186,7 +186,7 @@ func TestSets(t *testing.T) {
 		{"SUNIONSTORE s s", ":3\r\n", ""},
 		{"SDIFFSTORE s s s", ":0\r\n", ""},
 		{"EXISTS s", ":0\r\n", ""},
-		{"SRANDMEMBER u -9000000000", "-ERR kvd: the reply to that count would be longer than 4194304 bytes\r\n", ""},
+		{"SRANDMEMBER u -9000000000", "-ERR kvd: the reply to that count would be longer than 4 MiB\r\n", ""},
 		{"COMMAND GETKEYS SINTERCARD 2 s u LIMIT 1", "*2\r\n$1\r\ns\r\n$1\r\nu\r\n", ""},
 		{"SSCAN u 0", "*2\r\n$1\r\n0\r\n*2\r\n$1\r\n3\r\n$1\r\nx\r\n", ""},
 		{"SPOP u 5", "*2\r\n$1\r\n3\r\n$1\r\nx\r\n", "~0\r\n"},

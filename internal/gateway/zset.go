@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Sorted sets. A set is parsed where a command begins, and nothing behind that can fail but for want of room. Replies, and the
@@ -447,7 +448,7 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 	}
 	if n > 0 {
 		w.Truncate(start)
-		w.Error("ERR kvd: random members of more than " + strconv.Itoa(maxRandomBytes) + " bytes")
+		w.Error("ERR kvd: random members of more than " + units.Bytes(maxRandomBytes))
 	}
 }
 

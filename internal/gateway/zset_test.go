@@ -560,9 +560,9 @@ func TestLargeSortedSets(t *testing.T) {
 			for i := range 3 {
 				p.want(t, ":1\r\n", "ZADD", "z", "1", big+strconv.Itoa(i))
 			}
-			p.want(t, "-ERR kvd: zset longer than 4194304 bytes, or than values may be: nothing was done\r\n", "ZADD", "z", "1", big)
+			p.want(t, "-ERR kvd: zset longer than 4 MiB, or than values may be: nothing was done\r\n", "ZADD", "z", "1", big)
 			p.want(t, "$-1\r\n", "ZSCORE", "z", big)
-			p.want(t, "-ERR kvd: random members of more than 4194304 bytes\r\n", "ZRANDMEMBER", "z", "-1000000000")
+			p.want(t, "-ERR kvd: random members of more than 4 MiB\r\n", "ZRANDMEMBER", "z", "-1000000000")
 			p.want(t, ":10003\r\n", "ZREMRANGEBYRANK", "z", "0", "-1")
 			p.want(t, ":0\r\n", "EXISTS", "z")
 		})

@@ -3,6 +3,8 @@ package inside
 import (
 	"context"
 	"fmt"
+
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // OnWait makes a context that tells of waiting: f is called by an operation, perhaps
@@ -72,5 +74,5 @@ type TooLargeError struct {
 }
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("value too large for the memory allowed: %d bytes of buffers are needed", e.Want)
+	return fmt.Sprintf("value too large for the memory allowed: %s of buffers are needed", units.Bytes(e.Want))
 }

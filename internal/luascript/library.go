@@ -10,6 +10,7 @@ import (
 	lua "github.com/yuin/gopher-lua"
 
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Library is a compiled library of functions. It is never changed.
@@ -202,7 +203,7 @@ func (s *sandbox) registerFunction(L *lua.LState) int {
 	case len(s.registered) == maxRegistered:
 		bad = fmt.Sprintf("kvd: library of more than %d functions", maxRegistered)
 	case size+len(r.Name)+len(r.Description) > MaxSource:
-		bad = fmt.Sprintf("kvd: names and descriptions of more than %d bytes", MaxSource)
+		bad = fmt.Sprintf("kvd: names and descriptions of more than %s", units.Bytes(MaxSource))
 	}
 	if bad != "" {
 		s.fail(L, bad)

@@ -152,7 +152,7 @@ func TestLibraryBounds(t *testing.T) {
 		"local s = 'x' for i = 1, 21 do s = s .. s end redis.register_function(s, f)":                                                                "Error registering functions: ERR Script takes more than script-memory",
 		"local function f(n) return f(n + 1) + 1 end f(1)":                                                                                           "Error registering functions: ERR stack overflow",
 		"local s = 'x' while true do s = s .. s end":                                                                                                 "Script takes more than script-memory",
-		"local s = 'x' for i = 1, 20 do s = s .. s end local function g() end redis.register_function{function_name='g', callback=g, description=s}": "names and descriptions of more than 1048576 bytes",
+		"local s = 'x' for i = 1, 20 do s = s .. s end local function g() end redis.register_function{function_name='g', callback=g, description=s}": "names and descriptions of more than 1 MiB",
 	} {
 		memory := int64(8 << 20)
 		if strings.Contains(source, "21") {

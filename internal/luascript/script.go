@@ -29,6 +29,7 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 
 	"github.com/kvd-project/kvd/internal/resp"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Program is a compiled script. It is never changed, but for Alone.
@@ -138,7 +139,7 @@ func compileChunk(source, name string) (proto *lua.FunctionProto, err error) {
 		}
 	}()
 	if len(source) > MaxSource {
-		return nil, fmt.Errorf("%s:1: script of more than %d bytes", name, MaxSource)
+		return nil, fmt.Errorf("%s:1: script of more than %s", name, units.Bytes(MaxSource))
 	}
 	source, renamed, err := prepareSource(source, name)
 	if err != nil {

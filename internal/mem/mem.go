@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -52,11 +53,16 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	have := "unknown"
-	if e.Have >= 0 {
-		have = fmt.Sprintf("%d %s", e.Have, e.Unit)
+	amount := func(n int64) string {
+		switch {
+		case n < 0:
+			return "unknown"
+		case e.Unit == "bytes":
+			return units.Bytes(n)
+		}
+		return fmt.Sprintf("%d %s", n, e.Unit)
 	}
-	return fmt.Sprintf("%s is %s, want %d %s more: %v (%s)", e.Limit, have, e.Want, e.Unit, e.Err, e.Hint)
+	return fmt.Sprintf("%s is %s, want %s more: %v (%s)", e.Limit, amount(e.Have), amount(e.Want), e.Err, e.Hint)
 }
 
 func (e *LimitError) Unwrap() error { return e.Err }
@@ -78,7 +84,7 @@ const thpBytes = 2 << 20
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
-		return nil, fmt.Errorf("alloc %q of %d bytes: %w", o.Name, size, err)
+		return nil, fmt.Errorf("alloc %q of %s: %w", o.Name, units.Bytes(size), err)
 	}
 	return m, nil
 }
@@ -94,7 +100,7 @@ func AllocControl(size int64, name string, readOnly bool) (*driver.Memory, error
 	}
 	m, err := alloc(size, driver.AllocOptions{Name: name, Shared: true}, s, false)
 	if err != nil {
-		return nil, fmt.Errorf("alloc control %q of %d bytes: %w", name, size, err)
+		return nil, fmt.Errorf("alloc control %q of %s: %w", name, units.Bytes(size), err)
 	}
 	return m, nil
 }

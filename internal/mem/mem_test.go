@@ -225,7 +225,7 @@ func TestLockLimit(t *testing.T) {
 	if !errors.As(err, &l) || l.Have != 65536 || l.Want != 1<<20 {
 		t.Fatalf("err = %v, want a LimitError with 65536 of 1048576 bytes", err)
 	}
-	for _, s := range []string{"RLIMIT_MEMLOCK is 65536 bytes", "LimitMEMLOCK=", "ulimit -l", "CAP_IPC_LOCK"} {
+	for _, s := range []string{"RLIMIT_MEMLOCK is 64 KiB", "LimitMEMLOCK=", "ulimit -l", "CAP_IPC_LOCK"} {
 		if !strings.Contains(err.Error(), s) {
 			t.Errorf("%q lacks %q", err, s)
 		}

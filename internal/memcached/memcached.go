@@ -44,6 +44,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Limits, in bytes.
@@ -129,7 +130,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("no Client"))
 	}
 	if o.MaxValueBytes < 0 || o.MaxValueBytes > client.MaxValueLen {
-		errs = append(errs, fmt.Errorf("MaxValueBytes: %d bytes, want 1..%d", o.MaxValueBytes, client.MaxValueLen))
+		errs = append(errs, fmt.Errorf("MaxValueBytes: %s, want 1 byte to %s", units.Bytes(o.MaxValueBytes), units.Bytes(client.MaxValueLen)))
 	}
 	if o.IOTimeout < 0 {
 		errs = append(errs, fmt.Errorf("IOTimeout: %v, want > 0", o.IOTimeout))

@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/wrongport"
 )
 
 // follower is a peer that follows this gateway, and what it has still to be told.
@@ -301,7 +302,7 @@ func (p *Peers) follow(f *following) error {
 		}
 		return inletConn{c, in}, nil
 	}
-	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(creds), grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
+	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(), grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
 		grpc.WithMaxHeaderListSize(maxHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply), grpc.ForceCodecV2(in.codec())),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * keepaliveTime, Timeout: keepaliveTimeout}))
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // headBytes bounds what comes before a page.
@@ -61,7 +62,7 @@ func get(ctx context.Context, u *url.URL, creds *tls.Config, limit int) (status 
 	in := &io.LimitedReader{R: conn, N: headBytes}
 	r, err := http.ReadResponse(bufio.NewReader(in), q)
 	if err != nil && in.N == 0 {
-		err = fmt.Errorf("more than %d bytes come before the page", headBytes)
+		err = fmt.Errorf("more than %s come before the page", units.Bytes(headBytes))
 	}
 	if err != nil {
 		return 0, nil, err
@@ -70,7 +71,7 @@ func get(ctx context.Context, u *url.URL, creds *tls.Config, limit int) (status 
 	in.N = math.MaxInt64 // the page has a limit of its own
 	page, err = io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
 	if err == nil && len(page) > limit {
-		err = fmt.Errorf("the page is longer than %d bytes", limit)
+		err = fmt.Errorf("the page is longer than %s", units.Bytes(limit))
 	}
 	return r.StatusCode, page, err
 }

@@ -91,7 +91,7 @@ func TestGetOfOthers(t *testing.T) {
 		{"half a head", "HTTP/1.1 200 OK\r\nContent-", context.DeadlineExceeded.Error()},
 		{"half a page", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", context.DeadlineExceeded.Error()},
 		{"another protocol", "-ERR unknown command\r\n", "malformed HTTP"},
-		{"an endless head", "HTTP/1.1 200 OK\r\n" + endless, "more than 65536 bytes come before the page"},
+		{"an endless head", "HTTP/1.1 200 OK\r\n" + endless, "more than 64 KiB come before the page"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -265,7 +266,7 @@ func firstSegments(q *dirpb.CreateNamespaceRequest, shards int) (uint32, error) 
 	}
 	least := max(q.Segments, 1)
 	if need := uint64(shards) * arrayBytes(least); need > quota {
-		return 0, fmt.Errorf("%w: quota index: %d shards of %d segments need %d bytes of index, of %d", ErrInvalid, shards, least, need, quota)
+		return 0, fmt.Errorf("%w: quota index: %d shards of %d segments need %s of index, of %s", ErrInvalid, shards, least, units.Bytes(need), units.Bytes(quota))
 	}
 	if q.Segments != 0 {
 		return q.Segments, nil
@@ -282,7 +283,7 @@ func (s *State) CheckIndexQuota(namespace uint32, segments uint32) error {
 		return nil
 	}
 	if used, more := s.IndexBytes(namespace), arrayBytes(segments); used > most || more > most-used {
-		return fmt.Errorf("%w: quota index: namespace %q has %d bytes of index, of %d, and wants %d more", ErrFull, w.Name, used, most, more)
+		return fmt.Errorf("%w: quota index: namespace %q has %s of index, of %s, and wants %s more", ErrFull, w.Name, units.Bytes(used), units.Bytes(most), units.Bytes(more))
 	}
 	return nil
 }

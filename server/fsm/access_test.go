@@ -255,7 +255,7 @@ func TestQuotaIndex(t *testing.T) {
 	}
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Segments: 4}), ErrFull, "quota index")
 	h.do(split(1))
-	h.refuse(split(2), ErrFull, fmt.Sprintf(`quota index: namespace "a" has %d bytes of index, of %d, and wants %d more`, 6*segment, 6*segment+1, 2*segment))
+	h.refuse(split(2), ErrFull, `quota index: namespace "a" has 25.5 KiB of index, of 25.5 KiB, and wants 8.5 KiB more`)
 	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Quota: &dirpb.Quota{IndexBytes: segment}})) // less than there is: nothing is taken
 	s := h.s
 	h = cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2, Segments: 2, Quota: &dirpb.Quota{IndexBytes: 4 * segment}})

@@ -307,7 +307,7 @@ func TestReplicasRefused(t *testing.T) {
 	h.activate()
 	h.refuse(setNS("a", 4), ErrInvalid, "4 copies", "1..3")
 	h.refuse(setNS("a", 3), ErrRefused, "3 copies", "2 are up")
-	h.refuse(setNS("a", 2), ErrFull, "62914560 bytes", "41943040 at \"m1\"")
+	h.refuse(setNS("a", 2), ErrFull, "60 MiB", "40 MiB at \"m1\"")
 	register(h, "m3", "", 100)
 	h.refuse(setNS("a", 2), ErrFull) // one has room, for one of two
 	register(h, "m4", "", 200)

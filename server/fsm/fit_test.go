@@ -155,7 +155,7 @@ func TestShortestFirst(t *testing.T) {
 				free = slices.Delete(free, best, best+1)
 			}
 		}
-		if got := units(h.do(c).Grant.Runs); !slices.Equal(got, want) {
+		if got := runTexts(h.do(c).Grant.Runs); !slices.Equal(got, want) {
 			rt.Fatalf("granted %v, want %v", got, want)
 		}
 		if got := freeText(h.s.Heap(1)); got != freeText(withFree(hp, free)) {

@@ -481,7 +481,7 @@ func TestNamespaceRefused(t *testing.T) {
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib, Replicas: 1}))
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9"}), ErrExists, "a-b_c.9")
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b"}), ErrInvalid, "too small")
-	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrFull, `"m1" lends 1023 MiB, and its regions need 1024 MiB`)
+	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrFull, `"m1" lends 1073741823 bytes, and its regions need 1 GiB`)
 }
 
 func TestRegionLife(t *testing.T) {
@@ -625,7 +625,7 @@ func TestSessionLimits(t *testing.T) {
 	}
 }
 
-func units(runs []*dirpb.ReturnedRun) (out []string) {
+func runTexts(runs []*dirpb.ReturnedRun) (out []string) {
 	for _, r := range runs {
 		out = append(out, fmt.Sprintf("%d+%d", r.Unit, r.Units))
 	}
@@ -641,7 +641,7 @@ func TestGrant(t *testing.T) {
 	want := func(c *fsmpb.Command, runs ...string) {
 		t.Helper()
 		g := h.do(c).Grant
-		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != 0 || g.MapVersion != h.s.MapVersion() {
+		if got := runTexts(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != 0 || g.MapVersion != h.s.MapVersion() {
 			t.Fatalf("%v: granted %v, waiting %d, by map %d; want %v", c, got, g.WaitingUnits, g.MapVersion, runs)
 		}
 		for _, r := range g.Runs {
@@ -750,7 +750,7 @@ func TestReturn(t *testing.T) {
 	want := func(c *fsmpb.Command, waiting uint64, runs ...string) {
 		t.Helper()
 		g := h.do(c).Grant
-		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != waiting {
+		if got := runTexts(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != waiting {
 			t.Fatalf("%v: granted %v, waiting %d; want %v, %d", c, got, g.WaitingUnits, runs, waiting)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -384,7 +385,7 @@ func (s *State) beginGrant(c *fsmpb.GrantExtent) (*granter, *dirpb.GrantExtentRe
 	if w := s.namespaces[x.NamespaceId]; w.LimitBytes/layout.UnitSize != 0 && !moves && g.left >= n {
 		limit, granted := w.LimitBytes/layout.UnitSize, s.grantedUnits(w.Id)
 		if g.left = min(g.left, limit-min(limit, granted)); g.left < n {
-			reply.Quota = fmt.Sprintf("quota bytes: namespace %q has %d bytes, of %d", w.Name, granted*layout.UnitSize, w.LimitBytes)
+			reply.Quota = fmt.Sprintf("quota bytes: namespace %q has %s, of %s", w.Name, units.Bytes(granted*layout.UnitSize), units.Bytes(w.LimitBytes))
 		}
 	}
 	if g.left < n {

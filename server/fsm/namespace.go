@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -84,7 +85,7 @@ func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint6
 			lent[i] = free / 2
 		}
 		if lent[i] > free {
-			return nil, 0, fmt.Errorf("%w: memory node %q has %d bytes free of the %d wanted", ErrFull, n.Name, free, lent[i])
+			return nil, 0, fmt.Errorf("%w: memory node %q has %s free of the %s wanted", ErrFull, n.Name, units.Bytes(free), units.Bytes(lent[i]))
 		}
 		least = min(least, lent[i])
 	}
@@ -256,15 +257,15 @@ func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index
 	least := (page + shards*layout.SegmentSize + page - 1) / page * page
 	index = max(least, region/100*percent/page*page)
 	if need := perIndex*index + minHeapUnits*layout.UnitSize; region < need {
-		return 0, 0, fmt.Errorf("%w: a region of %d bytes is too small for %d shards, want at least %d", ErrInvalid, region, shards, need)
+		return 0, 0, fmt.Errorf("%w: a region of %s is too small for %d shards, want at least %s", ErrInvalid, units.Bytes(region), shards, units.Bytes(need))
 	}
 	if shards == 0 {
 		return index, 0, nil
 	}
 	room := (index - page) / layout.SegmentSize / shards // at most 2^38 / 4352, so it fits
 	if uint64(asked) > room {
-		return 0, 0, fmt.Errorf("%w: %d segments a shard, but an index of %d bytes has room for %d in each of %d shards",
-			ErrInvalid, asked, index, room, shards)
+		return 0, 0, fmt.Errorf("%w: %d segments a shard, but an index of %s has room for %d in each of %d shards",
+			ErrInvalid, asked, units.Bytes(index), room, shards)
 	}
 	if asked == 0 {
 		asked = uint32(max(1, room/8))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -24,7 +25,7 @@ func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 		return fmt.Errorf("%w: memory node %q keeps its memory, and its process has boot 0", ErrInvalid, c.Name)
 	}
 	if c.CapacityBytes > MaxCapacityBytes {
-		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
+		return fmt.Errorf("%w: memory node %q lends %s, want at most 1024 TiB", ErrInvalid, c.Name, units.Bytes(c.CapacityBytes))
 	}
 	if len(c.Retained) > MaxPGID {
 		return fmt.Errorf("%w: memory node %q retains memory of %d placement groups, want at most %d", ErrInvalid, c.Name, len(c.Retained), MaxPGID)
@@ -122,7 +123,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	}
 	if c.CapacityBytes < n.UsedBytes {
 		// It is of another kind than the refusals that mean the end of kept memory.
-		return 0, 0, fmt.Errorf("%w: memory node %q lends %d MiB, and its regions need %d MiB", ErrFull, c.Name, c.CapacityBytes>>20, n.UsedBytes>>20)
+		return 0, 0, fmt.Errorf("%w: memory node %q lends %s, and its regions need %s", ErrFull, c.Name, units.Bytes(c.CapacityBytes), units.Bytes(n.UsedBytes))
 	}
 	how := ArrivalKnown
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/units"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -84,7 +85,7 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	case !placeable(n):
 		return fmt.Errorf("%w: memory node %q is down or draining", ErrUnavailable, n.Name)
 	case n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes) < bytes:
-		return fmt.Errorf("%w: memory node %q has no room for a region of %d bytes", ErrFull, n.Name, bytes)
+		return fmt.Errorf("%w: memory node %q has no room for a region of %s", ErrFull, n.Name, units.Bytes(bytes))
 	}
 	return nil
 }

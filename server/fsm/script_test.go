@@ -44,7 +44,7 @@ func TestScripts(t *testing.T) {
 						fmt.Fprintf(&out, "  %v\n", r.Err)
 					}
 					if r.Grant != nil {
-						fmt.Fprintf(&out, "  granted %s, waiting %d\n", strings.Join(units(r.Grant.Runs), " "), r.Grant.WaitingUnits)
+						fmt.Fprintf(&out, "  granted %s, waiting %d\n", strings.Join(runTexts(r.Grant.Runs), " "), r.Grant.WaitingUnits)
 					}
 					if b := r.Status.GetBlock(); b != nil {
 						fmt.Fprintf(&out, "  block %d of pg%d g%d, v%d\n", b.Offset, b.PgId, b.Generation, r.Status.MapVersion)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/ordered"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Spread is where the copies can go that the placement groups of a namespace lack.
@@ -275,8 +276,8 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	sp := s.Spread(w.Id, int(replicas), SpreadOptions{})
 	switch {
 	case len(sp.Short) > 0:
-		return fmt.Errorf("%w: %d copies of namespace %q: no memory node has room for the copy of %d bytes that placement group %d needs; free are %s",
-			ErrFull, replicas, w.Name, s.pgs[sp.Short[0]].RegionBytes, sp.Short[0], s.freeText())
+		return fmt.Errorf("%w: %d copies of namespace %q: no memory node has room for the copy of %s that placement group %d needs; free are %s",
+			ErrFull, replicas, w.Name, units.Bytes(s.pgs[sp.Short[0]].RegionBytes), sp.Short[0], s.freeText())
 	case labelled && len(sp.Shared) > 0:
 		return fmt.Errorf("%w: %d copies of namespace %q: two copies of placement group %d would be in one failure domain, since memory nodes of others have no room; free are %s",
 			ErrFull, replicas, w.Name, sp.Shared[0], s.freeText())
@@ -284,12 +285,12 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	return nil
 }
 
-// freeText lists what memory nodes that take regions have free, in bytes.
+// freeText lists what memory nodes that take regions have free.
 func (s *State) freeText() string {
 	var out []string
 	for _, n := range ordered.Values(s.nodes) {
 		if placeable(n) {
-			out = append(out, fmt.Sprintf("%d at %q", n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes), n.Name))
+			out = append(out, fmt.Sprintf("%s at %q", units.Bytes(n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes)), n.Name))
 		}
 	}
 	return strings.Join(out, ", ")

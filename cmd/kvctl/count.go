@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+func (a *app) countCommand() *cobra.Command {
+	var prefix, pattern string
+	c := &cobra.Command{
+		Use:   "count",
+		Short: "Count the keys of the namespace, or some of them",
+		Long: "Print how many keys there are. Without --prefix and --pattern that is from the index\n" +
+			"alone: expired keys count until their memory is taken back. With one of them every key\n" +
+			"is looked at, as scan does, and expired keys do not count. Keys that change meanwhile\n" +
+			"may count twice or not at all.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := a.prefix(prefix)
+			if err != nil {
+				return usagef("--prefix: %w", err)
+			}
+			ctx := cmd.Context()
+			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				var n uint64
+				var damaged error
+				if match := matcher(p, pattern); match != nil {
+					damaged = eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
+						n++
+						return true, nil
+					})
+					if damaged != nil && !errors.Is(damaged, client.ErrCorrupt) {
+						return damaged
+					}
+				} else if err := persist(ctx, func() (err error) {
+					n, err = s.Count(ctx)
+					return err
+				}); err != nil {
+					return fmt.Errorf("count: %w", err)
+				}
+				if a.json() {
+					err = a.printJSON(map[string]any{"keys": n})
+				} else {
+					_, err = fmt.Fprintln(a.stdout, n)
+				}
+				return errors.Join(err, damaged)
+			})
+		},
+	}
+	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
+	c.Flags().StringVar(&pattern, "pattern", "", `only keys that match this as Redis has it: * ? [a-z] [^a] \x`)
+	return c
+}

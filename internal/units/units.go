@@ -1,0 +1,34 @@
+// Package units writes amounts of memory for people: in errors, logs and tables.
+//
+// It leaves to its callers what is counted. [Bytes] is all of it; it may be called concurrently.
+package units
+
+import "fmt"
+
+// Bytes is n in the largest unit in which a decimal says enough: "64 MiB" is exact, "64.3 MiB" is rounded, and
+// what would seem to be a whole number and is none has a smaller unit, so that it differs from a limit that it is beyond.
+func Bytes[T ~int | ~int64 | ~uint32 | ~uint64](n T) string {
+	if n < 0 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	v := uint64(n)
+	for unit := len(names) - 1; unit >= 0; unit-- {
+		size := uint64(1) << (10 * (unit + 1))
+		whole, rest := v/size, v%size
+		if whole == 0 {
+			continue
+		}
+		if rest == 0 {
+			return fmt.Sprintf("%d %s", whole, names[unit])
+		}
+		if tenth := (rest*10 + size/2) / size; tenth > 0 && tenth < 10 {
+			return fmt.Sprintf("%d.%d %s", whole, tenth, names[unit])
+		}
+	}
+	if v == 1 {
+		return "1 byte"
+	}
+	return fmt.Sprintf("%d bytes", v)
+}
+
+var names = [...]string{"KiB", "MiB", "GiB", "TiB"}
