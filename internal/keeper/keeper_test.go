@@ -115,7 +115,10 @@ func program(name, folder string) int {
 		return 5
 	case "hang":
 		fmt.Println("serving", os.Getpid())
-		select {}
+		time.Sleep(time.Minute) // a select without an end ends, as a deadlock
+		fmt.Println("there still")
+	case "looks":
+		return looks(c)
 	}
 	return 99
 }
@@ -157,6 +160,7 @@ func run(t *testing.T, ctx context.Context, program string, told ...func(string)
 // longer, and from the second on it is told why; an orderly end is the keeper's.
 func TestWorkersFollow(t *testing.T) {
 	var told []string
+	began := time.Now()
 	status, log := run(t, t.Context(), "dies", func(text string) {
 		told = append(told, text)
 		if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 1 || content(files[0]) != text {
@@ -180,6 +184,9 @@ func TestWorkersFollow(t *testing.T) {
 		if !strings.Contains(log, "pause="+pause) {
 			t.Errorf("no pause of %s:\n%s", pause, log)
 		}
+	}
+	if took := time.Since(began); took < 350*time.Millisecond {
+		t.Errorf("ended after %v, with pauses of 350ms in all", took)
 	}
 }
 
