@@ -27,7 +27,7 @@ func TestAgendaRefused(t *testing.T) {
 		switch err := a.core.NoMemory(1, 1, a.now, true); {
 		case want == "" && err != nil:
 			t.Fatalf("%s: an operation fails with %v", what, err)
-		case want != "" && (!errors.Is(err, index.ErrFull) || !strings.Contains(err.Error(), want)):
+		case want != "" && (!errors.Is(err, index.ErrFull) || !strings.HasSuffix(err.Error(), want)):
 			t.Fatalf("%s: an operation gets %v, want %q", what, err, want)
 		}
 		a.now += pause
@@ -45,9 +45,17 @@ func TestAgendaRefused(t *testing.T) {
 	f := a.core.Flow(1, 1)
 	a.renew(&dirpb.RenewReply{})
 	f.Add(0, 60_000, 60_000)
-	a.core.SetQuiet(false)
-	for range 60 { // what was exhausted is forgotten
+	for range 46 { // it counts for 50 renewals
 		a.core.BeginRenew()
+	}
+	if !a.core.Exhausted(1) {
+		t.Fatal("a refusal is forgotten at once")
+	}
+	for range 10 {
+		a.core.BeginRenew()
+	}
+	if a.core.Exhausted(1) {
+		t.Fatal("a refusal is never forgotten")
 	}
 	a.now += renewEvery
 	a.answer(a.hurried(0), &dirpb.RenewReply{})
@@ -95,6 +103,14 @@ func TestAgendaGrantsGrow(t *testing.T) {
 		}
 		a.grant(q, 4, 3, fresh(1, heapLo+10*i, 10))
 	}
+	a.grant(a.wants(10), 4, 3) // none: it asks for what it needs from then on
+	a.now += pause
+	if q := a.wants(20_000).Grant; q.WantUnits != 20_000 || q.PlaceUnits != 20_000 {
+		t.Fatalf("asked %v", q)
+	}
+	a = newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
 	a.grant(a.wants(10), 4, 3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1})
 	a.WantMemory(1, 10)
 	a.idle()
