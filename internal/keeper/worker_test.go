@@ -138,6 +138,7 @@ func TestUpOnce(t *testing.T) {
 				p.isUp(l, "v1")
 			}
 			time.Sleep(2 * time.Second)
+			synctest.Wait()
 			stop()
 			return l
 		}
