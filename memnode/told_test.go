@@ -49,7 +49,8 @@ func TestTold(t *testing.T) {
 	shown(later)
 }
 
-// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the regions that it holds; tokens of before are good for nothing.
+// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the regions that it holds; tokens of before are good for nothing, and
+// sessions may have numbers that others had before.
 func TestRecovered(t *testing.T) {
 	dir := newDirectory(t)
 	dir.position = &dirpb.Position{ClusterId: "c1", Reign: 7, Term: 2, Index: 30}
@@ -64,6 +65,7 @@ func TestRecovered(t *testing.T) {
 	dir.beats(3)
 	before := n.Stats()
 	dir.change(func() {
+		dir.latest = 5 // sessions are numbered from what is left
 		dir.recovered, dir.key, dir.position = 1, 9, &dirpb.Position{ClusterId: "c1", Recoveries: 1, Reign: 8, Term: 3, Index: 40}
 	})
 	dir.until("another registration", func() bool { return len(dir.registered) == 2 })
@@ -88,5 +90,10 @@ func TestRecovered(t *testing.T) {
 	dir.until("no more than the position is shown", func() bool { return dir.last.GetPosition().GetIndex() == 40 })
 	if len(dir.registered) != 2 {
 		t.Errorf("%d registrations", len(dir.registered))
+	}
+	dir.change(func() { dir.again = true })
+	dir.until("a registration as the directory asks", func() bool { return len(dir.registered) == 3 })
+	if q := dir.registered[2]; len(q.Held) != 0 {
+		t.Errorf("held, as it is told once more: %v", q.Held)
 	}
 }

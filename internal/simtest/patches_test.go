@@ -340,6 +340,8 @@ var byTest = []tested{
 	{"waits-for-a-silent-directory", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/core.go", "now-missed >= memoryWait && (!timed || now-c.mu.comingAt[pg] >= memoryWait):", "now-missed >= memoryWait && !timed:"}}},
 	{"waits-in-vain-behind-another", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/core.go", "\tc.mu.vain[pg] = now + vainFor\n}", "_ = now + vainFor\n}"}}},
 	{"waits-without-end", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/task.go", "t.missed, t.Deadline != 0)", "t.missed, true)"}}},
+	{"sessions-of-before-a-recovery", "memnode", "TestRecovered", []edit{{"memnode/told.go", "position{recoveries: recoveries}, sessions{}, nil\n", "position{recoveries: recoveries}, n.mu.sessions, nil\n"}}},
+	{"held-told-again-after-a-recovery", "memnode", "TestRecovered", []edit{{"memnode/told.go", "n.mu.told.recoveries == 0 || n.mu.told.reign != 0", "n.mu.told.recoveries == 0"}}},
 	{"retained-given-up-for-any-region", "memnode", "TestRetainedStays", []edit{{"memnode/retain.go", "if x == r || lacks {", "if true || lacks {"}}},
 	{"retained-gives-way-to-what-fits", "memnode", "TestRetainedStays", []edit{{"memnode/retain.go", "lacks := size > uint64(", "lacks := size >= uint64("}}},
 	{"region-made-beside-leftovers", "memnode", "TestLeftovers", []edit{{"memnode/region.go", "\tif err := n.endLeftovers(w.GetNamespaceId()); err != nil {\n\t\treturn nil, err\n\t}\n", ""}}},
