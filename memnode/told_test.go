@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/token"
 )
 
@@ -95,5 +96,25 @@ func TestRecovered(t *testing.T) {
 	dir.until("a registration as the directory asks", func() bool { return len(dir.registered) == 3 })
 	if q := dir.registered[2]; len(q.Held) != 0 {
 		t.Errorf("held, as it is told once more: %v", q.Held)
+	}
+}
+
+// TestHeldIndex: a directory that was recovered is told where each index ends, to the byte, in the order of placement groups.
+func TestHeldIndex(t *testing.T) {
+	const page = layout.RegionPageSize
+	want := map[uint32]int{3: page, 1: page + 1, 4: page + 100, 2: indexBytes}
+	var list []heldRegion
+	for pg, end := range want {
+		b := make([]byte, indexBytes)
+		b[7] = 1 // of its header
+		if end > page {
+			b[end-1] = 1
+		}
+		list = append(list, heldRegion{&dirpb.HeldRegion{PgId: pg}, b})
+	}
+	for i, h := range reportHeld(list) {
+		if h.PgId != uint32(i+1) || h.IndexEnd != uint64(want[h.PgId]) {
+			t.Errorf("%v, want placement group %d to end at %d", h, i+1, want[uint32(i+1)])
+		}
 	}
 }
