@@ -203,3 +203,58 @@ func cmpErr(errs ...error) error {
 	}
 	return io.EOF
 }
+
+// TestHostileKeeper: an answer that is none ends the use of the socket, and leaves no descriptor; a long version is cut.
+func TestHostileKeeper(t *testing.T) {
+	ends := func() (c *Client, keeper *net.UnixConn) {
+		t.Helper()
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns := make([]*net.UnixConn, 2)
+		for i := range conns {
+			if conns[i], err = connOf(fds[i]); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = conns[i].Close() })
+		}
+		return &Client{conn: conns[0]}, conns[1]
+	}
+	fd, err := unix.MemfdCreate("answer", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	item := &message{op: opItem, name: "x"}
+
+	c, k := ends()
+	if err := errors.Join(send(k, item, []int{fd}), send(k, &message{op: opOK}, nil), send(k, &message{op: opOK}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drop("a"); !errors.Is(err, ErrProtocol) {
+		t.Errorf("an item as the answer to a drop: %v", err)
+	}
+	if err := c.Drop("b"); !errors.Is(err, ErrProtocol) {
+		t.Errorf("the answer to another question is taken: %v", err)
+	}
+
+	c, k = ends()
+	if err := errors.Join(send(k, item, []int{fd}), send(k, &message{op: opRefuse}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if items, err := c.List(); len(items) != 0 || !errors.Is(err, ErrRefused) {
+		t.Errorf("a list that ends before its end: %v, %v", items, err)
+	}
+	if files, err := openFiles("/memfd:answer"); err != nil || len(files) != 1 {
+		t.Errorf("%d descriptors are open, want one: %v", len(files), err)
+	}
+
+	c, k = ends()
+	if err := send(k, &message{op: opOK}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Up(strings.Repeat("v", maxMeta+1)); err != nil {
+		t.Errorf("a long version: %v", err)
+	}
+}
