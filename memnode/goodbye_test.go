@@ -111,3 +111,20 @@ func TestLeftovers(t *testing.T) {
 		t.Errorf("%d connections", c)
 	}
 }
+
+// TestHeartbeatInterval: whatever the directory says, a node's heartbeats are neither a flood nor hours apart.
+func TestHeartbeatInterval(t *testing.T) {
+	for says, want := range map[uint64]uint64{0: 250, 1: 5, 5: 5, 1500: 1500, 60_001: 60_000, 1 << 63: 60_000} {
+		dir := newDirectory(t)
+		dir.interval = says
+		open(t, dir, 1<<20, "tcp")
+		var got uint64
+		dir.until("a heartbeat", func() bool {
+			got = dir.last.GetWaitMillis()
+			return dir.last != nil
+		})
+		if got != want {
+			t.Errorf("every %d ms, where the directory says %d: want %d", got, says, want)
+		}
+	}
+}
