@@ -3,6 +3,7 @@ package memnode
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -126,5 +127,24 @@ func TestHeartbeatInterval(t *testing.T) {
 		if got != want {
 			t.Errorf("every %d ms, where the directory says %d: want %d", got, says, want)
 		}
+	}
+}
+
+// TestRetries: what fails is tried again ever more rarely, up to a bound, and at once when there is room.
+func TestRetries(t *testing.T) {
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	n.mu.failures = map[uint32]*failure{}
+	for want := minRetry; want < 10*maxRetry; want *= 2 {
+		n.outcome(1, 1, "make", errors.New("no room"))
+		if got := n.mu.failures[1].pause; got != min(want, maxRetry) {
+			t.Errorf("tried again after %v, want %v", got, min(want, maxRetry))
+		}
+	}
+	n.retryNow()
+	if f := n.mu.failures[1]; !f.next.IsZero() {
+		t.Errorf("tried again at %v, though there is room", f.next)
+	}
+	if n.outcome(1, 1, "make", nil); len(n.mu.failures) != 0 {
+		t.Error("a failure is left")
 	}
 }

@@ -340,6 +340,8 @@ var byTest = []tested{
 	{"waits-for-a-silent-directory", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/core.go", "now-missed >= memoryWait && (!timed || now-c.mu.comingAt[pg] >= memoryWait):", "now-missed >= memoryWait && !timed:"}}},
 	{"waits-in-vain-behind-another", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/core.go", "\tc.mu.vain[pg] = now + vainFor\n}", "_ = now + vainFor\n}"}}},
 	{"waits-without-end", "internal/engine", "TestWaitsForMemoryOnItsWay", []edit{{"internal/engine/task.go", "t.missed, t.Deadline != 0)", "t.missed, true)"}}},
+	{"tried-again-days-later", "memnode", "TestRetries", []edit{{"memnode/region.go", "f.pause = min(2*f.pause, maxRetry)", "f.pause = 2*f.pause"}}},
+	{"tried-no-sooner-with-room", "memnode", "TestRetries", []edit{{"memnode/region.go", "\t\tf.next = time.Time{}\n", "_ = f\n"}}},
 	{"heartbeats-in-a-flood", "memnode", "TestHeartbeatInterval", []edit{{"memnode/control.go", "reg.interval = max(time.Duration(ms)*time.Millisecond, minHeartbeat)", "reg.interval = time.Duration(ms)*time.Millisecond"}}},
 	{"heartbeats-hours-apart", "memnode", "TestHeartbeatInterval", []edit{{"memnode/control.go", "\t\t\tms = min(ms, uint64(maxHeartbeat/time.Millisecond))\n", ""}}},
 	{"socket-used-after-a-failure", "internal/keeper", "TestHostileKeeper", []edit{{"internal/keeper/wire.go", "\tif c.err != nil {\n\t\treturn nil, c.err\n\t}\n", ""}}},
