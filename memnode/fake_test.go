@@ -74,6 +74,7 @@ type directory struct {
 	lacks      error           // of heartbeats and registrations: it was put back from a copy
 	recovered  uint64          // how often; who has heard of fewer is told that alone
 	mute       bool            // says nothing of sessions
+	interval   uint64          // between heartbeats, ms
 	holds      bool            // has heartbeats wait for news
 	held       int             // that wait
 	cancelled  int             // that the node gave up
@@ -95,7 +96,7 @@ type directory struct {
 }
 
 func newDirectory(t *testing.T) *directory {
-	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1", key: 1,
+	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1", key: 1, interval: 5,
 		fabric: sim.New(sim.Options{})}
 }
 
@@ -175,8 +176,8 @@ func (d *directory) ReportNode(_ context.Context, r *dirpb.ReportNodeRequest, _ 
 }
 
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
-	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5}
 	d.mu.Lock()
+	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: d.interval}
 	if d.refuse != nil {
 		defer d.mu.Unlock()
 		return nil, d.refuse

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/token"
 )
 
@@ -49,7 +50,8 @@ func TestTold(t *testing.T) {
 	shown(later)
 }
 
-// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the regions that it holds; tokens of before are good for nothing.
+// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the regions that it holds; tokens of before are good for nothing, and
+// sessions may have numbers that others had before.
 func TestRecovered(t *testing.T) {
 	dir := newDirectory(t)
 	dir.position = &dirpb.Position{ClusterId: "c1", Reign: 7, Term: 2, Index: 30}
@@ -64,6 +66,7 @@ func TestRecovered(t *testing.T) {
 	dir.beats(3)
 	before := n.Stats()
 	dir.change(func() {
+		dir.latest = 5 // sessions are numbered from what is left
 		dir.recovered, dir.key, dir.position = 1, 9, &dirpb.Position{ClusterId: "c1", Recoveries: 1, Reign: 8, Term: 3, Index: 40}
 	})
 	dir.until("another registration", func() bool { return len(dir.registered) == 2 })
@@ -88,5 +91,30 @@ func TestRecovered(t *testing.T) {
 	dir.until("no more than the position is shown", func() bool { return dir.last.GetPosition().GetIndex() == 40 })
 	if len(dir.registered) != 2 {
 		t.Errorf("%d registrations", len(dir.registered))
+	}
+	dir.change(func() { dir.again = true })
+	dir.until("a registration as the directory asks", func() bool { return len(dir.registered) == 3 })
+	if q := dir.registered[2]; len(q.Held) != 0 {
+		t.Errorf("held, as it is told once more: %v", q.Held)
+	}
+}
+
+// TestHeldIndex: a directory that was recovered is told where each index ends, to the byte, in the order of placement groups.
+func TestHeldIndex(t *testing.T) {
+	const page = layout.RegionPageSize
+	want := map[uint32]int{3: page, 1: page + 1, 4: page + 100, 2: indexBytes}
+	var list []heldRegion
+	for pg, end := range want {
+		b := make([]byte, indexBytes)
+		b[7] = 1 // of its header
+		if end > page {
+			b[end-1] = 1
+		}
+		list = append(list, heldRegion{&dirpb.HeldRegion{PgId: pg}, b})
+	}
+	for i, h := range reportHeld(list) {
+		if h.PgId != uint32(i+1) || h.IndexEnd != uint64(want[h.PgId]) {
+			t.Errorf("%v, want placement group %d to end at %d", h, i+1, want[uint32(i+1)])
+		}
 	}
 }

@@ -362,6 +362,37 @@ func TestHugeIsNotKept(t *testing.T) {
 	}
 }
 
+// Keys count for the bound as values do.
+func TestKeysCount(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	const bound = 100 << 10
+	c := open(t, store, near.Options{MaxBytes: bound, TTL: time.Hour})
+	for i := range 50 {
+		put(t, c, fmt.Sprintf("%04000d", i), "v", client.PutOptions{})
+	}
+	if st := c.Stats(); st.Keys == 0 || st.Keys*4000 > bound {
+		t.Errorf("%d keys of 4,000 bytes in %d", st.Keys, bound)
+	}
+}
+
+// A batch drops the keys that it may change, and no others.
+func TestBatchDrops(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	c := open(t, store, near.Options{MaxBytes: 1 << 20, TTL: time.Hour})
+	a, b := []byte("a"), []byte("b")
+	put(t, c, "a", "1", client.PutOptions{})
+	put(t, c, "b", "2", client.PutOptions{})
+	c.Do(t.Context(), []client.Op{{Kind: client.OpGet, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("3")}})
+	if err := c.MultiCAS(t.Context(), []client.Op{{Kind: client.OpKeep, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("4")}}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, c, "a", "1")
+	want(t, c, "b", "4")
+	if st := c.Stats(); st.Hits != 1 || st.Misses != 1 {
+		t.Errorf("%+v, want that a is kept and b is not", st)
+	}
+}
+
 // The store is asked for a key by one read at a time, whoever gives up, and each answer serves all who wait: also
 // that there is nothing. Nothing is left behind.
 func TestReadsInTurn(t *testing.T) {

@@ -126,6 +126,7 @@ type Core struct {
 		// (Options.Nanos) no operation waits since others waited in vain.
 		full      map[uint32]uint64
 		fullAt    map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
+		comingAt  map[uint32]int64 // when it last said that some is
 		vain      map[uint32]int64
 		quota     map[uint32]string // of which there is no more, by placement group in exhausted
 		noGrowth  map[uint32]uint64 // as exhausted, by shard
@@ -178,7 +179,8 @@ func NewCore(o Options) (*Core, error) {
 	c.SetNoteInterval(10_000) // until memory is short
 	c.mu.heaps = make(map[uint32]*pgHeap)
 	c.mu.exhausted = make(map[uint32]uint64)
-	c.mu.full, c.mu.fullAt, c.mu.vain = make(map[uint32]uint64), make(map[uint32]int64), make(map[uint32]int64)
+	c.mu.full, c.mu.vain = make(map[uint32]uint64), make(map[uint32]int64)
+	c.mu.fullAt, c.mu.comingAt = make(map[uint32]int64), make(map[uint32]int64)
 	c.mu.supply = make(map[uint32]Supply)
 	c.mu.noGrowth = make(map[uint32]uint64)
 	c.mu.quota, c.mu.growthWhy = make(map[uint32]string), make(map[uint32]string)
@@ -353,9 +355,9 @@ func (c *Core) SetNewest(seq, version uint64) {
 	}
 }
 
-// isNewest reports whether the directory has said, in reply to a renewal from seq on, that it
+// IsNewest reports whether the directory has said, in reply to a renewal from seq on, that it
 // had no newer map than of this version.
-func (c *Core) isNewest(version, seq uint64) bool {
+func (c *Core) IsNewest(version, seq uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.newestSeq >= seq && c.mu.newest <= version
@@ -520,6 +522,7 @@ func (c *Core) SetFull(pg uint32, full bool) {
 	if !full {
 		delete(c.mu.full, pg)
 		delete(c.mu.fullAt, pg)
+		c.mu.comingAt[pg] = c.opts.Nanos()
 		return
 	}
 	c.mu.full[pg] = c.sendSeq.Load() + 1
@@ -540,9 +543,10 @@ func (c *Core) gaveUp(pg uint32, missed int64) {
 	c.mu.vain[pg] = now + vainFor
 }
 
-// noMemory says that an operation has missed memory of pg since a renewal and a moment,
-// and that there is none, or that what is on its way takes too long; nil: wait.
-func (c *Core) noMemory(pg uint32, starved uint64, missed int64) error {
+// NoMemory says that an operation has missed memory of pg since a renewal and a moment,
+// and that there is none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
+// for as long as the directory goes on saying that memory is on its way.
+func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) error {
 	now := c.opts.Nanos()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -551,7 +555,7 @@ func (c *Core) noMemory(pg uint32, starved uint64, missed int64) error {
 		return c.lackedLocked(pg)
 	case c.mu.exhausted[pg] < starved:
 		return nil // nobody has said so
-	case now-missed >= memoryWait:
+	case now-missed >= memoryWait && (!timed || now-c.mu.comingAt[pg] >= memoryWait):
 		c.mu.vain[pg] = now + vainFor
 		return fmt.Errorf("%w, and what was on its way did not come in %v", c.lackedLocked(pg), time.Duration(memoryWait))
 	case now < c.mu.vain[pg]:
@@ -561,8 +565,8 @@ func (c *Core) noMemory(pg uint32, starved uint64, missed int64) error {
 }
 
 const (
-	// memoryWait is how long an operation waits for memory that is on its way, if its
-	// deadline is not earlier.
+	// memoryWait is how long an operation waits for memory that is on its way, if its deadline is not earlier: since it missed some
+	// or, with a deadline, since the directory last said so.
 	memoryWait = int64(8 * time.Second)
 	// vainFor is how long others do not wait after one waited in vain, as long at least.
 	vainFor = int64(2 * time.Second)

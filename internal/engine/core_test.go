@@ -74,7 +74,7 @@ func TestNoMemory(t *testing.T) {
 	missed := a.now
 	check := func(what, want string) {
 		t.Helper()
-		switch err := a.core.NoMemory(1, starved, missed); {
+		switch err := a.core.NoMemory(1, starved, missed, false); {
 		case want == "" && err != nil:
 			t.Fatalf("%s: %v", what, err)
 		case want != "" && (!errors.Is(err, index.ErrFull) || !strings.Contains(err.Error(), want)):
@@ -92,7 +92,7 @@ func TestNoMemory(t *testing.T) {
 	check("a moment early", "")
 	a.now++
 	check("full", `has no memory left (quota bytes: namespace "a" has 5 bytes, of 5)`)
-	if err := a.core.NoMemory(2, starved, missed); err != nil {
+	if err := a.core.NoMemory(2, starved, missed, false); err != nil {
 		t.Fatalf("of another placement group: %v", err)
 	}
 	starved = 2

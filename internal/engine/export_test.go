@@ -2,10 +2,6 @@ package engine
 
 import "context"
 
-func (c *Core) NoMemory(pg uint32, starved uint64, missed int64) error {
-	return c.noMemory(pg, starved, missed)
-}
-
 // OwnNear makes the caller the owner of a lane, as an operation without a Task does, and returns its id, -1 if there is none.
 func (c *Core) OwnNear() int {
 	near, l := c.ownNear()

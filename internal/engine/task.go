@@ -320,7 +320,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 			l.Stats.MemoryWaits++
 		} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
 			// All that was in limbo has come back.
-			if err := l.core.noMemory(pg, t.starved, t.missed); err != nil {
+			if err := l.core.NoMemory(pg, t.starved, t.missed, t.Deadline != 0); err != nil {
 				l.finish(t, err)
 				return true
 			}
@@ -436,7 +436,7 @@ func (l *Lane) wander(t *Task) {
 	if a.looks++; a.looks == astrayLooks {
 		a.since = l.core.sendSeq.Load() + 1
 	}
-	if a.since != 0 && l.core.isNewest(a.version, a.since) {
+	if a.since != 0 && l.core.IsNewest(a.version, a.since) {
 		t.Op.MapCurrent = a.version
 	}
 }

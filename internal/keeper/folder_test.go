@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -55,8 +56,13 @@ func TestFolder(t *testing.T) {
 		t.Error(err)
 	}
 	other := memfd(t, "x")
+	beside, err := f.Create("region/2/ab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer beside.Close()
 	for what, err := range map[string]error{
-		"another file": f.Put("region/1/ab", nil, other), "no file": f.Put("state", nil, other), "meta": f.Put("region/1/ab", []byte("m"), int(file.Fd())),
+		"another file": f.Put("region/1/ab", nil, other), "the file of another": f.Put("region/1/ab", nil, int(beside.Fd())), "no file": f.Put("state", nil, other), "meta": f.Put("region/1/ab", []byte("m"), int(file.Fd())),
 		"no descriptor": f.Put("region/1/ab", nil), "a path": f.Put("../x", nil, other), "the owner": f.Put(ownerLink, nil, other),
 	} {
 		if !errors.Is(err, ErrRefused) {
@@ -71,7 +77,7 @@ func TestFolder(t *testing.T) {
 			t.Errorf("create %q: %v", name, err)
 		}
 	}
-	if err := f.Close(); err != nil {
+	if err := errors.Join(f.Drop("region/2/ab"), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 
@@ -140,9 +146,39 @@ func TestFolderOfOthers(t *testing.T) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := OpenFolder(t.Context(), dir, 2<<20, slog.Default()); !errors.Is(err, ErrFolder) || !strings.Contains(err.Error(), "hugetlbfs") {
+		t.Errorf("huge pages on a tmpfs: %v", err)
+	}
 	f, _ := openFolder(t, dir)
 	if err := f.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFolderOfAnotherUser: neither a folder nor a file of another user's is memory, though this process could write to it.
+func TestFolderOfAnotherUser(t *testing.T) {
+	dir := keepertest.Folder(t)
+	file := filepath.Join(dir, "region.1.ab")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 65534
+	if err := os.Chown(file, nobody, nobody); err != nil {
+		t.Skipf("files of others are made by root: %v", err)
+	}
+	f, log := openFolder(t, dir)
+	items, err := f.List()
+	if err != nil || len(items) != 0 || !strings.Contains(log.b.String(), "left alone") {
+		t.Errorf("%d items of another user's, %v", len(items), err)
+	}
+	for _, i := range items {
+		i.Close()
+	}
+	if err := errors.Join(f.Close(), os.Chown(dir, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenFolder(t.Context(), dir, 0, slog.Default()); !errors.Is(err, ErrFolder) {
+		t.Errorf("a folder of another user's: %v", err)
 	}
 }
 
@@ -190,6 +226,11 @@ func TestFolderIsOnes(t *testing.T) {
 		if !strings.Contains(log.b.String(), "has not ended") {
 			t.Error(&log.b)
 		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (&Folder{log: slog.New(slog.DiscardHandler)}).ended(ctx, name, name[:1]+name); err != context.Canceled {
+		t.Errorf("waiting for it is over: %v", err)
 	}
 	_ = child.Process.Kill() // and it stays a zombie: that is an end, too
 	if err := <-opened; err != nil {

@@ -115,7 +115,10 @@ func program(name, folder string) int {
 		return 5
 	case "hang":
 		fmt.Println("serving", os.Getpid())
-		select {}
+		time.Sleep(time.Minute) // a select without an end ends, as a deadlock
+		fmt.Println("there still")
+	case "looks":
+		return looks(c)
 	}
 	return 99
 }
@@ -157,6 +160,7 @@ func run(t *testing.T, ctx context.Context, program string, told ...func(string)
 // longer, and from the second on it is told why; an orderly end is the keeper's.
 func TestWorkersFollow(t *testing.T) {
 	var told []string
+	began := time.Now()
 	status, log := run(t, t.Context(), "dies", func(text string) {
 		told = append(told, text)
 		if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 1 || content(files[0]) != text {
@@ -180,6 +184,9 @@ func TestWorkersFollow(t *testing.T) {
 		if !strings.Contains(log, "pause="+pause) {
 			t.Errorf("no pause of %s:\n%s", pause, log)
 		}
+	}
+	if took := time.Since(began); took < 350*time.Millisecond {
+		t.Errorf("ended after %v, with pauses of 350ms in all", took)
 	}
 }
 
@@ -483,7 +490,14 @@ func TestRename(t *testing.T) {
 // TestHostileWorker: a packet that is no message is refused, takes no descriptor, and does not end the worker's connection.
 func TestHostileWorker(t *testing.T) {
 	c, s, raw := pair(t)
-	fd := memfd(t, "A")
+	fd, err := unix.MemfdCreate("hostile", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte("A")); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.Put("one", nil, fd); err != nil {
 		t.Fatal(err)
 	}
@@ -505,6 +519,8 @@ func TestHostileWorker(t *testing.T) {
 		"name past the end": {edit(func(b []byte) { binary.LittleEndian.PutUint16(b[2:], 4) }), 1},
 		"ten descriptors":   {good, 10},
 		"no descriptor":     {good, 0},
+		"drop with meta":    {(&message{op: opDrop, name: "one", meta: []byte("m")}).encode(), 0},
+		"a name that is":    {(&message{op: opPut, name: "one"}).encode(), 1},
 	} {
 		var oob []byte
 		if x.fds > 0 {
@@ -522,6 +538,17 @@ func TestHostileWorker(t *testing.T) {
 		}
 	}
 	got := show(t, c)
+	for _, want := range []int{2, 1} { // this one, and the keeper's
+		if files, err := openFiles("/memfd:hostile"); err != nil || len(files) != want {
+			t.Errorf("%d descriptors are open, want %d: %v", len(files), want, err)
+		}
+		if err := c.Drop("one"); (err == nil) != (want == 2) {
+			t.Error(err)
+		}
+	}
+	if err := c.Put("one", nil, fd); err != nil {
+		t.Fatal(err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if got != "one():A " || len(s.items) != 1 {

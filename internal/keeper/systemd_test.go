@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,6 +28,9 @@ type standIn struct {
 	room  int
 	fds   []int // the newest first, as systemd has them
 	names []string
+	// pending is what the ledger said as systemd heard of each name that has watched in it.
+	watched string
+	pending []uint64
 }
 
 func newStandIn(t *testing.T, room int) *standIn {
@@ -74,6 +78,11 @@ func (s *standIn) hear(lines []string, fds []int) {
 			name = v
 		}
 	}
+	if k := slices.Index(s.names, ledgerName); k >= 0 && s.watched != "" && strings.Contains(name, s.watched) {
+		var b [16]byte
+		_, _ = unix.Pread(s.fds[k], b[:], 0)
+		s.pending = append(s.pending, binary.LittleEndian.Uint64(b[8:]))
+	}
 	switch {
 	case lines[0] == "FDSTORE=1" && len(fds) == 1 && len(s.fds) < s.room && !strings.Contains(name, ":") && name != "":
 		if same(s.fds, fds[0]) {
@@ -108,7 +117,7 @@ func (s *standIn) restart() (fds []int, names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, fd := range s.fds {
-		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD, 0)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -199,6 +208,24 @@ func TestSystemdKeeps(t *testing.T) {
 		if got := k.text(); got != filledText || log.Len() > 0 {
 			t.Errorf("life %d has %s\n%s", life, got, log)
 		}
+		if life == 0 { // in whichever order they come
+			k.closeAll(true)
+			k, log = s.keeper(func(fds []int, names []string) ([]int, []string) {
+				slices.Reverse(fds)
+				slices.Reverse(names)
+				return fds, names
+			})
+			if got := k.text(); got != filledText || log.Len() > 0 {
+				t.Errorf("the other way round it has %s\n%s", got, log)
+			}
+			for _, i := range k.items {
+				for _, fd := range i.FDs {
+					if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+						t.Errorf("%s: a worker would have descriptor %d", i.Name, fd)
+					}
+				}
+			}
+		}
 		k.put(t, "v/4", "", memfd(t, "four"))
 		k.drop(t, "v/4")
 		k.closeAll(life < 2)
@@ -252,6 +279,7 @@ func TestSystemdHostile(t *testing.T) {
 		"a name is another's":      rename("listen", "0|1|v%2F9|"),
 		"an index is out of range": rename("1|2|cell", "2|2|cell%2F2|"),
 		"an item is of two sizes":  rename("1|2|cell", "1|1|cell%2F2|"),
+		"an index comes twice":     rename("1|2|cell", "0|2|cell%2F2|"),
 		"a name is not written so": rename("v%2F1", "0|1|v/1|"),
 		"a name cannot be printed": rename("v%2F1", "0|1|%00|"),
 		"a region and a cell are others": func(fds []int, names []string) ([]int, []string) {
@@ -276,6 +304,14 @@ func TestSystemdHostile(t *testing.T) {
 			k, log := s.keeper(edit)
 			if strings.Contains(k.text(), "v/") || !strings.Contains(log.String(), "level=") {
 				t.Errorf("%s\n%s", k.text(), log)
+			}
+			for _, i := range k.items {
+				if slices.Contains(i.FDs, -1) {
+					t.Errorf("%s has descriptors %v", i.Name, i.FDs)
+				}
+			}
+			if got := k.text(); what == "a region is missing" && got != strings.TrimSuffix(filledText, "v/1():one ") {
+				t.Errorf("of what is not vital there is %s", got)
 			}
 			k.closeAll(true)
 			if k, _ := s.keeper(nil); strings.Contains(k.text(), "v/") {
@@ -330,6 +366,47 @@ func TestSystemdDies(t *testing.T) {
 		t.Errorf("its end was sent: %s", got)
 	}
 	next.closeAll(false)
+}
+
+// TestSystemdAnnounced: the ledger says what is about to come or to go before systemd hears of it.
+func TestSystemdAnnounced(t *testing.T) {
+	s := newStandIn(t, 64)
+	k, _ := s.keeper(nil)
+	if err := newBarrier(s); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.watched = "v%2F1"
+	s.mu.Unlock()
+	k.put(t, "v/1", "", memfd(t, "one"))
+	m := mark(k.items["v/1"])
+	k.drop(t, "v/1")
+	k.closeAll(false)
+	if err := newBarrier(s); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if want := []uint64{m, -m}; !slices.Equal(s.pending, want) {
+		t.Errorf("the ledger said %x as systemd heard, want %x", s.pending, want)
+	}
+}
+
+// TestSystemdRoomAgain: names that are gone take no room in the store.
+func TestSystemdRoomAgain(t *testing.T) {
+	s := newStandIn(t, 64)
+	k, _ := s.keeper(nil)
+	long := "v/" + strings.Repeat("x", maxName-2)
+	for range maxNames/maxName + 10 {
+		k.put(t, long, "", memfd(t, "x"))
+		k.drop(t, long)
+	}
+	k.put(t, long, "", memfd(t, "one"))
+	k.closeAll(true)
+	if k, _ = s.keeper(nil); k.text() != long+"():one " {
+		t.Errorf("the next keeper has %s", k.text())
+	}
+	k.closeAll(false)
 }
 
 // TestSystemdFull: items for which the store has no room are held all the same; while there are any, the store alone is not
@@ -390,6 +467,7 @@ func TestOpenSystemd(t *testing.T) {
 		"nothing stored":    {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "0", pidEnv: fmt.Sprint(os.Getpid())}, "ok"},
 		"another process's": {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "77", pidEnv: "1"}, "ok"},
 		"room is no number": {map[string]string{notifyEnv: "/none", roomEnv: "x"}, roomEnv},
+		"room below none":   {map[string]string{notifyEnv: "/none", roomEnv: "-1"}, roomEnv},
 		"too much room":     {map[string]string{notifyEnv: "/none", roomEnv: "1000000"}, roomEnv},
 		"no number":         {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "x", pidEnv: fmt.Sprint(os.Getpid())}, listenEnv},
 		"fewer names":       {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "2", namesEnv: "a", pidEnv: fmt.Sprint(os.Getpid())}, listenEnv},
@@ -406,6 +484,9 @@ func TestOpenSystemd(t *testing.T) {
 		}
 		if d != nil {
 			d.close()
+		}
+		if got := os.Getenv(notifyEnv); got != c.env[notifyEnv] {
+			t.Errorf("%s: the worker is told of %q, by which it says that it is ready; want %q", what, got, c.env[notifyEnv])
 		}
 	}
 }

@@ -23,6 +23,7 @@ const (
 	pause      = second / 100
 	ms         = second / 1000
 	heapLo     = layout.RegionPageSize / layout.UnitSize
+	heapHi     = 64 << 20 / layout.UnitSize
 )
 
 var errLost = errors.New("lost")
@@ -76,10 +77,21 @@ func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 // view installs a map with placement group 1, and its lane sees it.
 func (a *agenda) view(version uint64, generation uint32, recalled ...uint32) {
 	a.t.Helper()
-	v, err := engine.ViewOf(&dirpb.Map{Version: version, Pgs: []*dirpb.PlacementGroup{{
-		Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
-		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: generation, Recalled: recalled,
-	}}}, 1)
+	pg := group(1, generation)
+	pg.Recalled = recalled
+	a.install(version, pg)
+}
+
+// group is a placement group as the directory tells of it, whose heap is [heapLo,heapHi).
+func group(id, generation uint32) *dirpb.PlacementGroup {
+	return &dirpb.PlacementGroup{Id: id, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
+		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: generation}
+}
+
+// install installs a map with these placement groups, and its lane sees it.
+func (a *agenda) install(version uint64, pgs ...*dirpb.PlacementGroup) {
+	a.t.Helper()
+	v, err := engine.ViewOf(&dirpb.Map{Version: version, Pgs: pgs}, 1)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -405,7 +417,6 @@ func TestAgendaWantsMemory(t *testing.T) {
 // Runs that lie outside the heap, or in another placement group than was asked for, are not
 // taken, and are told of; the session asks again.
 func TestAgendaBadGrant(t *testing.T) {
-	const heapHi = 64 << 20 / layout.UnitSize
 	for name, tc := range map[string]struct {
 		version uint64 // of the map that it was granted under
 		run     *dirpb.ReturnedRun

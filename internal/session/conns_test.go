@@ -80,6 +80,12 @@ func newConns(t *testing.T) *conns {
 // up installs a map that has memory node 1 up in an incarnation, or down if that is 0.
 func (c *conns) up(incarnation uint64) {
 	c.t.Helper()
+	c.upWith(incarnation, 1)
+}
+
+// upWith is up, with the placement group at another memory node, perhaps.
+func (c *conns) upWith(incarnation uint64, member uint32) {
+	c.t.Helper()
 	c.version++
 	n := &dirpb.Node{Id: 1, Incarnation: max(incarnation, 1), State: dirpb.NodeState_NODE_UP, LostVersion: c.lost}
 	if incarnation == 0 {
@@ -87,7 +93,7 @@ func (c *conns) up(incarnation uint64) {
 	}
 	v, err := engine.ViewOf(&dirpb.Map{Version: c.version, Nodes: []*dirpb.Node{n}, Pgs: []*dirpb.PlacementGroup{{
 		Id: 1, NamespaceId: 1, Epoch: uint32(c.version), State: dirpb.PGState_PG_ACTIVE,
-		Members:     []*dirpb.Member{{NodeId: 1, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
+		Members:     []*dirpb.Member{{NodeId: member, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
 		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize + layout.SegmentSize, Generation: 1,
 	}}, Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 1}}}, 1)
 	if err != nil {
@@ -183,6 +189,13 @@ func TestAgendaDialsAnew(t *testing.T) {
 // refuse ends the queue pair by a verb that the memory node refuses, as it refuses those under rkeys that it does not know.
 func (c *conns) refuse() {
 	c.t.Helper()
+	c.refused()
+	c.hangUp(c.due(session.AskHangup))
+}
+
+// refused is refuse but for the hang-up, which is due then.
+func (c *conns) refused() {
+	c.t.Helper()
 	missed := c.missed
 	for i := 0; c.missed == missed && i < 100; i++ {
 		c.l.Pump()
@@ -193,7 +206,9 @@ func (c *conns) refuse() {
 		}
 	}
 	c.wants(missed + 1)
-	c.hangUp(c.due(session.AskHangup))
+	if at := c.Next(); at > c.now {
+		c.t.Fatalf("next at %d, want %d", at, c.now)
+	}
 }
 
 // Where the memory node refuses the map's keys, the next connection waits for another map, or for pauses that double.
@@ -326,4 +341,52 @@ func TestAgendaConnStirs(t *testing.T) {
 	if c.wants(2); c.core.Quiet() {
 		t.Fatal("it is quiet still")
 	}
+}
+
+// A map that was awaited and has come is forgotten: the next connection's pauses begin anew.
+func TestAgendaAwaitedMap(t *testing.T) {
+	for _, fails := range []int{0, 3} {
+		c := newConns(t)
+		c.attach(c.dial(), 1)
+		for _, wait := range []int64{1, 2, 4} {
+			c.refuse()
+			c.now += wait * ms
+			c.attach(c.dial(), 1)
+		}
+		c.refuse()
+		c.up(1)
+		for wait := ms; fails > 0; fails-- {
+			c.Answer(c.dial(), session.Reply{Err: errLost})
+			c.rests(c.now + wait)
+			c.now += wait
+			wait *= 2
+		}
+		c.attach(c.dial(), 1)
+		c.refuse()
+		c.rests(c.now + ms)
+	}
+}
+
+// A memory node that has nothing of the namespace any more is not dialed, though it is up.
+func TestAgendaNodeUnused(t *testing.T) {
+	c := newConns(t)
+	c.upWith(1, 2)
+	c.rests(c.now + 20*ms)
+	c.now += 20 * ms
+	c.rests(c.renewal)
+	c.l.Pump()
+}
+
+// A connection that was made since the memory node was lost to some placement group is good: its hang-up waits for the peer.
+func TestAgendaHangsUpSince(t *testing.T) {
+	c := newConns(t)
+	c.lost = c.version + 1
+	c.up(1)
+	old := c.attach(c.dial(), 1)
+	c.refused()
+	q := c.due(session.AskHangup)
+	if q.QP != old || q.Version != c.version || !c.Has(1, q.Incarnation, q.Version) {
+		t.Fatalf("asked %+v, and the session would not wait for its peer", q)
+	}
+	c.hangUp(q)
 }

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// A renewal hands back so many places at most, and more if memory is short.
+	// A renewal hands back so many places at most, of all placement groups together, and more if memory of any is short.
 	handBacks, handBacksShort = 1 << 14, 1 << 15
 	// It returns so many own runs at most, none shorter than leastReturn units unless memory
 	// is short.
@@ -49,16 +49,20 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	v := a.core.View()
 	a.mu.backlog = false
 	tell, news := a.mu.held == 0 || now-a.mu.held >= heldEvery, false
+	places := handBacks
 	for _, m := range a.core.Heaps() {
+		short := a.core.Supply(m.PG).Short
+		if short {
+			places = handBacksShort
+		}
 		// If memory is short the directory must know soon who has how much.
-		if short := a.core.Supply(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
+		if short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
 			tell, news = true, true
 		}
 	}
 	if tell {
 		a.mu.held = max(now, 1)
 	}
-	places := handBacks
 	var held []*dirpb.Held
 	for _, m := range a.core.Heaps() {
 		if v == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
@@ -71,9 +75,6 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 		p.sample(now, f.Taken())
 		a.notePace(p, now, f.Taken())
 		a.wantAhead(m, p)
-		if s.Short {
-			places = max(places, handBacksShort)
-		}
 		a.foreign(q, m, p, f, s, &places, now)
 		a.surplus(q, m, p, f, s, now)
 		if tell {
@@ -206,7 +207,7 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := &dirpb.CloseSessionRequest{SessionId: a.core.Session(), Leaked: a.core.Leaked() || a.mu.unsure || len(a.mu.grants) > 0}
-	v := a.core.View()
+	v, places := a.core.View(), maxReturned
 	a.takeEarly()
 	for _, r := range a.mu.early {
 		q.Runs = append(q.Runs, r.GetRuns()...) // of a map that the session has not seen
@@ -221,9 +222,14 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 			if len(q.Runs) < maxReturned {
 				q.Runs = append(q.Runs, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
 				a.returned.Add(uint64(r.Units))
+			} else {
+				q.Leaked = true
 			}
 		}
-		foreign = foreign[:min(len(foreign), maxReturned)]
+		if len(foreign) > places {
+			foreign, q.Leaked = foreign[:places], true
+		}
+		places -= len(foreign)
 		q.HandBacks = append(q.HandBacks, freePlaces(m, foreign)...)
 		for _, x := range foreign {
 			a.handedBack.Add(uint64(x.Units))
@@ -235,5 +241,5 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	return q
 }
 
-// maxReturned bounds what one session hands back as it closes; recall finds the rest.
+// maxReturned bounds the runs, and the places, that one session hands back as it closes, since a request has a bound; recall finds the rest.
 const maxReturned = 1 << 16

@@ -119,6 +119,18 @@ func TestAgendaQuestionStirs(t *testing.T) {
 	}
 }
 
+// A session that is being fenced is not fenced yet, and one whose fate the directory does not tell neither.
+func TestAgendaNotFenced(t *testing.T) {
+	for _, life := range []dirpb.SessionLife{0, dirpb.SessionLife_SESSION_LIVE, dirpb.SessionLife_SESSION_FENCING} {
+		a := newAgenda(t)
+		a.WantFenced(9)
+		a.Answer(a.due(session.AskFence), session.Reply{Fence: &dirpb.SessionStateReply{Life: life}})
+		if a.core.IsFenced(9) {
+			t.Errorf("%v counts as fenced", life)
+		}
+	}
+}
+
 func TestAgendaFence(t *testing.T) {
 	a := newAgenda(t)
 	a.WantFenced(9)

@@ -39,7 +39,7 @@ func TestAgendaAgain(t *testing.T) {
 	}
 	tag := a.core.Unlinks() // between the two
 	again := a.Again(first)
-	if r := again.Renew; r.ReportEpoch != 6 || !r.InLimbo || len(r.Held) != 0 {
+	if r := again.Renew; r.ReportEpoch != 6 || !r.InLimbo || len(r.Held) != 0 || r.QuiescedMapVersion != 3 || again.Within != first.Within {
 		t.Fatalf("asked again %v, first %v", r, first.Renew)
 	}
 	a.answer(first, &dirpb.RenewReply{Epoch: 20, MinEpoch: 19})
