@@ -40,7 +40,7 @@ type sess struct {
 	seed   atomic.Uint64
 	limit  atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
 	evicts atomic.Bool   // the namespace is a cache
-	host   string // hostid.ID()
+	host   string        // hostid.ID()
 	renew  time.Duration
 	ctx    context.Context
 	cancel context.CancelCauseFunc

@@ -45,8 +45,8 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }
 
-// Memory is of inside.Tools. The directory tells what records take in replies to renewals, so that is some seconds old; what this session knows of
-// its own records is not.
+// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. Of its own records
+// the session knows at once.
 func (t tools) Memory() (used, most uint64, evicts bool) {
 	s := t.c.sess.Load()
 	for _, p := range s.core.View().PGs {

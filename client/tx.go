@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// A transaction has at most so many keys, sixteen times as many if it writes nothing, and so many bytes of keys and of values that it writes.
+// A transaction has at most MaxTxnKeys keys, sixteen times as many if it writes nothing. Its keys and the values that it writes have at most MaxTxnBytes.
 const (
 	MaxTxnKeys  = 1024
 	MaxTxnBytes = 64 << 20

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 // JSON lines hold all that a store keeps of a key but for its version: scan --long writes them, and pipe reads them.
@@ -130,9 +131,9 @@ func checkItem(t client.Type, value []byte) error {
 	}
 	switch {
 	case err != nil || n == 0:
-		return fmt.Errorf("value of %d bytes is no %v as gateways store it", len(value), t)
+		return fmt.Errorf("value of %s is no %v as gateways store it", units.Bytes(len(value)), t)
 	case len(value) > collection.MaxLen:
-		return fmt.Errorf("%v of %d bytes, at most %d", t, len(value), collection.MaxLen)
+		return fmt.Errorf("%v of %s, at most %s", t, units.Bytes(len(value)), units.Bytes(collection.MaxLen))
 	}
 	return nil
 }

@@ -415,7 +415,8 @@ func attribute(err error, source func(key string) string) error {
 	return errors.Join(errs...)
 }
 
-// Misspelt tells of each variable of environ (NAME=value) that begins as settings do and nearly is one of s, by which name it would be one. Those of
+// Misspelt finds variables of environ (NAME=value) that begin as settings do and nearly are one of s. It gives the name of that
+// for each. Those of
 // the other roles are others' and are not meant.
 func Misspelt(environ []string, s Settings, others ...Settings) map[string]string {
 	var names []string // without the prefix

@@ -543,8 +543,8 @@ func (c *Core) gaveUp(pg uint32, missed int64) {
 	c.mu.vain[pg] = now + vainFor
 }
 
-// NoMemory says that an operation has missed memory of pg since a renewal and a moment,
-// and that there is none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
+// NoMemory judges an operation that has missed memory of pg since a renewal and a moment. Its error says that there is none, or that
+// what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
 // for as long as the directory goes on saying that memory is on its way.
 func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) error {
 	now := c.opts.Nanos()

@@ -50,7 +50,9 @@ func sentencesOf(text string, line int, md bool) (out []sentence) {
 			s := t[start:m[0]]
 			n := 0
 			for _, w := range strings.Fields(s) {
-				if strings.ContainsFunc(w, func(r rune) bool { return r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r > 127 }) {
+				if strings.ContainsFunc(w, func(r rune) bool {
+					return r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r > 127
+				}) {
 					n++
 				}
 			}

@@ -146,8 +146,8 @@ func exponent[T text](s T, i int, letter byte) int {
 }
 
 // Double is strtod(3): the number at the beginning of s, behind white space, and how many bytes both have; 0: there is no number.
-// inRange is false where strtod sets ERANGE: the number is too large, and infinite; or it is so small that the double has fewer
-// digits than it, and may be 0.
+// inRange is false where strtod sets ERANGE: the number is too large, and infinite, or too small. A number that is too small has
+// fewer digits as a double, and may be 0.
 func Double[T text](s T) (f float64, used int, inRange bool) {
 	n := scan(s)
 	switch n.kind {
@@ -267,7 +267,7 @@ const LongDoubleMax = 16384
 const longDoubleHalf = -16446
 
 // LongDouble is strtold(3), and otherwise Double. NaN, which a big.Float cannot be, is no number. A number that is too large is infinite and
-// not in range, and one that is too small is 0 and not in range; a number of fewer bits than LongDoubleBits is in range.
+// not in range, and one that is too small is 0 and not in range. A number of fewer bits than LongDoubleBits is in range.
 // It takes time that grows with the square of the length of s.
 func LongDouble[T text](s T) (f *big.Float, used int, inRange bool) {
 	n := scan(s)

@@ -62,8 +62,8 @@ type Options struct {
 	Meet func(context.Context, *dirpb.MeetRequest) (*dirpb.MeetReply, error)
 	// Budget has the memory for what peers have still to be told, and for what they tell. Default: one of its own.
 	Budget *netsrv.Budget
-	// PartAfter is after how long streams with peers end that the directory does not name any more: a new leader of it knows
-	// nobody for a moment. Default 10 s.
+	// PartAfter is after how long streams end with peers that the directory does not name any more. A new leader of the directory
+	// knows nobody for a moment. Default 10 s.
 	PartAfter time.Duration
 	// Logger receives background errors. Default: discard.
 	Logger *slog.Logger

@@ -1,5 +1,5 @@
-// Package wrongport says why a gRPC connection does not come about: that the other end speaks TLS, or does
-// not, or that another service answers there.
+// Package wrongport says why a gRPC connection does not come about. The other end speaks TLS, or does
+// not, or another service answers there.
 //
 // It leaves to its callers whom they call and what they do about it. [Creds] is all of it; what it returns may be used
 // concurrently. gRPC itself tells of such a connection "error reading server preface: EOF".

@@ -74,9 +74,8 @@ var (
 
 // Options configure a Device. The zero value is ready to use.
 type Options struct {
-	// RequestTimeout bounds each exchange with the peer's process: the
-	// passive side's handshake, for which a Door that is given has its own, and the first use
-	// of rkeys on a QP, for which a PostSend waits so long in all. Default 2 s.
+	// RequestTimeout bounds each exchange with the peer's process. The passive side's handshake is one; a Door that is given has its
+	// own bound for that. The first use of rkeys on a QP is another, for which a PostSend waits so long in all. Default 2 s.
 	RequestTimeout time.Duration
 	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
 	// NewDoor's for each device.
