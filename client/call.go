@@ -108,6 +108,11 @@ func (c *Client) do(ctx context.Context, q *call) error {
 // the caller of the API gets it: what did not happen since its session was lost is tried again in the next one, for
 // OpTimeout from the first time.
 func (c *Client) perform(ctx context.Context, ops []*engine.Op) {
+	if c.hot != nil {
+		for _, op := range ops {
+			c.countHot(op.Key)
+		}
+	}
 	for until := int64(0); ; {
 		s, err := c.live(ctx)
 		if err == nil && ctx.Err() != nil {

@@ -136,6 +136,8 @@ type Options struct {
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events
+	// HotKeys has the Client estimate which keys are used most, see [Client.HotKeys].
+	HotKeys bool
 }
 
 // Identities says how the certificates of the store's processes name their owners and these owners' roles. The zero

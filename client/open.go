@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -38,6 +39,7 @@ type Client struct {
 	sess atomic.Pointer[sess]
 
 	policy *evict.Policy
+	hot    *hotkeys.Keys // nil: nobody wants to know
 	stats  counts
 	opened []*rdma.Device // those of o.Devices that are the Client's own
 
@@ -170,6 +172,9 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		ghosts = 1 // it neither evicts nor brings a key back
 	}
 	c := &Client{o: o, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghosts})}
+	if o.HotKeys {
+		c.hot = hotkeys.New()
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -38,7 +38,13 @@ func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 		return nil
 	case len(ops) == 1:
 		return c.singleCAS(ctx, ops)
-	case c.o.Events == nil:
+	}
+	if c.hot != nil {
+		for i := range ops {
+			c.countHot(ops[i].Key)
+		}
+	}
+	if c.o.Events == nil {
 		_, err := c.multiCAS(ctx, ops)
 		return err
 	}

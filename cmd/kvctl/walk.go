@@ -325,7 +325,9 @@ func (a *app) hotkeysCommand() *cobra.Command {
 		Long: "Read what clients note of the use of keys, to know what to evict, and list the\n" +
 			"keys of the highest counts. A count grows by the same with every use, up to 4095,\n" +
 			"and fades with time: it stands as of the last use that was noted, Idle ago. A client notes\n" +
-			"uses late, several at once. Only namespaces of mode cache have counts.",
+			"uses late, several at once, be it a gateway or a program with the library.\n\n" +
+			"Only namespaces of mode cache have counts. Of a namespace of mode store each client knows\n" +
+			"its own uses: a gateway with hot-keys shows them on its page, a program asks Client.HotKeys.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -356,7 +358,7 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	now := uint64(a.now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache",
+			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache; ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {

@@ -488,7 +488,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		bad = errStopping
 	}
 	if bad == "" && !c.tx.queueing {
-		c.g.hot.see(c, cmd, args)
+		c.countHot(cmd, args)
 	}
 	if bad == "" && !c.tx.queueing && b.joins(cmd, args) {
 		return b.addScript(cmd, args)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
@@ -361,11 +362,11 @@ func TestSharedLongKeys(t *testing.T) {
 // TestSharedHotKeys: operators see which database of a namespace a key is in.
 func TestSharedHotKeys(t *testing.T) {
 	dbs := sharing(clienttest.New(clienttest.Options{}), 2)
-	g := &Gateway{o: Options{Databases: dbs}, dbs: placeDatabases(dbs), hot: newHotKeys()}
+	g := &Gateway{o: Options{Databases: dbs}, dbs: placeDatabases(dbs), hot: hotkeys.New()}
 	c := &conn{g: g}
 	for c.db = range dbs {
-		for range 100 * hotEvery {
-			g.hot.see(c, find([]byte("get")), [][]byte{[]byte("get"), []byte("k")})
+		for range 100 * hotkeys.Every {
+			c.countHot(find([]byte("get")), [][]byte{[]byte("get"), []byte("k")})
 		}
 	}
 	var got []string

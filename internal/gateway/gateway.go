@@ -33,6 +33,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -210,11 +211,11 @@ type Gateway struct {
 	slow    slowLog            // SLOWLOG
 	// heed is what there is to look at besides performing commands; see heedPause.
 	heed      atomic.Uint32
-	pausing   pausing    // CLIENT PAUSE
-	monitors  monitors   // MONITOR
-	latencies latencies  // LATENCY
-	hot       *hotKeys   // nil: nobody wants to know
-	aclFile   sync.Mutex // held while Options.ACLFile is read or written
+	pausing   pausing       // CLIENT PAUSE
+	monitors  monitors      // MONITOR
+	latencies latencies     // LATENCY
+	hot       *hotkeys.Keys // nil: nobody wants to know
+	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
 	loops     loop.Loops    // serve connections whose clients say little at a time
@@ -278,7 +279,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.slow.setLen(int64(o.SlowLogLen))
 	if o.HotKeys {
-		g.hot = newHotKeys()
+		g.hot = hotkeys.New()
 	}
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,

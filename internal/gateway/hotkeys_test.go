@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/hotkeys"
 )
 
 func hotGateway() (*Gateway, *conn) {
 	dbs := []Database{{"a", clienttest.New(clienttest.Options{})}, {"b", clienttest.New(clienttest.Options{})}}
-	g := &Gateway{o: Options{Databases: dbs}, dbs: placeDatabases(dbs), hot: newHotKeys()}
+	g := &Gateway{o: Options{Databases: dbs}, dbs: placeDatabases(dbs), hot: hotkeys.New()}
 	return g, &conn{g: g}
 }
 
@@ -33,9 +34,9 @@ func TestHotKeys(t *testing.T) {
 		}
 		c.db = 1
 		if random.IntN(2) == 0 {
-			g.hot.see(c, get, [][]byte{[]byte("get"), []byte(key)})
+			c.countHot(get, [][]byte{[]byte("get"), []byte(key)})
 		} else {
-			g.hot.see(c, del, [][]byte{[]byte("del"), []byte(key), []byte("other " + key)})
+			c.countHot(del, [][]byte{[]byte("del"), []byte(key), []byte("other " + key)})
 		}
 	}
 	all := g.HotKeys()
@@ -70,23 +71,23 @@ func TestHotKeysAreBounded(t *testing.T) {
 		for i := range 10_000 {
 			args = append(args, []byte(strings.Repeat(fmt.Sprint(i, " "), 1000)), nil)
 		}
-		for range 100 * hotEvery {
-			g.hot.see(c, set, args)
+		for range 100 * hotkeys.Every {
+			c.countHot(set, args)
 		}
-		if n := len(g.hot.mu.counts); n > maxHot || n == 0 {
+		if n := g.hot.Counted(); n > hotkeys.Most || n == 0 {
 			t.Errorf("%d keys are counted", n)
 		}
 		for _, x := range g.HotKeys() {
-			if len(x.Key) > maxHotKey {
+			if len(x.Key) > hotkeys.MaxKey {
 				t.Errorf("a key of %d bytes", len(x.Key))
 			}
 		}
-		time.Sleep(40 * hotHalf)
-		if all := g.HotKeys(); len(all) > 0 || len(g.hot.mu.counts) > 0 {
+		time.Sleep(20 * time.Minute)
+		if all := g.HotKeys(); len(all) > 0 || g.hot.Counted() > 0 {
 			t.Errorf("long after: %+v", all)
 		}
-		var none *hotKeys
-		none.see(c, set, args)
+		none := &conn{g: &Gateway{}}
+		none.countHot(set, args)
 		if all := (&Gateway{}).HotKeys(); all != nil {
 			t.Errorf("nobody asked for %+v", all)
 		}
@@ -107,7 +108,7 @@ func TestHotKeysSample(t *testing.T) {
 			}
 		}
 		// Of short ones half as many are: a gap is uniform up to twice its mean.
-		if share := float64(seen) / all * hotEvery; share < 0.4 || share > 1.1 {
+		if share := float64(seen) / all * hotkeys.Every; share < 0.4 || share > 1.1 {
 			t.Errorf("connections of %d commands: %.2f of what is meant", length, share)
 		}
 	}
@@ -115,13 +116,13 @@ func TestHotKeysSample(t *testing.T) {
 
 // BenchmarkHotKeys is what counting hot keys adds to a command.
 func BenchmarkHotKeys(b *testing.B) {
-	g, c := hotGateway()
+	_, c := hotGateway()
 	get := find([]byte("get"))
 	var keys [4096][][]byte
 	for i := range keys {
 		keys[i] = [][]byte{[]byte("get"), []byte(fmt.Sprint("key ", i))}
 	}
 	for i := 0; b.Loop(); i++ {
-		g.hot.see(c, get, keys[i%len(keys)])
+		c.countHot(get, keys[i%len(keys)])
 	}
 }
