@@ -29,7 +29,7 @@ func TestQuotas(t *testing.T) {
 		r := newRig(t, "tcp", 1, 5*time.Second)
 		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, LimitBytes: 2 << 20})
 		err := fill(t, r.client(r.options()), 1000)
-		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `quota bytes: namespace "default" has `) || !strings.Contains(err.Error(), "bytes, of 2097152") {
+		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `quota bytes: namespace "default" has `) || !strings.Contains(err.Error(), ", of 2 MiB") {
 			t.Error(err)
 		}
 	})

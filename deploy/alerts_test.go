@@ -732,7 +732,9 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 		return strings.Contains(s.get("d1", "/metrics"), "\nkvd_directory_node_up{node=\"m1\"} 1\n")
 	})
 	s.run["m1"].limitSpace(32 << 20)
-	s.kvctl("", "namespace", "create", "more", "--bytes", "40MiB")
+	await(t, func() string { return "no memory node is up" }, func() bool { // it may still miss a lease
+		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more", "--bytes", "40MiB").Run() == nil
+	})
 	w.fires("KvdRegionsFailing")
 }
 

@@ -55,7 +55,7 @@ W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
 // wholeDatabase are commands that work in the database of SELECT without naming keys.
-var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot", "cluster|getkeysinslot"}
+var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot", "cluster|getkeysinslot", "memory|stats"}
 
 // getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has a commit of its own.
 var getCommand, selectCommand, moveCommand *command
