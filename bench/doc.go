@@ -2,18 +2,17 @@
 // same process, Redis and memcached on the same machine. And it compares the store
 // that grows, drains a memory node or has lost one with the same store at rest.
 //
-// It holds tests only. TestRatios (`make bench`, KVD_BENCH=1) starts the store of `kvd dev` as
-// a process of its own, a gateway, redis-server and memcached beside it, and prints one
-// table of ratios that were measured in turns; the Benchmark functions take single paths
-// apart, for profiles. The store's process is this test binary again: TestMain reads which
-// part to play from the environment. A [report] is a table, and takes rows from duels; every
+// It holds tests only. TestRatios (`make bench`, KVD_BENCH=1) prints one table of ratios that were measured in
+// turns. It starts the store of `kvd dev` as a process of its own, and a gateway, redis-server and memcached beside
+// it. The Benchmark functions take single paths apart, for profiles. The store's process is this test binary again:
+// TestMain reads which part to play from the environment. A [report] is a table, and takes rows from duels; every
 // figure of it has to be a number above 0.
 //
-// Of caches, TestHitRatio (`make hit-ratio`) compares what the store forgets with what LRU, LFU and
-// redis-server do, and TestFullCache (`make bench-full`) keeps one full for a while and looks
-// at errors, memory and latencies. TestRecords (`make bench-records`) reads from namespaces of
-// up to 15 million records. TestDirectoryScale (`make bench-directory`) has 10,000 sessions that do nothing but renew
-// their leases and acknowledge maps.
+// Two tests are of caches. TestHitRatio (`make hit-ratio`) compares what the store forgets with what LRU, LFU and
+// redis-server forget. TestFullCache (`make bench-full`) keeps a cache full for a while and looks at errors, memory
+// and latencies. TestRecords (`make bench-records`) reads from namespaces of up to 15 million records.
+// TestDirectoryScale (`make bench-directory`) has 10,000 sessions that do nothing but renew their leases and
+// acknowledge maps.
 //
 // TestGrowth and TestDisturbance (`make bench-growth`) run a whole store in
 // this process, janitor included, and print latencies. TestMovesUnderLoad, which asks only

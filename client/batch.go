@@ -341,9 +341,9 @@ func expiryAt(t time.Time) uint64 {
 	return uint64(max(t.UnixMilli(), 1)) // 1: long ago
 }
 
-// GetIfChanged is Get if key has another version than the one given, and changed is
-// false if it has that one: if the key's word is remembered, that costs a READ of
-// 8 bytes, unless the key expires. An absent key is ErrNotFound.
+// GetIfChanged is Get if key has another version than the one given. If key has that one, changed is false. That
+// answer costs a READ of 8 bytes if the key's word is remembered and the key does not expire. An absent key is
+// ErrNotFound.
 func (c *Client) GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, false, err

@@ -1,11 +1,9 @@
-// Package client is the Go library of the store: it looks keys up with one-sided
-// READs and changes them with WRITE and compare-and-swap, in the memory of the
-// memory nodes, without waking them.
+// Package client is the Go library of the store. It looks keys up with one-sided READs and changes them with WRITE
+// and compare-and-swap. It does so in the memory of the memory nodes, without waking them.
 //
-// It leaves the protocol to package index, buffers, places and queue pairs to
-// internal/engine, and membership to the directory, which it calls only to open
-// and renew its session, to learn of map changes and to get memory, never for an
-// operation.
+// It leaves the protocol to package index, and buffers, places and queue pairs to internal/engine. It leaves
+// membership to the directory. It calls the directory only to open and renew its session, to learn of map changes
+// and to get memory, never for an operation.
 //
 // Start with [Connect], or [Open] for its [Options], and [Client]. A Client's methods may be called concurrently.
 // Keys and values passed in stay the caller's and are not changed; they may be
@@ -109,8 +107,9 @@ type Options struct {
 	ReadOnly bool
 	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
 	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
-	// A lane serves a goroutine at a time, so that many let many goroutines call at once. Over shm each processor has
-	// one for whatever it knows a hint of, and a whole batch is one chain; all else goes to the lanes to which its keys hash.
+	// A lane serves a goroutine at a time, so that many let many goroutines call at once. Over shm each processor
+	// has a lane for all keys that it knows a hint of, and a whole batch is one chain. All else goes to the lanes
+	// to which its keys hash.
 	Lanes int
 	// CacheBytes bounds the hints, which say where keys were found: with a hint a GET takes one round trip, without it
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
@@ -124,8 +123,9 @@ type Options struct {
 	TLS *tls.Config
 	// TLSFiles, if set, takes the place of TLS.
 	TLSFiles TLSFiles
-	// Identities says how certificates name their owners: with TLS, the Client asks nothing of a directory node whose
-	// certificate has another role than directory, and its own devices connect to memory nodes of the role memnode alone.
+	// Identities says how certificates name their owners. With TLS, the Client asks nothing of a directory node
+	// whose certificate has another role than directory. With TLS, its own devices connect to memory nodes of the
+	// role memnode alone.
 	Identities Identities
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
@@ -171,17 +171,18 @@ type Item struct {
 	// Flags are the user's: the store keeps them with the value and gives them no
 	// meaning. Flags other than 0 cost four bytes a record.
 	Flags uint32
-	// Note is as Flags, and costs eight bytes. A gateway keeps in it what a protocol
-	// remembers of an item beside the Flags, which belong to its own users: programs that
-	// share a namespace with gateways leave it as it is, or 0.
+	// Note is as Flags, and costs eight bytes. A gateway keeps in it what a protocol remembers of an item beside
+	// the Flags, which belong to its own users. Programs that share a namespace with gateways leave it as it is, or
+	// 0.
 	Note uint64
 	// Type says what Value is.
 	Type Type
 }
 
-// Type is what a value is. Gateways keep Redis's collections in one record each, in the encodings of docs/collections.md. The
-// library gives them as they are, to those who ask for them only (Op.Typed, Scan): to all others a collection is ErrWrongType,
-// so that nobody takes it for text, or counts it up. A Put replaces a value of any type.
+// Type is what a value is. Gateways keep Redis's collections in one record each, in the encodings of
+// docs/collections.md. The library gives them as they are, to those who ask for them only (Op.Typed, Scan). To all
+// others a collection is ErrWrongType, so that nobody takes it for text, or counts it up. A Put replaces a value of
+// any type.
 type Type uint8
 
 // The types.
@@ -241,10 +242,9 @@ type Cursor struct {
 
 // ScanOptions qualify a Scan.
 type ScanOptions struct {
-	// Cursor, if not nil, is where the scan begins. The scan moves it on: once the loop
-	// has ended, by itself, with an error or by a break, the next scan from there gives
-	// everything that this one did not, and perhaps some pairs again. Default: a cursor
-	// of the scan's own, at the start.
+	// Cursor, if not nil, is where the scan begins. The scan moves it on, until the loop has ended by itself, with
+	// an error or by a break. The next scan from there gives everything that this one did not, and perhaps some
+	// pairs again. Default: a cursor of the scan's own, at the start.
 	Cursor *Cursor
 	// Count, if not 0, ends the scan after about this many pairs, at a place that a cursor can name.
 	Count int
@@ -252,8 +252,8 @@ type ScanOptions struct {
 	Match func(key []byte) bool
 	// KeysOnly leaves Value nil.
 	KeysOnly bool
-	// Expired includes keys that have expired and whose memory was not taken back yet: a Delete of such a
-	// key takes it back, and returns ErrNotFound.
+	// Expired includes keys that have expired and whose memory was not taken back yet. A Delete of such a key takes
+	// that memory back, and returns ErrNotFound.
 	Expired bool
 }
 
@@ -290,20 +290,20 @@ type Stats struct {
 	CacheHits uint64 // operations that began with a cached word
 	CASLosses uint64
 	Unknown   uint64
-	// Memory of the present session, in units of 64 bytes: GrantedUnits were granted to it, and
-	// of these FreeUnits hold nothing; LimboUnits held records that were replaced or deleted, which
-	// somebody may still read; LiveUnits are the rest, which holds records, or places that other
-	// sessions unlinked and have not handed back yet.
+	// Memory of the present session, in units of 64 bytes. GrantedUnits were granted to it. FreeUnits are a part of
+	// them and hold nothing. LimboUnits held records that were replaced or deleted, which somebody may still read.
+	// LiveUnits are the rest, which holds records, or places that other sessions unlinked and have not handed back
+	// yet.
 	LimboUnits, FreeUnits, LiveUnits, GrantedUnits uint64
 	// ForeignUnits are free places, in units of 64 bytes, that other sessions were granted and this
 	// one unlinked. They are not among GrantedUnits; the session uses them, or hands them back.
 	ForeignUnits    uint64
 	Session         uint32
 	Epoch, MinEpoch uint64
-	// Memory that went from session to session, in units of 64 bytes, of all sessions of this
-	// Client. HandedBackUnits are free places that others were granted and that went home;
-	// ReturnedUnits is granted memory that was given back to be granted to anybody;
-	// ReceivedUnits is granted memory that others had unlinked and that came home.
+	// Memory that went from session to session, in units of 64 bytes, of all sessions of this Client.
+	// HandedBackUnits are free places that others were granted and that went home. ReturnedUnits is granted memory
+	// that was given back to be granted to anybody. ReceivedUnits is granted memory that others had unlinked and
+	// that came home.
 	HandedBackUnits, ReturnedUnits, ReceivedUnits uint64
 	// RefusedUnits came home, or were granted, and were not taken in: the message contradicts what the
 	// session knows of them. LostUnits were given up after an unknown
@@ -317,18 +317,18 @@ type Stats struct {
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
-	// Mended counts damaged copies of records that operations wrote anew from good ones, of all sessions of this Client: memory somewhere
-	// does not keep what is written to it.
+	// Mended counts damaged copies of records that operations wrote anew from good ones, of all sessions of this
+	// Client. If it is not 0, memory somewhere does not keep what is written to it.
 	Mended uint64
-	// SweepBytes is the memory in which the session remembers the expiries of its puts; SweepForgotten
-	// counts puts that found no room there: their records are found later.
+	// SweepBytes is the memory in which the session remembers the expiries of its puts. SweepForgotten counts puts
+	// that found no room there: their records are found later.
 	SweepBytes, SweepForgotten uint64
 	// RefusedPlaces counts places that this session unlinked and could not take back,
 	// because their slot words cannot be right: index memory is damaged. They
 	// are lost until their extent is recalled.
 	RefusedPlaces uint64
-	// Connections are by memory node: the provider, and the executor of atomics if that is neither this
-	// client nor the memory node's own device: "shm",
-	// "tcp (CAS proxied to the adapter)", "verbs (CAS by the memory node's agent)".
+	// Connections are by memory node. Each names the provider, and the executor of atomics if that is neither this
+	// client nor the memory node's own device. Examples are "shm", "tcp (CAS proxied to the adapter)" and "verbs
+	// (CAS by the memory node's agent)".
 	Connections map[string]string
 }

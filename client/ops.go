@@ -76,8 +76,8 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 
 var errReadOnly = fmt.Errorf("%w: the session is read-only", ErrInvalid)
 
-// Delete removes key, or returns ErrNotFound. If a connection broke meanwhile and the key has gone, the outcome is Unknown: another Delete of this Client,
-// or an eviction, may have been first.
+// Delete removes key, or returns ErrNotFound. If a connection broke meanwhile and the key has gone, the outcome is
+// Unknown. Another Delete of this Client, or an eviction, may have been first.
 func (c *Client) Delete(ctx context.Context, key []byte) error {
 	return c.delete(ctx, key, index.Always, 0)
 }

@@ -12,12 +12,11 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Scan gives every pair from o.Cursor on. Every key that is present throughout a scan
-// from the zero Cursor to its end is given at least once; a key that changes or moves
-// meanwhile may be given twice. The order is that of hashes. Pairs are read about 200 at a time,
-// while the loop asks for them; each stays the caller's. An error comes with a zero KV and ends the scan,
-// except an ErrCorrupt after which the cursor has moved on: it says what was left out, and the rest
-// follows.
+// Scan gives every pair from o.Cursor on. A scan from the zero Cursor to its end gives every key that is present
+// throughout it, at least once. A key that changes or moves meanwhile may be given twice. The order is that of
+// hashes. Pairs are read about 200 at a time, while the loop asks for them; each stays the caller's. An error comes
+// with a zero KV and ends the scan, except an ErrCorrupt after which the cursor has moved on. That ErrCorrupt says
+// what was left out, and the rest follows.
 func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
 		if c.o.Events == nil {
@@ -179,9 +178,8 @@ func (s *sess) nextShard(prefix uint64) uint64 {
 	return uint64(sh.Prefix+1) << (64 - sh.Depth)
 }
 
-// Count is how many keys there are, from the index alone: keys that change or move
-// meanwhile may count twice or not at all, and those that expired count until their
-// memory is taken back.
+// Count is how many keys there are, from the index alone. Keys that change or move meanwhile may count twice or not
+// at all. Keys that expired count until their memory is taken back.
 func (c *Client) Count(ctx context.Context) (uint64, error) {
 	v, err := tools{c}.ViewAtLeast(ctx, 0)
 	if err != nil {

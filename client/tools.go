@@ -60,8 +60,8 @@ func (t tools) Memory() (used, most uint64, evicts bool) {
 	return min(most, max(used, t.c.Stats().LiveUnits*layout.UnitSize)), most, s.evicts.Load()
 }
 
-// ReadRaw is of inside.Tools. A read is divided where the index ends, since index and heap are two spaces to the engine, and into pieces of a
-// MiB, which are no snapshot of each other.
+// ReadRaw is of inside.Tools. It divides a read where the index ends, since index and heap are two spaces to the
+// engine. It also divides a read into pieces of a MiB. The pieces are no snapshot of each other.
 func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {
@@ -101,7 +101,8 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 // lastUseTries bounds how often LastUse looks for a key that is being moved.
 const lastUseTries = 8
 
-// LastUse reads the key's slot at the tail, where access words are, and no more of its record than the key: it must not count as a use.
+// LastUse reads the key's slot at the tail, where access words are, and no more of its record than the key. It must
+// not count as a use.
 func (t tools) LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error) {
 	for range lastUseTries {
 		loc, err := t.Locate(key)

@@ -66,16 +66,19 @@ type txKey struct {
 	required bool // the condition is not what was read but what Require said
 }
 
-// Txn runs f, which reads and says what to write, and then makes all of that true in one step if nothing that f has read or
-// required has changed meanwhile; otherwise f runs again, a few hundred times at most and for the OpTimeout, unless ctx has a deadline. It must have no
-// other effects. If f fails, nothing is written and its error is Txn's. While f runs, what it reads may be of different instants.
+// Txn runs f, which reads and says what to write. Then it makes all of that true in one step if nothing that f has
+// read or required has changed meanwhile. Otherwise f runs again, a few hundred times at most and for the
+// OpTimeout, unless ctx has a deadline. f must have no other effects. If f fails, nothing is written and its error
+// is Txn's. While f runs, what it reads may be of different instants.
 //
-// It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold. ErrTxnContended: others have kept it from
-// happening. Strict serializability: a transaction sees all that had ended before it
-// began, and everybody else sees all of it or nothing (FaRM, SOSP'15; Percolator, OSDI'10, from where intents come).
-// A transaction that only reads costs two round trips, more if a key is absent; a Client that is ReadOnly cannot have more than one key that is.
-// A retry reads what the try before has read in one round trip. A transaction that only reads has the store keep these keys after a few tries, and sees them
-// as they are at that instant: it ends, whoever writes them, if f reads the same ones again.
+// It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold.
+// ErrTxnContended: others have kept it from happening. Transactions are strictly serializable: each sees all that
+// had ended before it began, and everybody else sees all of it or nothing. The ideas are from FaRM (SOSP'15) and
+// Percolator (OSDI'10), from where intents come. A transaction that only reads costs two round trips, more if a key
+// is absent. A Client that is ReadOnly cannot have more than one absent key in a transaction. A retry reads in one
+// round trip what the try before has read. After a few tries, a transaction that only reads has the store keep
+// these keys, and sees them as they are at that instant. It ends, whoever writes them, if f reads the same ones
+// again.
 func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 	began := time.Now()
 	limited := false // ctx ends when the transaction's own time does

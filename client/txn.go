@@ -15,15 +15,16 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// MultiCAS performs ops, which put, delete or keep a key each, in one step: either all of it happens or nothing does (the
-// multi-word compare-and-swap of Harris, Fraser and Pratt, DISC'02). No key may be there twice; MaxTxnKeys and MaxTxnBytes bound them.
+// MultiCAS performs ops, which put, delete or keep a key each, in one step: either all of it happens or nothing
+// does. It is the multi-word compare-and-swap of Harris, Fraser and Pratt (DISC'02). No key may be there twice;
+// MaxTxnKeys and MaxTxnBytes bound them.
 //
-// Each Op's Cond must hold at that instant. If one does not hold nothing is done: that Op has the Err that a Put would have
-// (ErrConflict, ErrExists, ErrNotFound; other Ops may have one, too), and the error wraps it and names the key. An OpDelete or an OpKeep
-// without condition does not mind whether the key is there. When all is done each Op's Item has the Version that its key has, 0: none, and that of
-// an OpKeep with Typed has the rest as well, so that several of them read keys as they are at one instant.
-// Other errors: ErrTxnTooLarge, ErrTxnContended (others kept it from happening until the OpTimeout), or those of a Put;
-// Outcome tells whether it happened.
+// Each Op's Cond must hold at that instant. If one does not hold nothing is done. That Op has the Err that a Put
+// would have: ErrConflict, ErrExists or ErrNotFound. Other Ops may have one, too. The error of MultiCAS wraps it
+// and names the key. An OpDelete or an OpKeep without condition does not mind whether the key is there. When all is
+// done each Op's Item has the Version that its key has, 0: none. That of an OpKeep with Typed has the rest as well.
+// So several such Ops read keys as they are at one instant. Other errors: ErrTxnTooLarge, ErrTxnContended (others
+// kept it from happening until the OpTimeout), or those of a Put; Outcome tells whether it happened.
 //
 // With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the answer.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {

@@ -52,9 +52,9 @@ func (b *Base) Add(a Access) { b.op().add(a) }
 // Post posts the round as step; Machine.Next consumes it.
 func (b *Base) Post(step Step) Action { return b.op().post(step) }
 
-// AddLock adds the CAS that takes the insert lock of the group at an offset in the region, as the first access of a round at the head.
-// Afterwards Locked says whether it is held: if not, ask is what to ask of the caller, 0 if it is free by now. The
-// Op gives it up when it ends or starts over.
+// AddLock adds the CAS that takes the insert lock of the group at an offset in the region. The CAS is the first
+// access of a round at the head. Afterwards Locked says whether the lock is held: if not, ask is what to ask of the
+// caller, 0 if it is free by now. The Op gives it up when it ends or starts over.
 func (b *Base) AddLock(group uint64) { b.op().addLock(group) }
 
 // Locked is about the round that AddLock began.
@@ -81,17 +81,17 @@ func (o *Op) countBytes() {
 	}
 }
 
-// Sync brings a slot of the group at an offset in the region, or its header (HeaderSlot), on every replica up to its
-// predecessor; then Machine.Next goes on.
+// Sync brings a slot of the group at an offset in the region, or its header (HeaderSlot), up to its predecessor on
+// every replica. Then Machine.Next goes on.
 func (b *Base) Sync(group uint64, slot uint8) Action {
 	o := b.op()
 	o.retries, o.need().syncBase = 0, group
 	return o.sync(slot, 1, StepPublishWords)
 }
 
-// FindVerdict finds what became of the transaction of an intent, which the head names by w, as a writer does that meets the
-// intent: while nothing is decided it starts over after a while, so often by Op.Patience, and then aborts. When every replica of the status
-// word shows the verdict Machine.Next goes on, and Verdict tells it.
+// FindVerdict finds what became of the transaction of an intent, which the head names by w. It acts like a writer
+// that meets the intent. While nothing is decided it starts over after a while, by Op.Patience, and then aborts.
+// When every replica of the status word shows the verdict Machine.Next goes on, and Verdict tells it.
 func (b *Base) FindVerdict(w layout.Word, in layout.Intent) Action {
 	m := &b.op().need().met
 	m.word, m.in, m.atA = w, in, true

@@ -51,8 +51,8 @@ type Hints interface {
 	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
 }
 
-// Places is memory: local for buffers, and remote for records. Every place that an Op gets from Alloc it hands back
-// by exactly one of the other calls, unless a word names it when the Op is done.
+// Places is memory: local for buffers, and remote for records. An Op hands back every place that it gets from Alloc
+// by exactly one of the other calls. The exception is a place that a word names when the Op is done.
 type Places interface {
 	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
 	// the Op until it is recycled.
@@ -139,9 +139,9 @@ type Route struct {
 	ShardOff   uint64 // of the first segment, bytes in the region
 	Segments   uint32
 	MapVersion uint64
-	// Child is where keys of the moved set go while the shard splits, migrates or grows, nil
-	// while it does none of these. It has as many segments, or up to layout.MaxGrowth times as many: what
-	// is in one segment of the parent goes into as many of the child, which lie side by side.
+	// Child is where keys of the moved set go while the shard splits, migrates or grows, nil while it does none of
+	// these. It has n times the parent's number of segments, n being 1 to layout.MaxGrowth. The contents of one
+	// segment of the parent go into n segments of the child, which lie side by side.
 	Child *Route
 	// Split: the moved set is the hashes whose bit below the prefix is 1.
 	// Otherwise it is all of them.

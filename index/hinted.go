@@ -8,11 +8,12 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Hinted is a GET, or a PUT without condition, by what is remembered of its key: what it posts
-// and how the results are judged, in one round trip, and one for each further copy of a PUT, which brings record and word there. An Op whose key has a hint begins
-// with one. If nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
-// (see Fits). If the hint does not hold, nothing has happened, and the Op begins anew; if something else is in the way
-// after the head has decided a PUT, an Op goes on with it (see Op.GoOn).
+// Hinted is a GET, or a PUT without condition, by what is remembered of its key. It is what the operation posts and
+// how the results are judged, in one round trip. A PUT takes one more for each further copy, which brings record
+// and word there. An Op whose key has a hint begins with one. If nothing else can come of it, a caller whose
+// provider executes within PostSend may perform one without an Op (see Fits). If the hint does not hold, nothing
+// has happened, and the Op begins anew. If something else is in the way after the head has decided a PUT, an Op
+// goes on with it (see Op.GoOn).
 type Hinted struct {
 	PG   *PG
 	Off  uint64      // of the slot in the region
@@ -41,8 +42,8 @@ func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
 	return r.ShardOff + home + layout.SlotOff(int(slot))
 }
 
-// Look adds the READs of a GET, slot first: the record read behind an unchanged slot is of the
-// word's life, wherever the word was learnt. The slot's word comes to word, of 8 bytes.
+// Look adds the READs of a GET, slot first. The record read behind an unchanged slot is of the word's life,
+// wherever the word was learnt. The slot's word comes to word, of 8 bytes.
 func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
 	p := h.PG.Reader()
 	a = more(a, 2)
@@ -86,8 +87,9 @@ func (h *Hinted) Swing(a []Access) []Access {
 	return a
 }
 
-// Publish adds the CAS that carries N on to replica k. It may be posted only once every earlier replica has been seen to
-// take X→N, and behind the WRITE of N's record there: that is over without a failure, or the access before this one.
+// Publish adds the CAS that carries N on to replica k. It may be posted only once every earlier replica has been
+// seen to take X→N. It goes behind the WRITE of N's record there: that is over without a failure, or the access
+// before this one.
 func (h *Hinted) Publish(a []Access, k uint8) []Access {
 	a = more(a, 1)
 	a[len(a)-1].set(CAS, Index, k, h.Off, nil, uint64(h.X), uint64(h.N))
@@ -119,8 +121,9 @@ type Decided struct {
 	Version uint64    // of N's record
 }
 
-// GoOn makes of o, which has not started, the rest of a PUT that its caller began without it: sync brings the chain up to
-// the head. The record is whole there, and nothing is under way. The places of d.X and d.N are o's from now on.
+// GoOn makes of o, which has not started, the rest of a PUT that its caller began without it. The Op's sync brings
+// the chain up to the head. The record is whole there, and nothing is under way. The places of d.X and d.N are o's
+// from now on.
 func (o *Op) GoOn(d *Decided) {
 	o.Route, o.slot, o.x, o.xFlags, o.n = d.Route, d.Slot, d.X, d.Flags, d.N
 	o.version, o.flags = d.Version, o.Flags&layout.FlagsOfValue

@@ -4,9 +4,9 @@
 // An [Op] never waits, posts or reads a clock. Next returns an [Action]; for Post
 // the caller performs Accesses, fills in their results and calls Next again. The
 // blocking client, the pipelined client, the simulator and the crash tests all
-// drive the same machine. An Op asks an [Env] for what it needs from its session: routes, places, hints,
-// versions. The operations of janitors, and eviction, are in package index/repair:
-// an Op drives such a [Machine] as it does its own steps, and [Base] is how it does that.
+// drive the same machine. An Op asks an [Env] for what it needs from its session: routes, places, hints, versions.
+// The operations of janitors, and eviction, are in package index/repair. An Op drives such a [Machine] as it does
+// its own steps, and [Base] is how it does that.
 //
 // Placement, rkeys, queue pairs and time belong to others. An Op belongs to one
 // goroutine; its buffers belong to the driver that performs its accesses between Post and

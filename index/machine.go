@@ -28,9 +28,9 @@ func (o *Op) post(next Step) Action {
 	return Post
 }
 
-// Astray reports whether the last action is Refresh or Backoff because of a group that says that
-// something moved, while the Op's map has no move: the map is late, or the group damaged. A move is
-// in the map before its first word is in memory, so the directory can tell; see MapCurrent.
+// Astray reports whether the last action is Refresh or Backoff because a group says that something moved, while the
+// Op's map has no move. Then the map is late, or the group damaged. A move is in the map before its first word is
+// in memory, so the directory can tell; see MapCurrent.
 func (o *Op) Astray() bool { return o.astray }
 
 // stray waits, as action a, for the map of a move of which group g, at off as replica k showed it,

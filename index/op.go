@@ -10,7 +10,7 @@ import (
 // Op is one operation on one key (or one scan page). The caller fills the request
 // fields, calls Start once, then obeys Next until Done; Reset makes it fresh.
 //
-// The Op itself has all that a key operation with a hint needs; the rest hangs on it, made when it is first needed
+// The Op itself has all that a key operation with a hint needs. The rest hangs on it, made when it is first needed
 // and kept over Reset.
 type Op struct {
 	// Request. Key and Value stay the caller's and must not change until Done.
@@ -230,9 +230,8 @@ func (o *Op) Rebase() {
 	}
 }
 
-// MapVersion is the oldest map that the Op still acts by; ok is false while it acts by
-// none: it will ask for its route before its next access, and nothing that it
-// posted can still land.
+// MapVersion is the oldest map that the Op still acts by. ok is false while it acts by none: it will ask for its
+// route before its next access. Then nothing that it posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
 	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won
 	return o.Route.MapVersion, bound && o.Route.PG != nil
@@ -245,8 +244,8 @@ func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) 
 // Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show afterwards.
 func (o *Op) Decides() bool { return o.step == stepCASSlot && o.Route.PG.Replicas > 1 }
 
-// Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
-// would: it may still end as if it had not begun.
+// Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that would. Such
+// an Op may still end as if it had not begun.
 func (o *Op) Untouched() bool {
 	return !o.Posted() && o.lock == 0 && !o.hasPlaces()
 }

@@ -14,10 +14,10 @@ const _ = uint16(layout.MaxGrowth*segmentSlots + segmentSlots - 1)
 
 // Page is the request of a Scan and its answer.
 type Page struct {
-	// The page starts at slot From (0..509, and from 510 on for what has moved to the child's
-	// segments that take what was in this one, one after the other) of segment Segment of the
-	// shard that covers hash prefix Op.Hash. An array is replaced by a larger one alone, in which
-	// the same Segment is no later.
+	// The page starts at slot From of segment Segment of the shard that covers hash prefix Op.Hash. A From of
+	// 0..509 is a slot of that segment. A From of 510 and more is for what has moved to the child. It counts on
+	// through the child's segments that take what was in this one, one after the other. An array is replaced by a
+	// larger one alone, in which the same Segment is no later.
 	Segment uint32
 	From    uint16
 	// Shard is the array in which From was found, 0 if it is 0; afterwards that of this page.

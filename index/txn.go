@@ -35,9 +35,10 @@ type StatusAt struct {
 
 // Txn is the request of a Prepare, a Settle or a Decide.
 //
-// A transaction places an intent at each of its keys (Prepare, with a Cond), decides when all of them have ended without
-// error (Decide), and takes its intents away (Settle) once Decide has ended. Its owner uses the status word for another Seq only
-// when every Settle has ended without error, and every Prepare that did not end so is known to have changed nothing.
+// A transaction places an intent at each of its keys (Prepare, with a Cond). It decides when all of them have ended
+// without error (Decide). It takes its intents away once Decide has ended (Settle). Its owner uses the status word
+// for another Seq only when every Settle has ended without error. Every Prepare that did not end so must also be
+// known to have changed nothing.
 type Txn struct {
 	Status StatusAt
 	// Prepare: the age of the transaction, which is that of its first attempt, and how many attempts there were before.
@@ -48,9 +49,9 @@ type Txn struct {
 	// Placed is the answer of a Prepare, and what a Settle takes away.
 	Placed Placed
 
-	// Verdict is what Decide is to say, and what Settle goes by. Undecided: Decide changes nothing and leaves in Found what the
-	// status word holds, and Settle finds the verdict as a writer does that meets the intent: it waits by Patience, then
-	// aborts.
+	// Verdict is what Decide is to say, and what Settle goes by. With Undecided, Decide changes nothing and leaves
+	// in Found what the status word holds. Then Settle finds the verdict like a writer that meets the intent: it
+	// waits by Patience, then aborts.
 	Verdict layout.Verdict
 	// Found, of Decide: the word that the status word is expected to hold, then the one that it holds, at the tail.
 	Found layout.Status

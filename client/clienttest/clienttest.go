@@ -1,11 +1,10 @@
-// Package clienttest is a store in the memory of one process, for the tests of
-// programs that use package client: a [Store] gives the answers that a
-// [client.Client] gives, takes its time from the test, and fails when it is told to.
+// Package clienttest is a store in the memory of one process, for the tests of programs that use package client. A
+// [Store] gives the answers that a [client.Client] gives, takes its time from the test, and fails when it is told
+// to.
 //
-// It leaves out what has no answers: sessions, leases, memory nodes, statistics.
-// If the library promises nothing, it picks what a careless caller does not
-// expect: a batch is carried out back to front, and the value that an UpdateFunc was
-// shown is overwritten when it has returned.
+// It leaves out what has no answers: sessions, leases, memory nodes, statistics. If the library promises nothing,
+// it picks what a careless caller does not expect. It carries a batch out back to front. It overwrites the value
+// that an UpdateFunc was shown when that has returned.
 //
 // Start with [New] and [Store.Fail]. A Store's methods may be called concurrently.
 // Keys and values passed in stay the caller's; what is returned is the caller's.
@@ -107,11 +106,10 @@ func New(o Options) *Store {
 	return s
 }
 
-// Fail asks hook about every operation from now on; nil ends that. Incr and Touch are
-// shown as OpUpdate, those of a MultiGet, MultiPut or MultiDelete one by one, and
-// Scan and Count as an Op without kind and key. hook runs before the operation, in
-// its goroutine: it may wait, and use the Store if it copes with being asked again.
-// It may be called concurrently, and must not change or keep the Op.
+// Fail asks hook about every operation from now on; nil ends that. Incr and Touch are shown as OpUpdate, and Scan
+// and Count as an Op without kind and key. The operations of a MultiGet, MultiPut or MultiDelete are shown one by
+// one. hook runs before the operation, in its goroutine: it may wait, and use the Store if it copes with being
+// asked again. It may be called concurrently, and must not change or keep the Op.
 func (s *Store) Fail(hook func(context.Context, *client.Op) Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

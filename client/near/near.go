@@ -4,15 +4,15 @@
 // A Get may answer:
 //
 //   - Options.TTL alone: what the key had at some moment at most TTL before the Get.
-//   - With Options.Validate: the same, but what is older is compared with the store
-//     (a READ of 8 bytes if the client remembers the key's place) instead of being
-//     read again. With TTL 0 every Get asks, and is linearizable.
-//   - In either case no entry is served at or past its Expires, and what was written
-//     through a Cache is seen by every later read through it.
+//   - With Options.Validate: the same, but a Get compares what is older with the store instead of reading it again.
+//     That costs a READ of 8 bytes if the client remembers the key's place. With TTL 0 every Get asks, and is
+//     linearizable.
+//   - In either case no entry is served at or past its Expires. Every later read through a Cache sees what was
+//     written through it.
 //
-// That a key is absent is never remembered. Reads that miss one key together share a
-// read of the store. It must have begun after the last of them came, or at most TTL
-// before, or a Get could answer with what was replaced before it was called.
+// That a key is absent is never remembered. Reads that miss one key together share a read of the store. It must
+// have begun after the last of them came, or at most TTL before. Otherwise a Get could answer with what was
+// replaced before it was called.
 //
 // It leaves everything else to the client, and eviction to otter. Start with [New];
 // a Cache's methods may be called concurrently. Values returned are the caller's.

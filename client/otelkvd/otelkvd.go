@@ -4,9 +4,9 @@
 //
 // Start with [Instrument]. The Events that it sets may be called concurrently, and keep nothing of an operation when that is over.
 //
-// An operation is a span of kind client, a child of the span in the context of the call, and a value of the histogram
-// db.client.operation.duration, as the semantic conventions for databases have it. Neither has keys or values, nor texts of errors, which
-// name keys.
+// An operation is a span of kind client, a child of the span in the context of the call. It is also a value of the
+// histogram db.client.operation.duration. Both are as the semantic conventions for databases have them. Neither has
+// keys or values, nor texts of errors, which name keys.
 package otelkvd
 
 import (
@@ -39,8 +39,8 @@ const System = "kvd"
 const (
 	// RoundTripsKey counts the round trips to memory nodes that the operation took.
 	RoundTripsKey = attribute.Key("kvd.round_trips")
-	// OutcomeKey says of an operation with an error.type whether it happened: "did not happen" or "may have happened"; of several
-	// operations, some of which did, "happened in part".
+	// OutcomeKey says of an operation with an error.type whether it happened: "did not happen" or "may have
+	// happened". It says "happened in part" of several operations, some of which did.
 	OutcomeKey = attribute.Key("kvd.outcome")
 	// FailedKey counts those of several operations that have an error; an answer such as "not found" is none.
 	FailedKey = attribute.Key("kvd.batch.failed")

@@ -1,9 +1,8 @@
 // Package prom shows what a client counts to Prometheus.
 //
-// It leaves counting to package client and serving to its user, who registers a
-// [NewCollector] and serves the registry. A collector may be scraped concurrently, and
-// before and after the client is closed; a scrape asks every lane, so it takes as
-// long as the lanes are busy with what they do at the moment, microseconds.
+// It leaves counting to package client and serving to its user, who registers a [NewCollector] and serves the
+// registry. A collector may be scraped concurrently, and before and after the client is closed. A scrape asks every
+// lane. So it takes the time for which the lanes are busy with what they do at the moment: microseconds.
 //
 // Metrics carry no labels of the client's own. If a process has several clients,
 // tell them apart with prometheus.WrapCollectorWith:

@@ -1,9 +1,10 @@
 // Command catalogue is an example: a service that answers for products over HTTP, with a kvd store as the cache before its
 // source of truth.
 //
-// It shows how a program uses package client with care: a near cache in front of the store, a limit of time that is the cache's and
-// not the request's, the source of truth when the store is away, and metrics. Read catalogue.go first, then serve here.
-// examples/python is the same service by way of a gateway, without the near cache.
+// It shows how a program uses package client with care. It has a near cache in front of the store, a limit of time
+// that is the cache's and not the request's, and metrics. It reads the source of truth when the store is away. Read
+// catalogue.go first, then serve here. examples/python is the same service by way of a gateway, without the near
+// cache.
 //
 // Handlers are called concurrently.
 package main

@@ -43,8 +43,8 @@ func (w *workState) turn(places []int, s placeState) {
 	}
 }
 
-// Release is index.Machine. It gives back the places that no word ever named, and leaves to recall
-// those of which that is not certain; unless nothing is under way, also those to which a verb may still come.
+// Release is index.Machine. It gives back the places that no word ever named, and leaves to recall those for which
+// that is not certain. Unless nothing is under way, it also leaves to recall those to which a verb may still come.
 func (o *Op) Release(idle bool) {
 	for _, p := range o.work.places {
 		switch {

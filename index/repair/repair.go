@@ -1,14 +1,14 @@
-// Package repair has the operations of janitors, and eviction: step machines that look at all words of a group or a
-// segment in a round, where a key operation looks at a slot.
+// Package repair has the operations of janitors, and eviction. They are step machines that look at all words of a
+// group or a segment in a round. A key operation looks at a slot.
 //
-// Each is an [Op], which an [index.Op] drives like any operation: package index has the lock, the way back to the
-// first round after a fault or in another view, and sync, which brings one word down the chain; this package says
-// what is read, decided and copied. The directory decides what is to be done, and when; package
+// Each is an [Op], which an [index.Op] drives like any operation. Package index has the lock, and the way back to
+// the first round after a fault or in another view. It also has sync, which brings one word down the chain. This
+// package says what is read, decided and copied. The directory decides what is to be done, and when; package
 // internal/janitor cuts that into [Work], and clients evict by it.
 //
 // Start with [Work] and [New]; move.go is the longest of the machines. An Op belongs to the one goroutine that
-// performs it, and is performed once. The rounds' names are the steps of docs/protocol.md; their order is in the code,
-// read from top to bottom: a function posts a round by await and hands it the function that consumes it.
+// performs it, and is performed once. The rounds' names are the steps of docs/protocol.md. Their order is in the
+// code, read from top to bottom. A function posts a round by await and hands it the function that consumes it.
 package repair
 
 import (
@@ -23,11 +23,11 @@ import (
 
 // Work is the request of an Op and what it found.
 //
-// Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off;
-// Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
-// Extents, or, with Count, moving what lies in Window alone, counting what is linked and
-// listing what lies in Extents. SettleAll: the group at Off. Evict: the groups at Off and More. Move, Abandon: home group
-// Group (segment*16 + group) of shard Shard, with what of its keys is in the stash.
+// Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off; Wipe leaves zeroes on every
+// replica. Relocate: the group at Off, moving what lies in Extents. With Count, Relocate moves what lies in Window
+// alone, counts what is linked and lists what lies in Extents. SettleAll: the group at Off. Evict: the groups at
+// Off and More. Move, Abandon: home group Group (segment*16 + group) of shard Shard, with what of its keys is in
+// the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
 // beginning; what it had done already it finds done.
@@ -49,8 +49,8 @@ type Work struct {
 	WindowMost uint32
 	// Wipe leaves zeroes, for an array that is used for another shard next: not even a nonce may stay in it.
 	Wipe bool
-	// FreeLost, of Scrub, takes away the words of records of which no copy is good, with their places: with Only those alone that have
-	// one of its first fingerprints and are in a group of More.
+	// FreeLost, of Scrub, takes away the words of records that have no good copy, with their places. With Only it
+	// takes away those alone that have a fingerprint of Only[0] and are in a group of More.
 	FreeLost bool
 	// Drop, with Wipe: nobody ever reaches the array again, not even what is
 	// readable in it. Without it a readable word stays, and is a finding.
@@ -65,9 +65,9 @@ type Work struct {
 	// (Unix ms). nil: none is left. Evict without Choose.
 	Mine func(unit uint32) bool
 	Late uint64
-	// Only, of Evict without Choose, are the fingerprints of the records to look at in the
-	// group at Off and in those at More, in that order. Of these the header alone says
-	// whether they have expired. nil: every record is looked at.
+	// Only, of Evict without Choose, are the fingerprints of the records to look at. They are those in the group at
+	// Off and in those at More, in that order. For these records the header alone says whether they have expired.
+	// nil: every record is looked at.
 	Only [][]uint16
 
 	// Answer.

@@ -89,9 +89,9 @@ func (l *Lane) drop(c *conn) {
 	l.want(c.node)
 }
 
-// Detach hands the node's queue pair back for closing, with the incarnation whose memory it reaches and the version of the map when it
-// was attached. Only after QP.Close has returned and the peer has confirmed may Attach
-// bring another.
+// Detach hands the node's queue pair back for closing. It also gives the incarnation whose memory the queue pair
+// reaches and the version of the map when it was attached. Only after QP.Close has returned and the peer has
+// confirmed may Attach bring another.
 func (l *Lane) Detach(node uint32) (qp *rdma.QP, incarnation, version uint64) {
 	if int(node) >= len(l.conns) || l.conns[node] == nil || l.conns[node].qp == nil {
 		return nil, 0, 0

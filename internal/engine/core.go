@@ -1,17 +1,15 @@
-// Package engine is one session's side of the data path: it drives the step
-// machines of package index over queue pairs, keeps what the machines ask for
-// (routes, hints, places, versions) and the accounts that make reuse of memory
-// safe (reclaim epochs, limbo).
+// Package engine is one session's side of the data path: it drives the step machines of package index over queue
+// pairs. It keeps what the machines ask for: routes, hints, places, versions. It also keeps the accounts that make
+// reuse of memory safe: reclaim epochs, limbo.
 //
-// [Core.Do] performs operations and blocks until they are over: it is the one way in. Beneath it
-// a [Lane] is a machine that does not block: the simulator owns lanes itself and pumps them. Nothing
-// calls the directory: what a lane needs from
-// outside (memory, a newer map, a connection, whether another session is fenced)
-// it asks of a [Control] and learns later.
+// [Core.Do] performs operations and blocks until they are over: it is the one way in. Beneath it a [Lane] is a
+// machine that does not block: the simulator owns lanes itself and pumps them. Nothing calls the directory. A lane
+// asks a [Control] for what it needs from outside, and learns it later. Its needs are memory, a newer map, a
+// connection, and whether another session is fenced.
 //
-// Start with [Core.Do], then [Lane] and [Task]. Core's methods may be called
-// concurrently; a Lane and its Tasks belong to their owner, one goroutine at a time, except
-// Lane.Deliver, Kick, Visit, Under and TryOwn. Buffers of a Task belong to it until it is recycled.
+// Start with [Core.Do], then [Lane] and [Task]. Core's methods may be called concurrently. A Lane and its Tasks
+// belong to their owner, one goroutine at a time, except Lane.Deliver, Kick, Visit, Under and TryOwn. Buffers of a
+// Task belong to it until it is recycled.
 //
 // Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule: a processor performs on one of its own what
 // needs no Task. The reclaim rule is docs/protocol.md, "Reuse".
@@ -44,8 +42,8 @@ type Options struct {
 	// SlabTasks is how many tasks' buffers, of 8 KiB each, are registered at a
 	// time. Default 32.
 	SlabTasks int
-	// FullFor is for how long the directory must have said that all memory is in use before
-	// operations fail: what sessions have told it is a little old.
+	// FullFor is for how long the directory must have said that all memory is in use before operations fail. The
+	// reason is that what sessions have told the directory is a little old.
 	FullFor int64
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly bool
@@ -62,7 +60,8 @@ type Options struct {
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
 	WillWait func(context.Context)
-	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit; Hinted ones read 8 KiB at most.
+	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit. Hinted ones
+	// read 8 KiB at most.
 	Limit func(context.Context) int
 	// Expiring, if not nil, is called after a record with an expiry was written, with the expiry (Unix ms)
 	// and the hash of the key. The
@@ -279,9 +278,9 @@ type installed struct {
 	hints *wordCache
 }
 
-// Acked is the newest map version of which every lane has seen that no operation
-// begun under an older map is in flight, and Quiesced that of which none has a verb under way
-// that was posted under an older map. An idle lane notices a new map when pumped.
+// Acked returns two map versions. acked is the newest for which every lane has seen that no operation begun under
+// an older map is in flight. quiesced is the newest for which no lane has a verb under way that was posted under an
+// older map. An idle lane notices a new map when pumped.
 func (c *Core) Acked() (acked, quiesced uint64) {
 	acked, quiesced = math.MaxUint64, math.MaxUint64
 	for _, l := range c.lanes {
@@ -382,7 +381,8 @@ func (c *Core) Unlinks() (tag uint64) {
 	return tag
 }
 
-// Released reports whether what was tagged so is out of limbo: every operation, of any session, that was under way when the tag was given has ended.
+// Released reports whether what was tagged so is out of limbo. If so, every operation, of any session, that was
+// under way when the tag was given has ended.
 func (c *Core) Released(tag uint64) bool { return tag < c.releasable.Load() }
 
 // LastUnlink is the number of the renewal that was the last one sent when a place came into limbo last.
@@ -484,8 +484,8 @@ func (c *Core) cannotGrow(shard uint32) error {
 	return fmt.Errorf("%w: shard %d cannot be split: %s", index.ErrFull, shard, c.mu.growthWhy[shard])
 }
 
-// NoGrowth is the number that the next renewal was to have when the directory last said that
-// it cannot split a shard, 0 if it has not.
+// NoGrowth is the number that the next renewal was to have when the directory last said that it cannot split a
+// shard. It is 0 if the directory has not said so.
 func (c *Core) NoGrowth(shard uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -618,8 +618,8 @@ func (c *Core) Share(pg uint32) uint64 { return c.Supply(pg).Share }
 // who have nearly none, units.
 func (c *Core) Give(pg uint32) uint64 { return c.Supply(pg).Give }
 
-// Idle reports whether memory of a cache is on its way that is at least half of all that
-// pg has: what is live may stay.
+// Idle reports whether memory of a cache is on its way that is at least half of all that pg has. Then what is live
+// may stay.
 func (c *Core) Idle(pg uint32, coming uint64) bool {
 	v := c.View()
 	if v == nil || v.PG(pg) == nil {

@@ -16,9 +16,9 @@ func (t *Task) Stamp() uint32 {
 	return uint32(t.lane.id)<<28 | t.lane.stamp&(1<<28-1)
 }
 
-// Version is a hybrid logical clock: 48 bits that follow the wall clock in steps
-// of 2^14 ns and never go back, above a discriminator of session and lane. The
-// wall clock is read at renewals only: a version may lag behind it.
+// Version is a hybrid logical clock: 48 bits above a discriminator of session and lane. The 48 bits follow the wall
+// clock in steps of 2^14 ns and never go back. The wall clock is read at renewals only: a version may lag behind
+// it.
 func (t *Task) Version(after uint64) uint64 {
 	l := t.lane
 	const step = layout.VersionStep
@@ -80,8 +80,8 @@ func (t *Task) HashOf(key []byte) uint64 { return t.lane.core.opts.Hash(key) }
 
 func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard) }
 
-// Hint is index.Hints. A hint keeps the low half of a shard's id only; one of another shard is dropped, since the word
-// may stand in an array that has gone.
+// Hint is index.Hints. A hint keeps the low half of a shard's id only. A hint of another shard is dropped, since
+// the word may stand in an array that has gone.
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
 	h, ok, hits := t.learnt, true, uint64(0)
@@ -184,8 +184,8 @@ func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
 
-// Welcome is the indexes of the words of records whose places a full cache can use: its own, and
-// others' if it has less than stock units free of their length.
+// Welcome is the indexes of the words of records whose places a full cache can use. It can use its own places, and
+// others' places if it has less than stock units free of their length.
 func Welcome(h *heap.Heap, words []layout.Word, stock uint64) []int {
 	ps := make([]heap.Place, len(words))
 	for i, w := range words {

@@ -35,13 +35,13 @@ const (
 	hintedRecords = hintedOps * hintedCell
 )
 
-// Hinted performs those of ops that it can at once: on providers that execute within
-// PostSend and fence by themselves, with nothing else under way on the lane, GETs, PUTs without condition or of a
-// version, and Modifies of keys that the lane remembers. A PUT of a version and a Modify are two chains: one reads the record
-// that is changed, the next writes if the slot still holds its word. index.Hinted says what they
-// post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
-// any order. It returns how many are left: they are for Tasks. Nothing has happened of any of them but a PUT that the
-// head has decided and that met something else on its way to the tail: that has a Task already.
+// Hinted performs those of ops that it can at once. It needs providers that execute within PostSend and fence by
+// themselves, and nothing else under way on the lane. It performs GETs, PUTs without condition or of a version, and
+// Modifies, all of keys that the lane remembers. A PUT of a version and a Modify are two chains. The first chain
+// reads the record that is changed, and the next writes if the slot still holds its word. index.Hinted says what
+// they post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in any
+// order. It returns how many are left: they are for Tasks. Nothing has happened of them, with one exception. A PUT
+// that the head has decided and that met something else on its way to the tail has a Task already.
 //
 // The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before
 // the call, as for Start.

@@ -122,9 +122,9 @@ func (l *Lane) release(before uint64) {
 // keepFrom is how many places a lane has to take between two releases, so that it keeps some.
 const keepFrom = 256
 
-// GiveBack returns the lane's idle places to the session's heaps, for other
-// lanes, unless it uses them itself and no other lacks them; if all is set (the session
-// is closing) all of them, and limbo places too.
+// GiveBack returns the lane's idle places to the session's heaps, for other lanes. It does not if the lane uses
+// them itself and no other lacks them. If all is set (the session is closing) it returns all of them, and limbo
+// places too.
 func (l *Lane) GiveBack(all bool) {
 	if r := l.core.releasable.Load(); r != l.released {
 		l.release(r)

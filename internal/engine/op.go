@@ -78,11 +78,10 @@ func (c *Core) laneOf(op *Op) *Lane {
 // once. Each has its own outcome; if two name the same key, either may come first. It returns when all are
 // over. If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
 //
-// A caller that needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work, and
-// if the provider
-// executes within PostSend the operations are over without another goroutine or a round of waiting. Others
-// queue, and their operations share the owner's doorbells. (Combining, after Hendler et al., "Flat Combining",
-// SPAA 2010.)
+// A caller that needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work. If the
+// provider executes within PostSend the operations are over without another goroutine or a round of waiting. Others
+// queue, and their operations share the owner's doorbells. (Combining, after Hendler et al., "Flat Combining", SPAA
+// 2010.)
 func (c *Core) Do(ctx context.Context, ops []*Op) {
 	over := c.isOver()
 	for _, op := range ops {

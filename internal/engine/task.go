@@ -176,8 +176,8 @@ func (l *Lane) Recycle(t *Task) {
 	l.idle = append(l.idle, t)
 }
 
-// Orphan says that the caller no longer waits for t: when nothing of it is under
-// way any more it ends with err, and Done is called then.
+// Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
+// Done is called then.
 func (l *Lane) Orphan(t *Task, err error) {
 	if t.state == taskDone {
 		return

@@ -49,8 +49,9 @@ type Shard struct {
 	PG       *PG
 	Off      uint64
 	Segments uint32
-	// While it splits, migrates or grows: the child's id, placement group and place, its segments,
-	// which are a multiple of Segments, and whether half of the hashes go there or all.
+	// These fields are set while the shard splits, migrates or grows. They are the child's id, placement group and
+	// place, and its segments, which are a multiple of Segments. Split says whether half of the hashes go there or
+	// all.
 	Child         uint32 // 0: it does none of these
 	ChildPG       *PG
 	ChildOff      uint64
@@ -65,8 +66,8 @@ type Node struct {
 	Incarnation uint64
 	Up          bool
 	Leaving     bool
-	// Lost is the map version in which placement groups went on without it though it stays up, 0 for none: what is under way on a connection of
-	// an earlier map may never end.
+	// Lost is the map version in which placement groups went on without it though it stays up, 0 for none. Verbs
+	// that are under way on a connection of an earlier map may never end.
 	Lost uint64
 	Used bool // some placement group has a member there
 }

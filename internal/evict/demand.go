@@ -26,11 +26,10 @@ const (
 
 // Supply is how many units, free or in limbo, will last until more comes out of limbo.
 //
-// It is not more than a third of all: if records come faster than limbo gives places
-// back, writers wait, but what they wrote stays a while. Fewer operations want less memory
-// at hand, and find less of it in one piece, which makes them fewer still: Slack leads out
-// of that. And a session that holds less than its share measures itself by that: by what it
-// holds it would be given nothing to begin with.
+// It is not more than a third of all. If records come faster than limbo gives places back, writers wait, but what
+// they wrote stays a while. Fewer operations want less memory at hand, and find less of it in one piece, which
+// makes them fewer still: Slack leads out of that. And a session that holds less than its share measures itself by
+// that: by what it holds it would be given nothing to begin with.
 func (d *Demand) Supply() int64 {
 	turnover := d.Rate * d.LimboSeconds
 	all := float64(max(d.Held, d.Share))
@@ -45,9 +44,8 @@ func (d *Demand) Supply() int64 {
 	return max(int64(supply), int64(least), MinSupply, 2*int64(d.Need))
 }
 
-// Foreign is how many units of free places of one length, which others were granted, the
-// session can use: one in so many of its memory, and all of its supply while it has no
-// memory of its own.
+// Foreign is how many units of free places of one length, which others were granted, the session can use. It is one
+// in oneIn of its memory. While the session has no memory of its own it is all of its supply.
 func (d *Demand) Foreign(oneIn uint64) uint64 {
 	stock := max(max(d.Held, d.Share)/oneIn, MinSupply)
 	if d.young() {

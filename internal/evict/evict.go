@@ -2,21 +2,23 @@
 // does no I/O and starts nothing; its caller hands it time, and samples of what is
 // there.
 //
-// Start with [Policy] and [Candidate]. A Policy ranks the candidates of a sample by how
-// soon they are likely to be used again, per byte and per time that keeping them
-// costs. It learns that from what its owner sees: after how long, and after how many
-// uses, keys were used again (Touched), were evicted (Evicted), or turned out to have been
-// evicted too early (Born). No weights between recency and frequency need choosing,
+// Start with [Policy] and [Candidate]. A Policy ranks the candidates of a sample. It ranks them by how soon they
+// are likely to be used again, per byte and per time that keeping them costs. It learns that from what its owner
+// sees. Keys are used again (Touched), are evicted (Evicted), or turn out to have been evicted too early (Born). It
+// learns after how long, and after how many uses, that is. No weights between recency and frequency need choosing,
 // because both are coordinates of what is learned.
 //
-// Touched, Born and NoteIntervalMillis may be called concurrently with everything; Choose and
-// Evicted by one goroutine at a time. Only New allocates.
+// Touched, Born and NoteIntervalMillis may be called concurrently with everything; Choose and Evicted by one
+// goroutine at a time. Only New allocates.
 //
-// The ideas: samples in place of lists, and clients that evict by one-sided access, from Ditto
-// (SOSP 2023); rank by hit density learned per class and age from LHD (NSDI 2018); the
-// horizon that maximises it is Gittins' index (1979); a ghost history that teaches from LeCaR
-// (HotStorage 2018) and ARC (FAST 2003); decayed counts as features from LRB (NSDI 2020); value
-// per size from GreedyDual-Size-Frequency (1998).
+// The ideas:
+//
+//   - Samples in place of lists, and clients that evict by one-sided access, are from Ditto (SOSP 2023).
+//   - Rank by hit density learned per class and age is from LHD (NSDI 2018).
+//   - The horizon that maximises it is Gittins' index (1979).
+//   - A ghost history that teaches is from LeCaR (HotStorage 2018) and ARC (FAST 2003).
+//   - Decayed counts as features are from LRB (NSDI 2020).
+//   - Value per size is from GreedyDual-Size-Frequency (1998).
 package evict
 
 import (
@@ -110,9 +112,9 @@ func New(o Options) *Policy {
 // MaxChoose bounds how many records one call of Choose gives.
 const MaxChoose = 32
 
-// Choose appends to dst the indexes in c of the n records (fewer if c is shorter, or n is above
-// MaxChoose) that it costs least to forget, the least valuable first; expired ones come
-// before all others. It learns from the sample how old records are.
+// Choose appends to dst the indexes in c of the n records that it costs least to forget, the least valuable first.
+// There are fewer if c is shorter, or n is above MaxChoose. Expired ones come before all others. It learns from the
+// sample how old records are.
 func (p *Policy) Choose(nowMillis uint64, c []Candidate, dst []int, n int) []int {
 	p.noteAges(nowMillis, c)
 	if p.events.Load() >= p.next {
@@ -203,9 +205,8 @@ func (p *Policy) Evicted(nowMillis, hash uint64, c Candidate) {
 	set[oldest].Store(uint64(makeGhost(tag, then, c.Word.Count(), end)))
 }
 
-// Born says that a key with this hash, which was not there, is being put, and
-// returns the count to begin with: one use, and what is remembered of
-// those before it was evicted.
+// Born says that a key with this hash, which was not there, is being put. It returns the count to begin with: one
+// use, and what is remembered of those before it was evicted.
 func (p *Policy) Born(nowMillis, hash uint64) (count uint32) {
 	set, tag := p.place(hash)
 	for i := range set {
@@ -228,8 +229,8 @@ func (p *Policy) Born(nowMillis, hash uint64) (count uint32) {
 	return countUnit
 }
 
-// Touched says that a record whose access word is old (0 if that is about another) was used so
-// many times since, and returns the count to note.
+// Touched says that a record whose access word is old was used hits times since, and returns the count to note. old
+// is 0 if the word is about another record.
 func (p *Policy) Touched(nowMillis uint64, old layout.AccessWord, hits uint32) (count uint32) {
 	if old == 0 {
 		return min(max(hits, 1)*countUnit, layout.MaxAccessCount)

@@ -1,13 +1,12 @@
 package evict
 
-// Wheel remembers which hashes expire when, so that their groups are looked at soon
-// after. It is a hint: what it has no room for it forgets, the longest-lived first, since
-// those that live for a short time are what fills the memory. It serves one goroutine at a time.
+// Wheel remembers which hashes expire when, so that their groups are looked at soon after. It is a hint. It forgets
+// what it has no room for, the longest-lived first, since those that live for a short time are what fills the
+// memory. It serves one goroutine at a time.
 //
-// An entry is its hash alone: its bucket tells when it is due. Buckets are as wide as
-// 1/16 of what they lie ahead, or 32 ms: an entry is due at the end of its bucket, so
-// never too early, and not much too late. (Varghese, Lauck, "Hashed and Hierarchical Timing
-// Wheels", SOSP 1987, without the moves between the levels.)
+// An entry is its hash alone: its bucket tells when it is due. Buckets are as wide as 1/16 of what they lie ahead,
+// or 32 ms. An entry is due at the end of its bucket, so never too early, and not much too late. (Varghese, Lauck,
+// "Hashed and Hierarchical Timing Wheels", SOSP 1987, without the moves between the levels.)
 type Wheel struct {
 	levels    [wheelLevels]wheelLevel
 	free      *wheelBlock // at most wheelSpare

@@ -41,8 +41,8 @@ func (c *Cache) Alloc(units uint32) (Place, bool) {
 	return c.allocSlow(units)
 }
 
-// AllocReusing is Alloc for a lane with places in limbo whose tag is below before:
-// those at the front of l go before what the Heap has, at a fraction of the cost.
+// AllocReusing is Alloc for a lane with places in limbo whose tag is below before. Those at the front of l go
+// before what the Heap has, at a fraction of the cost.
 func (c *Cache) AllocReusing(l *Limbo, before uint64, units uint32) (Place, bool) {
 	p, ok := c.AllocStocked(l, before, units)
 	if !ok {

@@ -1,32 +1,25 @@
-// Package heap allocates remote memory on the client's side: it carves the runs
-// that the directory granted to one session in one placement group into places
-// for records, and takes the places back when their life has ended. It posts no
-// verb, reads no clock, asks the directory for nothing and never touches the
-// memory itself; when to ask for another run, and when a place may be reused at
-// all, is the caller's business ([Limbo] holds a place until then).
+// Package heap allocates remote memory on the client's side. It carves the runs that the directory granted to one
+// session in one placement group into places for records. It takes the places back when their life has ended. It
+// posts no verb, reads no clock, asks the directory for nothing and never touches the memory itself. Its caller
+// decides when to ask for another run, and when a place may be reused at all ([Limbo] holds a place until then).
 //
-// Start with [Heap], which owns the memory, [Cache], which a lane puts in front
-// of it, and [Place]. A Heap's methods may be called concurrently. A Cache and a
-// Limbo belong to one goroutine each. No method keeps a slice it was passed.
+// Start with [Heap], which owns the memory, [Cache], which a lane puts in front of it, and [Place]. A Heap's
+// methods may be called concurrently. A Cache and a Limbo belong to one goroutine each. No method keeps a slice it
+// was passed.
 //
-// A slot word repeats only if the same start unit is linked with the same ver, so
-// a Heap remembers for every start unit the ver of its next life. Two kinds of
-// memory follow from that:
+// A slot word repeats only if the same start unit is linked with the same ver. So a Heap remembers for every start
+// unit the ver of its next life. Two kinds of memory follow from that:
 //
-//   - Own memory lies in a run granted to this session. Every ver in it is known,
-//     so it is cut at any unit and merged again freely. This holds only while the
-//     directory grants no part of the run to anyone else, not even a part that
-//     another session hands back, before this session has closed.
-//   - A foreign place lies elsewhere: this session unlinked its record. Only its
-//     start unit's ver is known, so it is reused whole or not at all, or goes home:
-//     TakeForeign gives it up and, in the session that it was granted to, Receive takes
-//     it in.
+//   - Own memory lies in a run granted to this session. Every ver in it is known, so it is cut at any unit and
+//     merged again freely. This holds only while the directory grants no part of the run to anyone else before this
+//     session has closed. It must not grant even a part that another session hands back.
+//   - A foreign place lies elsewhere: this session unlinked its record. Only its start unit's ver is known, so it
+//     is reused whole or not at all, or goes home. TakeForeign gives it up and, in the session that it was granted
+//     to, Receive takes it in.
 //
-// The algorithm is two-level segregated fit with immediate coalescing (Masmano et
-// al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", ECRTS 2004),
-// with its headers kept aside, since the memory is elsewhere, and its bins ordered
-// by address; the magazines in front of it are Bonwick's ("Magazines and Vmem",
-// USENIX ATC 2001).
+// The algorithm is two-level segregated fit with immediate coalescing (Masmano et al., "TLSF: a New Dynamic Memory
+// Allocator for Real-Time Systems", ECRTS 2004). Its headers are kept aside, since the memory is elsewhere, and its
+// bins are ordered by address. The magazines in front of it are Bonwick's ("Magazines and Vmem", USENIX ATC 2001).
 package heap
 
 import (
@@ -52,8 +45,8 @@ var (
 	ErrRunOverlap = errors.New("run overlaps memory already held")
 )
 
-// Place is the memory of one record. Ver is the ver of one of its lives: the next
-// one in what an Alloc returns, the one that ended in what a Free is given.
+// Place is the memory of one record. Ver is the ver of one of its lives. An Alloc returns that of the next life,
+// and a Free is given that of the life that ended.
 type Place struct {
 	Unit  uint32 // first unit in the placement group
 	Units uint32 // 1..MaxUnits
@@ -174,27 +167,26 @@ func (h *Heap) Unuse(p Place) {
 	h.mu.Unlock()
 }
 
-// Drain removes all that is free from the Heap and returns it in ascending order: own
-// memory, merged within extents, and foreign places, as TakeForeign does. Places in Caches
-// must have been flushed to be included. Places in use stay, and may be given back and drained later.
+// Drain removes all that is free from the Heap and returns it in ascending order. It returns own memory, merged
+// within extents, and foreign places, as TakeForeign does. Places in Caches must have been flushed to be included.
+// Places in use stay, and may be given back and drained later.
 func (h *Heap) Drain() ([]Run, []Place) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.mu.takeOwn(^uint64(0), 1, ExtentUnits+1, 1<<31), h.mu.takeForeign(1<<31, ^uint64(0))
 }
 
-// TakeForeign removes free foreign places, the largest first, until at least so many units
-// are removed or so many places, and returns them in ascending order. Ver is the ver of
-// their next life.
+// TakeForeign removes free foreign places, the largest first, until it has removed that number of units at least,
+// or that number of places. It returns them in ascending order. Ver is the ver of their next life.
 func (h *Heap) TakeForeign(places int, units uint64) []Place {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.mu.takeForeign(places, units)
 }
 
-// TakeOwn removes free own memory of at least so many units, in at most so many runs, and
-// returns it in ascending order: the longest blocks first, and none shorter than least.
-// It is not this session's own any more.
+// TakeOwn removes free own memory: at least the given units, in at most the given number of runs. It takes the
+// longest blocks first, and none shorter than least, and returns them in ascending order. The memory is not this
+// session's own any more.
 func (h *Heap) TakeOwn(units uint64, least uint32, runs int) []Run {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,10 +7,9 @@ import (
 	"github.com/kvd-project/kvd/internal/invariants"
 )
 
-// Limbo holds places whose life has ended until no operation can meet them: a
-// queue of places, each with a tag (the reclaim epoch that has to pass, say) that
-// is no less than its predecessor's. It belongs to one goroutine. The zero value
-// is empty and ready. It grows by a chunk at a time: to move all that wait to a
+// Limbo holds places whose life has ended until no operation can meet them. It is a queue of places, each with a
+// tag that is no less than its predecessor's. The tag is the reclaim epoch that has to pass, say. A Limbo belongs
+// to one goroutine. The zero value is empty and ready. It grows by a chunk at a time. To move all that wait to a
 // larger array would hold up whoever adds the next one for milliseconds.
 type Limbo struct {
 	ring       []*chunk // a power of two; the i-th chunk is ring[i%len(ring)]

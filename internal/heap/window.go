@@ -18,10 +18,9 @@ func (s *space) owns(unit uint32) bool {
 	return t.isOwn(t.block(off))
 }
 
-// Welcome appends to dst the indexes of the places that are worth having back in a heap
-// that is always nearly full: own memory, which merges with its neighbours, and foreign
-// places of lengths of which fewer than stock units are free. More of those would lie
-// there unused, and what others were granted of them stay in pieces.
+// Welcome appends to dst the indexes of the places that are worth having back in a heap that is always nearly full.
+// They are own memory, which merges with its neighbours, and foreign places of lengths with fewer than stock units
+// free. More of those would lie there unused, and what others were granted of them stay in pieces.
 func (h *Heap) Welcome(ps []Place, stock uint64, dst []int) []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -33,8 +32,8 @@ func (h *Heap) Welcome(ps []Place, stock uint64, dst []int) []int {
 	return dst
 }
 
-// Window is the stretch of so many units of own memory of which most is free: what else
-// lies there stands in the way of one place as large. It looks at every block.
+// Window is the stretch of that many units of own memory that has the most free memory. All else that lies there
+// stands in the way of one place of that size. It looks at every block.
 func (h *Heap) Window(units uint32) (unit uint32, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,12 +74,11 @@ func (h *Heap) Window(units uint32) (unit uint32, ok bool) {
 	return unit, best >= 0
 }
 
-// AllocFit returns a place of at least so many units, and of a length that a slot word can
-// tell, as units must be, for a heap that is always nearly
-// full: a free block, or a foreign place, that is not longer than whole rather than a piece
-// of a longer block, for what is left of blocks serves fewer and fewer; a foreign place
-// of up to most when there is nothing else. Finding none has the effect that a failed
-// Alloc has.
+// AllocFit returns a place of at least the given units, for a heap that is always nearly full. A slot word can tell
+// the length of the place, and must be able to tell units. It takes a free block, or a foreign place, that is not
+// longer than whole rather than a piece of a longer block. The reason is that what is left of blocks serves fewer
+// and fewer. It takes a foreign place of up to most when there is nothing else. Finding none has the effect that a
+// failed Alloc has.
 func (h *Heap) AllocFit(units, whole, most uint32) (Place, bool) {
 	if units-1 >= MaxUnits {
 		return Place{}, false

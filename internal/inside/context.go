@@ -7,12 +7,10 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// OnWait makes a context that tells of waiting: f is called by an operation, perhaps
-// several times, before it waits for the network, for other goroutines or for time. If
-// all memory is reached by providers that execute in the caller (shm), most operations
-// never do, and a goroutine that serves many callers learns here that the others need
-// another. Several goroutines of one operation may call f at a time; the operation goes
-// on when it returns.
+// OnWait makes a context that tells of waiting. An operation calls f, perhaps several times, before it waits for
+// the network, for other goroutines or for time. If all memory is reached by providers that execute in the caller
+// (shm), most operations never wait. A goroutine that serves many callers learns here that the others need another.
+// Several goroutines of one operation may call f at a time; the operation goes on when it returns.
 func OnWait(ctx context.Context, f func()) context.Context { return &waitContext{ctx, f} }
 
 type waitContext struct {
@@ -37,10 +35,10 @@ func WillWait(ctx context.Context) {
 	}
 }
 
-// LimitMemory makes a context in which an operation on a key takes at most n bytes of memory for the
-// records that it reads, beside some KiB that it has in any case. An operation that needs more for
-// that ends with a *TooLargeError and has neither read the value nor changed anything. The limit
-// is for each operation of a Do alone; what is written does not count.
+// LimitMemory makes a context in which an operation on a key takes at most n bytes of memory for the records that
+// it reads. The limit is beside some KiB that the operation has in any case. An operation that needs more for those
+// records ends with a *TooLargeError and has neither read the value nor changed anything. The limit is for each
+// operation of a Do alone; what is written does not count.
 func LimitMemory(ctx context.Context, n int) context.Context { return &limitContext{ctx, n} }
 
 type limitContext struct {

@@ -1,16 +1,16 @@
-// Package inside is the back door to package client, for the programs of the store itself: the janitor performs
-// repairs through it, kvctl looks at bytes, and gateways learn of an operation that is about to wait.
+// Package inside is the back door to package client, for the programs of the store itself. The janitor performs
+// repairs through it, and kvctl looks at bytes. Gateways learn by it of an operation that is about to wait.
 //
-// These tools name types of internal packages, and they change with the protocol, so they are no part of the
-// public API of package client: a user could neither name their types nor rely on them. A method cannot be
-// exported to one module only; therefore package client registers here, when it is initialised, how the tools of
-// one of its Clients are reached. Everything else is in package client.
+// These tools name types of internal packages, and they change with the protocol. So they are no part of the public
+// API of package client: a user could neither name their types nor rely on them. A method cannot be exported to one
+// module only. Therefore package client registers here, when it is initialised, how the tools of one of its Clients
+// are reached. Everything else is in package client.
 //
 // Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. The results of Tools are
 // the caller's, but for a View, which is shared and must not be changed.
 //
-// The form is that of package internal of grpc-go: a hook that the package
-// with the state fills in, which keeps the public documentation to what users need.
+// The form is that of package internal of grpc-go: a hook that the package with the state fills in. It keeps the
+// public documentation to what users need.
 package inside
 
 import (
@@ -86,8 +86,8 @@ const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the g
 	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it is to delete the libraries, as FUNCTION FLUSH does. " +
 	"A cache may evict it."
 
-// EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol: a record has a key of one byte at
-// least. It is longer than memcached's keys can be, too.
+// EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol.
+// They need it because a record has a key of one byte at least. It is longer than memcached's keys can be, too.
 const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one at least. " +
 	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +
 	"it is an ordinary key of its namespace, which expires, is evicted and is deleted like any."

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// OwnPrefix begins the names that gateways have for themselves in the store, all but FunctionsKey and EmptyKey: those of the keys of databases
-// that share a namespace, but for the first of them.
+// OwnPrefix begins the names that gateways have for themselves in the store, all but FunctionsKey and EmptyKey.
+// They are the names of the keys of databases that share a namespace, but for the first database.
 const OwnPrefix = "\x00kvd:db"
 
 // DatabasePrefix begins the names in the store of the keys of database n of those that share a namespace, counted from 0. Database 0 has its

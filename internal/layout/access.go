@@ -14,9 +14,8 @@ package layout
 //	expiry  Unix seconds, rounded up, modulo 2^20 (12.1 days); 0 = none
 //	tag     low bits of the slot word's fingerprint: a word of another tag is about another key
 //
-// The access words of a group lie where its slots lie, in an array as large as the
-// index, at the start of the heap: the word of the slot at index offset x is at offset
-// IndexBytes + x of the region. Zero: nothing is known.
+// The access words of a group lie where its slots lie, in an array of the index's size at the start of the heap.
+// The word of the slot at index offset x is at offset IndexBytes + x of the region. Zero: nothing is known.
 type AccessWord uint64
 
 // AccessTick is the unit of an access word's time.
@@ -74,8 +73,8 @@ func (a AccessWord) AgeTicks(nowMillis uint64) uint32 {
 	return uint32((nowMillis/AccessTickMillis - then) & (1<<accessTimeBits - 1))
 }
 
-// AccessSkewTicks is how far ahead (70 minutes) of the reader's clock a word may be to be taken as from the future, and not from three
-// days ago.
+// AccessSkewTicks is how far ahead of the reader's clock a word may be (70 minutes) to be taken as from the future.
+// Such a word is not taken as from three days ago.
 const AccessSkewTicks = 1 << 20
 
 // PastTicks is AgeTicks, or 0 if the word is from the future: clocks differ.

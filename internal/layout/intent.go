@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Status is a transaction's status word: what its verdict is swung on. It stands in the index area like a slot, changes by CAS
-// alone and is replicated down the chain like a slot; its state bits are those of an EMPTY word, so that whoever brings
-// words up treats it as a word without a record.
+// Status is a transaction's status word: what its verdict is swung on. It stands in the index area like a slot,
+// changes by CAS alone and is replicated down the chain like a slot. Its state bits are those of an EMPTY word, so
+// that whoever brings words up treats it as a word without a record.
 //
 //	63 62 61 60 59                         20 19               0
 //	+-----+-----+----------------------------+-----------------+
@@ -73,8 +73,8 @@ func (s Status) String() string {
 	return fmt.Sprintf("transaction %d %v of s%d", s.Seq(), s.Verdict(), s.Owner())
 }
 
-// StatusOff reports whether off is that of a status word: in the index area of indexBytes, in a block, which is laid out as a
-// Group with status words for slots.
+// StatusOff reports whether off is that of a status word, in the index area of indexBytes. A status word is in a
+// block, which is laid out as a Group with status words for slots.
 func StatusOff(off, indexBytes uint64) bool {
 	in := (off - RegionPageSize) % GroupSize
 	return off >= RegionPageSize && off < indexBytes && off%8 == 0 && in >= GroupSlotsOff

@@ -1,6 +1,6 @@
-// Package layout defines every byte that lives in remote memory: the slot word,
-// the group and its header and lock words, the segment, the record, the chunk
-// manifest, the intent and status word of a transaction and the region header; and the mapping from a key's hash to them.
+// Package layout defines every byte that lives in remote memory. There are the slot word, the group and its header
+// and lock words, the segment, the record and the chunk manifest. There are also the intent and status word of a
+// transaction and the region header. The package also defines the mapping from a key's hash to them.
 //
 // It is pure: it imports nothing of the project, allocates nothing on the hot
 // path and does no I/O. Everything it parses is hostile until checked; a failed
@@ -35,8 +35,8 @@ const (
 	SegmentSize    = (SegmentGroups + 1) * GroupSize
 	StashGroup     = SegmentGroups
 	RegionPageSize = 4096
-	// MaxGrowth is how many times as many segments a shard's new array may have: GroupOff takes
-	// what is in one segment of the old array to as many of the new one, side by side.
+	// MaxGrowth bounds n, where a shard's new array has n times the segments of the old one. GroupOff takes what is
+	// in one segment of the old array to n segments of the new one, side by side.
 	MaxGrowth = 127
 
 	RecordHeaderSize = 32
@@ -85,9 +85,8 @@ func (s State) String() string {
 //	size   code of the bytes to READ, see SizeOf
 //	unit   the record's address in the placement group, in 64-byte units
 //
-// An EMPTY word keeps unit and ver of the record it replaced, as a nonce, and
-// the low 20 bits of the deleter's session id in fp and size. All zero: never
-// used. Vectors: testdata/word.
+// An EMPTY word keeps unit and ver of the record it replaced, as a nonce. It keeps the low 20 bits of the deleter's
+// session id in fp and size. All zero: never used. Vectors: testdata/word.
 type Word uint64
 
 const (
@@ -235,8 +234,8 @@ type Header uint64
 const (
 	// FlagOVF: keys of this group overflowed to the segment's stash group.
 	FlagOVF Header = 1 << 8
-	// FlagSplit: the group's move to a shard of its depth is complete: keys of the
-	// moved set live in the child, and MOVED words are left over from it.
+	// FlagSplit: the group's move to a shard of its depth is complete. Keys of the moved set live in the child, and
+	// MOVED words are left over from the move.
 	FlagSplit Header = 1 << 9
 	headerRsv Header = 0xffffffff &^ (0xff | FlagOVF | FlagSplit)
 )
@@ -301,8 +300,8 @@ func (g Group) Check(heapLo, heapHi uint32) error {
 	return nil
 }
 
-// CheckHeader reports a header that nobody writes. A header that passes says what moved and where else to
-// look, so an operation that went by a damaged header would wait for a map that never comes.
+// CheckHeader reports a header that nobody writes. A header that passes says what moved and where else to look. So
+// an operation that went by a damaged header would wait for a map that never comes.
 func (g Group) CheckHeader() error {
 	h := g.Header()
 	if h&headerRsv != 0 {
@@ -438,7 +437,8 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 // wall clock, above 16 bits that tell writers apart.
 const VersionStep = 1 << 16
 
-// VersionAt is the least version of what is written at a time of the wall clock, or the distance of versions that are so far apart.
+// VersionAt is the least version of what is written at a time of the wall clock. For a duration it is the distance
+// of versions that are that far apart.
 func VersionAt(unixNanos uint64) uint64 { return unixNanos >> 14 * VersionStep }
 
 // SetVersion changes an encoded record's version and CRC in place.
@@ -510,15 +510,15 @@ func HasKey(b, key []byte) bool {
 	return len(b) >= RecordHeaderSize+len(key) && int(binary.LittleEndian.Uint16(b[8:])) == len(key) && string(b[RecordHeaderSize:][:len(key)]) == string(key)
 }
 
-// SameRecord reports whether whole, a good record, is what is in damaged, by what the two have in common: no two records share a CRC by
-// chance, nor all of a header before it and a key.
+// SameRecord reports whether whole, a good record, is what is in damaged, by what the two have in common. No two
+// records share a CRC by chance, nor all of a header before it and a key.
 func SameRecord(whole, damaged []byte) bool {
 	k := RecordHeaderSize + int(HeadOf(whole).KeyLen)
 	return bytes.Equal(whole[24:28], damaged[24:28]) || bytes.Equal(whole[:24], damaged[:24]) && bytes.Equal(whole[28:k], damaged[28:min(k, len(damaged))])
 }
 
-// MendKey makes the record at the start of b whole if all that is damaged is what its key tells: the key's bytes, their number and
-// the format's version. The CRC proves it. If it is not so, b stays as it is.
+// MendKey makes the record at the start of b whole if all that is damaged is what its key tells. That is the key's
+// bytes, their number and the format's version. The CRC proves it. If it is not so, b stays as it is.
 func MendKey(b, key []byte) bool {
 	if len(b) < RecordHeaderSize+len(key) {
 		return false
@@ -656,8 +656,9 @@ type Array struct {
 	Segments uint32
 }
 
-// RetainIndex makes an index that a former member held fit for a joiner: the words of slots stay in arrays, which are ascending, and
-// everything else is zero. A lock there is of an operation that has ended without it, and a header may tell of what was taken back since.
+// RetainIndex makes an index that a former member held fit for a joiner. The words of slots stay in arrays, which
+// are ascending, and everything else is zero. A lock there is of an operation that has ended without it, and a
+// header may tell of what was taken back since.
 func RetainIndex(index []byte, arrays []Array) error {
 	end := uint64(RegionPageSize)
 	for _, a := range arrays {

@@ -1,7 +1,6 @@
-// Package session is one session's side of the control path: what it must ask of its
-// directory and of memory nodes, and when. It is a pure machine, an [Agenda] above an engine.Core, which the
-// client performs with goroutines and the simulator as choices; the data path is
-// internal/engine.
+// Package session is one session's side of the control path: what it must ask of its directory and of memory nodes,
+// and when. It is a pure machine, an [Agenda] above an engine.Core. The client performs it with goroutines and the
+// simulator as choices. The data path is internal/engine.
 //
 // Start with [Agenda]. Its methods may be called concurrently; it owns no buffers, and a
 // request that it has given belongs to the goroutine that performs it. The form is that of server/lead: a
@@ -19,20 +18,21 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Agenda is what a session must ask, and when: of its directory renewals of its lease,
-// with which it acknowledges maps and hands memory back, grants of memory, whether other
-// sessions are fenced, and splits; and of memory nodes connections. It is a
-// machine without I/O, clocks or goroutines, in the manner of server/lead: lanes say what
-// they miss (its methods Want… are most of an engine.Control), [Agenda.Due]
-// gives what is to be asked now, and its caller calls [Agenda.Answer] once with what
-// came of it, which tells the lanes, and [Agenda.Next] is when to look again. The client
-// performs it with goroutines, the simulator as choices.
+// Agenda is what a session must ask, and when. It asks its directory for renewals of its lease, with which it
+// acknowledges maps and hands memory back. It also asks the directory for grants of memory, whether other sessions
+// are fenced, and for splits. It asks memory nodes for connections. It is a machine without I/O, clocks or
+// goroutines, in the manner of server/lead. Lanes say what they miss: its methods Want… are most of an
+// engine.Control. [Agenda.Due] gives what is to be asked now. Its caller calls [Agenda.Answer] once with what came
+// of it, which tells the lanes. [Agenda.Next] is when to look again. The client performs it with goroutines, the
+// simulator as choices.
 //
-// Memory goes home by these rules (docs/protocol.md, "Memory goes home"): what a request
-// hands back is forgotten before it is sent and never put back, whatever becomes of the
-// request; renewals are numbered, and only the reply to the latest one brings places, once;
-// a map is acknowledged by a renewal and nowhere else, and not while a grant is under way
-// that was asked for under an older one.
+// Memory goes home by these rules (docs/protocol.md, "Memory goes home"):
+//
+//   - A session forgets what a request hands back before it sends the request. It never puts that back, whatever
+//     becomes of the request.
+//   - Renewals are numbered, and only the reply to the latest one brings places, once.
+//   - A map is acknowledged by a renewal and nowhere else. It is not acknowledged while a grant is under way that
+//     was asked for under an older one.
 //
 // Its methods may be called concurrently.
 type Agenda struct {
@@ -184,9 +184,12 @@ func (a *Agenda) Due(oldest func() (epoch uint64, ok bool)) []Ask {
 	return asks
 }
 
-// DueWants gives what is to be asked now because lanes miss it, in a fixed order: one grant
-// of a placement group at a time, one question about a session, one split of a shard, and one
-// hang-up or dial of a lane's connection to a memory node.
+// DueWants gives what is to be asked now because lanes miss it. Its order is fixed:
+//
+//   - grants of memory, one of a placement group at a time
+//   - questions about sessions, one of a session
+//   - splits, one of a shard
+//   - hang-ups and dials, one of a lane's connection to a memory node
 func (a *Agenda) DueWants() (asks []Ask) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -34,9 +34,9 @@ type lately struct {
 	pause   int64  // before another one is dialed, should it end soon and the map be the same
 }
 
-// WantConn notes that a lane misses a connection to a memory node, from the lane's own
-// goroutine. Should the lane still hold a queue pair to it, that is to be closed: what it
-// still holds must end before another one works, unless its memory is given up.
+// WantConn notes that a lane misses a connection to a memory node, from the lane's own goroutine. If the lane still
+// holds a queue pair to the node, that is to be closed. All that it still holds must end before another one works,
+// unless its memory is given up.
 func (a *Agenda) WantConn(l *engine.Lane, node uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

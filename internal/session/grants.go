@@ -33,8 +33,8 @@ func (a *Agenda) WantMemory(pg, units uint32) {
 	a.mu.wants[pg] = max(a.mu.wants[pg], units)
 }
 
-// Ending has no grant asked for any more, and reports whether none is under way: what
-// comes of it is lost to a session that closes before.
+// Ending has no grant asked for any more, and reports whether none is under way. A session that closes before a
+// grant ends loses what comes of it.
 func (a *Agenda) Ending() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

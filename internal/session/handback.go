@@ -201,8 +201,8 @@ func (p *agendaPG) used(now int64, taken uint64, haste bool) uint64 {
 	return taken - min(taken, p.samples[i].taken)
 }
 
-// Close gives what a session that closes hands back, once its lanes have given back all
-// that they had: the request is complete but for the session's and its leak.
+// Close gives what a session that closes hands back, once its lanes have given back all that they had. The request
+// is complete but for Settled.
 func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -38,8 +38,8 @@ func (a *Agenda) Busy() {
 	a.mu.busy = true
 }
 
-// Stir ends the quiet of a session that has something to ask for or to tell, and reports
-// whether it was quiet: then Next has changed. See [engine.Options].Stirred.
+// Stir ends the quiet of a session that has something to ask for or to tell, and reports whether it was quiet. If
+// it was, Next has changed. See [engine.Options].Stirred.
 func (a *Agenda) Stir() bool {
 	if !a.core.Quiet() {
 		return false
@@ -123,9 +123,8 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	return Ask{Kind: AskRenew, Renew: q, Within: max(5*a.o.Renew, int64(time.Second))}
 }
 
-// Again makes another try of a renewal whose fate is not known: a renewal of its own,
-// whose reply covers what was unlinked before it is sent, and without what the first one
-// handed back. It does not answer the first.
+// Again makes another try of a renewal whose fate is not known. It is a renewal of its own, without what the first
+// one handed back. Its reply covers what was unlinked before it is sent. It does not answer the first.
 func (a *Agenda) Again(first Ask) Ask {
 	a.mu.Lock()
 	defer a.mu.Unlock()

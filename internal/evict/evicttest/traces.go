@@ -19,8 +19,8 @@ type Trace struct {
 	Next func() uint64
 }
 
-// Traces makes the traces over so many keys for a cache of capacity keys; scans and loops
-// are as long as would hurt that cache most.
+// Traces makes the traces over that number of keys, for a cache of capacity keys. Scans and loops have the length
+// that would hurt that cache most.
 func Traces(seed uint64, keys, capacity int) []Trace {
 	return []Trace{
 		Zipf(seed, keys, 0.7),
@@ -58,8 +58,8 @@ func Scans(seed uint64, n int, s float64, length, every int) Trace {
 	}}
 }
 
-// Shifting is Zipf where, after each every keys, every rank is taken by the key that was by
-// places behind it; the first of all become the last.
+// Shifting is Zipf whose ranks shift after each every keys. Then every rank is taken by the key that was by places
+// behind it; the first of all become the last.
 func Shifting(seed uint64, n int, s float64, every, by int) Trace {
 	z := newZipf(seed, n, s)
 	i, shift := 0, 0
@@ -80,8 +80,8 @@ func Loop(n int) Trace {
 	}}
 }
 
-// Mix interleaves a shifting zipf, for half of the keys drawn, with keys that come once, others
-// that come twice after a short while, and a loop of half the capacity.
+// Mix interleaves a shifting zipf, for half of the keys drawn, with three other kinds. They are keys that come
+// once, others that come twice after a short while, and a loop of half the capacity.
 func Mix(seed uint64, n, capacity int) Trace {
 	hot := Shifting(seed, n, 0.9, 4*n, n/20)
 	r := rand.New(rand.NewPCG(seed, 4))
