@@ -1,16 +1,14 @@
-// Package memnode lends a machine's memory to the store. It makes the regions
-// that the directory asks for, registers them with every provider, publishes
-// their rkeys, and then stays off the data path: clients READ, WRITE and CAS the
-// regions without waking this code.
+// Package memnode lends a machine's memory to the store. It makes the regions that the directory asks for,
+// registers them with every provider, and publishes their rkeys. Then it stays off the data path: clients
+// READ, WRITE and CAS the regions without waking this code.
 //
 // It leaves moving bytes to the providers, placement to the directory, and the
 // meaning of a region's bytes, but for the header page, to clients.
 //
-// Start with [Node], then accept (who may connect) and region. A Node's methods
-// may be called concurrently. A region's bytes belong to clients from its
-// publication until it has been deregistered with every provider, which on a
-// reset or Close comes after every peer has been fenced. Devices and the
-// directory client stay their opener's; Close releases all that was made of them.
+// Start with [Node], then accept (who may connect) and region. A Node's methods may be called concurrently. A
+// region's bytes belong to clients from its publication until it has been deregistered with every provider.
+// Deregistration on a reset or Close comes after every peer has been fenced. Devices and the directory client
+// stay their opener's; Close releases all that was made of them.
 //
 // Fencing before anything is reused follows Mu (OSDI'20): a lease alone fences
 // nothing.
@@ -94,16 +92,16 @@ type Options struct {
 	// Identities says how the certificates of peers name their owners, on devices with TLS. The zero
 	// value takes SPIFFE ids of any trust domain.
 	Identities identity.Mapping
-	// Keeper, if not nil, holds the regions beyond this process: the next process of this node takes
-	// them over, and clients notice the loss of their connections alone.
+	// Keeper, if not nil, holds the regions beyond this process. The next process of this node takes them over,
+	// and clients notice the loss of their connections alone.
 	Keeper Keeper
 	// Door names the peers of earlier processes of this node that may still be about to write to its memory, from which
 	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are none.
 	Door func() (inside []string, err error)
 	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
 	Restart func()
-	// MayRestart, if not nil, is asked before Restart, with the bytes of the regions that are here: an error says why the next process
-	// could not serve them, and then this one stays.
+	// MayRestart, if not nil, is asked before Restart, with the bytes of the regions that are here. An error
+	// says why the next process could not serve them, and then this one stays.
 	MayRestart func(regionBytes int64) error
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
@@ -388,10 +386,10 @@ func (n *Node) Ready(ctx context.Context) error {
 // from ending.
 const leaveTimeout = 5 * time.Second
 
-// Leave says goodbye to the directory, which takes this process's memory out of use now
-// rather than when its lease has run out, and returns when no session uses it. Until Close
-// the regions are served as before. It gives up after 5 s, or when ctx ends; an error says
-// that sessions may still use the memory.
+// Leave says goodbye to the directory, and returns when no session uses this process's memory. The directory
+// takes the memory out of use now rather than when the process's lease has run out. The regions are served as
+// before until Close. Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use
+// the memory.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	n.mu.Lock()

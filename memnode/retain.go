@@ -10,8 +10,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// InitRegion makes memory a region of an incarnation as the directory wants it, before anybody is given its keys: memory that is zero, or
-// what was retained of the placement group. An error leaves it as it was.
+// InitRegion makes memory a region of an incarnation as the directory wants it, before anybody is given its
+// keys. The memory is zero, or is what was retained of the placement group. An error leaves it as it was.
 func InitRegion(mem []byte, w *dirpb.WantRegion, incarnation uint64, retained bool) error {
 	if retained {
 		var arrays []layout.Array

@@ -1,10 +1,10 @@
-// Package rdma is the portable verbs layer: protection domains, memory regions,
-// queue pairs, completion queues, work requests and completions over one of
-// several providers (see package driver for the contract they satisfy).
+// Package rdma is the portable verbs layer over one of several providers. It has protection domains, memory
+// regions, queue pairs, completion queues, work requests and completions. Package driver is the contract that
+// providers satisfy.
 //
-// It leaves moving bytes to the provider and adds, once for all of them, what
-// does not depend on one: checking a WR's form, counting doorbells, verbs and
-// bytes, and turning a WC into an error that says whether the verb took effect.
+// It leaves moving bytes to the provider. It adds, once for all providers, what does not depend on one. It
+// checks a WR's form, and counts doorbells, verbs and bytes. It turns a WC into an error that says whether
+// the verb took effect.
 //
 // Start with [Device], [QP] and [WR]. Device, PD and MR may be used
 // concurrently; a CQ and its QPs belong to one goroutine at a time. Local
@@ -321,9 +321,8 @@ func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
 // CanWait says whether Wait may ever be of use.
 func (c *CQ) CanWait() bool { return c.w != nil }
 
-// Wait blocks the polling goroutine until Poll may find something, after Wake, or
-// for d; false, at once, if the provider cannot or would not: wait for Ready then. See
-// driver.Waiter.
+// Wait blocks the polling goroutine until Poll may find something, after Wake, or for d. It returns false, at
+// once, if the provider cannot or would not: wait for Ready then. See driver.Waiter.
 func (c *CQ) Wait(d time.Duration) bool { return c.w != nil && c.w.Wait(d) }
 
 // Wake ends a Wait, the next one if none is under way. Any goroutine may call it.
@@ -387,8 +386,8 @@ func (q *QP) State() QPState { return q.d.State() }
 // Close flushes and disconnects; see driver.QP.
 func (q *QP) Close() error { return q.d.Close() }
 
-// Abort is Close for a peer whose memory has been given up: it does not wait
-// for a confirmation that nothing can land there any more.
+// Abort is Close for a peer whose memory has been given up. It does not wait for a confirmation that nothing
+// can land there any more.
 func (q *QP) Abort() error {
 	if a, ok := q.d.(driver.Aborter); ok {
 		return a.Abort()

@@ -18,8 +18,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// JoinDirectory makes a directory node a voter, or updates its addresses. A node whose disk is another one than that of the member
-// with its id takes that one's place, as a new member, if it is silent.
+// JoinDirectory makes a directory node a voter, or updates its addresses. A node may have another disk than
+// the member with its id. It then takes that one's place, as a new member, if that one is silent.
 func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest) (*dirpb.JoinDirectoryReply, error) {
 	l, err := n.leader()
 	if err != nil {

@@ -191,10 +191,9 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 
 // ---- operators -------------------------------------------------------------
 
-// StartJob begins a job, or, for a placement group or shard of 0, one for each of the
-// namespace. Those of many that cannot begin yet, because their placement groups are busy,
-// wait at this leader, and are forgotten if it stops leading; the reply names those
-// that began. A single one that cannot begin is refused.
+// StartJob begins a job, or, for a placement group or shard of 0, one for each of the namespace. Those of
+// many whose placement groups are busy cannot begin yet. They wait at this leader, and are forgotten if it
+// stops leading; the reply names those that began. A single one that cannot begin is refused.
 func (n *Node) StartJob(ctx context.Context, q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -381,9 +380,10 @@ func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dir
 // restartMillis is how long a process may take that replaces another one.
 const restartMillis = 30_000
 
-// RestartNode has the process of a memory node replaced by another one with the same memory: it is told so with the answer to its
-// heartbeat, and not expected for a while. If it is to leave first, it is told so when no chain has it any more. A request that
-// names the process replaces no other one, and may be made again.
+// RestartNode has the process of a memory node replaced by another one with the same memory. The process is
+// told so with the answer to its heartbeat, and not expected for a while. If it is to leave first, it is told
+// so when no chain has it any more. A request that names the process replaces no other one, and may be made
+// again.
 func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
 	l, id, err := n.leadsFor(q.Node)
 	if err != nil {
@@ -462,8 +462,9 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 	}
 }
 
-// Rebalance spreads a namespace over the memory nodes that there are now, step by step, whichever directory node leads,
-// until nothing is left to do, a step is refused or it is cancelled. It may be asked again to see what is left.
+// Rebalance spreads a namespace over the memory nodes that there are now, step by step, whichever directory
+// node leads. It goes on until nothing is left to do, a step is refused or it is cancelled. It may be asked
+// again to see what is left.
 func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
 	l, err := n.leader()
 	if err != nil {

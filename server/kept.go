@@ -25,8 +25,8 @@ type keptLog struct {
 	m *machine
 }
 
-// DeleteRange deletes the entries from lo to hi, both included: from the beginning after a snapshot, or up to the end before a leader's own
-// take their place.
+// DeleteRange deletes the entries from lo to hi, both included. These are from the beginning after a
+// snapshot, or up to the end before a leader's own take their place.
 func (k keptLog) DeleteRange(lo, hi uint64) error {
 	applied := k.m.appliedIndex()
 	if lo <= applied {

@@ -43,9 +43,10 @@ type Options struct {
 	// netsrv.Limits, which has the defaults.
 	MaxConns, MaxConnsPerAddr int
 
-	// Bootstrap starts a new cluster with this node alone, unless DataDir already
-	// holds one. With Join as well, Join names all directory nodes that begin together, this one too and alike for all
-	// of them: the first of it starts the cluster, once each of the others has answered that it is in none, and they enter it.
+	// Bootstrap starts a new cluster with this node alone, unless DataDir already holds one. With Join as well,
+	// Join names all directory nodes that begin together, this one too and alike for all of them. The first that
+	// it names starts the cluster, once each of the others has answered that it is in none. Then the others
+	// enter it.
 	Bootstrap bool
 	// Join are gRPC addresses of directory nodes whose cluster this node enters,
 	// unless it is a member already.
@@ -54,8 +55,8 @@ type Options struct {
 	// Lease is how long a session or a memory node lives without being heard.
 	// Default 1 s, least 50 ms.
 	Lease time.Duration
-	// LastCopyLeases is how many leases a memory node may be silent that holds the
-	// only copy of something: to call it lost is to lose that. Default 10.
+	// LastCopyLeases is how many leases a memory node may be silent that holds the only copy of something. To
+	// call it lost is to lose that. Default 10.
 	LastCopyLeases int
 	// LastCopyWait is how long one may be silent whose memory outlives its process, since it may come back
 	// with that. Default 0: until an operator gives it up.
@@ -76,12 +77,11 @@ type Options struct {
 	// Default "default".
 	DefaultNamespace string
 
-	// TLS authenticates both listeners and this node's calls to others: it needs
-	// Certificates, and RootCAs or ClientCAs, or GetConfigForClient in their place, which calls
-	// ask too, for what holds now.
-	// Callers must show a certificate whatever ClientAuth says: of a directory node to the raft listener, and
-	// of a role that may call to the other. This node's own must be of a directory node.
-	// VerifyConnection is asked again at each request of a connection: a certificate may have been revoked.
+	// TLS authenticates both listeners and this node's calls to others. It needs Certificates, and RootCAs or
+	// ClientCAs. GetConfigForClient may be in their place; calls ask it too, for what holds now. Callers must
+	// show a certificate whatever ClientAuth says. The raft listener takes one of a directory node; the other
+	// takes one of a role that may call. This node's own must be of a directory node. VerifyConnection is asked
+	// again at each request of a connection: a certificate may have been revoked.
 	TLS *tls.Config
 	// Identities says how the certificates of callers name their owners, if there is TLS. The zero value
 	// takes SPIFFE ids of any trust domain.

@@ -43,8 +43,8 @@ type Folder struct {
 	Nodes      []string // memory nodes
 }
 
-// Led is a leadership that a data folder knows: memory nodes that were told of an entry of its term up to Last were told nothing that
-// the folder lacks.
+// Led is a leadership that a data folder knows. Memory nodes that were told of an entry of its term up to
+// Last were told nothing that the folder lacks.
 type Led struct{ Term, Last uint64 }
 
 // folderLeds is how many leaderships a Folder names.

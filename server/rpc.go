@@ -358,9 +358,8 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	return reply, nil
 }
 
-// SessionState tells whether a session is fenced. Breaking the locks of a session that
-// lives would be wrong, so an id that is unknown here counts as fenced only once a
-// quorum confirms that this node leads.
+// SessionState tells whether a session is fenced. Breaking the locks of a session that lives would be wrong.
+// So an id that is unknown here counts as fenced only once a quorum confirms that this node leads.
 func (n *Node) SessionState(ctx context.Context, q *dirpb.SessionStateRequest) (*dirpb.SessionStateReply, error) {
 	if _, err := n.confirmed(ctx); err != nil {
 		return nil, err
@@ -706,10 +705,9 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 
 // ---- operators -------------------------------------------------------------
 
-// CreateNamespace lays out a namespace over the memory nodes that are up, for its owner, who is the caller unless
-// another one is named. It refuses more copies
-// than there are failure domains; if there are too few memory nodes it is unavailable, as more
-// may be about to come.
+// CreateNamespace lays out a namespace over the memory nodes that are up, for its owner. The owner is the
+// caller unless another one is named. CreateNamespace refuses more copies than there are failure domains. If
+// there are too few memory nodes it is unavailable, as more may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -739,8 +737,9 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
 }
 
-// SetNamespace changes a namespace's limit, number of copies, owner and quotas. The reply does not wait
-// for copies that are made, or given up, from then on, nor for sessions of the former owner that are fenced.
+// SetNamespace changes a namespace's limit, number of copies, owner and quotas. The reply does not wait for
+// copies that are made, or given up, from then on. Nor does it wait for sessions of the former owner that are
+// fenced.
 func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -800,8 +799,8 @@ func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dir
 // leaderStatusTimeout bounds how long ClusterStatus waits for the leader.
 const leaderStatusTimeout = 2 * time.Second
 
-// ClusterStatus is Status as the leader answers it, asked over the network if need be; if
-// no leader answers, this node's own answer, which says how old it is.
+// ClusterStatus is Status as the leader answers it, asked over the network if need be. If no leader answers,
+// it is this node's own answer, which says how old it is.
 func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	own, err := n.Status(ctx, q)
 	addr := n.leaderGRPC()
@@ -821,8 +820,8 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 	return reply, nil
 }
 
-// Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
-// the progress of jobs and which directory nodes answer are the leader's alone.
+// Status shows what this node knows, and how old that is. Reclaim epochs, reports, node statistics, the
+// progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID, Identifies: n.opts.TLS != nil,
 		KnowsLevel: fsm.Level, Version: n.opts.Version}

@@ -1,6 +1,6 @@
-// Package server is the directory: a raft group that knows memory nodes,
-// namespaces, placement groups, sessions and the reclaim epoch, and serves them
-// by the gRPC contract of internal/dirpb. No data operation calls it.
+// Package server is the directory, a raft group. It knows memory nodes, namespaces, placement groups,
+// sessions and the reclaim epoch. It serves them by the gRPC contract of internal/dirpb. No data operation
+// calls it.
 //
 // Package server/fsm is what is replicated, and how it changes; server/lead is what a leader knows and
 // decides beyond that; server/raftstore keeps it on disk.
@@ -11,12 +11,13 @@
 // called concurrently. A Node owns its goroutines, listeners and folder from
 // Open until Done is closed.
 //
-// Outcomes follow one rule: a status FAILED_PRECONDITION with a NotLeader detail
-// says that nothing was done; UNAVAILABLE says in words whether nothing was done or the
-// outcome is unknown; every other error is a refusal that changed nothing.
+// Outcomes follow one rule. A status FAILED_PRECONDITION with a NotLeader detail says that nothing was done.
+// UNAVAILABLE says in words whether nothing was done or the outcome is unknown. Every other error is a
+// refusal that changed nothing.
 //
-// A member is a node with a disk (disk.go): a node that has lost its disk is another one, and a connection between two begins with
-// who they are (hello.go). Members are admitted and removed in admit.go; member.go has their own side of it.
+// A member is a node with a disk (disk.go): a node that has lost its disk is another one. A connection
+// between two begins with who they are (hello.go). Members are admitted and removed in admit.go; member.go
+// has their own side of it.
 //
 // The thin host around a pure machine follows rqlite's store; leases that only
 // the leader keeps, etcd's lessor.

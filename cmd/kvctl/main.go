@@ -1,17 +1,14 @@
-// Command kvctl is the operator's and the script's way to the store: keys in and
-// out, whole file trees, the cluster's state, what operations cost, and what the
-// bytes in remote memory are.
+// Command kvctl is the operator's and the script's way to the store. It moves keys in and out, and whole file
+// trees. It shows the cluster's state, what operations cost, and what the bytes in remote memory are.
 //
-// It leaves the data path to package client, membership to the directory, the
-// meaning of remote bytes to internal/layout, and generating load to
-// internal/ycsb. Read app.go first (flags, output, exit status), then store.go
-// for how a command reaches the store, then shell.go for many of them in one
+// It leaves the data path to package client, and membership to the directory. It leaves the meaning of remote
+// bytes to internal/layout, and generating load to internal/ycsb. Read app.go first (flags, output, exit
+// status), then store.go for how a command reaches the store. Then read shell.go for many commands in one
 // process; every other file is one group of commands.
 //
-// A process runs a single command, or a shell one after the other; nothing here
-// is called concurrently except the workers of import, export and bench, which share
-// a client. Data goes to stdout and nothing else does; progress and errors go to
-// stderr.
+// A process runs a single command, or, as a shell, one after the other. Nothing here is called concurrently
+// except the workers of import, export and bench, which share a client. Data goes to stdout and nothing else
+// does; progress and errors go to stderr.
 package main
 
 import (

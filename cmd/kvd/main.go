@@ -5,11 +5,11 @@
 // here they are started, announced and stopped. Read app.go first, then
 // directory.go for how a role looks.
 //
-// On stdout a role prints one line, `ready` with its addresses, when it serves, and kvd dev
-// a few more, for people, that say what to type next; logs go to stderr. SIGTERM and SIGINT stop
-// it with exit status 0; a second one ends the process at once. To a memory node whose memory outlives it they differ (keep.go). SIGHUP reloads (reload.go). Exit
-// status 1 is a failure, 2 a mistake in
-// the command line or the configuration.
+// A role prints one line on stdout when it serves: `ready` with its addresses. kvd dev prints a few more, for
+// people, that say what to type next. Logs go to stderr. SIGTERM and SIGINT stop a role with exit status 0; a
+// second one ends the process at once. The two signals differ for a memory node whose memory outlives it
+// (keep.go). SIGHUP reloads (reload.go). Exit status 1 is a failure, 2 a mistake in the command line or the
+// configuration.
 package main
 
 import (

@@ -1,19 +1,17 @@
 // Package driver is the contract between the portable verbs types of package
 // rdma and the providers that move bytes (sim, shm, tcp, verbs).
 //
-// It holds data types (WR, WC, Caps, Memory) and five small interfaces
-// (Device, PD, MR, CQ, QP) plus the passive side (Listener, Peer). Everything a
-// provider would otherwise repeat — argument checks that need no provider
-// state, counters, error conversion — is done once above it, in package rdma.
-// Users of the store never import this package; providers never import rdma.
+// It holds data types (WR, WC, Caps, Memory) and five small interfaces (Device, PD, MR, CQ, QP) plus the
+// passive side (Listener, Peer). Package rdma, above it, does once what every provider would otherwise
+// repeat. These are argument checks that need no provider state, counters, and error conversion. Users of the
+// store never import this package; providers never import rdma.
 //
 // Concurrency: Device, PD, MR and Listener methods may be called concurrently.
-// A CQ and all QPs attached to it belong to one goroutine at a time (a lane);
-// only CQ.Ready, Waiter.Wake, QP.State and QP.Close may be used from others.
+// A CQ and all QPs attached to it belong to one goroutine at a time (a lane). Other goroutines may use only
+// CQ.Ready, Waiter.Wake, QP.State and QP.Close.
 //
-// Buffers: the local buffer of a WR belongs to the provider from PostSend until
-// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a
-// wait does not return it.
+// Buffers: the local buffer of a WR belongs to the provider from PostSend on. It is the caller's again when
+// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return it.
 //
 // The vocabulary and semantics are those of ibv_post_send(3), ibv_poll_cq(3),
 // ibv_reg_mr(3); the split of portable type over driver follows database/sql.
@@ -191,17 +189,19 @@ type AllocOptions struct {
 	Lock bool
 	// Shared makes the mapping a memfd that other processes can map.
 	Shared bool
-	// Adopt, if not nil, is the memfd of memory that an earlier process allocated with the
-	// same size and options, Shared among them: it is mapped as it is, and not zeroed. The
-	// caller keeps the file. Providers whose memory ends with its process refuse it with ErrNotSupport.
+	// Adopt, if not nil, is the memfd of memory that an earlier process allocated with the same size and
+	// options, Shared among them. The memory is mapped as it is, and not zeroed. The caller keeps the file.
+	// Providers whose memory ends with its process refuse it with ErrNotSupport.
 	Adopt *os.File
-	// File, if not nil, is a file of a tmpfs or hugetlbfs that is the memory in place of a memfd: an empty one gets the size and all of its
-	// pages, any other is mapped as it is, and must be of the same size and pages. It has no seals, so no other process
-	// maps it by Shared. The caller keeps the file. The same providers refuse it.
+	// File, if not nil, is a file of a tmpfs or hugetlbfs that is the memory in place of a memfd. An empty file
+	// gets the size and all of its pages. Any other file is mapped as it is, and must be of the same size and
+	// pages. It has no seals, so no other process maps it by Shared. The caller keeps the file. The same
+	// providers refuse it.
 	File *os.File
-	// Populate, if not nil, has all pages taken from the system before Alloc returns, in the name of this process. It is called for
-	// one part after the other, of 32 MiB or one huge page, and calls take in its turn; an error, take's or its own, ends Alloc,
-	// and nothing stays. Nil: a page is taken when somebody first touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
+	// Populate, if not nil, has all pages taken from the system before Alloc returns, in the name of this
+	// process. It is called for one part after the other, of 32 MiB or one huge page, and calls take in its
+	// turn. An error, take's or its own, ends Alloc, and nothing stays. Nil: a page is taken when somebody first
+	// touches it, unless Lock or File says otherwise. It is not kept in Memory.Opts.
 	Populate func(take func() error) error
 }
 
@@ -281,8 +281,8 @@ type MR interface {
 // word found. Any status but Success says, as in a WC, whether it took effect.
 type AtomicFunc func(op Opcode, off, compare, swap uint64) (found uint64, s Status)
 
-// AtomicProxier is an MR whose atomics, executed by a CPU of the target, can be
-// left to another device: the one in whose atomic domain the memory is.
+// AtomicProxier is an MR whose atomics are executed by a CPU of the target. They can be left to another
+// device: the one in whose atomic domain the memory is.
 type AtomicProxier interface {
 	// ProxyAtomics makes f, which may be called concurrently, execute every atomic
 	// on the MR from now on. It is called before the rkey is handed out.
@@ -344,12 +344,11 @@ const (
 
 // QP is one reliable connection (RC) to a memory node.
 //
-// WRs take effect at the target in posting order, with two exceptions that
-// adapters are allowed (InfiniBand Architecture vol. 1, "Work Request Operation
-// Ordering") and Fence on the later WR takes away: a READ may see a WRITE or an
-// atomic that is behind it and, without Caps.AtomicThenRead, miss an atomic in
-// front of it. An unsignaled WR that succeeds produces no WC; one that fails
-// always does, and every WR behind it completes with WRFlushErr, signaled or not.
+// WRs take effect at the target in posting order, but for two exceptions. Adapters are allowed these
+// (InfiniBand Architecture vol. 1, "Work Request Operation Ordering"), and Fence on the later WR takes them
+// away. A READ may see a WRITE or an atomic that is behind it. Without Caps.AtomicThenRead, a READ may also
+// miss an atomic in front of it. An unsignaled WR that succeeds produces no WC. A WR that fails always does,
+// and every WR behind it completes with WRFlushErr, signaled or not.
 type QP interface {
 	Num() uint32
 	// PostSend queues wrs in order behind one doorbell and returns how many it

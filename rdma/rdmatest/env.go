@@ -348,8 +348,8 @@ func (l *Lane) lost(id uint64) error {
 	return fmt.Errorf("qp %d state %d: no WC of WR %#x within %v; polled %+v", l.QP.Num(), l.QP.State(), id, Patience, l.wcs)
 }
 
-// Do posts wrs as one chain, waits for the WC of the last one, which must be
-// signaled or fail, and returns all WCs with IDs that index wrs.
+// Do posts wrs as one chain, and waits for the WC of the last one, which must be signaled or fail. It returns
+// all WCs with IDs that index wrs.
 func (l *Lane) Do(wrs ...rdma.WR) ([]rdma.WC, error) {
 	first, err := l.Post(wrs...)
 	if err != nil {

@@ -10,8 +10,8 @@
 // the cases are written with; other tests may use them too.
 //
 // A case that needs a capability the device does not have skips and names it.
-// The skips of every Run are kept in testdata/skips.golden of the provider's
-// package, so that a new one is a reviewed change; go test -rewrite updates it.
+// The skips of every Run are kept in testdata/skips.golden of the provider's package, so that a new one is a
+// reviewed change. The flag -rewrite of go test updates it.
 //
 // An Env belongs to the test goroutine. A Lane belongs to one goroutine at a
 // time, which owns its buffers under the rules of package driver.

@@ -87,9 +87,8 @@ func (c *CQ) Poll(wcs []driver.WC) int {
 	return n
 }
 
-// Ready implements driver.CQ. Verbs are finished when PostSend returns, so
-// there is never a need to wait; it receives nevertheless, and also when a QP
-// has lost its memory node.
+// Ready implements driver.CQ. Verbs are finished when PostSend returns, so there is never a need to wait. It
+// receives nevertheless, and also when a QP has lost its memory node.
 func (c *CQ) Ready() <-chan struct{} { return c.ready }
 
 // Close implements driver.CQ.

@@ -46,8 +46,8 @@ func AdoptCell(cell, pidfd int) (*KeptCell, error) {
 	return k, nil
 }
 
-// Outside tells whether nothing that the dialer posted to the earlier process can land any more: it has left the
-// verb that it was inside, or its process is dead. Once true it stays so.
+// Outside tells whether nothing that the dialer posted to the earlier process can land any more. The dialer
+// has then left the verb that it was inside, or its process is dead. Once true it stays so.
 func (k *KeptCell) Outside() bool {
 	_, busy := cellOf(k.page).inside()
 	runtime.KeepAlive(k)

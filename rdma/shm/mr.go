@@ -197,9 +197,9 @@ func (m *MR) RKey() uint64 { return m.rkey }
 // Base implements driver.MR.
 func (m *MR) Base() uint64 { return 0 }
 
-// Deregister implements driver.MR. It returns when no peer of the PD is inside
-// a verb that began before the keys were revoked; ErrUnconfirmed means one was
-// for longer than Options.ConfirmTimeout, and calling again waits again.
+// Deregister implements driver.MR. It returns when no peer of the PD is inside a verb that began before the
+// keys were revoked. ErrUnconfirmed means one was for longer than Options.ConfirmTimeout; calling again waits
+// again.
 func (m *MR) Deregister() error {
 	d := m.pd.d
 	d.mu.Lock()

@@ -1,22 +1,18 @@
-// Package shm is the provider for clients on the memory node's own machine:
-// registered memory is a memfd that the dialer maps, and a verb is the dialer's
-// own loads, stores and CPU atomics. Nobody else runs: no system call, no
-// context switch, no cycle of the memory node.
+// Package shm is the provider for clients on the memory node's own machine. Registered memory is a memfd that
+// the dialer maps. A verb is the dialer's own loads, stores and CPU atomics. Nobody else runs: no system
+// call, no context switch, no cycle of the memory node.
 //
-// It leaves argument checks and counters to package rdma, and mapping memory to
-// internal/mem. Start with [Device], [QP.PostSend] and, for what the two
-// processes share, cell and mrTable. Device, PD, MR and Listener methods may be
-// called concurrently; a CQ and its QPs belong to one goroutine at a time, and
-// only CQ.Ready, QP.State and QP.Close may be used from others. Local buffers
-// are free again when PostSend returns.
+// It leaves argument checks and counters to package rdma, and mapping memory to internal/mem. Start with
+// [Device], [QP.PostSend] and, for what the two processes share, cell and mrTable. Device, PD, MR and
+// Listener methods may be called concurrently. A CQ and its QPs belong to one goroutine at a time. Other
+// goroutines may use only CQ.Ready, QP.State and QP.Close. Local buffers are free again when PostSend
+// returns.
 //
-// Verbs execute inside PostSend, so their WCs are there when it returns
-// (Caps.Synchronous). A QP's control cell says whether its process is inside
-// PostSend; barring the cell and seeing it idle, or seeing the process dead, is
-// the fence (Caps.SelfFencing). The handshake between "I am inside, am I
-// barred?" and "you are barred, are you inside?" is Dekker's; the per-MR
-// generations follow the type-2 memory windows' key halves (IBTA vol. 1,
-// §10.6.7).
+// Verbs execute inside PostSend, so their WCs are there when it returns (Caps.Synchronous). A QP's control
+// cell says whether its process is inside PostSend. The fence is barring the cell and seeing it idle, or
+// seeing the process dead (Caps.SelfFencing). The handshake between "I am inside, am I barred?" and "you are
+// barred, are you inside?" is Dekker's. The per-MR generations follow the type-2 memory windows' key halves
+// (IBTA vol. 1, §10.6.7).
 package shm
 
 import (
@@ -67,8 +63,8 @@ var (
 	ErrProtocol = errors.New("shm protocol violation")
 	// ErrVersion means the other end speaks another version.
 	ErrVersion = errors.New("shm protocol version differs")
-	// ErrUnconfirmed means keys are revoked and QPs barred, but a process was
-	// still inside a verb when the wait ended: what it began may yet land.
+	// ErrUnconfirmed means keys are revoked and QPs barred, but a process was still inside a verb when the wait
+	// ended. The verb that it began may yet land.
 	ErrUnconfirmed = errors.New("a peer is still inside a verb")
 )
 
@@ -83,8 +79,8 @@ type Options struct {
 	// ConfirmTimeout bounds how long Deregister and Listener.Close wait for
 	// peers to leave a verb they are inside. Default 5 s.
 	ConfirmTimeout time.Duration
-	// Cells, if not nil, holds the control cells of connections beyond this process, so that the next one can tell what
-	// their dialers may still do (AdoptCell).
+	// Cells, if not nil, holds the control cells of connections beyond this process. The next process can so
+	// tell what their dialers may still do (AdoptCell).
 	Cells Cells
 	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
 	// opened.

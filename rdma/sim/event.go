@@ -212,9 +212,8 @@ func (f *Fabric) FailNext(qp uint32, s driver.Status, when When) error {
 	return nil
 }
 
-// Kill moves a QP to the error state, as when its initiator is about to be
-// fenced or has lost the connection: every WR not finished is flushed, and the
-// WRITEs and atomics among them may land Late, in posting order.
+// Kill moves a QP to the error state, as when its initiator is about to be fenced or has lost the connection.
+// Every WR not finished is flushed. The WRITEs and atomics among them may land Late, in posting order.
 func (f *Fabric) Kill(qp uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -4,18 +4,15 @@
 // are looked at too early. The race detector sees its memory, which it does not
 // with the other providers.
 //
-// In auto mode (the default) a seeded generator advances pending work inside
-// PostSend and Poll; there are no goroutines, and a CQ's Ready is signalled
-// again while its QPs have work pending. In manual mode ([Options].Manual)
-// PostSend only queues; the caller lists what may happen next with
-// [Fabric.Events], makes it happen with [Fabric.Fire], and injects faults. Both
-// repeat exactly, given the seed and the calls.
+// In auto mode (the default) a seeded generator advances pending work inside PostSend and Poll. There are no
+// goroutines, and a CQ's Ready is signalled again while its QPs have work pending. In manual mode
+// ([Options].Manual) PostSend only queues; the caller lists what may happen next with [Fabric.Events], makes
+// it happen with [Fabric.Fire], and injects faults. Both repeat exactly, given the seed and the calls.
 //
 // It leaves argument checks to package rdma, and virtual time to its users.
-// Start with [Fabric] and [Event]. A mutex guards a Fabric, so everything may
-// be called concurrently as package driver allows, and what one goroutine's Poll
-// does to another's buffers happens before that one's next call. A Closed
-// callback runs in the goroutine that ended the connection.
+// Start with [Fabric] and [Event]. A mutex guards a Fabric, so everything may be called concurrently as
+// package driver allows. The effects of one goroutine's Poll on another's buffers happen before that one's
+// next call. A Closed callback runs in the goroutine that ended the connection.
 //
 // The event model is that of stateless model checkers; the ordering rules are
 // those of the InfiniBand Architecture vol. 1, ch. 9.
@@ -51,10 +48,10 @@ type Options struct {
 	// DeliverEvents makes the delivery of a WC an event of its own in manual
 	// mode; otherwise it comes with the effect. Auto mode always delays.
 	DeliverEvents bool
-	// Synchronous has PostSend return when its WRs are over, as a provider does that
-	// executes them itself: it announces Synchronous and SelfFencing, nothing lands once
-	// a QP is in error, and completions are not delayed. If the steps are the caller's
-	// (Manual) PostSend calls Wait, which fires events or lets others do so, until then.
+	// Synchronous has PostSend return when its WRs are over, as a provider does that executes them itself. It
+	// announces Synchronous and SelfFencing, nothing lands once a QP is in error, and completions are not
+	// delayed. If the steps are the caller's (Manual), PostSend calls Wait until then. Wait fires events or lets
+	// others do so.
 	Synchronous bool
 	Wait        func()
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
@@ -154,10 +151,9 @@ func (f *Fabric) qpLocked(num uint32) (*qp, error) {
 	return f.mu.qps[i], nil
 }
 
-// Reset starts over with a new seed: registered memory is zeroed, queues, CQs,
-// counters and injected faults are cleared, QPs are ready again and crashed
-// devices are back. Devices, MRs, QPs and listeners stay as they are open or
-// closed. Nobody else may be using the fabric.
+// Reset starts over with a new seed. Registered memory is zeroed; queues, CQs, counters and injected faults
+// are cleared. QPs are ready again and crashed devices are back. Devices, MRs, QPs and listeners stay as they
+// are open or closed. Nobody else may be using the fabric.
 func (f *Fabric) Reset(seed uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

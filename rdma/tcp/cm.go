@@ -242,11 +242,10 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 
 func (l *listener) Addr() string { return l.ln.Addr().String() }
 
-// CPUNanos is the time that this listener's agents, or loops of them, spent
-// running: from waking up with input, or room for output, until waiting again. It
-// includes the read(2) and write(2) themselves, TLS, and executing the verbs; it
-// leaves out the kernel's work in softirqs and the Go scheduler's between
-// wake-ups, and counts time in which a running agent was preempted.
+// CPUNanos is the time that this listener's agents, or loops of them, spent running. They run from waking up
+// with input, or room for output, until waiting again. The time includes the read(2) and write(2) themselves,
+// TLS, and executing the verbs. It leaves out the kernel's work in softirqs and the Go scheduler's between
+// wake-ups. It counts time in which a running agent was preempted.
 func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 
 func (l *listener) accept() {

@@ -3,11 +3,10 @@
 // the memory node executes whole doorbells against registered memory. Agents whose
 // peers say little at a time share an event loop, each other one has a goroutine.
 //
-// It leaves what every provider shares (forms of WRs, counters, errors) to
-// package rdma, mapping memory to internal/mem, and deciding who may connect to
-// the Accept callback of its user. Read [Options] and [Open] first, then wire.go
-// for the bytes, agent.go and loop.go for the side that executes and qp.go for the
-// side that posts.
+// It leaves what every provider shares (forms of WRs, counters, errors) to package rdma, and mapping memory
+// to internal/mem. It leaves deciding who may connect to the Accept callback of its user. Read [Options] and
+// [Open] first, then wire.go for the bytes. Read agent.go and loop.go for the side that executes, and qp.go
+// for the side that posts.
 //
 // Concurrency and buffer ownership are those of package driver. The goroutine that waits for a
 // CQ reads the replies itself (wait.go); while nobody does, a goroutine of the CQ
@@ -160,8 +159,8 @@ func (o Options) Validate() error {
 // lanes to each memory node.
 const DefaultMaxConns = 20_000
 
-// NewDoor makes a Door for listeners of this provider: a connection that it refuses is told so, unless there is TLS, and
-// MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
+// NewDoor makes a Door for listeners of this provider. A connection that it refuses is told so, unless there
+// is TLS. MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
 func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
 	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
 	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)

@@ -31,9 +31,8 @@ const (
 	doorbellCharge = 2 << 10
 )
 
-// ErrUnconfirmed means that a closed QP's memory node did not confirm that it
-// has stopped: what was posted and has not completed may still land, until the
-// memory node fences the connection.
+// ErrUnconfirmed means that a closed QP's memory node did not confirm that it has stopped. Verbs that were
+// posted and have not completed may still land, until the memory node fences the connection.
 var ErrUnconfirmed = errors.New("memory node did not confirm the end of the connection")
 
 // stream is the TCP connection below TLS, or an imitation in tests.

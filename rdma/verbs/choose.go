@@ -18,11 +18,10 @@ type Choice struct {
 	Reason string
 }
 
-// Choose picks what o leaves open: an active port before all else, the address
-// that the user wants to be near, then RoCE v2 with an IPv4 address, RoCE v2
-// with another routable address, InfiniBand, RoCE v1, and link-local addresses
-// last, because nobody beyond the link, or with several links nobody at all, can
-// reach them.
+// Choose picks what o leaves open. An active port comes before all else, then the address that the user wants
+// to be near. RoCE v2 with an IPv4 address, RoCE v2 with another routable address, InfiniBand and RoCE v1
+// follow in this order. Link-local addresses come last: nobody beyond the link can reach them, or with
+// several links nobody at all.
 func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 	sel, err := parseSelector(o.Device)
 	if err != nil {

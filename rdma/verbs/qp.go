@@ -22,8 +22,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// ErrUnconfirmed means that a QP is closed on this side but its peer did not say
-// that it has destroyed its own: what was posted may still land there.
+// ErrUnconfirmed means that a QP is closed on this side but its peer did not say that it has destroyed its
+// own. Posted verbs may still land there.
 var ErrUnconfirmed = errors.New("the peer did not confirm")
 
 // qp is the initiator's side of a connection. Everything below mu is guarded by
@@ -433,9 +433,8 @@ func (q *qp) watchPeer() {
 	q.cq.signal()
 }
 
-// Close waits for the adapter to flush the queue, so that it touches no buffer any
-// more, and, unless all that was posted has completed, for the peer to confirm
-// that nothing of it can land any more.
+// Close waits for the adapter to flush the queue, so that it touches no buffer any more. It also waits for
+// the peer to confirm that nothing of what was posted can land any more, unless all of it has completed.
 func (q *qp) Close() error {
 	q.closing.Do(func() { q.closing.err = q.end() })
 	return q.closing.err

@@ -1,22 +1,19 @@
-// Package verbs is the provider for RNICs: libibverbs, on InfiniBand and RoCE
-// adapters and on Soft-RoCE. The adapter executes READ, WRITE and the atomics;
-// memory nodes' CPUs take part in connecting, fencing and nothing else, unless
-// the adapter has no atomics (see [AtomicsAgent]).
+// Package verbs is the provider for RNICs: libibverbs, on InfiniBand and RoCE adapters and on Soft-RoCE. The
+// adapter executes READ, WRITE and the atomics. Memory nodes' CPUs take part in connecting, fencing and
+// nothing else, unless the adapter has no atomics (see [AtomicsAgent]).
 //
 // It is built with the tag verbs and cgo, and needs libibverbs.so.1 at run time
 // only: one binary serves machines with and without it. Without the tag, the
 // library or a usable adapter, [Open] fails with [ErrUnavailable] and says what
 // is missing.
 //
-// It leaves deciding who may connect to the Accept callback of its user, and
-// mapping memory to internal/mem. Read [Options] and [Open] first, then qp.go for
-// the side that posts, cm.go for how a connection comes about, and shim.h for
-// what crosses into C.
+// It leaves deciding who may connect to the Accept callback of its user, and mapping memory to internal/mem.
+// Read [Options] and [Open] first, then qp.go for the side that posts. Read cm.go for how a connection comes
+// about, and shim.h for what crosses into C.
 //
-// Concurrency and buffer ownership are those of package driver. Every CQ has a
-// goroutine that sleeps in the runtime's poller until the adapter raises a
-// completion event, which it does only for a CQ that somebody waits for; every
-// connection has one, at either end, that watches its control channel.
+// Concurrency and buffer ownership are those of package driver. Every CQ has a goroutine that sleeps in the
+// runtime's poller until the adapter raises a completion event. The adapter raises one only for a CQ that
+// somebody waits for. Every connection has a goroutine, at either end, that watches its control channel.
 //
 // Names and semantics are rdma-core's (ibv_post_send(3), ibv_modify_qp(3),
 // rdma(7)); spinning before sleeping follows eRPC and HERD.
@@ -81,8 +78,8 @@ const (
 	DefaultMaxConns = 20_000
 )
 
-// NewDoor makes a Door for listeners of this provider: a connection that it refuses is told so, unless there is TLS, and
-// MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
+// NewDoor makes a Door for listeners of this provider. A connection that it refuses is told so, unless there
+// is TLS. MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
 func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
 	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
 	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)

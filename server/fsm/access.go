@@ -243,8 +243,8 @@ func checkAccessList(w *dirpb.Namespace) error {
 
 // ---- the quota of the index ------------------------------------------------
 
-// IndexBytes is how much of their indexes a namespace's shards and status words have in all placement groups together, also on their way
-// to larger or more arrays. Each copy counts once.
+// IndexBytes is how much of their indexes a namespace's shards and status words have in all placement groups
+// together. Those on their way to larger or more arrays count too. Each copy counts once.
 func (s *State) IndexBytes(namespace uint32) (bytes uint64) {
 	for _, pg := range s.PGs(namespace) {
 		if h := s.heaps[pg.Id]; h != nil {

@@ -41,7 +41,7 @@ func (s *State) recordAudit(e *dirpb.AuditEntry) *dirpb.AuditEntry {
 func auditSlot(number uint64) uint32 { return uint32(number % MaxAudit) }
 
 // Audit gives the audit entries with numbers greater than after, the latest limit of them (0: all), by
-// number; and how many there were once that made room for later ones.
+// number. It also gives how many there were once that made room for later ones.
 func (s *State) Audit(after uint64, limit int) (entries []*dirpb.AuditEntry, dropped uint64) {
 	last := s.meta.AuditNumber
 	kept := min(last, MaxAudit)

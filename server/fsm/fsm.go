@@ -2,20 +2,17 @@
 // namespaces, placement groups, shards, sessions, background jobs, the granted memory
 // and status words.
 //
-// [Apply] is a pure function of state and command: it reads no clock, draws no
-// random number and starts nothing, so every directory node, every replay and the
-// simulator reach the same state. Raft, disks, leases, RPCs and who may
-// call are package server's.
+// [Apply] is a pure function of state and command: it reads no clock, draws no random number and starts
+// nothing. So every directory node, every replay and the simulator reach the same state. Raft, disks, leases,
+// RPCs and who may call are package server's.
 //
-// Start with [State], [Apply] and [Result]. A State is not safe for concurrent
-// use; goroutines that share one lock it. Messages handed out by a State's methods are
-// never modified afterwards and must not be modified by the caller; Apply keeps
-// messages inside the command it is given.
+// Start with [State], [Apply] and [Result]. A State is not safe for concurrent use; goroutines that share one
+// lock it. Messages handed out by a State's methods are never modified afterwards and must not be modified by
+// the caller. Apply keeps messages inside the command it is given.
 //
-// The rows a command changes come back in its Result, and the rows of a whole
-// state are its snapshot, so disk and snapshot share one encoding. The split of
-// a pure machine from its raft host follows rqlite's store and TigerBeetle's
-// state machine; ids, fencing and extents follow docs/protocol.md ("Allocation and reuse",
+// The rows a command changes come back in its Result. The rows of a whole state are its snapshot, so disk and
+// snapshot share one encoding. The split of a pure machine from its raft host follows rqlite's store and
+// TigerBeetle's state machine. Ids, fencing and extents follow docs/protocol.md ("Allocation and reuse",
 // "Leases and fencing").
 package fsm
 
@@ -513,8 +510,9 @@ func (s *State) Rows() []Row {
 	return rows
 }
 
-// Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that
-// do not decode, or that lack what others of them count on, and those of a level that this version does not know, with ErrLevel.
+// Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that do not decode, or
+// that lack what others of them count on. It refuses rows of a level that this version does not know with
+// ErrLevel.
 func Load(rows []Row) (*State, error) {
 	s := New()
 	if err := s.loadLevel(rows); err != nil {

@@ -208,8 +208,8 @@ func anyHome(h *fsmpb.Heap, unit, units uint32) bool {
 	return ok || i < len(h.Homes) && uint64(h.Homes[i].Unit) < uint64(unit)+uint64(units)
 }
 
-// HomeOf is the session that a whole run of a placement group was granted to and that
-// lives, or is being fenced, 0 if there is none; any says whether a unit of it has one.
+// HomeOf is the session that a whole run of a placement group was granted to, 0 if there is none. The session
+// lives, or is being fenced. The result any says whether a unit of the run has one.
 func (s *State) HomeOf(pg, unit, units uint32) (session uint32, any bool) {
 	h := s.heaps[pg]
 	if h == nil {
@@ -218,8 +218,8 @@ func (s *State) HomeOf(pg, unit, units uint32) (session uint32, any bool) {
 	return homeOf(h, unit, units), anyHome(h, unit, units)
 }
 
-// Settled reports whether a run may still come back: it is granted memory of a generation
-// of its placement group, of no extent that is being recalled or was since mark.
+// Settled reports whether a run may still come back. It is then granted memory of this generation of its
+// placement group. Its extent is not being recalled, nor was it since mark.
 func (s *State) Settled(pg, generation, unit, units uint32, mark uint64) bool {
 	h := s.heaps[pg]
 	return h != nil && s.pgs[pg].Generation == generation && granted(h, unit, units) &&
@@ -303,9 +303,9 @@ func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, erro
 	return reply, nil
 }
 
-// FitGrant is what a grant would give now; the state does not change. It raises the command's PlaceUnits before, since
-// the shortest runs are granted first, and no more than MaxGrantRuns: to the least length for which they are as much as is wanted,
-// or as much as can be.
+// FitGrant is what a grant would give now; the state does not change. A grant takes the shortest runs first,
+// and no more than MaxGrantRuns. FitGrant therefore raises the command's PlaceUnits before. It raises it to
+// the least length for which the runs are enough for what is wanted, or the most that can be.
 func (s *State) FitGrant(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
 	g, reply, err := s.beginGrant(c)
 	if err != nil || g == nil {
@@ -641,9 +641,9 @@ func (s *State) beginRecall(pg, extent uint32) {
 	}
 }
 
-// CanRecall reports whether what an extent holds, by the last scrub, fits into memory that
-// may be granted elsewhere in the placement group; true before the first scrub. Without
-// room a recall that moves records would take memory away and never end.
+// CanRecall reports whether what an extent holds, by the last scrub, fits into memory that may be granted
+// elsewhere in the placement group. It is true before the first scrub. Without room a recall that moves
+// records would take memory away and never end.
 func (s *State) CanRecall(pg, extent uint32) bool {
 	h := s.heaps[pg]
 	if h == nil || h.LastScrub == nil {
@@ -811,9 +811,9 @@ func (s *State) Extents(pg uint32) []Extent {
 	return out
 }
 
-// Leaks are the extents of a placement group, ascending, that hold leaked memory by its
-// last scrub, and how many units of it: granted, not linked, and without a home. Memory
-// linked since that scrub by sessions that have ended counts as leaked.
+// Leaks are the extents of a placement group, ascending, that hold leaked memory by its last scrub, and how
+// many units of it. Leaked memory is granted, not linked, and without a home. Memory linked since that scrub
+// by sessions that have ended counts as leaked.
 func (s *State) Leaks(pg uint32) (units uint64, extents []uint32) {
 	if s.heaps[pg].GetLastScrub() == nil {
 		return 0, nil

@@ -10,10 +10,10 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// Level is the latest level. A level says which commands there are and what each of them does, so that directory nodes
-// of different versions, which apply the same log, reach the same state. A state has the level of the version that made it until
-// its leader raises it, when every directory node runs a version that knows the next one; then none
-// of an earlier version can take part any more.
+// Level is the latest level. A level says which commands there are and what each of them does. So directory
+// nodes of different versions, which apply the same log, reach the same state. A state has the level of the
+// version that made it until its leader raises it. The leader does so when every directory node runs a
+// version that knows the next one. Then none of an earlier version can take part any more.
 //
 //	0  the first: memory nodes without boots; 4,096 sessions, each with a discriminator of its own
 //	1  memory nodes that keep their memory: the command PauseNode, and what RegisterNode, NodeDown and PublishRegion
@@ -21,8 +21,8 @@ import (
 //	   LoseMembers; placement groups that start over elsewhere (Spares), and sessions that are fenced where their namespace has memory
 //	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
 //
-// A change of what a command does, or of what a state may hold, belongs to a level above those that have been released: the
-// code asks Level, as it does for levelBoots, and goes the old way below. The rows of each
+// A change of what a command does, or of what a state may hold, belongs to a level above those that have been
+// released. The code asks Level, as it does for levelBoots, and goes the old way below. The rows of each
 // level stay readable until a release says that it takes over none of that level (oldestLevel).
 const (
 	Level       = levelBoots

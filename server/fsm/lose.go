@@ -79,8 +79,9 @@ func (s *State) loseMembers(c *fsmpb.LoseMembers) error {
 // away reports whether a memory node is not to be heard, by what the state knows.
 func away(n *dirpb.Node) bool { return n.GetState() != dirpb.NodeState_NODE_UP || n.Silent }
 
-// Spares reports whether a placement group may start over on other memory nodes, though its last copy may come back. It is a cache's, whose
-// users would rather have an empty cache than none; or it holds nothing: no session has been granted memory there, or status words, and nothing moves.
+// Spares reports whether a placement group may start over on other memory nodes, though its last copy may
+// come back. It may if it is a cache's, whose users would rather have an empty cache than none. It also may
+// if it holds nothing: no session has been granted memory there, or status words, and nothing moves.
 func (s *State) Spares(id uint32) bool {
 	pg := s.pgs[id]
 	if !s.KnowsBoots() || pg == nil {

@@ -57,7 +57,8 @@ func (s *State) Reigns() (list []*fsmpb.Reign) {
 	return list
 }
 
-// Position is how far a state has got that has applied an entry of the latest leadership, or nil at a level that does not know.
+// Position is how far a state has got that has applied an entry of the latest leadership. It is nil at a
+// level that does not know.
 func (s *State) Position(applied uint64) *dirpb.Position {
 	r := s.lastReign()
 	if r == nil || applied == 0 {
@@ -66,9 +67,9 @@ func (s *State) Position(applied uint64) *dirpb.Position {
 	return &dirpb.Position{ClusterId: s.meta.ClusterId, Recoveries: s.meta.Recoveries, Reign: r.Id, Term: r.Term, Index: applied}
 }
 
-// Lacks reports whether a position that this cluster's directory once told is of an entry that this state, which reflects the log up to
-// applied, does not have: the state was put back from a backup, or what was committed is lost. Of leaderships before the
-// last MaxReigns it cannot tell, and says no.
+// Lacks reports whether this state lacks the entry of a position that this cluster's directory once told. The
+// state reflects the log up to applied. If it lacks the entry, it was put back from a backup, or what was
+// committed is lost. Lacks cannot tell of leaderships before the last MaxReigns, and says no.
 func (s *State) Lacks(p *dirpb.Position, applied uint64) bool {
 	switch {
 	case p.GetClusterId() != s.meta.ClusterId:

@@ -13,9 +13,9 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// RetainEpochs is for how many reclaim epochs the memory of a member that has left may become a member's again. A slot of the chain may
-// hold a word that it held then, of another record, when layout.WordLifeEpochs have passed; between the two every session has to hear of
-// the member.
+// RetainEpochs is for how many reclaim epochs the memory of a member that has left may become a member's
+// again. A slot of the chain may hold a word that it held then, of another record, when layout.WordLifeEpochs
+// have passed. Every session has to hear of the member between the two.
 const RetainEpochs = 900
 
 const _ = uint(layout.WordLifeEpochs - RetainEpochs - 1)
@@ -87,8 +87,9 @@ func (s *State) Retains(pg, node uint32, epoch uint64) bool {
 	return s.departed(pg, node, epoch) != nil
 }
 
-// RetainedBy are the placement groups that lack a copy, and of which a memory node retains memory that may become one, by id. A memory node that leaves
-// its placement groups to be replaced is to retain them for its next process, which offers them; one that was silent is to offer them itself.
+// RetainedBy are the placement groups, by id, that lack a copy, if a memory node retains memory of them that
+// may become one. A memory node that leaves its placement groups to be replaced is to retain them for its
+// next process, which offers them. A memory node that was silent is to offer them itself.
 func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 	n := s.nodes[node]
 	parts := func(d *fsmpb.Departed) bool {

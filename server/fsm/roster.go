@@ -76,8 +76,9 @@ func (r *roster) count(x *fsmpb.Session, by int) {
 	}
 }
 
-// ChangedSessions are the sessions that began, began to be fenced or ended after so many such changes, perhaps
-// repeatedly, and how many changes there are now. Not ok: too many to remember, or this State never had so many; any session may have changed.
+// ChangedSessions are the sessions that began, began to be fenced or ended after the given number of such
+// changes, perhaps repeatedly. It also gives how many changes there are now. Not ok: they are too many to
+// remember, or this State never had that many. Any session may then have changed.
 func (s *State) ChangedSessions(after uint64) (ids []uint32, now uint64, ok bool) {
 	r := &s.roster
 	if after > r.changes || r.changes-after > recentChanges {

@@ -42,11 +42,10 @@ type SpreadOptions struct {
 	Joins map[uint32]uint32
 }
 
-// Spread finds places for so many copies of a namespace's placement groups: each on
-// another memory node, in another failure domain if that is possible, and so that no
-// group takes the only place of another (augmenting paths, after Kuhn's matching). Members
-// on draining memory nodes count as copies to replace; groups that lost everything
-// count for nothing.
+// Spread finds places for the given number of copies of a namespace's placement groups. Each copy is on
+// another memory node, and in another failure domain if that is possible. No group takes the only place of
+// another (augmenting paths, after Kuhn's matching). Members on draining memory nodes count as copies to
+// replace. Groups that lost everything count for nothing.
 func (s *State) Spread(namespace uint32, copies int, o SpreadOptions) *Spread {
 	sp := &spreader{free: make(map[uint32]uint64), at: make(map[uint32][]*wanted)}
 	for _, n := range ordered.Values(s.nodes) {
@@ -248,8 +247,8 @@ func fewNodes(namespace string, replicas, up int) string {
 	return fmt.Sprintf("%d copies of namespace %q need as many memory nodes; %d are up and not draining", replicas, namespace, up)
 }
 
-// CheckDomains returns why so many copies of a namespace, which may not exist yet, cannot be in
-// failure domains of their own, although there are memory nodes for them; else nil.
+// CheckDomains returns why the replicas of a namespace cannot be in failure domains of their own, although
+// there are memory nodes for them; else nil. The namespace may not exist yet.
 func (s *State) CheckDomains(namespace string, replicas uint32) error {
 	if up, domains := s.homes(); up >= int(replicas) && domains > 0 && domains < int(replicas) {
 		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrRefused, replicas, namespace, domains)

@@ -184,8 +184,8 @@ func (s *State) planArray(pg *dirpb.PlacementGroup, h *fsmpb.Heap) (*dirpb.Statu
 	return nil, nil, fmt.Errorf("%w: the index of placement group %d has no room for status words", ErrFull, pg.Id)
 }
 
-// TakesFirst reports whether an array of so many segments, taken out of pg's index, would be the end of the room for the
-// status words of its first transaction.
+// TakesFirst reports whether an array of that many segments from pg's index would end the room for the status
+// words of its first transaction.
 func TakesFirst(pg *dirpb.PlacementGroup, h *fsmpb.Heap, segments uint32) bool {
 	if len(pg.StatusArrays) > 0 {
 		return false
@@ -343,8 +343,8 @@ func (s *State) Unsettled(pg *dirpb.PlacementGroup, deaths uint64) bool {
 	return !wordless(pg) && s.heaps[pg.Id].GetSettled() < deaths
 }
 
-// SettledDeaths is of how many of the sessions that ever ended with status words no intent is left in any placement group
-// of a namespace, the first ones.
+// SettledDeaths is how many sessions, the first that ever ended with status words, have no intent left in any
+// placement group of a namespace.
 func (s *State) SettledDeaths(namespace uint32) uint64 {
 	least := s.meta.StatusDeaths
 	for _, pg := range s.pgs {

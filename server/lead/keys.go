@@ -12,8 +12,8 @@ import (
 // with the one before until then. Sessions get new tokens with their renewals, and say which they show. Only when all
 // have one of the present key is that made the one before. docs/protocol.md, "Tokens and keys".
 
-// TokenNumber names a token by what its session and the directory have to know of it: the
-// generation of its key, and when it expires in Unix seconds.
+// TokenNumber names a token by what its session and the directory have to know of it. That is the generation
+// of its key, and when it expires in Unix seconds.
 func TokenNumber(generation uint32, expires int64) uint64 {
 	return uint64(generation)<<32 | uint64(uint32(expires))
 }

@@ -1,7 +1,6 @@
-// Package lead is what the directory's leader knows and does not replicate, and
-// what it decides from that: leases of memory nodes and sessions, what sessions
-// reported and acknowledged, the reclaim epoch E, the progress of background jobs,
-// and which command is due.
+// Package lead is what the directory's leader knows and does not replicate, and what it decides from that. It
+// has leases of memory nodes and sessions, what sessions reported and acknowledged, and the reclaim epoch E.
+// It has the progress of background jobs, and which command is due.
 //
 // It leaves to others how a command becomes part of the state (package server, by
 // raft; the simulator, directly) and what it then does (server/fsm). Time is a
@@ -12,9 +11,8 @@
 // Start with [Leader] and [Leader.Plan]. A Leader is not safe for concurrent use. A new
 // one begins with every term that a directory node leads, and ends with it.
 //
-// Leases that only the leader keeps are etcd's lessor; a planner that looks at the
-// whole state and proposes the next step, again and again, is TiKV's placement
-// driver and Kubernetes' controllers.
+// Leases that only the leader keeps are etcd's lessor. A planner that looks at the whole state and proposes
+// the next step, again and again, is TiKV's placement driver and Kubernetes' controllers.
 package lead
 
 import (
@@ -70,14 +68,13 @@ type Options struct {
 // leadership. A session whose OpenSession has not been answered yet has begun
 // nothing: it counts with E until the E of its reply takes that place.
 //
-// Acknowledgements. A session has quiesced at map version v when no verb that it posted
-// under an older map is under way, and has acknowledged v when no operation that it began
-// under an older one is in flight; the second implies the first. Freezes end, and survivors
-// are synced, once all sessions of the namespace have quiesced; every other job, and
-// every voluntary change of a placement group, waits until all have acknowledged. A session being fenced
-// holds both back until it is fenced, whatever it said before. A session that is opened has
-// acknowledged the version it was opened with. A new leader knows of no acknowledgement; the
-// next renewals tell it.
+// Acknowledgements. A session has quiesced at map version v when no verb that it posted under an older map is
+// under way. It has acknowledged v when no operation that it began under an older one is in flight; the
+// second implies the first. Freezes end, and survivors are synced, once all sessions of the namespace have
+// quiesced. Every other job, and every voluntary change of a placement group, waits until all have
+// acknowledged. A session being fenced holds both back until it is fenced, whatever it said before. A session
+// that is opened has acknowledged the version it was opened with. A new leader knows of no acknowledgement;
+// the next renewals tell it.
 type Leader struct {
 	opts     Options
 	began    time.Duration
@@ -262,9 +259,8 @@ type Renewal struct {
 // Answer is the reply to a Renewal.
 type Answer struct {
 	Epoch, Least uint64
-	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan
-	// may find something to do; Returned that it handed memory back that TakeBack may
-	// propose.
+	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan may find something
+	// to do. Returned says that it handed memory back that TakeBack may propose.
 	Moved, Returned bool
 	Deliveries      []*dirpb.FreePlaces
 	Supply          []*dirpb.Supply
@@ -359,13 +355,13 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 	return x.report, true
 }
 
-// Advance moves the reclaim epoch on while anybody has use for it: a session, or
-// an extent whose recall waits for a reclaim epoch to pass. It goes on by as many as the time since
-// it did so last is intervals: a leader looks rarely while nothing happens.
+// Advance moves the reclaim epoch on while anybody has use for it. That is a session, or an extent whose
+// recall waits for a reclaim epoch to pass. It goes on by the number of intervals since it did so last: a
+// leader looks rarely while nothing happens.
 //
-// While somebody waits for memory that was handed back and waits for reclaim epochs to pass, E
-// runs: reuseHaste for all the reclaim epochs of a reuse. That is safe, since nothing counts them
-// but by what every session has reported, and costs remembered words, which grow too old.
+// E runs while somebody waits for memory that was handed back and waits for reclaim epochs to pass. All the
+// reclaim epochs of a reuse then take reuseHaste. That is safe, since nothing counts them but by what every
+// session has reported. It costs remembered words, which grow too old.
 func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	if !l.needsEpochs(s) || l.epoch >= s.Meta().EpochCeiling {
 		l.advanced = now
@@ -437,10 +433,10 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 
 // ---- jobs ------------------------------------------------------------------
 
-// Claimable is a job that a live session should work on now beside those it knows
-// of, or nil: one that it has already, whose answer was lost, else the first that nobody works on,
-// whose barrier has passed and which may run. Recovery and joins, without which data is
-// a loss away from being gone, come first, then what settles intents that others may wait for.
+// Claimable is a job that a live session should work on now beside those it knows of, or nil. It is one that
+// the session has already, whose answer was lost. Else it is the first that nobody works on, whose barrier
+// has passed and which may run. Recovery and joins, without which data is a loss away from being gone, come
+// first. Jobs that settle intents that others may wait for follow.
 //
 // A job whose owner is being fenced is still the owner's. A job that was given back with trouble rests for
 // a lease, then twice as long each time, to at most ten leases.
@@ -516,9 +512,9 @@ func (v *view) shown(j *dirpb.Job) *dirpb.Job {
 
 // ---- what was asked for ----------------------------------------------------
 
-// Refused notes that a step of Plan's changed nothing: its placement groups are left
-// alone for a while, and a rebalance that it was part of ends. A job that was asked for
-// goes on waiting if something else was faster; otherwise it cannot be, and is forgotten.
+// Refused notes that a step of Plan's changed nothing. The step's placement groups are left alone for a
+// while, and a rebalance that it was part of ends. A job that was asked for goes on waiting if something else
+// was faster; otherwise it cannot be, and is forgotten.
 func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 	pause := l.pause(now)
 	switch op := step.Do.GetOp().(type) {

@@ -550,9 +550,8 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 	return out
 }
 
-// Coming is about how much memory is on its way when a grant of a place of so many units
-// found too little, 0 if all of it is in use. A session that has said nothing since memory became short may
-// have any amount.
+// Coming is about how much memory is on its way when a grant of a place of these units found too little. It
+// is 0 if all of it is in use. A session that has said nothing since memory became short may have any amount.
 func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Duration) (coming uint64) {
 	pgs := []uint32{pg}
 	if w := s.Namespace(namespace); w.GetLimitBytes() != 0 {

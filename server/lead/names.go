@@ -42,9 +42,10 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("the name of memory node %q is taken by another process, at %s: %s; nothing was done", e.Name, e.Owner, e.why)
 }
 
-// BeginArrival decides whether a process may register a memory node. Its end is told by EndArrival, unless it is refused. A process of
-// another incarnation than the registered one has to wait until that one has ended, or was not heard for a lease: two processes
-// with one name would else have all memory of the name dropped in turns.
+// BeginArrival decides whether a process may register a memory node. EndArrival tells the arrival's end,
+// unless it is refused. A process of another incarnation than the registered one has to wait until that one
+// has ended, or was not heard for a lease. Else two processes with one name would have all memory of the name
+// dropped in turns.
 func (l *Leader) BeginArrival(s *fsm.State, now time.Duration, q *dirpb.RegisterNodeRequest) error {
 	if a := l.arrivals[q.GetName()]; a != nil && a.incarnation != q.GetIncarnation() {
 		return &TakenError{Name: q.GetName(), Owner: "an address that is not known yet", Rival: dirpb.Addresses(q.GetEndpoints()), why: "it is being registered"}
@@ -129,8 +130,8 @@ func (l *Leader) Beat(id uint32) uint64 {
 	return 0
 }
 
-// Broke notes that the caller of a heartbeat, which Beat numbered, went away before its answer: the process has died, or its connection
-// has, and then it calls again at once.
+// Broke notes that the caller of a heartbeat, which Beat numbered, went away before its answer. The process
+// has died, or its connection has, and then it calls again at once.
 func (l *Leader) Broke(id uint32, incarnation, beat uint64, now time.Duration) {
 	if x := l.nodes[id]; x != nil && x.incarnation == incarnation && x.beat == beat {
 		x.broken, x.broke = true, now

@@ -17,8 +17,8 @@ const maxLeaving = time.Second
 // Patience is how long a goodbye may wait for [Leader.MayLeave].
 func (l *Leader) Patience() time.Duration { return min(l.opts.Lease, maxLeaving) }
 
-// MayLeave reports whether the placement groups that could go on without a memory node have
-// nothing else to do, so that operations that wait until it has left do not wait for that.
+// MayLeave reports whether the placement groups that could go on without a memory node have nothing else to
+// do. Operations that wait until it has left then do not wait for that.
 func (l *Leader) MayLeave(s *fsm.State, now time.Duration, id uint32) bool {
 	v := l.newView(s, now)
 	return !slices.ContainsFunc(v.pgs, func(pg *dirpb.PlacementGroup) bool {
@@ -55,8 +55,8 @@ func (l *Leader) BeginPause(s *fsm.State, id uint32, now time.Duration) {
 // may be there before that returns.
 func (l *Leader) AskToLeave(id uint32) { delete(l.stays, id) }
 
-// Stays notes why the process of a memory node that was to be replaced stays, and gives the command by which it is not expected to
-// end any more, or nil if it is not.
+// Stays notes why the process of a memory node that was to be replaced stays. It gives the command by which
+// the process is not expected to end any more, or nil if it is not.
 func (l *Leader) Stays(s *fsm.State, id uint32, why string) *fsmpb.Command {
 	n := s.Node(id)
 	if n.GetState() != dirpb.NodeState_NODE_UP || n.PauseMillis == 0 || n.Leaving {

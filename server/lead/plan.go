@@ -67,9 +67,8 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - a placement group that holds nothing and waits for memory nodes that are down or
 //     forgotten gets others;
 //   - memory nodes that said goodbye leave their placement groups;
-//   - members: a placement group with too few, or with one on a memory node that
-//     drains, gets a joiner if there is room; one with more than it needs loses one,
-//     best one that drains;
+//   - members: a placement group with too few, or with one on a memory node that drains, gets a joiner if
+//     there is room. A placement group with more than it needs loses one, best one that drains;
 //   - if a memory node drains and its region has nowhere to go, the shards migrate, one
 //     at a time, to placement groups that stay;
 //   - placement groups that may have intents of sessions that have ended are gone through;
@@ -79,8 +78,8 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - moves from placement groups that fill up to emptier ones;
 //   - if memory is lost, or short: a count of what is linked. Scrubbed queues the jobs that follow it.
 //
-// From the members on, a change of a placement group is voluntary: it waits until the
-// group is active, whole, without a job, and every session acknowledged its last change.
+// A change of a placement group is voluntary from the item members on. It waits until the group is active,
+// whole, without a job, and every session acknowledged its last change.
 func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	if invariants.On {
 		defer l.check(s)
@@ -515,9 +514,8 @@ func (p *plan) start(q *fsmpb.StartJob, pgs ...uint32) {
 	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}, "placement groups %d: %s begins: %s", pgs, q.Kind, q.Reason)
 }
 
-// Busy says why q may not begin now, "" if it may: its placement groups are to be active,
-// whole, without a job and without a change under way, and every session is to have
-// acknowledged their last one.
+// Busy says why q may not begin now, "" if it may. Its placement groups are to be active, whole, without a
+// job and without a change under way. Every session is to have acknowledged their last one.
 func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string {
 	if x, ok := unmovable(s, q); ok {
 		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, x)
@@ -623,13 +621,13 @@ func (p *plan) outlived(pg *dirpb.PlacementGroup, extents []uint32) bool {
 
 // ---- rebalancing -----------------------------------------------------------
 
-// Rebalance says how a namespace is spread: a placement group for every memory node that arbitrates none
-// and has room; then regions from fuller memory nodes to emptier ones, a member of a placement group
-// at a time, until none would make a difference smaller; then memory from fuller placement
-// groups to emptier ones, until they differ by a few percent of a heap. In a cache, and in a store
-// that is nearly empty, shards of equal depth count as equal in place of their memory. Plan does it one step at a
-// time while the state says that the namespace is rebalanced, and what it does is this if nothing else changes.
-// A leader can tell once it has led for as long as Untold says.
+// Rebalance says how a namespace is spread, in this order. Every memory node that arbitrates no placement
+// group and has room gets one. Then regions go from fuller memory nodes to emptier ones, a member of a
+// placement group at a time. That lasts until none would make a difference smaller. Then memory goes from
+// fuller placement groups to emptier ones, until they differ by a few percent of a heap. In a cache, and in a
+// store that is nearly empty, shards of equal depth count as equal in place of their memory. Plan does it one
+// step at a time while the state says that the namespace is rebalanced. Plan does what Rebalance says if
+// nothing else changes. A leader can tell once it has led for the time that Untold says.
 func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []string {
 	p := l.plan(s, now)
 	var out []string
@@ -751,13 +749,13 @@ func (p *plan) nodeNames(ids []uint32) string {
 	return fmt.Sprintf("%q", names)
 }
 
-// Grow is the move that gives a shard, which is full, more room: into an array of more segments, while
-// its placement group's index is far from full (larger), or else a split inside its
-// placement group, or, when the index there is full, into the one of its namespace whose
-// index has the most room. No command: the shard moves already, or the placement group is
-// busy and the caller may ask again (growing), or it cannot grow; why says which. A split
-// inside a placement group that is busy is kept, and Plan begins it as soon as the group is free:
-// shards of one group split one after the other, and nobody has to ask at the right moment.
+// Grow is the move that gives a shard, which is full, more room. The shard goes into an array of more
+// segments, while its placement group's index is far from full (larger). Else it is split inside its
+// placement group. When the index there is full, it is split into the placement group of its namespace whose
+// index has the most room. No command: the shard moves already, or the placement group is busy and the caller
+// may ask again (growing), or it cannot grow. The result why says which. A split inside a placement group
+// that is busy is kept, and Plan begins it when the group is free. Shards of one group so split one after the
+// other, and nobody has to ask at the right moment.
 func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmpb.StartJob, growing bool, why string) {
 	if sh.Move != nil {
 		return nil, true, "it moves already"

@@ -119,10 +119,10 @@ func (l *Leader) gains(s *fsm.State, pg uint32, short bool) (out []gain) {
 	return out
 }
 
-// Scrubbed notes what a scrub or a count found, and queues the recalls that follow it: in
-// place, of the extents that give most, as many as are needed. If memory is short
-// because what is free lies in pieces, an extent is emptied that takes little to move. Call
-// it once the job's end is part of the state, with the job as it was.
+// Scrubbed notes what a scrub or a count found, and queues the recalls that follow it. They are in place, of
+// the extents that give most, up to the number needed. If memory is short because what is free lies in
+// pieces, an extent is emptied that takes little to move. Call it once the job's end is part of the state,
+// with the job as it was.
 func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	if j.Kind != dirpb.JobKind_JOB_SCRUB || s.PG(j.PgId) == nil {
 		return

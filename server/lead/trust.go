@@ -30,8 +30,8 @@ func (l *Leader) Vouch(s *fsm.State, applied uint64, name string, id uint32, p *
 	return len(l.vouchers.ahead) == 0
 }
 
-// Trusted reports whether this leader may decide: no memory node was told more than its state has, and half of those that are up have
-// been heard, or a lease has run.
+// Trusted reports whether this leader may decide. It may if no memory node was told more than its state has.
+// Besides, half of those that are up have been heard, or a lease has run.
 func (l *Leader) Trusted(s *fsm.State, now time.Duration) bool {
 	if len(l.vouchers.ahead) > 0 {
 		return false

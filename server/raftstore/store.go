@@ -1,6 +1,5 @@
-// Package raftstore keeps everything one directory node must remember on one
-// Pebble database: hashicorp/raft's log, stable store and snapshots, and the
-// rows of the applied state.
+// Package raftstore keeps everything one directory node must remember on one Pebble database. That is
+// hashicorp/raft's log, stable store and snapshots, and the rows of the applied state.
 //
 // It knows nothing of what the entries mean; the state machine is server/fsm.
 // Start with [Store]; it is a raft.LogStore, raft.MonotonicLogStore and
@@ -8,18 +7,17 @@
 // may be called concurrently. Byte slices passed in are copied before a call
 // returns; slices handed out belong to the caller.
 //
-// Every write has a deadline. A disk that hangs, is full, or that Pebble declares broken,
-// fails the store for good ([Store.Failed]), so that a leader on it steps down
-// instead of holding its followers with heartbeats (hashicorp/raft issue 503).
-// A failed store recovers only by being opened again, because what reached the
+// Every write has a deadline. A disk that hangs, is full, or that Pebble declares broken, fails the store for
+// good ([Store.Failed]). So a leader on it steps down instead of holding its followers with heartbeats
+// (hashicorp/raft issue 503). A failed store recovers only by being opened again, because what reached the
 // disk is then unknown and raft reads its log afresh.
 //
 // Among what it keeps is the key that signs session tokens, so its files are for their
 // owner alone (files.go).
 //
-// raft.CommitTrackingLogStore is left out on purpose: in raft v1.8.0 a start with
-// RestoreCommittedLogs skips the configuration entries among the committed
-// ones, and blocks when they exceed 128 batches. The applied rows serve the same end.
+// raft.CommitTrackingLogStore is left out on purpose. In raft v1.8.0 a start with RestoreCommittedLogs skips
+// the configuration entries among the committed ones, and blocks when they exceed 128 batches. The applied
+// rows serve the same end.
 //
 // Modelled on hashicorp's raft-boltdb and raft-wal, on Pebble's key prefixes.
 package raftstore
