@@ -1,9 +1,10 @@
-// Command promql reads PromQL expressions, one a line, and prints what each of them
-// selects: a JSON list of metric names with the labels that they are matched or grouped
-// by. Its exit status is 1, with a message that quotes the expression, if one is not PromQL.
+// Command promql reads PromQL expressions, one a line, and prints what each of them selects.
+// The selection is a JSON list of metric names with the labels that they are matched or
+// grouped by. Its exit status is 1, with a message that quotes the expression, if one is not
+// PromQL.
 //
-// With the argument eval it reads an [Evaluation], which is what targets served and when, and
-// prints the alerts that fire on it: a JSON list of [Firing].
+// With the argument eval it reads an [Evaluation], which is what targets served and when. It
+// prints the alerts that fire on it, as a JSON list of [Firing].
 //
 // It is a module of its own so that the store's does not depend on Prometheus. The tests of
 // deploy run it.

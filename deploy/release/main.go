@@ -1,6 +1,6 @@
-// Command release makes what a release consists of out of programs that are built, for each architecture: an
-// archive, a Debian package and an RPM package; and the checksums of all that lies beside them. Equal
-// input gives equal bytes: every time is that of the release.
+// Command release makes what a release consists of out of programs that are built. For each architecture,
+// that is an archive, a Debian package and an RPM package. It also makes the checksums of all that lies
+// beside them. Equal input gives equal bytes: every time is that of the release.
 //
 // It is a module of its own so that the store's does not depend on nfpm. release.sh runs it.
 package main

@@ -1,10 +1,11 @@
-// Package acl decides what a user of the gateway may do, by the rules of Redis's ACL: users with
-// passwords, commands, patterns of keys, and selectors of these. In addition to those of Redis 7.0
-// a selector names databases (db=0,3; alldbs).
+// Package acl decides what a user of the gateway may do, by the rules of Redis's ACL. The rules
+// speak of users with passwords, commands, patterns of keys, and selectors of these. In addition
+// to those of Redis 7.0 a selector names databases (db=0,3; alldbs).
 //
-// It leaves connections, the log of what was refused as clients see it, and which commands there are
-// to its caller, who hands it a [Catalog]. Start with [Users], the users of one server, and [Rights],
-// what one of them may do. Channel patterns are kept for tools and compared with nothing.
+// It leaves to its caller connections, and the log of what was refused as clients see it. The caller
+// also says which commands there are, and hands it a [Catalog]. Start with [Users], the users of one
+// server, and [Rights], what one of them may do. Channel patterns are kept for tools and compared
+// with nothing.
 //
 // All methods may be called concurrently. Rights never change: a User is given others. Passwords are
 // kept as their SHA-256 alone. The rules are those of acl.c in Redis 7.0, whose error texts these are.

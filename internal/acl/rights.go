@@ -158,8 +158,8 @@ func (r *Rights) ReadsPrefix(prefix string, db int) bool {
 	})
 }
 
-// Check reports whether a selector allows all of the command; of those that do not, the reason of the one
-// that allows most of it counts. at is the argument that is refused: the command, or a key.
+// Check reports whether a selector allows all of the command. If none does, why is the reason of the
+// selector that allows most of it. at is the argument that is refused: the command, or a key.
 func (r *Rights) Check(a *Access) (why Denial, at int) {
 	if r.anyChannel || r.unlimited && a.FirstChannel == 0 {
 		return Allowed, 0

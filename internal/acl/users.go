@@ -112,8 +112,8 @@ func (u *Users) Authenticate(name, password []byte) (user *User, ok bool) {
 // ErrName is Redis's refusal of a user's name.
 var ErrName = errors.New("Usernames can't contain spaces or null characters")
 
-// Set makes a user, or changes it by rules: all of them, or none if one will not do, which is a
-// *RuleError or an *UnmatchedError.
+// Set makes a user, or changes it by rules. It applies all of them, or none if one will not do;
+// the error is then a *RuleError or an *UnmatchedError.
 func (u *Users) Set(name string, rules []string) error {
 	if name == "" || hasSpace(name) {
 		return ErrName
@@ -150,9 +150,10 @@ func (u *Users) Delete(name string) *User {
 	return user
 }
 
-// Load replaces all users by those of a file in the form of Redis's aclfile, or none of them: then the
-// error joins all that is wrong, each with the file and the line, and nothing of a password. DefaultUser
-// is as NewUsers or SetPassword made it if there was a password, else off, unless the file defines it.
+// Load replaces all users by those of a file in the form of Redis's aclfile, or none of them. In the
+// latter case the error joins all that is wrong, each with the file and the line. It holds nothing of a
+// password. DefaultUser is as NewUsers or SetPassword made it if there was a password, else off, unless
+// the file defines it.
 func (u *Users) Load(file string, text []byte) error {
 	fresh := make(map[string]*Rights)
 	var errs []error

@@ -2,12 +2,12 @@
 // process when they are due and at no other time.
 //
 // A timer of the Go runtime costs an idle process more. It is due for two threads: the
-// runtime's monitor, which comes on time, and the one that polls, which the kernel lets sleep
-// for a thousandth of the time longer; until it comes, the monitor looks ten times in a
+// runtime's monitor, which comes on time, and the one that polls. The kernel lets the latter
+// sleep for a thousandth of the time longer. Until it comes, the monitor looks ten times in a
 // millisecond. And a timer that was stopped, or reset to later, wakes the process all the same
 // when it would have been due. Here one descriptor (timerfd_create(2)), which the runtime polls
 // like a connection, is set to the earliest time of all. A timer may be late by a hundredth of
-// its time ([slackShare]), so that one that is due by then is seen to in the same wake-up.
+// its time ([slackShare]). So another one that is due by then is seen to in the same wake-up.
 //
 // The package leaves to its users which of their timers matter: those of a session, a watch or a renewal
 // that lasts while nothing happens. It does not know synctest's clock.

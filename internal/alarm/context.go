@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// WithTimeout is context.WithTimeout, but for two things: nothing wakes the process if cancel
-// is called before the time is over, and Deadline does not tell of it. So gRPC does not tell a
-// server, which would set a timer for each call; that one learns of the end when the call is cancelled.
+// WithTimeout is context.WithTimeout, but for two things. Nothing wakes the process if cancel is called
+// before the time is over, and Deadline does not tell of it. So gRPC does not tell a server, which
+// would set a timer for each call. The server learns of the end when the call is cancelled.
 func WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return withTimeout(process(), ctx, d)
 }

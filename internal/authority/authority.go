@@ -5,8 +5,8 @@
 // An Authority is never changed, and may be used concurrently. Its key leaves it by
 // [Authority.KeyPEM] alone.
 //
-// A certificate says who shows it in a URI, spiffe://<trust domain>/kvd/<role>/<name>, of the form
-// that the SPIFFE-ID specification gives; the trust domain is the authority's own.
+// A certificate says who shows it in a URI, spiffe://<trust domain>/kvd/<role>/<name>. The URI has
+// the form that the SPIFFE-ID specification gives; the trust domain is the authority's own.
 package authority
 
 import (
@@ -219,8 +219,8 @@ func (a *Authority) Issue(now time.Time, q Request) (cert *x509.Certificate, cer
 	return cert, encode("CERTIFICATE", der), key, err
 }
 
-// Revoke makes the list of certificates that are revoked: those of old, which is a's own list or nil, with the dates that
-// they have there, and those with these serial numbers from now on. It is to be renewed within valid.
+// Revoke makes the list of certificates that are revoked. Those of old, which is a's own list or nil, keep the dates that
+// they have there. Those with these serial numbers are revoked from now on. The list is to be renewed within valid.
 func (a *Authority) Revoke(now time.Time, old *x509.RevocationList, serials []*big.Int, valid time.Duration) (list *x509.RevocationList, listPEM []byte, err error) {
 	if valid <= 0 {
 		return nil, nil, fmt.Errorf("valid for %v, want more than 0", valid)

@@ -1,6 +1,6 @@
 // Package certs gives TLS configurations whose certificate, key and authorities are those that
-// their files hold now: a file that changes holds for the next connection, without a restart and
-// without an end to connections that there are.
+// their files hold now. A file that changes holds for the next connection. That takes no
+// restart, and no end to connections that there are.
 //
 // It leaves to its callers when to look at the files, and what to log. Start with [Source].
 // Everything may be called concurrently. A configuration from [Source.Config] belongs to the
@@ -194,8 +194,8 @@ type Options struct {
 	Files Files
 	// Anonymous lets peers that call show no certificate.
 	Anonymous bool
-	// AtUse, if not nil, has connections look at the files, a second after the last look at the earliest: programs
-	// that make none are not woken. It hears what Poll would say, and must not block.
+	// AtUse, if not nil, has connections look at the files, a second after the last look at the earliest. Programs
+	// that make no connections are not woken. It hears what Poll would say, and must not block.
 	AtUse func(error)
 	// Check, if not nil, refuses a certificate that will not do, at the start and later.
 	Check func(*x509.Certificate) error
@@ -292,9 +292,9 @@ func (s *Source) reloadLocked(c contents, err error) (changed bool, _ error) {
 const rest = 200 * time.Millisecond
 
 // Poll is Reload for a caller that looks every second or so. It waits for files that are being
-// written to come to rest, though not longer than to its next call if they stay as they are, and
-// gives an error when it has found the same one twice, and then not again. An error that matches
-// ErrListExpired says that a list in use has expired; nothing was refused.
+// written to come to rest. If they stay as they are, it waits no longer than to its next call.
+// It gives an error when it has found the same one twice, and then not again. An error that
+// matches ErrListExpired says that a list in use has expired; nothing was refused.
 func (s *Source) Poll() (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

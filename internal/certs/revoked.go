@@ -159,7 +159,7 @@ func (r *Revoked) VerifyConnection(cs tls.ConnectionState) error {
 	return nil
 }
 
-// StillWelcome reports whether a handshake by conf, a server's, would now end as well as it did for the peer of cs: an
+// StillWelcome reports whether a handshake by conf, a server's, would now end as well as it did for the peer of cs. An
 // error says why not, such as a *RevokedError.
 func StillWelcome(conf *tls.Config, cs tls.ConnectionState) error {
 	if conf.GetConfigForClient != nil {

@@ -1,7 +1,7 @@
-// Package check reads all copies of a namespace's memory and says what is wrong with it: headers, words
-// and records that are not good or do not belong where they are, keys that are there twice, records that
-// overlap, copies that differ, memory that was granted and is nobody's. `kvctl check` runs it on a store
-// that may be in use, the simulator on memory at rest.
+// Package check reads all copies of a namespace's memory and says what is wrong with it. It finds
+// headers, words and records that are not good or do not belong where they are. It finds keys that are
+// there twice, records that overlap, copies that differ, and memory that was granted and is nobody's.
+// `kvctl check` runs it on a store that may be in use, the simulator on memory at rest.
 //
 // It leaves reaching the store to its caller ([Store]) and repairing it to janitors. [Run] checks;
 // [Walk], [Fetch] and [Geometry] are for others who read the index, too. A run has one goroutine; what
@@ -39,7 +39,7 @@ type Options struct {
 	Session uint32
 	// NowMillis is the time (Unix ms) by which records have expired.
 	NowMillis uint64
-	// Rest is how long a difference between copies must stand to be one: a client that is between
+	// Rest is how long a difference between copies must stand to be one. A client that is between
 	// two copies goes on within that time, unless it is gone. 0: the store is at rest.
 	Rest time.Duration
 	// Degraded says that placement groups may lack copies: then that is no problem.
@@ -81,7 +81,7 @@ type Report struct {
 	Bytes   uint64 `json:"record_bytes"` // of their places
 
 	// Unreachable is memory that was granted, and is neither linked nor held by any
-	// session; Held is what is not linked but may be held by one of Holders sessions,
+	// session. Held is what is not linked but may be held by one of Holders sessions,
 	// or is being recalled.
 	Unreachable   uint64 `json:"unreachable_bytes"`
 	Held          uint64 `json:"held_bytes"`

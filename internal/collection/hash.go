@@ -13,8 +13,8 @@ const (
 )
 
 // Hash is an encoded hash, fields with values; nil is the empty one, which no record has. Methods that change it do so in its own
-// memory as far as there is room, so that it has to be the caller's; strings that they return lie in it. All but those that say
-// otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
+// memory as far as there is room, so that memory has to be the caller's. Strings that they return lie in it. All but those that
+// say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Hash []byte
 
 func (h Hash) check() error {
@@ -149,8 +149,9 @@ func (h Hash) At(p Place) (field, value []byte) {
 	return h[lo:hi:hi], h[e.lo:e.end:e.end]
 }
 
-// Scan is one call of a scan: it calls f with fields and values, about count of them, and returns the cursor for the next call, 0 if there
-// is none. A field that is there from the first call to the last is given once. A hash that is not Large is given all at once.
+// Scan is one call of a scan: it calls f with fields and values, about count of them. It returns the cursor for the next call, 0
+// if there is none. A field that is there from the first call to the last is given once. A hash that is not Large is given all at
+// once.
 func (h Hash) Scan(cursor uint64, count int64, f func(field, value []byte)) (next uint64, err error) {
 	n, err := h.Len()
 	if err != nil || n == 0 {

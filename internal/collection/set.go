@@ -21,9 +21,9 @@ const (
 	maxInts = 512 // set-max-intset-entries
 )
 
-// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory as far as there is
-// room, so that it has to be the caller's; strings that they return may lie in it. All but those that say otherwise check all the
-// bytes, and their error is ErrCorrupt with nothing changed.
+// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory as far as
+// there is room, so that memory has to be the caller's. Strings that they return may lie in it. All but those that say otherwise
+// check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Set []byte
 
 // width is how many bytes an integer takes; 0: the members are strings. A format that there is not

@@ -25,8 +25,8 @@ import (
 //	ends     where each member ends, counted from the begin of members; the last one is the end of the value
 //	members  their bytes, one behind the other
 //
-// Columns of fixed width make a rank an index, a range of scores a binary search, and the search for a member a pass over lengths that
-// compares bytes only if they can be equal. A change copies the columns around it and adds to the ends behind it.
+// Columns of fixed width make a rank an index, and a range of scores a binary search. The search for a member is a pass over
+// lengths that compares bytes only if they can be equal. A change copies the columns around it and adds to the ends behind it.
 type ZSet struct {
 	n                     int
 	large                 bool
@@ -60,9 +60,9 @@ func CompareZ(a, b ZEntry) int {
 	return bytes.Compare(a.Member, b.Member)
 }
 
-// ParseZSet checks a value in full, so that no method of the set has to; its error is ErrCorrupt. Twice the same member with different
-// scores goes unnoticed: the set is then as large as it says, and a search finds the first of them.
-// The set refers to b, which must not change while it is used.
+// ParseZSet checks a value in full, so that no method of the set has to; its error is ErrCorrupt. Twice the same member with
+// different scores goes unnoticed. The set then has the size that it says, and a search finds the first of them. The set refers
+// to b, which must not change while it is used.
 func ParseZSet(b []byte) (ZSet, error) {
 	if len(b) < zsetHead {
 		return ZSet{}, ErrCorrupt
@@ -277,9 +277,9 @@ const (
 	zscanCalls = 64
 )
 
-// Scan is the places of the members that a call of ZSCAN gives, with the next call's cursor. It gives all of a small set at once, as Redis
-// does. Of a large one it gives those whose hashes begin at the cursor and lie in a part of all hashes that has about count of them: so a
-// member that is there all the time is given once, however the set changes meanwhile.
+// Scan is the places of the members that a call of ZSCAN gives, with the next call's cursor. It gives all of a small set at once,
+// as Redis does. From a large one it gives those whose hashes lie in a part of all hashes. That part begins at the cursor and has
+// about count of them. So a member that is there all the time is given once, however the set changes meanwhile.
 func (z ZSet) Scan(cursor uint64, count int64) (places []int, next uint64) {
 	from, to := uint64(0), uint64(scanHashes)
 	if z.large {

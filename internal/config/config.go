@@ -13,7 +13,7 @@
 // nearly a setting.
 //
 // The cautions are viper's own: an instance is not safe for concurrent use and
-// folds case, so each [Load] makes one, decodes it exactly, and drops it, and no
+// folds case. So each [Load] makes one, decodes it exactly, and drops it, and no
 // key is a name that a user chose.
 package config
 

@@ -644,8 +644,8 @@ func (c *checker) buffers(size Size) {
 	}
 }
 
-// ListenTLSOptions are those of listen-tls's files: clients that need not show a certificate are not
-// asked for one, and a certificate with which no client would talk is refused.
+// ListenTLSOptions are those of listen-tls's files. Clients that need not show a certificate are not
+// asked for one. A certificate with which no client would talk is refused.
 func (g *Gateway) ListenTLSOptions() certs.Options {
 	return certs.Options{Files: g.TLS.files(), Anonymous: g.TLSClients == "any", Check: func(c *x509.Certificate) error {
 		return servable(c, time.Now())

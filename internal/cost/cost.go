@@ -6,8 +6,8 @@
 // caller gives it a way to. Start with [Measure] and [Row]. Only a single Measure may run at a time per set
 // of sessions; keys are deleted at the end.
 //
-// Counting verbs instead of timing them is how the papers this design descends
-// from (RACE, FUSEE, Outback) are compared with it: counts do not depend on the
+// The papers that this design descends from (RACE, FUSEE, Outback) are compared
+// with it by counting verbs instead of timing them. Counts do not depend on the
 // machine.
 package cost
 

@@ -62,7 +62,7 @@ type Options struct {
 	// Addr is where the first directory node serves gRPC. Default 127.0.0.1:0.
 	Addr string
 	// Lease and EpochInterval are the directory's. Defaults 5 s and the
-	// directory's own: memory that shares a busy machine with its users must not
+	// directory's own. Memory that shares a busy machine with its users must not
 	// count as lost because nobody was scheduled for a second.
 	Lease, EpochInterval time.Duration
 	// Dir holds the directory nodes' state. Default: memory.
@@ -424,7 +424,7 @@ func (s *Store) Status(ctx context.Context) (st *dirpb.StatusReply, err error) {
 	return st, err
 }
 
-// KillNode stops memory node i of Nodes without a word to anyone: its connections
+// KillNode stops memory node i of Nodes without a word to anyone. Its connections
 // break, its memory is gone, and the directory hears no more of it.
 func (s *Store) KillNode(i int) error {
 	s.mu.Lock()

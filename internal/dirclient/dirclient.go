@@ -1,16 +1,17 @@
 // Package dirclient is the way clients, memory nodes and kvctl reach the
-// directory: it finds the leader among the directory's nodes, follows it when it
+// directory. It finds the leader among the directory's nodes, follows it when it
 // moves, and reconnects by itself.
 //
 // It leaves to its callers what a request means: whether it may be sent twice
-// ([Client.Call]) or not ([Client.CallOnce]), and what to do with a map
-// ([Client.WatchMap]). It holds no view of the cluster but the leader's address.
+// ([Client.Call]) or not ([Client.CallOnce]). They also decide what to do with a
+// map ([Client.WatchMap]). It holds no view of the cluster but the leader's
+// address.
 //
 // Start with [Client] and [Error]. A Client's methods may be called
 // concurrently. Requests and replies belong to the caller.
 //
 // Whether a request was sent is not guessed from the error's code, which gRPC
-// gives to a refused connection and to a broken one alike: a stats handler
+// gives to a refused connection and to a broken one alike. A stats handler
 // notes when a request's headers went out.
 package dirclient
 
@@ -187,14 +188,14 @@ func (c *Client) Close() error {
 
 // Call runs fn, which makes one idempotent request, against the leader. It runs
 // fn again, elsewhere or later, while nodes are unreachable, silent for
-// AttemptTimeout or not the leader, until ctx ends; then it returns an *Error.
-// Any other error of fn is returned at once, with its gRPC status.
+// AttemptTimeout or not the leader. When ctx ends, it returns an *Error. Any
+// other error of fn is returned at once, with its gRPC status.
 func (c *Client) Call(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error) error {
 	return c.call(ctx, fn, true)
 }
 
-// CallOnce is Call for a request that must not take effect twice: fn runs again
-// only when its request certainly was not applied, because it was never sent or
+// CallOnce is Call for a request that must not take effect twice. It runs fn
+// again only when its request certainly was not applied: it was never sent, or
 // the node answered that it does not lead. Otherwise it returns an *Error that
 // matches ErrUnknownOutcome.
 func (c *Client) CallOnce(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error) error {
@@ -262,11 +263,11 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 	return e
 }
 
-// WatchMap calls fn with every map of the session that is newer than version
-// after, in order, and when the session is called (Map.renew), until ctx ends or fn fails, and
-// returns that error. When the stream breaks it resumes at another node behind the last map that
-// fn took, and when another node answers a call as leader, at that one: only leaders call.
-// A refusal by the directory (an unknown session) is returned at once.
+// WatchMap calls fn with every map of the session that is newer than version after, in order,
+// and when the session is called (Map.renew). It goes on until ctx ends or fn fails, and returns
+// that error. When the stream breaks it resumes at another node behind the last map that fn
+// took. When another node answers a call as leader, it resumes at that one: only leaders call. A
+// refusal by the directory (an unknown session) is returned at once.
 func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, fn func(*dirpb.Map) error) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()

@@ -93,8 +93,8 @@ func (e *Error) Is(target error) bool {
 	return target == ErrUnavailable || target == ErrUnknownOutcome && e.Sent
 }
 
-// NoEffect is err for a request that only asks, or whose effect nobody waits for: what an
-// [Error] says stays, but not that the request may have taken effect.
+// NoEffect is err for a request that only asks, or whose effect nobody waits for. All that an
+// [Error] says stays, except that the request may have taken effect.
 func NoEffect(err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) && e.Sent {
 		asked := *e

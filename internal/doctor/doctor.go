@@ -1,8 +1,8 @@
 // Package doctor looks at a machine and says how well the providers shm, tcp and
-// verbs will work on it, and what to do about what is in their way.
+// verbs will work on it. It also says what to do about what is in their way.
 //
 // It reads and never changes anything, opens no adapter by itself and sends
-// nothing; whether a peer can be reached is for kvctl perf to say. Start with
+// nothing. Whether a peer can be reached is for kvctl perf to say. Start with
 // [Examine], which turns a [System] into a list of [Finding]s, and [Local], the
 // machine that this process runs on. A System is files and a few functions, so
 // that tests can describe a machine they do not have. Examine may be called
@@ -12,7 +12,7 @@
 // makes no sense becomes a finding.
 //
 // The form, a mark a line and the command to run, is that of brew doctor and
-// flutter doctor; where the kernel tells what is in Documentation/ABI
+// flutter doctor. Where the kernel tells what is in Documentation/ABI
 // (sysfs-class-infiniband) and rdma-core's ibv_devinfo(1), rdma(8).
 package doctor
 

@@ -1,18 +1,17 @@
-// Package gateway serves the store to Redis clients: strings, hashes, sets, sorted sets and lists, and what goes with
-// them (expiry, SCAN, transactions, scripts, publish/subscribe), over RESP2 and RESP3.
+// Package gateway serves the store to Redis clients, over RESP2 and RESP3. It has strings, hashes, sets, sorted sets
+// and lists, and what goes with them (expiry, SCAN, transactions, scripts, publish/subscribe).
 //
-// A [Gateway] keeps no data: any number of them serve the same namespaces, and each
-// command is as linearizable as the client.API operation that it becomes. Commands
-// that a connection has pipelined go to the store together; those on one key take
-// effect in order and at once, those on different keys in any order. MGET, MSET, DEL and their like
-// are atomic for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions
-// (functions.go) take effect in one step, with client.API.MultiCAS: they run on what the store had, and again if that
-// has changed until then. Keys of several databases change together if these share a namespace (databases.go); the flushes go step by step.
+// A [Gateway] keeps no data: any number of them serve the same namespaces. Each command is as linearizable as the client.API
+// operation that it becomes. Commands that a connection has pipelined go to the store together. Those on one key take effect in
+// order and at once, those on different keys in any order. MGET, MSET, DEL and their like are atomic for each of their keys
+// alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions (functions.go) take
+// effect in one step, with client.API.MultiCAS. They run on what the store had, and again if that has changed until then. Keys of
+// several databases change together if these share a namespace (databases.go); the flushes go step by step.
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
-// [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
-// ones make a batch (batch.go), and clients that say little at a time are served by loops
-// (internal/loop, loop.go). A Gateway's methods may be called concurrently. The clients in
+// [Options] and [New]. In the code, a command is a keyFunc (strings.go), and pipelined
+// ones make a batch (batch.go). Loops (internal/loop, loop.go) serve clients that say
+// little at a time. A Gateway's methods may be called concurrently. The clients in
 // Options.Databases are the caller's, who closes them after the Gateway.
 package gateway
 

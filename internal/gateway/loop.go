@@ -28,11 +28,10 @@ func (c *conn) Moved(fd int) {
 	c.out.enterLoop()
 }
 
-// Read leaves a GET that comes by itself to the turn. More commands are a batch of their own.
-// A batch of several commands shares its cache misses without others' help, and would be out of
-// the processor's nearest cache when its reply is due. alone says that nobody is there to share
-// a lookup with.
-// c.begin for a lone GET is before the lookup, so that Drain and CLIENT PAUSE see a command that is being performed.
+// Read leaves a GET that comes by itself to the turn. More commands are a batch of their own. A batch of several
+// commands shares its cache misses without others' help. In the turn, it would be out of the processor's nearest
+// cache when its reply is due. alone says that nobody is there to share a lookup with. c.begin for a lone GET is
+// before the lookup, so that Drain and CLIENT PAUSE see a command that is being performed.
 func (c *conn) Read(alone bool) error {
 	c.said, c.filled = 0, nil
 	if err := c.rd.Fill(); err != nil {
@@ -83,9 +82,9 @@ func (c *conn) Found(ops []client.Op) {
 	c.asked = true
 }
 
-// Finish performs the GET as any command: its batch finds that the lookup has been made, or
-// makes it if the loop had to stop it.
-// serveFrom finds lone in the reader's buffer still, since nothing was read in between.
+// Finish performs the GET as any command. Its batch finds that the lookup has been made, or
+// makes it if the loop had to stop it. serveFrom finds lone in the reader's buffer still,
+// since nothing was read in between.
 func (c *conn) Finish() (commands int, err error) {
 	if c.lone != nil {
 		err = c.serveFrom(c.lone, nil, c.came)

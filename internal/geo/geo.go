@@ -1,6 +1,6 @@
-// Package geo does the arithmetic of Redis's GEO commands: positions as scores of 52 bits, distances, and the ranges of scores in which the
-// positions near a place are. Results are Redis's, to the last bit of a score; distances are within an ulp or two of its, since sine and
-// cosine of C's library round otherwise than Go's.
+// Package geo does the arithmetic of Redis's GEO commands. It gives positions as scores of 52 bits, distances, and the ranges of
+// scores in which the positions near a place are. Results are Redis's, to the last bit of a score. Distances are within an ulp or
+// two of Redis's, since sine and cosine of C's library round otherwise than Go's.
 //
 // It leaves sorted sets to its caller. Start with [Position] and [Shape]. Everything is a plain value, and may be used
 // concurrently. The idea, and all that looks odd, is from geohash.c and geohash_helper.c.
@@ -230,8 +230,9 @@ func stepFor(metres, lat float64) int {
 	return max(1, min(steps, step))
 }
 
-// Ranges are the scores of a shape's cell and of those around it that the shape may reach, in the order in which Redis looks at
-// them. Positions in them may be outside of the shape, and for shapes of half the earth a range may come twice, as in Redis.
+// Ranges are the scores of a shape's cell and of those around it that the shape may reach. They stand in the order in which
+// Redis looks at them. Positions in them may be outside of the shape, and for shapes of half the earth a range may come twice,
+// as in Redis.
 func (s *Shape) Ranges() []Range {
 	metres := s.Radius
 	if s.Box {

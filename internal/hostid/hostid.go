@@ -1,4 +1,4 @@
-// Package hostid names the machine a process runs on, so that a client can tell
+// Package hostid names the machine a process runs on. So a client can tell
 // whether a memory node is close enough to share memory with.
 //
 // It leaves proving it to the shm provider: equal names say that trying is

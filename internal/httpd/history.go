@@ -24,9 +24,10 @@ type Chart struct {
 	Lines []Line
 }
 
-// Line says how the values of a Chart come from metrics of the process, between two samples: how fast the sum of
-// Of grew in a second; with Beside, its share of the growth of both, in percent; with Quantile, that quantile of
-// the histograms Of, in milliseconds; with Level, the sum itself, at the later sample.
+// Line says how the values of a Chart come from metrics of the process, between two samples. By default, a value
+// is how fast the sum of Of grew in a second. With Beside, it is the share of that growth in the growth of both,
+// in percent. With Quantile, it is that quantile of the histograms Of, in milliseconds. With Level, it is the
+// sum itself, at the later sample.
 type Line struct {
 	Name       string
 	Of, Beside []string

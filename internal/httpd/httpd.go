@@ -1,9 +1,10 @@
-// Package httpd serves what operators and their tools ask a process over HTTP:
-// /metrics, /healthz, /readyz, /debug/pprof, a page to read and its state as JSON.
+// Package httpd serves what operators and their tools ask a process over HTTP.
+// That is /metrics, /healthz, /readyz, /debug/pprof, a page to read and its state
+// as JSON.
 //
-// It leaves what is measured to internal/metrics and what there is to say to the
-// role: it is handed collectors, a question whether the role is ready, and a [Page].
-// Start with [Start] and [Server]. A Server's methods may be called concurrently. A Server owns its listener and connections from Start until Close.
+// It leaves what is measured to internal/metrics and what there is to say to the role. The role hands it collectors, a
+// question whether the role is ready, and a [Page]. Start with [Start] and [Server]. A Server's methods may be called
+// concurrently. A Server owns its listener and connections from Start until Close.
 //
 // With TLS, and at an address that others can reach, who asks for more than /healthz and /readyz has to be an operator. On loopback
 // requests are answered that name localhost or an address as their host, and no others.

@@ -1,8 +1,9 @@
-// Package identity says whose a certificate is, and which role its owner has in the store: a
-// directory node, a memory node, a gateway, a janitor, an archive, an operator or a client.
+// Package identity says whose a certificate is, and which role its owner has in the store.
+// The owner is a directory node, a memory node, a gateway, a janitor, an archive, an
+// operator or a client.
 //
-// It leaves checking chains and dates to crypto/tls, and what a role may do to its callers: the
-// table beside the directory's contract (internal/dirpb) has that for RPCs.
+// It leaves checking chains and dates to crypto/tls, and what a role may do to its callers. For
+// RPCs, the table beside the directory's contract (internal/dirpb) says what a role may do.
 //
 // Start with [Mapping], which reads a certificate, and [Identity]. Everything here is a value: it
 // may be used concurrently, and nothing is kept.
@@ -149,7 +150,8 @@ type Mapping struct {
 	// authorities vouch for.
 	TrustDomain string
 	// Units gives the role of a certificate without a SPIFFE id by an organizational unit (OU) of
-	// its subject, whose common name (CN) is the name then. Empty: such certificates are refused.
+	// its subject. The subject's common name (CN) is the name then. Empty: such certificates are
+	// refused.
 	Units map[string]Role
 }
 
@@ -309,7 +311,7 @@ func (m Mapping) Called(conf *tls.Config, role Role) *tls.Config {
 }
 
 // Require is conf for connections whose peers must have one of the roles in want, which right is
-// for: others fail the handshake, after their chains were verified. The caller owns the result;
+// for. Others fail the handshake, after their chains were verified. The caller owns the result;
 // conf stays as it is.
 func (m Mapping) Require(conf *tls.Config, right string, want Roles) *tls.Config {
 	return certs.With(conf, func(c *tls.Config) {

@@ -1,10 +1,10 @@
 // Package janitor does the store's background work: it brings joiners up, moves
 // shards and extents, and checks every record, with the verbs that clients use.
 //
-// The directory decides what is to be done, and when (package server/lead); how a
-// group is moved or checked is package index/repair. This package cuts a job into those
-// operations ([Plan]), and runs them ([Run]) under a session of its own, which is leased
-// and fenced like any other. A job that stops anywhere can be started over.
+// The directory decides what is to be done, and when (package server/lead); how a group
+// is moved or checked is package index/repair. This package cuts a job into those
+// operations ([Plan]), and runs them ([Run]) under a session of its own. That session is
+// leased and fenced like any other. A job that stops anywhere can be started over.
 //
 // A Plan is immutable. Run owns its goroutines and clients.
 package janitor
@@ -41,8 +41,8 @@ func (p *Plan) Batch(lo, n int) int {
 	return min(lo+n, p.Len)
 }
 
-// Outlasts reports whether the i-th operation is not to begin before every operation that was under way, anybody's, when the first pass
-// was done has ended.
+// Outlasts reports whether the i-th operation must wait for operations, anybody's, that were under way when the first pass was
+// done. It then begins only after all of them have ended.
 func (p *Plan) Outlasts(i int) bool { return p.outlasts && i >= p.first }
 
 // At is the i-th operation.

@@ -1,5 +1,5 @@
-// Package keeper lets what a process is made of outlive it: a parent process, the keeper, holds descriptors of memory and
-// sockets for a child, the worker, and starts another worker when one dies.
+// Package keeper lets what a process is made of outlive it. A parent process, the keeper, holds descriptors of memory and
+// sockets for a child, the worker. It starts another worker when one dies.
 //
 // The keeper maps nothing and knows nothing of what it holds, so there is little in it that could fail. Which descriptors
 // there are, and what another worker does with them, is the worker's.
@@ -39,8 +39,8 @@ const (
 	outlivesEnv = "KVD_KEEPER_STORE"
 )
 
-// ErrInterrupted is the cause of a context that ended since this process is to stop for good: with SIGINT, and not SIGTERM, which
-// comes before another start, too.
+// ErrInterrupted is the cause of a context that ended since this process is to stop for good. SIGINT asks for that; SIGTERM does
+// not, since it comes before another start, too.
 var ErrInterrupted = errors.New("interrupted")
 
 // Options configure a keeper.
@@ -62,8 +62,8 @@ type Options struct {
 	UpTimeout time.Duration
 	// Logger is told of workers that die. Required.
 	Logger *slog.Logger
-	// Trouble, if not nil, is told why there is no worker, before each pause: when none can be started, or the second in a row ended
-	// soon. It must not block.
+	// Trouble, if not nil, is told why there is no worker, before each pause. There is a pause when none can be started, or when
+	// the second in a row ended soon. It must not block.
 	Trouble func(string)
 }
 
@@ -80,12 +80,13 @@ const (
 // Again is the exit status of a worker that wants another one to take over at once, whatever is held.
 const Again = 75
 
-// Run keeps a worker running until one ends by itself with status 0, or ends by itself before there was anything to keep or any was up, or ctx ends:
-// the worker is then asked to end with SIGTERM, or SIGINT if the cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
-// a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
+// Run keeps a worker running until one ends by itself with status 0, or ctx ends. A worker that ends by itself before there was
+// anything to keep or any was up is the last one, too. When ctx ends, the worker is asked to end with SIGTERM, or SIGINT if the
+// cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as a shell would. A worker
+// dies with the keeper, and the next one starts when the kernel has taken the one before apart.
 //
-// Run closes all that it holds before it returns. The Store holds on if ctx ended for another cause than ErrInterrupted, for the
-// next keeper, which waits until the worker of this one has ended, should it be there still.
+// Run closes all that it holds before it returns. If ctx ended for another cause than ErrInterrupted, the Store holds on, for
+// the next keeper. That one waits until the worker of this one has ended, should it be there still.
 func Run(ctx context.Context, o Options) (status int, err error) {
 	// Pdeathsig is of the thread that starts the worker, so that has to live as long as this process.
 	runtime.LockOSThread()

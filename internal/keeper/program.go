@@ -383,8 +383,8 @@ type Choice struct {
 	path string
 }
 
-// Choose has the keeper with this control socket start its next worker of another program: of a regular file that root or the
-// keeper's user owns and nobody else can write. An error says that nothing was done.
+// Choose has the keeper with this control socket start its next worker of another program. That is a regular file that root
+// or the keeper's user owns and nobody else can write. An error says that nothing was done.
 func Choose(ctx context.Context, socket, path string) (*Choice, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {

@@ -48,7 +48,7 @@ const (
 //	8  pending  the mark that is being added or, negated, taken away; or 0
 //
 // The marks of the items that come back must give sum, or sum and pending. An item's mark is a hash of its name, its meta and
-// the inodes of its descriptors, so neither can one be missing nor be another file.
+// the inodes of its descriptors. So no descriptor can be missing, and none can be another file.
 type Systemd struct {
 	log    *slog.Logger
 	to     *unix.SockaddrUnix

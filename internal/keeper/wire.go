@@ -331,8 +331,9 @@ func (c *Client) Drop(name string) error {
 	return err
 }
 
-// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After an error, or if this process
-// ends meanwhile, neither may be held: systemd, behind the keeper, holds a file once, so the one goes before the other comes.
+// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After an error,
+// or if this process ends meanwhile, perhaps neither name is held. systemd, behind the keeper, holds a file once, so the one goes
+// before the other comes.
 func (c *Client) Rename(from, to string) (where string, err error) {
 	items, err := c.List()
 	if err != nil {

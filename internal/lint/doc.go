@@ -1,11 +1,11 @@
-// Package lint keeps the rules that the compiler does not: which package may
-// import which, that each one says what it is for, and which words the project
-// uses. It is only a test.
+// Package lint keeps the rules that the compiler does not. They say which
+// package may import which, that each package says what it is for, and which
+// words the project uses. It is only a test.
 //
-// The table in lint_test.go is the map of the project: data goes client →
-// internal/engine → index → internal/layout and client → rdma → rdma/driver,
-// control through server and memnode. A refusal names both ends and the reason;
-// somebody who needs an import that is refused either moves code, or changes the row
+// The table in lint_test.go is the map of the project. Data goes client →
+// internal/engine → index → internal/layout and client → rdma → rdma/driver. Control
+// goes through server and memnode. A refusal names both ends and the reason.
+// Somebody who needs an import that is refused either moves code, or changes the row
 // and its reason in the same commit.
 //
 // Words are held to the glossary of docs/protocol.md, whose last column names what is

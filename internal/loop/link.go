@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Calm is how often in a row a client must say no more than calmCommands before its connection
-// goes to a loop, in a new Link.
+// Calm is how often in a row a client must say no more than calmCommands, in a new Link. Its
+// connection goes to a loop then.
 const Calm = 16
 
 const (
@@ -28,8 +28,8 @@ const (
 )
 
 // Link is a connection's way into a loop and out of it. Kill, Killed, CloseRead and PushWrite may be called
-// concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
-// serves the connection at the moment.
+// concurrently, and Waits by several goroutines of one operation. All else belongs to whatever serves the
+// connection at the moment.
 type Link struct {
 	peer net.Addr
 	s    *Loops
@@ -77,9 +77,10 @@ func (k *Link) Write(p []byte) int {
 	return n
 }
 
-// ReadNow is net.Conn's Read of a socket that does not block, and ErrNothing if there is nothing. Go's scheduler is not told of the
-// system call, as net.Conn tells it: it would take the processor away from a goroutine whose call takes longer than 20 µs, as those that
-// deliver to another process do, and would look for such goroutines every 20 µs as long as it finds some.
+// ReadNow is net.Conn's Read of a socket that does not block, and ErrNothing if there is nothing. net.Conn tells Go's scheduler
+// of the system call; ReadNow does not. The scheduler would take the processor away from a goroutine whose call takes longer than
+// 20 µs, as calls that deliver to another process do. It would also look for such goroutines every 20 µs as long as it finds
+// some.
 func ReadNow(fd uintptr, p []byte) (int, error) {
 	n, errno := callNow(unix.SYS_READ, fd, p)
 	switch {
@@ -119,8 +120,8 @@ func callNow(call, fd uintptr, p []byte) (int, syscall.Errno) {
 }
 
 // PushWrite is Write for goroutines that do not serve the connection, who take turns with those that do by a lock of their
-// own. If the socket does not take all, rest is another connection over it, for a goroutine that sends what is left and
-// closes rest; nil if there are no descriptors. ok is false if the connection is in no loop at the moment: then
+// own. If the socket does not take all, rest is another connection over it; it is nil if there are no descriptors. It is
+// for a goroutine that sends what is left and closes rest. ok is false if the connection is in no loop at the moment. Then
 // nothing was written, and Moved has been called or is about to be.
 func (k *Link) PushWrite(p []byte) (n int, rest net.Conn, ok bool) {
 	k.mu.Lock()

@@ -1,18 +1,18 @@
-// Package loop serves connections whose clients say little at a time and wait for the reply,
-// many of them with one goroutine. A turn of a [Loop] reads the connections that internal/poll finds
-// ready, performs the lookups that they ask for in one client.Do, whose cache misses overlap, and
-// then answers. That leaves out what a goroutine for each connection costs when there is one
-// command to a system call: the read that finds nothing, and two switches.
+// Package loop serves connections whose clients say little at a time and wait for the reply, many of
+// them with one goroutine. A turn of a [Loop] reads the connections that internal/poll finds ready.
+// It performs the lookups that they ask for in one client.Do, whose cache misses overlap, and then
+// answers. That leaves out what a goroutine for each connection costs when there is one command to a
+// system call. The costs are the read that finds nothing, and two switches.
 //
 // A loop is for what does not wait. A lookup that is about to (inside.OnWait) is stopped, and its
-// connection performs it again alone. Any other operation that is about to, a command that takes
-// its time, and a reply that the socket does not take make the connection an ordinary one again,
-// which its own goroutine serves; the loop goes on in another goroutine ([Link.Waits]). Writes are
-// never stopped, since one that was might have happened; so each is performed for its connection
-// alone, and holds up no other's reply.
+// connection performs it again alone. Three things make the connection an ordinary one again,
+// which its own goroutine serves; the loop goes on in another goroutine ([Link.Waits]). These are
+// any other operation that is about to wait, a command that takes its time, and a reply that the
+// socket does not take. Writes are never stopped, since one that was might have happened; so each
+// is performed for its connection alone, and holds up no other's reply.
 //
-// Loops that are busy share their connections with others, if more requests are served then; so the processors that
-// loops take are as many as their clients need, and clients that one has time for wake one thread.
+// Loops that are busy share their connections with others, if more requests are served then. So loops take the
+// number of processors that their clients need. Clients that one loop has time for wake one thread.
 //
 // The protocol is left to the server, whose connections are [Conn] values with a [Link] each.
 // Start with [Loops], whose methods may be called concurrently; a Link says which of its own may.
@@ -93,12 +93,11 @@ const (
 	tick = time.Second
 )
 
-// Loops are a server's: at most one for every second processor, and two for two, made when the first connection enters one.
-// The first serves all connections until more of them serve more requests, see plan. For every second processor there is one at most
-// while connections outside of loops have something to say.
-// Two that share what one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
-// and meet at the lanes of the store: they took half as much processor time again for the same requests.
-// The exported fields are set before that.
+// Loops are a server's: at most one for every second processor, and two for two, made when the first connection enters one. The
+// first serves all connections until more of them serve more requests, see plan. For every second processor there is one at most
+// while connections outside of loops have something to say. Two loops that share what one has time for find fewer connections
+// ready at a time. So they sleep and wake more often, share fewer lookups, and meet at the lanes of the store. They took half as
+// much processor time again for the same requests. The exported fields are set before the first connection enters one.
 type Loops struct {
 	// Context is for lookups. Required.
 	Context context.Context

@@ -1,8 +1,9 @@
 // Package loopback gives tests addresses at which a server may stop and begin to listen again.
 //
-// A port that a kernel has chosen, and that was free a moment ago, may by now be the local end of somebody's outgoing connection, or be chosen for
-// another listener on port 0, and then nobody can listen there. So these ports are none that kernels choose, and a process gives each once, as
-// long as there are others. Outgoing connections of other programs do not begin at another address of 127.0.0.0/8, either. Start with [Free].
+// A port that a kernel has chosen, and that was free a moment ago, may by now be the local end of somebody's outgoing connection.
+// It may also be chosen for another listener on port 0. Then nobody can listen there. So these ports are none that kernels
+// choose, and a process gives each once, as long as there are others. Outgoing connections of other programs do not begin at
+// another address of 127.0.0.0/8, either. Start with [Free].
 package loopback
 
 import (

@@ -15,8 +15,8 @@ import (
 
 // Library is a compiled library of functions. It is never changed.
 //
-// Its source is run when it is loaded, to learn which functions it registers, and again before each call of one of them: a library
-// keeps nothing from one call to the next, and all gateways and all calls see the same one.
+// Its source is run when it is loaded, to learn which functions it registers, and again before each call of one of them.
+// So a library keeps nothing from one call to the next, and all gateways and all calls see the same one.
 type Library struct {
 	Name string
 	// Source is all of it, with its first line.

@@ -1,14 +1,14 @@
-// Package luascript runs Lua scripts as Redis 7.0 does: its sandbox, its libraries (cjson, cmsgpack, struct, bit), its
-// conversions between replies and values, and its errors.
+// Package luascript runs Lua scripts as Redis 7.0 does. It has Redis's sandbox, its libraries (cjson, cmsgpack,
+// struct, bit), its conversions between replies and values, and its errors.
 //
 // It knows neither commands nor the store: redis.call asks the [Host] that the run was given. A script is compiled once to a
-// [Program], which any number of connections run at a time; a [Pool] keeps interpreters, which are made for one script after the
-// other. Every run is bounded: by a time, which holds inside string.find and table.concat as well, by the memory that its values
-// take, and by the depth of its calls. A script that is over a limit ends with an error and cannot catch it.
+// [Program], which any number of connections run at a time. A [Pool] keeps interpreters, which are made for one script after the
+// other. Every run is bounded by a time, by the memory that its values take, and by the depth of its calls. The time holds
+// inside string.find and table.concat as well. A script that is over a limit ends with an error and cannot catch it.
 //
-// Start with [Compile] and [Pool.Run], or with [Pool.Load] and [Pool.Call] for libraries of functions. All exported functions may be called concurrently, unless they say otherwise. The language is
-// github.com/yuin/gopher-lua's Lua 5.1; the functions with which a script could take more than it is given are written anew here, after
-// the manual and the behaviour of Lua's own.
+// Start with [Compile] and [Pool.Run], or with [Pool.Load] and [Pool.Call] for libraries of functions. All exported functions may
+// be called concurrently, unless they say otherwise. The language is github.com/yuin/gopher-lua's Lua 5.1. The functions with
+// which a script could take more than it is given are written anew here. They follow the manual and the behaviour of Lua's own.
 package luascript
 
 import (

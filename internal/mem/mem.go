@@ -7,7 +7,7 @@
 // concurrently. The caller owns what they return and gives it back once, with
 // Memory.Free or [Unmap], when nobody touches the bytes any more.
 //
-// Seals are the reason for memfds (memfd_create(2), "File sealing"): a file
+// Seals are the reason for memfds (memfd_create(2), "File sealing"). A file
 // sealed against shrinking cannot be truncated under its readers, so mapping a
 // stranger's memfd cannot end in SIGBUS. Memory outside the heap follows
 // Pebble's manual package: the collector neither scans nor moves it.
@@ -73,14 +73,12 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // thpBytes is the smallest mapping that asks for transparent huge pages.
 const thpBytes = 2 << 20
 
-// Alloc maps size bytes, zeroed, rounded up to the page size that o asks for.
-// With o.Shared the memory is a memfd (Memory.FD) of fixed size that only this
-// user may open again. Free unmaps it and gives a memfd's pages back even while
-// another process still maps them; huge pages that nobody has touched stay promised
-// to the memfd until then. With o.Adopt it maps that memfd, which an Alloc of the same size and options
-// made, with the bytes that it has. With o.File it is that file's bytes, and not a memfd's: if the file was empty, all of its pages are
-// there from then on, so that using them cannot fail. With o.Populate all pages of new memory are there, and charged to this process's cgroup; what there is no
-// room for is a *LimitError.
+// Alloc maps size bytes, zeroed, rounded up to the page size that o asks for. With o.Shared the memory is a memfd (Memory.FD) of
+// fixed size that only this user may open again. Free unmaps it and gives a memfd's pages back even while another process still
+// maps them. Huge pages that nobody has touched stay promised to the memfd until that process unmaps them. With o.Adopt it maps
+// that memfd, which an Alloc of the same size and options made, with the bytes that it has. With o.File it is that file's bytes,
+// and not a memfd's. If the file was empty, all of its pages are there from then on, so that using them cannot fail. With
+// o.Populate all pages of new memory are there, and charged to this process's cgroup; what there is no room for is a *LimitError.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {

@@ -46,8 +46,9 @@ func limited(root string) (least uint64) {
 // unlimited is what a cgroup of v1 has without a limit, less some pages.
 const unlimited = math.MaxInt64 - 1<<30
 
-// Room is how many bytes of pages this process can take now before the kernel ends a process, and of which limit that is: of
-// the machine, or of a cgroup (v1 or v2) that this process is in. It is -1 if nothing says. Cached files, which the kernel drops at once, count as room; swap does not.
+// Room is how many bytes of pages this process can take now before the kernel ends a process. The second result says whose limit
+// that is: the machine's, or that of a cgroup (v1 or v2) that this process is in. Room is -1 if nothing says. Cached files,
+// which the kernel drops at once, count as room; swap does not.
 func Room() (have int64, of string) { return room("/") }
 
 // room is Room with the files of /proc and /sys below root.

@@ -8,16 +8,16 @@
 //
 //   - flush_all deletes the keys one by one, those written meanwhile perhaps too. With a delay
 //     the Server remembers it, and forgets it when it is closed.
-//   - h and l of mg tell of accesses that asked for them or won an item; a plain get would have to
+//   - h and l of mg tell of accesses that asked for them or won an item. A plain get would have to
 //     write to be noted.
 //   - N also lets ms with MA or MP create an item, as later versions have it; k shows the key as it was sent.
 //   - stats has no items and slabs, because there are none here; what lists keys is refused, as with -X.
 //   - touch, gat, gats, T and a mg that wins an item or is noted change its cas unique, as every write does.
-//   - a number that loses digits in decr is not padded with spaces; flags beyond 32 bits are refused; times
+//   - a number that loses digits in decr is not padded with spaces. Flags beyond 32 bits are refused. Times
 //     of expiry are not cut to 32 bits; a key in text has no control characters.
 //   - a lookup that failed is SERVER_ERROR, not a miss.
-//   - of authentication there is -Y alone; a wrong password is answered later after many of them, and
-//     a user who is taken out of the file is disconnected.
+//   - authentication is -Y alone. A wrong password is answered later after many of them, and a
+//     user who is taken out of the file is disconnected.
 //
 // Start with [Options] and [Server]; its methods may be called concurrently. Clients that say
 // little at a time are served by loops (internal/loop). Buffers belong to their connection.
@@ -91,9 +91,9 @@ type Options struct {
 	MaxPerAddr int
 	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most 64 MiB.
 	MaxValueBytes int
-	// IOTimeout bounds the time from the first byte of a command to its last, the value's
-	// included, and the wait for a peer that does not read. A second for each MiB that has come, and
-	// one for each 64 KiB that the peer is to read, are added. Default 30 s.
+	// IOTimeout bounds the time from the first byte of a command to its last, the value's included.
+	// It also bounds the wait for a peer that does not read. A second for each MiB that has come,
+	// and one for each 64 KiB that the peer is to read, are added. Default 30 s.
 	IOTimeout time.Duration
 	// Budget bounds the memory, beyond some 64 KiB for each connection, in which long lines and
 	// values are. It may be shared with other servers. Default: one of netsrv.DefaultBudget bytes.

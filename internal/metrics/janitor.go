@@ -13,7 +13,7 @@ import (
 type JobResult string
 
 // Results of jobs. A job that was given up is another janitor's by now, or will be, since
-// this one stops; one that failed went back to the directory with its trouble.
+// this one stops. A job that failed went back to the directory with its trouble.
 const (
 	JobDone    JobResult = "done"
 	JobGivenUp JobResult = "given_up"

@@ -11,11 +11,11 @@ import (
 )
 
 // Raft shows what hashicorp/raft measures in this process. The library reports to a
-// global of its own, so that is taken over with the first call; several nodes of one
+// global of its own, so that is taken over with the first call. Several nodes of one
 // process are counted together.
 //
-// Only what is in the tables below is kept, in seconds where raft has milliseconds:
-// its other metrics repeat these, or make a series for every peer.
+// Only what is in the tables below is kept, in seconds where raft has milliseconds.
+// Raft's other metrics repeat these, or make a series for every peer.
 func Raft() prometheus.Collector { return raftOnce() }
 
 var raftOnce = sync.OnceValue(func() *raftSink {

@@ -18,14 +18,14 @@ var ErrBudget = errors.New("out of buffer memory")
 // any case (some buffers of 64 KiB).
 //
 // A user that needs more takes it from the connection's [Share] before the memory is allocated. A share may
-// grow as long as it is no larger than what is left after it. A
-// connection that would still have a modest part only, and has waited for a second in vain, has
-// another one closed: the one that holds the most of those that have held something for longer.
+// grow as long as it is no larger than what is left after it. A connection that would still have a modest
+// part only, and has waited for a second in vain, has another one closed. That is the one that holds the
+// most of those that have held something for longer.
 //
-// Memory that was dropped counts until the garbage collector has had it, and the
-// collector is made to run when it is needed, but no more than a 25th of the time, or five times a second: else a few connections that
-// take and drop memory while the Budget is used up would have it run all the time, at the expense of all others. Until it may run again
-// nobody gets that memory. A Budget's methods may be called concurrently.
+// Memory that was dropped counts until the garbage collector has had it. The collector is made to run when it is needed, but no
+// more than a 25th of the time, or five times a second. Else a few connections that take and drop memory while the Budget is used
+// up would have it run all the time. That would be at the expense of all others. Until it may run again nobody gets that memory.
+// A Budget's methods may be called concurrently.
 type Budget struct {
 	total   int64
 	used    atomic.Int64 // by shares
@@ -86,9 +86,9 @@ type Share struct {
 	evict func(bytes int64)
 }
 
-// Share makes the share of a connection, which holds nothing yet. evict is called, in a goroutine
-// of another connection, if this one, which holds so many bytes, is to be closed for others;
-// it must not block.
+// Share makes the share of a connection, which holds nothing yet. If this one is to be closed for
+// others, evict is called with the bytes that it holds, in a goroutine of another connection.
+// evict must not block.
 func (b *Budget) Share(evict func(bytes int64)) *Share {
 	s := &Share{b: b, evict: evict}
 	b.mu.Lock()

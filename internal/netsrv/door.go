@@ -18,10 +18,10 @@ import (
 type Limits struct {
 	// MaxConns is how many connections may be open at a time. Default 10,000.
 	MaxConns int
-	// MaxPerAddr is how many of them one address may have: an IPv4 address, or an IPv6 network of 64 bits,
-	// since a host has one of those to itself. Connections from this machine, over loopback or a Unix socket, count in
-	// MaxConns only. Default three quarters of MaxConns: many clients may share an address (NAT, a load
-	// balancer), and even if all do they find most of the places, while no single address can take the last.
+	// MaxPerAddr is how many of them one address may have. An address is an IPv4 address, or an IPv6 network of 64
+	// bits, since a host has one of those to itself. Connections from this machine, over loopback or a Unix socket,
+	// count in MaxConns only. Default three quarters of MaxConns. Many clients may share an address (NAT, a load
+	// balancer). Even if all do they find most of the places, while no single address can take the last.
 	MaxPerAddr int
 	// MaxHandshakes is how many connections may be open whose handshake is not over. Default 1,024, and at
 	// most MaxConns.
@@ -29,11 +29,12 @@ type Limits struct {
 	// HandshakeTimeout closes a connection whose handshake takes longer. Default 10 s.
 	HandshakeTimeout time.Duration
 	// Replace makes connections that do nothing give way, too; see [Door]. It is for listeners whose clients
-	// lose nothing by that, and for some hundred connections at most, since a new one over a limit looks at all.
+	// lose nothing by that, and for some hundred connections at most. A new one over a limit looks at all
+	// connections.
 	Replace bool
-	// Light says that a connection is cheap to make and to have, so new ones matter more than old ones: a new one does not wait until
-	// the server is done with the one that gave way to it. net/http takes half a second for that after a request that it could not
-	// read, and nobody came in meanwhile.
+	// Light says that a connection is cheap to make and to have, so new ones matter more than old ones. A new one does not wait
+	// until the server is done with the one that gave way to it. net/http takes half a second for that after a request that it
+	// could not read, and nobody came in meanwhile.
 	Light bool
 	// Refuse, if not nil, may say last words to a connection that is refused, unless it speaks TLS. It runs in the
 	// goroutine that accepts, and the connection has a deadline already.
@@ -113,14 +114,15 @@ func (r Reason) String() string {
 // Door decides which connections of one or several listeners are let in, and counts them until they are
 // released. Nothing has been read from a connection when it decides, so a stranger costs a descriptor and no more.
 //
-// A connection over a limit takes the place of one whose handshake is not over: the oldest of the address that
-// has most of those, or, over MaxPerAddr, the oldest of the same address. So a flood of half handshakes takes places from
-// itself first. If there is none, the new connection is refused; with Replace, an open connection that is not busy gives
-// way to it instead: one whose handshake is not over before others, then one that has done nothing for half a second, then one of the
-// address that has most connections, then the one that has done nothing for longest. Each has 10 ms first, so that whoever comes amid a flood is heard: if all are younger than that, accepting waits.
+// A connection over a limit takes the place of one whose handshake is not over. That is the oldest of the address that has most
+// of those, or, over MaxPerAddr, the oldest of the same address. So a flood of half handshakes takes places from itself first. If
+// there is none, the new connection is refused. With Replace, an open connection that is not busy gives way to it instead. The
+// first to give way is one whose handshake is not over, then one that has done nothing for half a second. The next is one of the
+// address that has most connections, then the one that has done nothing for longest. Each has 10 ms first, so that whoever comes
+// amid a flood is heard: if all are younger than that, accepting waits.
 //
 // If the process is out of descriptors, a connection gives way likewise, and accepting pauses for 5 ms
-// up to a second: the listener lives on.
+// up to a second. The listener lives on.
 //
 // A Door's methods may be called concurrently.
 type Door struct {
@@ -448,8 +450,8 @@ func (g *Guest) finishLocked() {
 	g.timer.Stop()
 }
 
-// Evict closes the connection, unless it has had to go already: what was on its way had to give way
-// (ReasonHandshake), or took too long (ReasonTimeout).
+// Evict closes the connection, unless it has had to go already. It had to if what was on its way
+// had to give way (ReasonHandshake), or took too long (ReasonTimeout).
 func (g *Guest) Evict(why Reason) {
 	g.d.mu.Lock()
 	goes := !g.gone

@@ -1,5 +1,5 @@
-// Package netsrv accepts connections, and keeps the books: how many there are in all and of each address, that
-// there are not more than allowed, and that handshakes end.
+// Package netsrv accepts connections, and keeps the books. The books say how many there are in all and of
+// each address. There are not more than allowed, and handshakes end.
 //
 // A [Door] does that for every listener of the store. A [Server] adds what the servers of other people's
 // protocols (RESP, memcached) need: a goroutine for each connection, none of which outlives the server.

@@ -1,5 +1,5 @@
-// Package ordered gives maps in the order of their keys, for state machines that have to do the same thing
-// everywhere, and sorts what is seldom sorted.
+// Package ordered gives maps in the order of their keys, and sorts what is seldom sorted. The order is for
+// state machines that have to do the same thing everywhere.
 package ordered
 
 import (

@@ -1,11 +1,11 @@
-// Package otlp exports what a process does by OTLP, the protocol of OpenTelemetry: the commands that its servers answer as spans,
-// and its metrics, which are those for Prometheus.
+// Package otlp exports what a process does by OTLP, the protocol of OpenTelemetry. It exports as spans the commands that its
+// servers answer. It also exports its metrics, which are those for Prometheus.
 //
 // It leaves queues, retries, connections and most of the variables OTEL_* to OpenTelemetry's SDK. Only a kvd with the tag otel links it: the SDK and its
 // exporters have some 2 MB.
 //
-// Start with [Open]; methods of the Exporter may be called concurrently. A collector that is slow, or gone, costs spans and nothing else: they wait in a queue of
-// OTEL_BSP_MAX_QUEUE_SIZE, and those that do not fit are dropped.
+// Start with [Open]; methods of the Exporter may be called concurrently. A collector that is slow, or gone, costs spans and
+// nothing else. Spans wait in a queue of OTEL_BSP_MAX_QUEUE_SIZE, and those that do not fit are dropped.
 package otlp
 
 import (

@@ -17,8 +17,8 @@ type Memory struct {
 	Namespace string
 	PG        uint32 // 0: all of the namespace's
 	// Every directory node knows these. Waiting is memory that came back and may be granted
-	// once enough reclaim epochs have passed; Recalled lies in extents that are being
-	// recalled; Room may be granted now, but for a reserve that only janitors are granted.
+	// once enough reclaim epochs have passed. Recalled lies in extents that are being
+	// recalled. Room may be granted now, but for a reserve that only janitors are granted.
 	Heap, Granted, Waiting, Recalled, Room uint64
 	// Known says that a leader has answered: another directory node knows nothing of what
 	// follows.

@@ -1,6 +1,7 @@
-// Package overview puts together what the directory's status says of the store: its problems and what
-// mends each, its namespaces, how the memory of each placement group is used. `kvctl status`, the page
-// that daemons serve and the metrics show the same numbers, because all of them take them from here.
+// Package overview puts together what the directory's status says of the store. That is its problems
+// and what mends each, its namespaces, how the memory of each placement group is used. `kvctl status`,
+// the page that daemons serve and the metrics show the same numbers, because all of them take them
+// from here.
 //
 // It leaves asking to its callers and showing to them too. Start with [Problems], [Namespaces] and
 // [Memories]. All functions are pure and may be called concurrently; results share nothing with the

@@ -1,15 +1,15 @@
-// Package peers has the gateways that serve the same databases tell each other what happens: messages that are published,
-// and keys that are written. Operators ask a gateway about its clients at the same place. They find each other through the directory (Meet), and each follows every other one by a stream
-// of its own (peerspb), which says what it wants to hear: a gateway without subscribers and without clients
-// that cache is told nothing.
+// Package peers has the gateways that serve the same databases tell each other what happens: messages that are published, and
+// keys that are written. Operators ask a gateway about its clients at the same place. They find each other through the directory
+// (Meet), and each follows every other one by a stream of its own (peerspb). The stream says what its follower wants to hear: a
+// gateway without subscribers and without clients that cache is told nothing.
 //
-// Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted, and is told that
+// Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted. It is told that
 // any key may have changed instead of which; so is one whose stream ended. Queues and replies are charged to the gateway's
 // buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a stream have the role
-// gateway, and the caller shows the id that it has registered, which the directory tells only gateways of the same databases.
+// gateway. The caller shows the id that it has registered, which the directory tells only gateways of the same databases.
 //
 // The meaning of messages is left to internal/gateway. Start with [Peers] and [Options]. A Peers' methods may be called
-// concurrently, and those that a gateway calls while it serves do nothing on a nil *Peers: it is alone then.
+// concurrently. Those that a gateway calls while it serves do nothing on a nil *Peers: it is alone then.
 //
 // The shape is that of NATS's routes: a mesh of direct connections, interest sent ahead of traffic.
 package peers

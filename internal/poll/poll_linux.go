@@ -88,9 +88,9 @@ func (p *Poller) Look(d time.Duration) bool {
 	}
 }
 
-// Wait returns the descriptors that can be read, or have ended, when there are
-// some, and whether Wake was called since the last time; after d, which has the grain of a millisecond, it
-// returns none. A negative d is no limit. The slice stays valid until the next call.
+// Wait returns the descriptors that can be read, or have ended, when there are some. It also says whether
+// Wake was called since the last time. After d, which has the grain of a millisecond, it returns none. A
+// negative d is no limit. The slice stays valid until the next call.
 func (p *Poller) Wait(d time.Duration) (ready []int, woken bool) {
 	// Mostly something is ready, and then the processor need not be given up for the call.
 	n := p.countEvents()

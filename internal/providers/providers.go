@@ -87,9 +87,10 @@ func Open(name string, o Options) (*rdma.Device, error) {
 	return nil, fmt.Errorf("%w %q, want one of %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
-// OpenFor opens the devices that a client reaches memory nodes by: the one provider of that
-// name, or, if it is empty, every provider that this machine can use, the one that a client
-// prefers first. With TLS, they connect to peers of the role memnode alone.
+// OpenFor opens the devices that a client reaches memory nodes by. With a name, that is the
+// provider of that name alone. Without one, that is every provider that this machine can
+// use; the one that a client prefers comes first. With TLS, they connect to peers of the
+// role memnode alone.
 func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
 	o.TLSClient = o.Identities.Called(o.TLSClient, identity.MemNode)
 	if provider != "" {

@@ -64,7 +64,7 @@ type Reader struct {
 	// Limits may be changed between two calls of Next.
 	Limits Limits
 	// Reserve, if not nil, is asked before a buffer of more than 64 KiB is made, for the bytes
-	// beyond that, and told, with a negative number of bytes, when a buffer has gone.
+	// beyond that. It is told, with a negative number of bytes, when a buffer has gone.
 	Reserve func(bytes int) bool
 	// Empty counts the empty commands that Next has skipped.
 	Empty uint64

@@ -1,8 +1,8 @@
 // Package rights holds callers of gRPC services to what their roles may do.
 //
-// It leaves who a caller is to internal/identity, and which role may call which RPC to the table that
-// stands beside each service's contract, such as dirpb.Rights. Whose a session or a memory node
-// is, a service asks by itself, of [Caller].
+// It leaves who a caller is to internal/identity. Which role may call which RPC is in the table that
+// stands beside each service's contract, such as dirpb.Rights. Whose a session or a memory node is, a
+// service asks by itself, of [Caller].
 //
 // Start with [Table] and [Table.ServerOptions]. Everything may be called concurrently; a Table is
 // not changed once it is in use.
@@ -42,10 +42,10 @@ func WithHealth(t Table) Table {
 	return all
 }
 
-// ServerOptions has a gRPC server with TLS refuse what t does not allow: UNAUTHENTICATED tells a
-// caller that nobody knows it, PERMISSION_DENIED one with another role. Either way nothing was done. log
-// gets a line of each refusal. welcome, if not nil, is asked about the connection of each request and of each message of
-// a stream, since a connection may outlive the reasons for which it was accepted; its error is an UNAUTHENTICATED.
+// ServerOptions has a gRPC server with TLS refuse what t does not allow. UNAUTHENTICATED tells a caller that nobody
+// knows it, PERMISSION_DENIED one with another role. Either way nothing was done. log gets a line of each refusal.
+// welcome, if not nil, is asked about the connection of each request and of each message of a stream. A connection may
+// outlive the reasons for which it was accepted. The error of welcome is an UNAUTHENTICATED.
 func (t Table) ServerOptions(m identity.Mapping, welcome func(tls.ConnectionState) error, log *slog.Logger) []grpc.ServerOption {
 	refuse := func(method string, i identity.Identity, from string, err error) error {
 		log.Warn("a call was refused", "rpc", method, "identity", i.String(), "remote", from, "err", err)

@@ -1,12 +1,11 @@
 // Package token makes and checks the session tokens that clients show memory
 // nodes when they connect a QP.
 //
-// The directory signs what a session may do with a key of the cluster, which memory
-// nodes receive when they register and with every heartbeat; so a memory node can check a token without
-// calling anybody. Keys are replaced now and then: each has a generation, and memory nodes take tokens of the
-// present key and of the one before. A token proves what was granted, not that the session is
-// still live: which sessions are, the directory tells memory nodes when they register and
-// with every heartbeat.
+// The directory signs, with a key of the cluster, what a session may do. Memory nodes receive the key when
+// they register and with every heartbeat. So a memory node can check a token without calling anybody. Keys
+// are replaced now and then: each has a generation, and memory nodes take tokens of the present key and of
+// the one before. A token proves what was granted, not that the session is still live. The directory tells
+// memory nodes which sessions are, when they register and with every heartbeat.
 //
 // Start with [Sign] and [Verify]. All functions are pure and may be called concurrently. They keep no buffer.
 //

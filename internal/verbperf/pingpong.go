@@ -292,8 +292,8 @@ func (s *Passive) echo(ctx context.Context, g ping, over func()) (err error) {
 
 // ---- the active side -------------------------------------------------------
 
-// Home is where an active side listens for the passive side at addr, which connects back, and whether
-// that is an address of this machine alone.
+// Home is where an active side listens for the passive side at addr, which connects back. It also
+// says whether that is an address of this machine alone.
 func Home(provider, addr string) (home string, local bool, err error) {
 	if provider == "shm" {
 		return shmPingpong + rand.Text(), true, nil

@@ -1,6 +1,6 @@
 // Package verbperf measures the verbs of one provider between two processes, without the store, as
-// perftest's ib_read_lat and ib_read_bw do: the latency of one verb at a time, and what chains of them
-// bring.
+// perftest's ib_read_lat and ib_read_bw do. It measures the latency of one verb at a time, and what
+// chains of them bring.
 //
 // It leaves starting the other process, flags and tables to kvctl perf. Start with [Listen], the passive
 // side, which lends memory, and [Dial], the active one, whose [Conn.Measure] measures a [Case]. A Passive

@@ -1,9 +1,8 @@
-// Package verbstest tries the whole store over real verbs: directory, memory nodes
-// and kvctl as processes of their own, and clients in the test, each with an RDMA
-// adapter of its own. The promises of a provider are rdma/rdmatest's to judge, and faults of processes are
-// internal/nemesis's; here is what only an adapter shows:
-// what it refuses, that memory nodes' processors rest, fencing of queue pairs,
-// lost packets, and the two atomic domains.
+// Package verbstest tries the whole store over real verbs. Directory, memory nodes and kvctl are processes
+// of their own, and clients are in the test, each with an RDMA adapter of its own. The promises of a
+// provider are rdma/rdmatest's to judge, and faults of processes are internal/nemesis's. Here is what only
+// adapters show: refusals, that memory nodes' processors rest, fencing of queue pairs, lost packets, and
+// the two atomic domains.
 //
 // It holds tests alone, which skip unless the environment describes a machine for
 // them (`make test-verbs` runs them in a virtual machine):

@@ -8,7 +8,7 @@
 // the buffers passed in.
 //
 // Mixes and distributions are those of Cooper et al., "Benchmarking Cloud
-// Serving Systems with YCSB" (SoCC'10) and of its Java implementation; the
+// Serving Systems with YCSB" (SoCC'10) and of its Java implementation. The
 // zipfian generator is from Gray et al., "Quickly Generating Billion-Record
 // Synthetic Databases" (SIGMOD'94).
 package ycsb

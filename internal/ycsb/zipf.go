@@ -5,10 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// Zipf draws ranks 0, 1, … with probability proportional to 1/(rank+1)^theta,
-// in constant time and memory, for theta in (0, 1), which math/rand's Zipf does
-// not serve. The two lowest ranks are exact, the others within the error of Gray's inversion. It serves one
-// goroutine at a time.
+// Zipf draws ranks 0, 1, … with probability proportional to 1/(rank+1)^theta, in constant time and memory.
+// It does so for theta in (0, 1), which math/rand's Zipf does not serve. The two lowest ranks are exact,
+// the others within the error of Gray's inversion. It serves one goroutine at a time.
 type Zipf struct {
 	n            uint64
 	theta, zetan float64

@@ -1,5 +1,5 @@
-// Package looptest sets the stage for tests of servers whose connections are in loops: a store in which
-// operations on some keys do what a loop must cope with.
+// Package looptest sets the stage for tests of servers whose connections are in loops. The stage is a
+// store in which operations on some keys do what a loop must cope with.
 //
 // It leaves connections, and the protocol on them, to the tests. Start with [New]. A Stage's channels may be used
 // by any goroutine.
@@ -19,7 +19,7 @@ import (
 var Long = strings.Repeat("x", 200_000)
 
 // Stage is a store with the keys k0 to k9, whose values are 0 to 9, and Long. Operations on three more keys are
-// special: "hold" keeps the goroutine that performs it without saying so, as a long turn of a loop does; "slow" waits,
+// special. "hold" keeps the goroutine that performs it without saying so, as a long turn of a loop does. "slow" waits,
 // and says so; "panic" panics.
 type Stage struct {
 	Store *clienttest.Store

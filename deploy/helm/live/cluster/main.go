@@ -1,6 +1,7 @@
-// Cluster is the control plane of Kubernetes as one program, which its first argument makes one of: etcd, kube-apiserver,
-// kube-controller-manager, kube-scheduler, kwok (machines that there are none of) or cert-manager. Each is what its project ships, and
-// takes the flags that it takes there, but for cert-manager, whose own main package is in no module that can be required.
+// Cluster is the control plane of Kubernetes as one program. Its first argument makes it one of these: etcd, kube-apiserver,
+// kube-controller-manager, kube-scheduler, kwok (machines that there are none of) or cert-manager. Each is what its project
+// ships, and takes the flags that it takes there. cert-manager is the exception: its own main package is in no module that can be
+// required.
 package main
 
 import (
