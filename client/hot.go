@@ -7,7 +7,7 @@ import (
 )
 
 // HotKey is a key that this Client has used much. Share is its part of the uses of all keys lately, and Least the least that this
-// can be; both are from 0 to 1, as a sample tells them.
+// can be. Both are from 0 to 1, as a sample tells them.
 type HotKey struct {
 	Key          string // at most its first 128 bytes
 	Share, Least float64

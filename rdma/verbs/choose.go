@@ -19,7 +19,7 @@ type Choice struct {
 }
 
 // Choose picks what o leaves open. An active port comes before all else, then the address that the user wants
-// to be near. RoCE v2 with an IPv4 address, RoCE v2 with another routable address, InfiniBand and RoCE v1
+// to be near. RoCE v2 with an IPv4 address, InfiniBand, RoCE v2 with another routable address and RoCE v1
 // follow in this order. Link-local addresses come last: nobody beyond the link can reach them, or with
 // several links nobody at all.
 func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
