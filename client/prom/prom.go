@@ -47,7 +47,7 @@ var (
 	notes       = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
 	mended      = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: a memory node's memory may be bad.")
 	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
-	memory      = desc("memory_bytes", "Memory of the session by state: live (records), limbo (replaced records that somebody may still read), free (granted to it and unused) or foreign (granted to others, and unlinked by it).", "state")
+	memory      = desc("memory_bytes", "Memory of the session by state. Live are records, and limbo replaced records that somebody may still read. Free memory was granted to it and is unused; foreign memory was granted to others, and unlinked by it.", "state")
 	handedBack  = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client handed back to go home to them.")
 	returned    = desc("memory_returned_bytes_total", "Granted memory that the client gave back, to be granted to anybody.")
 	received    = desc("memory_received_bytes_total", "Granted memory that others had unlinked and that came home to the client.")

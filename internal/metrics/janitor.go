@@ -34,7 +34,7 @@ func NewJanitor() *Janitor {
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_transferred_bytes_total",
-			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them: of a join, the index of every copy and the records that the new one lacked."}, []string{"kind"}),
+			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. Of a join that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
 		j.seconds.WithLabelValues(overview.JobKind(k))

@@ -11,7 +11,7 @@ import (
 
 var (
 	tlsExpiry = prometheus.NewDesc("kvd_tls_certificate_expiry_seconds",
-		"Seconds until a certificate in use expires, negative afterwards: the process's own, those that come with it, its authorities', and lists of revoked certificates, whose serial is their number.", []string{"file", "identity", "serial"}, nil)
+		"Seconds until a certificate in use expires, negative afterwards. Those are the process's own, those that come with it, its authorities', and lists of revoked certificates. The serial of a list is its number.", []string{"file", "identity", "serial"}, nil)
 	tlsReloads = prometheus.NewDesc("kvd_tls_reloads_total",
 		"Changed files of certificates, by result: taken, or refused (counted every second while they stay unusable; those in use are kept).", []string{"file", "result"}, nil)
 )
