@@ -353,7 +353,7 @@ var numberKeys = map[string]struct{ make, read string }{
 	"z2": {"", "ZRANGE z2 0 -1 WITHSCORES"},
 	"y":  {"ZADD y 0 a 0 b 0 c", ""},
 	"g":  {"GEOADD g 13.361389 38.115556 p 15.087269 37.502669 c", "ZRANGE g 0 -1 WITHSCORES"},
-	"x":  {"XADD x 1-1 a b;XADD x 2-1 a c;XGROUP CREATE x gr 0;XREADGROUP GROUP gr c COUNT 1 STREAMS x >", "XRANGE x - +;XINFO GROUPS x;XINFO STREAM x"},
+	"x":  {"XADD x 1-1 a b;XADD x 2-1 a c;XGROUP CREATE x gr 0;XREADGROUP GROUP gr c COUNT 1 STREAMS x >;XCLAIM x gr c 0 1-1 IDLE 3000000 JUSTID", "XRANGE x - +;XINFO GROUPS x;XINFO STREAM x"},
 }
 
 // afterNumber puts right what a command with a number did to the connection.

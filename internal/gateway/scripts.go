@@ -302,7 +302,7 @@ var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "sele
 	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true, "object|idletime": true, "slowlog|get": true, "slowlog|len": true,
 	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true, "pubsub|shardnumsub": true,
 	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true, "cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
-	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true, "memory|doctor": true, "memory|malloc-stats": true, "memory|purge": true}
+	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true, "memory|doctor": true, "memory|stats": true, "memory|malloc-stats": true, "memory|purge": true}
 
 // unscripted are commands on keys that scripts may not use: those of the commands that wait that Redis keeps from them.
 var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true, "bzpopmin": true}
