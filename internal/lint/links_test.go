@@ -164,3 +164,26 @@ func TestLinksRefuse(t *testing.T) {
 		}
 	}
 }
+
+// TestQuestions: what operators and programmers ask is answered from docs/README.md in one click.
+func TestQuestions(t *testing.T) {
+	md, err := os.ReadFile(filepath.Join(root, "docs", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(md), "\n## Questions\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	asked := 0
+	for l := range strings.Lines(section) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(l), "|"), " | ")
+		if len(cells) != 3 || !strings.HasSuffix(strings.TrimSpace(cells[0]), "?") && !strings.HasSuffix(cells[0], "What now?") {
+			continue
+		}
+		if asked++; !linkForm.MatchString(cells[2]) || !strings.HasSuffix(strings.TrimSpace(cells[1]), ".") {
+			t.Errorf("%s: want an answer and a link", cells[0])
+		}
+	}
+	if asked < 20 { // TestLinks follows each
+		t.Errorf("%d questions, want 20", asked)
+	}
+}
