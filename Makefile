@@ -193,7 +193,7 @@ rotate: ## certificates, their authority and the key of tokens replaced every 10
 TOUR ?= 1
 
 .PHONY: tour-mutants
-tour-mutants: ## the way from empty machines of docs/operations.md needs each of its commands; TOUR=4: every fourth is left out
+tour-mutants: ## the way from empty machines of docs/tls.md needs each of its commands; TOUR=4: every fourth is left out
 	KVD_TOUR=$(TOUR) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -parallel 16 -run TestTourNeedsAll ./deploy
 
 IDLE ?= 5s

@@ -24,7 +24,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the table of metrics in docs/operations.md anew")
+var rewrite = flag.Bool("rewrite", false, "write the table of metrics in docs/metrics.md anew")
 
 // rules is what alerts.yaml uses of Prometheus's format; other keys are mistakes.
 type rules struct {
@@ -309,7 +309,7 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// The table in docs/operations.md lists what is served, with its labels, and nothing else.
+// The table in docs/metrics.md lists what is served, with its labels, and nothing else.
 func TestMetricsAreDocumented(t *testing.T) {
 	var want []string
 	for name, f := range served(t) {
@@ -328,7 +328,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		want = append(want, row(f))
 	}
 	slices.Sort(want)
-	const doc = "../docs/operations.md"
+	const doc = "../docs/metrics.md"
 	table := regexp.MustCompile("(?m)(^\\| `kvd_.*\n)+")
 	if *rewrite {
 		text := table.ReplaceAllLiteralString(read(t, doc), strings.Join(want, "\n")+"\n")
@@ -343,12 +343,12 @@ func TestMetricsAreDocumented(t *testing.T) {
 	got := strings.Split(strings.TrimSpace(rows), "\n")
 	for _, w := range want {
 		if !slices.Contains(got, w) {
-			t.Errorf("docs/operations.md lacks\n%s", w)
+			t.Errorf("docs/metrics.md lacks\n%s", w)
 		}
 	}
 	for _, g := range got {
 		if !slices.Contains(want, g) {
-			t.Errorf("docs/operations.md has, but is not served like that:\n%s", g)
+			t.Errorf("docs/metrics.md has, but is not served like that:\n%s", g)
 		}
 	}
 }

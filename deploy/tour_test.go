@@ -82,11 +82,13 @@ type machine struct{ name, address string }
 
 var machineRow = regexp.MustCompile("(?m)^\\| `([a-z][a-z0-9]*)` \\| (\\d+\\.\\d+\\.\\d+\\.\\d+) \\|")
 
-// machinesOf lists the machines of a document, and wants all those that commands are typed on.
-func machinesOf(t *testing.T, file string, run []said) (all []machine) {
+// machinesOf lists the machines of documents, and wants all those that commands are typed on.
+func machinesOf(t *testing.T, files []string, run []said) (all []machine) {
 	t.Helper()
-	for _, m := range machineRow.FindAllStringSubmatch(read(t, filepath.Join("..", file)), -1) {
-		all = append(all, machine{name: m[1], address: m[2]})
+	for _, file := range files {
+		for _, m := range machineRow.FindAllStringSubmatch(read(t, filepath.Join("..", file)), -1) {
+			all = append(all, machine{name: m[1], address: m[2]})
+		}
 	}
 	for _, s := range run {
 		if s.machine != "" && !slices.ContainsFunc(all, func(m machine) bool { return m.name == s.machine }) {
@@ -171,8 +173,11 @@ func needWorld(t *testing.T) {
 	}
 }
 
-// toured are the documents whose commands are run.
-var toured = []string{"README.md", "docs/first-hour.md", "examples/README.md", "docs/failures.md", "docs/operations.md"}
+// operating are the pages for operators, in the order in which one reads them: a page goes on with the store of those before.
+var operating = []string{"docs/install.md", "docs/tls.md", "docs/gateway.md", "docs/memory.md", "docs/changes.md", "docs/backup.md", "docs/watching.md"}
+
+// toured are the documents whose commands are run, each group in a world of its own.
+var toured = [][]string{{"README.md"}, {"docs/first-hour.md"}, {"examples/README.md"}, {"docs/failures.md"}, operating}
 
 // Every command of the documents that are toured does what it says: they are run one
 // after the other, word for word and with the ports that they name, in a network, file
@@ -188,18 +193,17 @@ func TestTour(t *testing.T) {
 	for c := range notRun {
 		unused[c] = true
 	}
-	run := make(map[string][]said)
-	for _, file := range toured {
-		run[file] = toRun(t, file, unused)
+	var run [][]said
+	for _, files := range toured {
+		run = append(run, toRun(t, files, unused))
 	}
 	for c := range unused {
 		t.Errorf("no document has the command that is not run: %s", c)
 	}
-	for _, file := range toured {
-		t.Run(file, func(t *testing.T) {
+	for i, files := range toured {
+		t.Run(files[0], func(t *testing.T) {
 			t.Parallel() // each has a world of its own, and waits more than it works
-			run := run[file]
-			for _, problem := range goTour(t, tourLimit(t), run, machinesOf(t, file, run)) {
+			for _, problem := range goTour(t, tourLimit(t), run[i], machinesOf(t, files, run[i])) {
 				t.Error(problem)
 			}
 		})
@@ -243,7 +247,7 @@ func leftOut(run []said) (all [][]said, what []string) {
 	return all, what
 }
 
-// A newcomer needs each of the commands of docs/operations.md that are typed on machines: without any of
+// A newcomer needs each of the commands of the pages for operators that are typed on machines: without any of
 // them, or for one machine less, the rest does not do what the document says.
 func TestTourNeedsAll(t *testing.T) {
 	step, err := strconv.Atoi(os.Getenv("KVD_TOUR")) // 1: each; 4: every fourth
@@ -251,10 +255,9 @@ func TestTourNeedsAll(t *testing.T) {
 		t.Skip("it goes the tour from empty machines 70 times, for minutes: make tour-mutants")
 	}
 	needWorld(t)
-	const file = "docs/operations.md"
-	run := toRun(t, file, map[string]bool{})
+	run := toRun(t, operating, map[string]bool{})
 	all, what := leftOut(run)
-	machines := machinesOf(t, file, run)
+	machines := machinesOf(t, operating, run)
 	for i, fewer := range all {
 		if i%step != 0 {
 			continue
@@ -272,11 +275,15 @@ func TestTourNeedsAll(t *testing.T) {
 	}
 }
 
-// toRun lists the commands of a document that can be run here, and takes the others out of unused.
-func toRun(t *testing.T, file string, unused map[string]bool) (run []said) {
+// toRun lists the commands of documents that can be run here, and takes the others out of unused.
+func toRun(t *testing.T, files []string, unused map[string]bool) (run []said) {
 	t.Helper()
 	programs := t.TempDir()
-	for i, s := range tour(t, filepath.Join("..", file)) {
+	var all []said
+	for _, file := range files {
+		all = append(all, tour(t, filepath.Join("..", file))...)
+	}
+	for i, s := range all {
 		if s.program != "" {
 			s.command = "go run " + writeProgram(t, programs, i, s.program)
 		}
@@ -503,7 +510,8 @@ func understood(bin, program string, words []string) error {
 func TestNamedCommands(t *testing.T) {
 	bin := commands(t)
 	span := regexp.MustCompile("`([^`\n]+)`")
-	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md", "../docs/compared.md"} {
+	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md", "../docs/compared.md",
+		"../docs/install.md", "../docs/tls.md", "../docs/gateway.md", "../docs/memory.md", "../docs/changes.md", "../docs/backup.md", "../docs/watching.md"} {
 		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
 			c := named.FindStringSubmatch(m[1])
 			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {

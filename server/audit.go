@@ -16,7 +16,7 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// Actions of audit entries. docs/operations.md lists them.
+// Actions of audit entries. docs/tls.md lists them.
 const (
 	actCreateNamespace  = "namespace.create"
 	actSetNamespace     = "namespace.set"

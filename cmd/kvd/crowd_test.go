@@ -29,7 +29,7 @@ func (h *honest) p99(n int, reply string, say []byte) time.Duration {
 }
 
 // TestCrowds: beside thousands of idle connections and hundreds of hostile ones at each of its listeners a process serves
-// a client as before, and takes no more memory than docs/operations.md says.
+// a client as before, and takes no more memory than docs/gateway.md says.
 func TestCrowds(t *testing.T) {
 	const idle, hostile, asked = 2000, 50, 1000
 	env, _ := runtimeDir(t)

@@ -114,7 +114,7 @@ func speakClear(network, addr, greeting string) (answer string, err error) {
 	return string(b), nil
 }
 
-// listener is a row of the table in docs/operations.md, at one process.
+// listener is a row of the table in docs/tls.md, at one process.
 type listener struct {
 	row  string
 	what string // process, or path; for people
@@ -173,9 +173,9 @@ var sessions = dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
 // served gives which callers the table of the manual lets in, by its rows.
 func served(t *testing.T) map[string]func(caller) bool {
 	t.Helper()
-	_, table, ok := strings.Cut(string(mustRead(t, "../../docs/operations.md")), "| listener of a store with TLS | serves |\n|---|---|\n")
+	_, table, ok := strings.Cut(string(mustRead(t, "../../docs/tls.md")), "| listener of a store with TLS | serves |\n|---|---|\n")
 	if !ok {
-		t.Fatal("docs/operations.md has no table of listeners")
+		t.Fatal("docs/tls.md has no table of listeners")
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
 	rows := make(map[string]func(caller) bool)
@@ -544,7 +544,7 @@ func ways(settings any) (keys []string) {
 }
 
 // TestMatrix asks everybody at every door: real processes with certificates let in whom the tables of
-// docs/operations.md name, and nobody else, each of whom is told why.
+// docs/tls.md name, and nobody else, each of whom is told why.
 func TestMatrix(t *testing.T) {
 	s := startSecured(t)
 	m := make(matrix)
@@ -613,7 +613,7 @@ func TestMatrix(t *testing.T) {
 		}
 		for row := range rows {
 			if !seen[row] {
-				t.Errorf("docs/operations.md has %q, and nobody tries it", row)
+				t.Errorf("docs/tls.md has %q, and nobody tries it", row)
 			}
 		}
 	})

@@ -52,7 +52,7 @@ type Dev struct {
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	Redis         string        `mapstructure:"redis" usage:"address where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
 	Memcached     string        `mapstructure:"memcached" usage:"address where the gateway speaks memcached's protocol, likewise"`
-	MemcachedDB   string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in, made as a cache if it is neither cache nor default; empty: cache, whose keys clients of Redis's protocol see in database 0"`
+	MemcachedDB   string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in, made as a cache if it is neither cache nor default. Empty: cache, whose keys clients of Redis's protocol see in database 0"`
 	HTTP          string        `mapstructure:"http" usage:"address where metrics, health and a page for people are served, likewise"`
 	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	Log           Log           `mapstructure:"log"`
@@ -66,12 +66,12 @@ type Directory struct {
 	RaftListen      string        `mapstructure:"raft-listen" usage:"address where other directory nodes call, host:port"`
 	Advertise       string        `mapstructure:"advertise" usage:"what others are told instead of listen, host:port"`
 	RaftAdvertise   string        `mapstructure:"raft-advertise" usage:"what other directory nodes are told instead of raft-listen, host:port"`
-	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one; with join, which then names all nodes that begin together and is alike for all, the first of them starts it"`
+	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one. With join, which then names all nodes that begin together and is alike for all, the first of them starts it"`
 	Join            []string      `mapstructure:"join" usage:"directory nodes of the cluster to enter, unless a member already"`
 	Lease           time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
-	LastCopyWait    time.Duration `mapstructure:"last-copy-wait" usage:"how long a memory node that keeps its memory is waited for before the only copy of something counts as lost; 0: until an operator gives it up"`
+	LastCopyWait    time.Duration `mapstructure:"last-copy-wait" usage:"how long a memory node that keeps its memory is waited for before an only copy is lost; 0: until an operator gives it up"`
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
 	HTTPListen      string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	MaxConnections  int           `mapstructure:"max-connections" usage:"how many connections to listen may be open at a time"`
@@ -87,7 +87,7 @@ type MemNode struct {
 	Name           string   `mapstructure:"name" usage:"this memory node's name, stable across restarts"`
 	Directory      []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken a region at a time, as the directory asks for it"`
-	Populate       bool     `mapstructure:"populate" usage:"take all pages of a region when it is made, in the name of this process; false: each when it is first used, over shm in the name of the client that uses it"`
+	Populate       bool     `mapstructure:"populate" usage:"take all pages of a region when it is made, in the name of this process. False: each when it is first used, over shm in the name of the client that uses it"`
 	Overcommit     bool     `mapstructure:"overcommit" usage:"lend more memory than the machine or the control group has, at the risk of being killed"`
 	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
 	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
@@ -102,8 +102,8 @@ type MemNode struct {
 	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
-	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory, so that nothing is lost when the one that serves it dies, and another one is started; or off"`
-	MemoryPath     string   `mapstructure:"memory-path" usage:"folder of a tmpfs or hugetlbfs, of this user alone, where lent memory is files that outlive this process, or its container, in place of keep; shm is off then; or off"`
+	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory. When the process that serves it dies nothing is lost, and another one is started; or off"`
+	MemoryPath     string   `mapstructure:"memory-path" usage:"folder of a tmpfs or hugetlbfs, of this user alone, where lent memory is files that outlive this process, or its container. It takes the place of keep, and shm is off then; or off"`
 	ControlSocket  string   `mapstructure:"control-socket" usage:"socket where root, and the user of this process, may choose the program of the next one that serves: a path, auto or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
@@ -130,13 +130,13 @@ type Janitor struct {
 // Gateway are the settings of `kvd gateway`.
 type Gateway struct {
 	Directory         []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0; one that is named several times, or as name*count, is as many databases, whose keys change together"`
+	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0. A namespace that is named several times, or as name*count, is as many databases, whose keys change together"`
 	Listen            string        `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
 	ListenUnix        string        `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
 	ListenTLS         string        `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
 	TLSClients        string        `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string        `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
-	ListenPeers       string        `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for messages that are published and keys that clients cache, host:port, or off: this gateway is alone then"`
+	ListenPeers       string        `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for published messages and keys that clients cache, host:port, or off: this gateway is alone then"`
 	AdvertisePeers    string        `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
 	MemcachedDatabase string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string        `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`

@@ -3,7 +3,7 @@ package dirpb
 import "github.com/kvd-project/kvd/internal/identity"
 
 // Rights gives the roles that may call each RPC of the service Directory, by its full name as gRPC
-// has it. An RPC that is not there is for nobody. docs/operations.md shows the table.
+// has it. An RPC that is not there is for nobody. docs/tls.md shows the table.
 func Rights() map[string]identity.Roles {
 	var (
 		memNodes  = identity.RolesOf(identity.MemNode)

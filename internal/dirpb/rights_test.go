@@ -9,13 +9,13 @@ import (
 
 // TestRightsInDocs: the table of the manual is the one that holds.
 func TestRightsInDocs(t *testing.T) {
-	b, err := os.ReadFile("../../docs/operations.md")
+	b, err := os.ReadFile("../../docs/tls.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, ok := strings.Cut(string(b), "| RPC of the directory | roles |\n|---|---|\n")
 	if !ok {
-		t.Fatal("docs/operations.md has no table of RPCs and roles")
+		t.Fatal("docs/tls.md has no table of RPCs and roles")
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
 	rights := Rights()
@@ -30,14 +30,14 @@ func TestRightsInDocs(t *testing.T) {
 		for _, m := range rpc.FindAllStringSubmatch(names, -1) {
 			full := "/" + Directory_ServiceDesc.ServiceName + "/" + m[1]
 			if got := rights[full].String(); got != cells[1] {
-				t.Errorf("docs/operations.md has %s for %s, and it is for %q", m[1], cells[1], got)
+				t.Errorf("docs/tls.md has %s for %s, and it is for %q", m[1], cells[1], got)
 			}
 			seen[full] = true
 		}
 	}
 	for full, roles := range rights {
 		if !seen[full] {
-			t.Errorf("docs/operations.md lacks %s, which is for %v", full, roles)
+			t.Errorf("docs/tls.md lacks %s, which is for %v", full, roles)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func load(doc string) error {
 	return os.WriteFile(cfg.Result, b, 0o600)
 }
 
-// redisUser is a Redis client as docs/operations.md wants it: it looks whether the gateway has hung up before it sends a command, and sends one
+// redisUser is a Redis client as docs/changes.md wants it: it looks whether the gateway has hung up before it sends a command, and sends one
 // again, by another gateway, where nothing was sent or the gateway said that nothing was done.
 type redisUser struct {
 	gateways []string

@@ -248,9 +248,9 @@ F:6: user carol is there twice`, "F", path)
 	q.want(t, "+OK\r\n", "AUTH", "carol", "x")
 }
 
-// TestDocumentedUsers: the users of docs/operations.md may do what they are meant to, and nothing else.
+// TestDocumentedUsers: the users of docs/gateway.md may do what they are meant to, and nothing else.
 func TestDocumentedUsers(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operations.md")
+	page, err := os.ReadFile("../../docs/gateway.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@
 // scraped concurrently; none of them owns what it shows.
 //
 // Names are kvd_PART_WHAT_UNIT, in seconds and bytes, _total for what only grows.
-// docs/operations.md lists them; a test in deploy compares that list with what is served.
+// docs/metrics.md lists them; a test in deploy compares that list with what is served.
 package metrics
 
 import (

@@ -303,7 +303,7 @@ func (h *harness) quietly(name string, do func() error) error {
 	return err
 }
 
-// logBurst is how many lines of one kind may come at once, as docs/operations.md says.
+// logBurst is how many lines of one kind may come at once, as docs/watching.md says.
 const logBurst = 10
 
 // logKinds counts lines by what they say, without names and numbers.
