@@ -174,7 +174,7 @@ func needWorld(t *testing.T) {
 }
 
 // operating are the pages for operators, in the order in which one reads them: a page goes on with the store of those before.
-var operating = []string{"docs/install.md", "docs/tls.md", "docs/gateway.md", "docs/memory.md", "docs/changes.md", "docs/backup.md", "docs/watching.md"}
+var operating = []string{"docs/install.md", "docs/tls.md", "docs/gateway.md", "docs/memory.md", "docs/backup.md", "docs/changes.md", "docs/watching.md"}
 
 // toured are the documents whose commands are run, each group in a world of its own.
 var toured = [][]string{{"README.md"}, {"docs/first-hour.md"}, {"examples/README.md"}, {"docs/failures.md"}, operating}
