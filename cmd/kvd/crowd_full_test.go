@@ -44,7 +44,7 @@ type besieged struct {
 	name, counted string // counted: in kvd_listener_connections
 	p             *process
 	addr          string
-	tls           *tls.Config // of the process's metrics
+	asks          *tls.Config // of the process's metrics
 	idle          gang        // but for N
 	gangs         []gang
 	// ask is a question of an honest client, which was there before the crowd; fresh makes another client, and lets it ask.
@@ -117,7 +117,7 @@ func median(d []time.Duration) time.Duration {
 // openConns is how many connections the process says that it has.
 func (b *besieged) openConns(t *testing.T) int {
 	t.Helper()
-	m := regexp.MustCompile(`(?m)^kvd_listener_connections\{listener="` + b.counted + `"\} (\d+)$`).FindStringSubmatch(metricsPage(t, b.p.kv["http"], b.tls))
+	m := regexp.MustCompile(`(?m)^kvd_listener_connections\{listener="` + b.counted + `"\} (\d+)$`).FindStringSubmatch(metricsPage(t, b.p.kv["http"], b.asks))
 	if m == nil {
 		t.Fatalf("no count of connections of %s", b.counted)
 	}
@@ -337,6 +337,7 @@ type tlsStore struct {
 	gw    *process
 	files config.TLS // of a client
 	cfg   *tls.Config
+	asks  *tls.Config // an operator's, for metrics
 }
 
 func newTLSStore(t *testing.T) *tlsStore {
@@ -354,6 +355,9 @@ func newTLSStore(t *testing.T) *tlsStore {
 		t.Fatal(err)
 	}
 	s.cfg = cfg
+	if s.asks, err = mobTLS(files.files("operator")); err != nil {
+		t.Fatal(err)
+	}
 	return s
 }
 
@@ -372,7 +376,7 @@ func clientHello(t *testing.T, cfg *tls.Config) []byte {
 }
 
 func (s *tlsStore) tls(t *testing.T) besieged {
-	b := besieged{name: "tls", counted: "redis", p: s.gw, addr: s.gw.kv["tls"], tls: s.cfg,
+	b := besieged{name: "tls", counted: "redis", p: s.gw, addr: s.gw.kv["tls"], asks: s.asks,
 		idle: gang{Files: s.files, Greet: [][]byte{[]byte("PING\r\n")}, Welcome: len("+PONG\r\n")}, bound: (fullIdle+fullHostile)*(160<<10) + 2*(64<<20)}
 	b.gangs = []gang{
 		{Name: "silence", N: 150, Holds: time.Minute, Every: time.Second},
