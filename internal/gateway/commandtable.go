@@ -123,8 +123,11 @@ func optionFlags(cmd *command, args [][]byte) []string {
 	return nil
 }
 
-// cmdCommandGetKeysAndFlags is GETKEYS with what the command does with each key.
-func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) {
+// cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does with each as well.
+func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte)         { writeKeys(w, args, false) }
+func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) { writeKeys(w, args, true) }
+
+func writeKeys(w *resp.Writer, args [][]byte, withFlags bool) {
 	cmd, args, bad := ofCommand(args)
 	if bad != "" {
 		w.Error(bad)
@@ -136,6 +139,10 @@ func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) {
 	first := true
 	for _, s := range spans {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
+			if !withFlags {
+				w.Bulk(args[i])
+				continue
+			}
 			w.Array(2)
 			w.Bulk(args[i])
 			if special != nil {

@@ -200,21 +200,5 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// cmdCommandGetKeys tells which arguments of a command are keys.
-func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte) {
-	cmd, args, bad := ofCommand(args)
-	if bad != "" {
-		w.Error(bad)
-		return
-	}
-	spans := both(cmd.keySpans(args))
-	w.Array(keysIn(spans))
-	for _, s := range spans {
-		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
-			w.Bulk(args[i])
-		}
-	}
-}
-
 // both is for loops over what keySpans returns.
 func both(a, b acl.Span) [2]acl.Span { return [2]acl.Span{a, b} }

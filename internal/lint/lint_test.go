@@ -112,6 +112,7 @@ var imports = []row{
 	{"internal/compat", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
 	{"internal/waiting", "", "it is for tests alone"},
+	{"internal/livepeak", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/verbstest", "", "it has only tests"},

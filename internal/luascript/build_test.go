@@ -3,14 +3,13 @@ package luascript
 import (
 	"errors"
 	"fmt"
-	"runtime"
-	"runtime/metrics"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/livepeak"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -99,32 +98,6 @@ var builders = map[string]string{
 	"coroutine":         `return #coroutine.wrap(function() return string.format('%q', string.rep('\0', MB)) end)()`,
 }
 
-// livePeak measures how much more than now is in use at any time from now on: it has the collector run all the time.
-func livePeak() (most func() int64) {
-	sample := func() int64 {
-		runtime.GC()
-		s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-		metrics.Read(s)
-		return int64(s[0].Value.Uint64())
-	}
-	start, end, done := sample(), make(chan struct{}), make(chan int64)
-	go func() {
-		top := start
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for {
-			top = max(top, sample())
-			select {
-			case <-tick.C:
-			case <-end:
-				done <- top - start
-				return
-			}
-		}
-	}()
-	return func() int64 { close(end); return <-done }
-}
-
 // TestBuildersTogether has many scripts at once make what is long, in every way that there is: all of them together have little more in use
 // than they may.
 func TestBuildersTogether(t *testing.T) {
@@ -140,7 +113,7 @@ func TestBuildersTogether(t *testing.T) {
 				t.Fatal(name, err)
 			}
 			var used atomic.Int64
-			most := livePeak()
+			most := livepeak.Watch(true)
 			var wg sync.WaitGroup
 			for range scripts {
 				wg.Go(func() {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"runtime/metrics"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/livepeak"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
@@ -71,31 +71,6 @@ func forger(t *testing.T, r *peerstest.Room, id string, first, reply []byte) (st
 		t.Fatal(err)
 	}
 	return streams
-}
-
-// peak measures what the heap has at most, from now on.
-func peak(t *testing.T) (most func() int64) {
-	sample := func() int64 {
-		s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-		metrics.Read(s)
-		return int64(s[0].Value.Uint64())
-	}
-	start, end, done := sample(), make(chan struct{}), make(chan int64)
-	go func() {
-		top := start
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for {
-			top = max(top, sample())
-			select {
-			case <-tick.C:
-			case <-end:
-				done <- top - start
-				return
-			}
-		}
-	}()
-	return func() int64 { close(end); return <-done }
 }
 
 // journal is a log that can be asked.
@@ -173,7 +148,7 @@ func TestForgedReplies(t *testing.T) {
 			streams := forger(t, r, "f", first, c.reply)
 			log := &journal{}
 			b := netsrv.NewBudget(limit)
-			most := peak(t)
+			most := livepeak.Watch(false)
 			p := r.New(t, peers.Options{Budget: b, Logger: slog.New(slog.NewTextHandler(log, nil))})
 			p.Want(c.ask.messages, c.ask.keys)
 			e := &ear{}
@@ -255,7 +230,7 @@ func TestQueuesAreCharged(t *testing.T) {
 		}
 	}
 	eventually(t, "all are there", func() bool { return a.Stats().Followers == 4 && a.WantsKeys() })
-	most := peak(t)
+	most := livepeak.Watch(false)
 	for range 200 {
 		a.Publish(false, []byte("ch"), make([]byte, 256<<10))
 		a.Changed(make([]byte, 128<<10))
