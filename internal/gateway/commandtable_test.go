@@ -143,7 +143,7 @@ func sortedFlags(reply string) string {
 
 // TestKeysAndFlagsLikeRedis: COMMAND GETKEYS and GETKEYSANDFLAGS answer as a redis-server.
 func TestKeysAndFlagsLikeRedis(t *testing.T) {
-	ours, theirs := dial(t, "tcp", serve(t, Options{Databases: fake()})), dial(t, "unix", startRedis(t))
+	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	for _, proto := range []string{"2", "3"} {
 		ours.do(t, "HELLO", proto)
 		theirs.do(t, "HELLO", proto)

@@ -25,7 +25,7 @@ var sayWrong = [][]string{
 // TestCountsLikeRedis: INFO counts calls, failed and rejected ones by command, and errors by their first word, as a redis-server, and CONFIG
 // RESETSTAT sets back what it does there.
 func TestCountsLikeRedis(t *testing.T) {
-	ours, theirs := dial(t, "tcp", serve(t, Options{Databases: fake()})), dial(t, "unix", startRedis(t))
+	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	usec := regexp.MustCompile(`usec=\d+,usec_per_call=[\d.]+`)
 	show := func(p *peer) string {
 		t.Helper()
@@ -90,7 +90,7 @@ func TestCountsAreBounded(t *testing.T) {
 
 // TestMemoryStatsLikeRedis: MEMORY STATS has the fields of a redis-server.
 func TestMemoryStatsLikeRedis(t *testing.T) {
-	ours, theirs := dial(t, "tcp", serve(t, Options{Databases: fake()})), dial(t, "unix", startRedis(t))
+	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	names := func(p *peer) string {
 		return strings.Join(regexp.MustCompile(`[a-z][a-z-]*\.[a-z.-]+|fragmentation\b`).FindAllString(p.do(t, "MEMORY", "STATS"), -1), "\n")
 	}

@@ -22,7 +22,7 @@ var settingValues = []string{"0", "1", "5", "100", "-1", "-5", "2147483647", "21
 // TestSettingsLikeRedis: CONFIG SET of the settings that have no effect here, or one on what is shown, answers as a redis-server, and so does
 // CONFIG GET then.
 func TestSettingsLikeRedis(t *testing.T) {
-	ours, theirs := dial(t, "tcp", serve(t, Options{Databases: fake()})), dial(t, "unix", startRedis(t))
+	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	same := func(cmd ...string) {
 		t.Helper()
 		if got, want := ours.do(t, cmd...), theirs.do(t, cmd...); got != want {
