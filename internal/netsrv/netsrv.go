@@ -37,9 +37,6 @@ const (
 	minBackoff, maxBackoff = 5 * time.Millisecond, time.Second
 )
 
-// ErrClosed: the Server has been closed.
-var ErrClosed = errors.New("server closed")
-
 // Server serves any number of listeners.
 type Server struct {
 	o    Options
@@ -74,14 +71,14 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Serve accepts from l, which it closes, until the Server is closed (nil) or
-// accepting fails for good. It may run for several listeners at once.
+// Serve accepts from l, which it closes, until the Server is closed or accepting fails for good. It returns nil when
+// the Server is closed, also when that came first. It may run for several listeners at once.
 func (s *Server) Serve(l net.Listener) error {
 	defer l.Close()
 	s.mu.Lock()
 	if s.mu.closed {
 		s.mu.Unlock()
-		return ErrClosed
+		return nil
 	}
 	s.mu.listeners[l] = struct{}{}
 	s.wg.Add(1)
