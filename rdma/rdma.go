@@ -33,6 +33,7 @@ type (
 	SendFlags    = driver.SendFlags
 	WR           = driver.WR
 	WC           = driver.WC
+	Value        = driver.Value
 	Status       = driver.Status
 	Access       = driver.Access
 	Caps         = driver.Caps
@@ -153,7 +154,11 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
 	}
 	w, _ := c.(driver.Waiter)
-	return &CQ{d: c, w: w}, nil
+	q := &CQ{d: c, w: w}
+	if !takesValues(&d.caps) {
+		q.stages = &stages{of: make(map[uint32]*stage)}
+	}
+	return q, nil
 }
 
 // Dial connects a QP of pd, completing on cq, to the listener at addr.
@@ -165,7 +170,7 @@ func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private 
 	if err != nil {
 		return nil, fmt.Errorf("%s: dial %s: %w", d.name, addr, err)
 	}
-	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
+	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline, stage: cq.stages.add(pd, q.Num())}, nil
 }
 
 // ListenOptions configure the passive side; see driver.ListenOptions.
@@ -310,10 +315,18 @@ func (m *MR) Deregister() error { return m.d.Deregister() }
 type CQ struct {
 	d driver.CQ
 	w driver.Waiter // d, or nil
+	// stages are those of the QPs whose provider takes no Values; nil: it does.
+	stages *stages
 }
 
 // Poll fills wcs and never blocks.
-func (c *CQ) Poll(wcs []WC) int { return c.d.Poll(wcs) }
+func (c *CQ) Poll(wcs []WC) int {
+	n := c.d.Poll(wcs)
+	if c.stages != nil {
+		c.stages.polled(wcs[:n])
+	}
+	return n
+}
 
 // Ready receives when Poll may find something; see driver.CQ.
 func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
@@ -370,6 +383,7 @@ type QP struct {
 	maxMsg    int
 	maxInline int
 	count     Counters
+	stage     *stage // nil: the provider takes Values
 
 	_ cpu.CacheLinePad
 }
@@ -384,15 +398,23 @@ func (q *QP) Counters() Counters { return q.count }
 func (q *QP) State() QPState { return q.d.State() }
 
 // Close flushes and disconnects; see driver.QP.
-func (q *QP) Close() error { return q.d.Close() }
+func (q *QP) Close() error { return q.unstage(q.d.Close()) }
 
 // Abort is Close for a peer whose memory has been given up. It does not wait for a confirmation that nothing
 // can land there any more.
 func (q *QP) Abort() error {
 	if a, ok := q.d.(driver.Aborter); ok {
-		return a.Abort()
+		return q.unstage(a.Abort())
 	}
-	return q.d.Close()
+	return q.Close()
+}
+
+// unstage releases what the QP, which is closed, has staged.
+func (q *QP) unstage(err error) error {
+	if q.stage == nil {
+		return err
+	}
+	return errors.Join(err, q.stage.close())
 }
 
 // AtomicsByAgent tells whether this connection's atomics are messages that the
@@ -410,7 +432,13 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 			return 0, q.badWR(&wrs[i])
 		}
 	}
-	n, err := q.d.PostSend(wrs)
+	var n int
+	var err error
+	if q.stage == nil {
+		n, err = q.d.PostSend(wrs)
+	} else {
+		n, err = q.stage.post(q.d, wrs)
+	}
 	if n > 0 {
 		q.count.Doorbells++
 		for i := range wrs[:n] {
@@ -418,9 +446,9 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 			q.count.Verbs[w.Op]++
 			switch w.Op {
 			case OpRead:
-				q.count.ReadBytes += uint64(len(w.Local))
+				q.count.ReadBytes += uint64(w.Len())
 			case OpWrite:
-				q.count.WriteBytes += uint64(len(w.Local))
+				q.count.WriteBytes += uint64(w.Len())
 			}
 		}
 	}
@@ -433,16 +461,16 @@ func (q *QP) formed(w *WR) bool {
 	n := len(w.Local)
 	switch w.Op {
 	case OpRead:
-		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0
+		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0 && (w.Value == nil || w.Value.Formed(w, q.maxMsg))
 	case OpWrite:
-		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline)
+		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline) && (w.Value == nil || w.Value.Formed(w, q.maxMsg))
 	case OpCmpAndSwp, OpFetchAdd:
-		return n == 8 && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
+		return n == 8 && w.Value == nil && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
 	}
 	return false
 }
 
 func (q *QP) badWR(w *WR) error {
 	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 aligned bytes)",
-		ErrBadWR, w.Op, len(w.Local), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
+		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
 }

@@ -30,11 +30,11 @@ import (
 type Opcode uint8
 
 const (
-	// OpRead copies len(Local) bytes from remote memory to Local. Aligned
-	// 8-byte words are read whole; the READ as a whole is not a snapshot.
+	// OpRead copies remote memory to Local, and on to Value. Up to Caps.WholeBytes, aligned 8-byte words are read
+	// whole; the READ as a whole is not a snapshot.
 	OpRead Opcode = 1 + iota
-	// OpWrite copies Local to remote memory. Bytes land in any order; aligned
-	// 8-byte words land whole.
+	// OpWrite copies Local, and Value behind it, to remote memory. Bytes land in any order, but see Caps.Sums. Up
+	// to Caps.WholeBytes, aligned 8-byte words land whole.
 	OpWrite
 	// OpCmpAndSwp compares the remote 8-byte word with Compare and, if equal,
 	// replaces it with Swap. Local (8 bytes) receives the word found before.
@@ -85,6 +85,7 @@ type WR struct {
 	RKey       uint64
 	Compare    uint64 // CMP_AND_SWP
 	Swap       uint64 // CMP_AND_SWP: new word; FETCH_ADD: addend
+	Value      *Value // the second SGE of a READ or a WRITE, or nil
 }
 
 // Status is a WC's status, named after ibv_wc_status.
@@ -161,6 +162,17 @@ type Caps struct {
 	MaxInline int // bytes
 	MaxMsg    int // bytes of one READ or WRITE
 	MaxSendWR int // WRs outstanding on one QP
+	// WholeBytes: a READ or WRITE of so many bytes, or fewer, moves aligned 8-byte words whole. A longer one, or one
+	// with a Value, may move any byte by itself.
+	WholeBytes int
+	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
+	// AnyMemory or Sums, with buffers of its own and a copy.
+	MaxSGE int
+	// AnyMemory: Value.Bytes need not be registered.
+	AnyMemory bool
+	// Sums: the provider calls Value.Start and Value.Seal, and takes the CRC while it moves the bytes. Local of
+	// a WRITE with a Value lands behind all of Value.
+	Sums bool
 	// Synchronous: PostSend has executed the WRs when it returns; PollCQ finds
 	// their WCs at once and nobody ever needs to wait.
 	Synchronous bool

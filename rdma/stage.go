@@ -1,0 +1,250 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvd-project/kvd/internal/bulk"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// Providers that take no Values, or no memory of any kind for them, or no CRC, are given registered buffers instead. A WRITE
+// is put together in one before it is posted; a READ is taken apart when its WC, or a later one, is polled. Bytes and CRC are
+// one pass.
+
+// takesValues tells whether a provider does all that package driver says of Values.
+func takesValues(c *Caps) bool { return c.MaxSGE >= 2 && c.AnyMemory && c.Sums }
+
+// stages finds the stage of a WC's QP. The lock is for QP.Close, which any goroutine may call.
+type stages struct {
+	sync.Mutex
+	of map[uint32]*stage // by number
+}
+
+// add gives a new QP its stage; nil if s is.
+func (s *stages) add(pd *PD, num uint32) *stage {
+	if s == nil {
+		return nil
+	}
+	s.Lock()
+	defer s.Unlock()
+	x := &stage{all: s, pd: pd, num: num}
+	s.of[num] = x
+	return x
+}
+
+func (s *stages) polled(wcs []WC) {
+	if len(wcs) == 0 {
+		return
+	}
+	s.Lock()
+	defer s.Unlock()
+	for i := range wcs {
+		if x := s.of[wcs[i].QPNum]; x != nil {
+			x.polledLocked(&wcs[i])
+		}
+	}
+}
+
+// stage is guarded by its stages' lock.
+type stage struct {
+	all *stages
+	pd  *PD
+	num uint32
+
+	wrs     []WR     // of the post under way
+	pending []staged // in posting order
+	sent    uint64   // WRs that have a WC if they succeed
+	seen    uint64   // WCs, all of successes
+	failed  bool     // the QP may still do anything with the buffers of pending, until it is closed
+	free    []*stageBuf
+	kept    int // bytes of free
+	closed  bool
+}
+
+// staged is a WR under way.
+type staged struct {
+	buf   *stageBuf
+	local []byte
+	value *Value // of a READ that was not delivered yet, or nil
+	ends  uint64 // it is over when so many WCs were seen
+}
+
+// stageBuf is registered memory.
+type stageBuf struct {
+	mem *Memory
+	mr  *MR
+}
+
+const (
+	// stageUnit is what buffers' sizes are multiples of, bytes.
+	stageUnit = 64 << 10
+	// stageKept bounds what a QP keeps of buffers that are not in use, bytes.
+	stageKept = 8 << 20
+)
+
+// post is PostSend.
+func (x *stage) post(q driver.QP, wrs []WR) (int, error) {
+	x.all.Lock()
+	defer x.all.Unlock()
+	x.wrs = append(x.wrs[:0], wrs...)
+	var bufs []*stageBuf // by Value of wrs
+	give := func(from int) {
+		for _, b := range bufs[from:] {
+			x.giveLocked(b)
+		}
+	}
+	for i := range x.wrs {
+		w := &x.wrs[i]
+		if w.Value == nil {
+			continue
+		}
+		b, err := x.takeLocked(w.Len())
+		if err != nil {
+			give(0)
+			return 0, fmt.Errorf("%w: %w", ErrQueueFull, err)
+		}
+		bufs = append(bufs, b)
+		local := b.mem.Bytes[:w.Len()]
+		if w.Op == OpWrite {
+			stageWrite(local, w)
+		}
+		w.Local, w.LKey, w.Value = local, b.mr.LKey(), nil
+	}
+	n, err := q.PostSend(x.wrs)
+	k := 0
+	for i := range wrs[:n] {
+		if w := &wrs[i]; w.Value != nil {
+			s := staged{buf: bufs[k], local: w.Local, ends: x.sent + 1}
+			k++
+			if w.Op == OpRead {
+				s.value = w.Value
+			}
+			x.pending = append(x.pending, s)
+		}
+		if wrs[i].Flags&Signaled != 0 {
+			x.sent++
+		}
+	}
+	give(k)
+	return n, err
+}
+
+// stageWrite puts a WRITE together.
+func stageWrite(b []byte, w *WR) {
+	v, at := w.Value, len(w.Local)
+	from := v.Acquire()
+	if v.Seal != nil {
+		crc := bulk.Copy(v.CRC, b[at:], from)
+		v.Release()
+		v.Seal(w.Local, crc)
+	} else {
+		copy(b[at:], from)
+		v.Release()
+	}
+	copy(b, w.Local)
+}
+
+// deliver takes a READ apart.
+func (s *staged) deliver() {
+	v := s.value
+	if v == nil {
+		return
+	}
+	s.value = nil
+	from := s.buf.mem.Bytes
+	from = from[copy(s.local, from):]
+	n, crc := v.Open(s.local)
+	to := v.Acquire()[:n]
+	defer v.Release()
+	if v.Start != nil {
+		v.CRC = bulk.Copy(crc, to, from[:n])
+	} else {
+		copy(to, from)
+	}
+}
+
+func (x *stage) polledLocked(wc *WC) {
+	if wc.Status != driver.Success {
+		// READs in front of the one that failed may have succeeded without a WC. What the others have got is anything.
+		x.failed = true
+		for i := range x.pending {
+			x.pending[i].deliver()
+		}
+		return
+	}
+	x.seen++
+	done := 0
+	for ; done < len(x.pending) && x.pending[done].ends <= x.seen; done++ {
+		x.pending[done].deliver()
+		if !x.failed {
+			x.giveLocked(x.pending[done].buf)
+		}
+	}
+	if !x.failed {
+		x.pending = append(x.pending[:0], x.pending[done:]...)
+	}
+}
+
+// takeLocked gives a buffer of n bytes or more.
+func (x *stage) takeLocked(n int) (*stageBuf, error) {
+	if x.closed {
+		return nil, ErrClosed
+	}
+	for i, b := range x.free {
+		if have := len(b.mem.Bytes); have >= n && have <= 2*n+stageUnit {
+			x.free = append(x.free[:i], x.free[i+1:]...)
+			x.kept -= have
+			return b, nil
+		}
+	}
+	size := int64(n+stageUnit-1) &^ (stageUnit - 1)
+	m, err := x.pd.dev.Alloc(size, AllocOptions{Name: "kvd-values"})
+	if err != nil {
+		return nil, err
+	}
+	mr, err := x.pd.RegMR(m, 0, size, AccessLocal)
+	if err != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return &stageBuf{m, mr}, nil
+}
+
+func (x *stage) giveLocked(b *stageBuf) {
+	x.free = append(x.free, b)
+	for x.kept += len(b.mem.Bytes); x.kept > stageKept; x.free = x.free[1:] {
+		x.kept -= len(x.free[0].mem.Bytes)
+		_ = x.free[0].release() // it is not used any more, whatever the device says
+	}
+}
+
+func (b *stageBuf) release() error {
+	if err := b.mr.Deregister(); err != nil {
+		return err
+	}
+	return b.mem.Free()
+}
+
+// close is called when the QP touches no buffer any more. WCs of its READs may still be polled.
+func (x *stage) close() error {
+	x.all.Lock()
+	defer x.all.Unlock()
+	if x.closed {
+		return nil
+	}
+	x.closed = true
+	if x.all.of[x.num] == x {
+		delete(x.all.of, x.num)
+	}
+	var errs []error
+	for i := range x.pending {
+		x.pending[i].deliver()
+		errs = append(errs, x.pending[i].buf.release())
+	}
+	for _, b := range x.free {
+		errs = append(errs, b.release())
+	}
+	x.pending, x.free = nil, nil
+	return errors.Join(errs...)
+}
