@@ -12,7 +12,8 @@
 // not written for a word; see words_test.go. Sentences have at most 25 words, but for
 // those of testdata/long-sentences; see sentences_test.go. Links of documents are followed; see links_test.go.
 //
-// Files and functions have lengths that a reader can hold, and the packages of the data path a share of comments; see shape_test.go.
+// Files and functions have lengths that a reader can hold, and the packages of the data path a share of comments; see
+// shape_test.go.
 //
 // The form is Tailscale's depaware and its tests of forbidden imports.
 package lint
