@@ -326,10 +326,15 @@ func checkType(t Type) error {
 // take copies a record whose value is all there, to into[:0] if that is not nil.
 func (it *Item) take(r *layout.Record, into []byte) {
 	v, flags, note := splitTail(r.Value, r.Flags)
-	if into == nil {
+	switch {
+	case isThere(into, r.Value, len(v)):
+		it.Value = into[:len(v)]
+	case into == nil:
 		into = make([]byte, 0, len(v))
+		fallthrough
+	default:
+		it.Value = append(into[:0], v...)
 	}
-	it.Value = append(into[:0], v...)
 	it.Version, it.Flags, it.Note, it.Type, it.Expires = r.Version, flags, note, Type(r.Flags.TypeOf()),
 		expires(r.Expiry)
 }

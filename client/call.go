@@ -8,6 +8,7 @@ import (
 	"io"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 
@@ -234,6 +235,7 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 		q.item.Expires = expires(r.Expiry) // of a key that is kept
 	case q.Kind != index.Get:
 	case r.Flags.TypeOf() != 0 && !q.typed:
+		isThere(q.dst, r.Value, 0)
 		q.Err = ErrWrongType
 	case q.into:
 		q.takeInto(r, parts)
@@ -261,12 +263,35 @@ func joined(dst []byte, parts [][]byte) []byte {
 	return whole
 }
 
-// takeInto copies the value into the caller's memory. The record is the lane's, and is reused when Take returns.
+// Into is engine.Filler: GetInto's memory, or what the value is to be appended to if that has room for nearly as much,
+// or a new piece of memory. A value is at most a sixteenth shorter than what is asked for.
+func (q *call) Into(n int) []byte {
+	if q.into {
+		return q.dst[:min(n, len(q.dst))]
+	}
+	if cap(q.dst) < n-n/16-layout.UnitSize {
+		q.dst = make([]byte, n)
+	}
+	return q.dst[:min(n, cap(q.dst))]
+}
+
+// isThere reports whether v is in dst already, and leaves nothing of it there if it may not be.
+func isThere(dst, v []byte, keep int) bool {
+	if len(v) == 0 || unsafe.SliceData(v) != unsafe.SliceData(dst) {
+		return false
+	}
+	clear(v[keep:])
+	return true
+}
+
+// takeInto copies the value into the caller's memory, unless it is there. The record is the lane's, and is reused when
+// Take returns.
 func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 	if q.n = 0; parts == nil {
 		v, _, _ := splitTail(r.Value, r.Flags)
-		q.n = len(v)
-		copy(q.dst, v)
+		if q.n = len(v); q.n <= len(q.dst) && !isThere(q.dst, r.Value, q.n) {
+			copy(q.dst, v)
+		}
 	} else {
 		for _, p := range parts {
 			copy(q.dst[min(q.n, len(q.dst)):], p)

@@ -22,9 +22,10 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 	return q.own, err
 }
 
-// GetInto copies the value of key to dst and returns its length. If dst is too
-// short it returns the length needed and io.ErrShortBuffer; dst's content is then
-// undefined. On the shm provider it allocates nothing.
+// GetInto reads the value of key into dst and returns its length. If dst is too short it returns the length needed and
+// io.ErrShortBuffer. dst is the Client's until GetInto returns. Then each byte of it behind the value, or after an error
+// each byte of it, is zero or what it was before. A longer value goes to dst in one pass. On the shm provider GetInto
+// allocates nothing.
 func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err

@@ -58,6 +58,10 @@ type Places interface {
 	// the Op until it is recycled.
 	Buf(o *Op, n int) []byte
 
+	// Into returns memory of the caller of a GET, for a value of at most n bytes, or nil if there is none. It is
+	// always the same memory; it may be shorter, if the value may be.
+	Into(o *Op, n int) []byte
+
 	// Alloc takes a place for a record of size code; ver and size are what its slot word
 	// must carry. size may be larger than code: a READ of the record brings more than it.
 	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool)

@@ -3,6 +3,7 @@ package index_test
 import (
 	"bytes"
 	"encoding/binary"
+	"hash/crc32"
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
@@ -17,7 +18,10 @@ import (
 func FuzzOp(f *testing.F) {
 	for kind := range byte(index.NumKinds) {
 		for shape := range byte(8) {
-			f.Add(kind, kind%4, 1+kind%3, []byte{shape, shape + 1, 3, 200, shape, 0, 5, 4, 5, 6, 7, shape, 1, 2, 3})
+			for _, apart := range []byte{0, 12} {
+				f.Add(kind, kind%4, 1+kind%3+apart,
+					[]byte{shape, shape + 1, 3, 200, shape, 0, 5, 4, 5, 6, 7, shape, 1, 2, 3})
+			}
 		}
 	}
 	// A group whose first slot names a manifest without chunks.
@@ -39,7 +43,7 @@ func FuzzOp(f *testing.F) {
 			w.child = nil
 		}
 		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4),
-			Key: []byte("key"), Value: []byte("value"),
+			Key: []byte("key"), Value: []byte("value"), Apart: uint16(replicas / 12 % 2),
 			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500},
 			Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
 			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
@@ -160,6 +164,16 @@ func (h *hostile) word() layout.Word {
 }
 
 func (h *hostile) answer(a *index.Access) {
+	if v := a.Value; v != nil && a.Verb == index.Read {
+		whole := index.Access{Verb: index.Read, Buf: make([]byte, a.Len())}
+		h.answer(&whole)
+		a.Failed = whole.Failed
+		copy(v.Bytes, whole.Buf[copy(a.Buf, whole.Buf):])
+		if v.N, v.CRC = v.Start(a.Buf); v.N >= 0 {
+			v.CRC = crc32.Update(v.CRC, castagnoli, v.Bytes[:v.N])
+		}
+		return
+	}
 	if h.done() {
 		if a.Verb == index.Read {
 			clear(a.Buf)

@@ -9,7 +9,9 @@ func (o *Op) getCached(h Hint) Action {
 	o.take(h)
 	way := o.hinted()
 	o.begin()
-	o.Accesses = way.Look(o.Accesses, o.word(0), o.recBuf(0, h.Word.ReadLen()))
+	rec, v := o.readRecord(h.Word)
+	o.Accesses = way.Look(o.Accesses, o.word(0), rec)
+	o.Accesses[len(o.Accesses)-1].Value = v
 	if o.Route.PG.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
 	}
@@ -24,8 +26,19 @@ func (o *Op) gotCached() Action {
 	}
 	way := o.hinted()
 	var r layout.Record
-	if way.Seen(o.word(0), o.rec, o.Key, &r) {
-		return o.present(o.slot, w, r)
+	switch {
+	case !o.isApartRead():
+		if way.Seen(o.word(0), o.rec, o.Key, &r) {
+			return o.present(o.slot, w, r)
+		}
+	case w == o.x && w.Readable():
+		if o.gotApart(&r) {
+			return o.present(o.slot, w, r)
+		}
+		// Too long, of another kind, of another key, or damaged: seen whole it tells.
+		if o.inOne = true; o.apart.N < 0 {
+			return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
+		}
 	}
 	if w == o.x && w.Readable() {
 		// Another key with this hash, or bytes that a lookup will judge.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -164,6 +165,9 @@ func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessW
 }
 
 func (c *client) Buf(_ *index.Op, n int) []byte { return make([]byte, n, (n+7)&^7) }
+
+// Into has memory for every GET.
+func (c *client) Into(_ *index.Op, n int) []byte { return make([]byte, n) }
 
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	n := layout.UnitsOf(code)
@@ -332,6 +336,8 @@ func (c *client) start(words []string) error {
 			o.Expiry = n
 		case "whole":
 			o.Whole = uint32(n)
+		case "apart":
+			o.Apart = uint16(n)
 		case "from":
 			o.Scan.From = uint16(n)
 		case "bytes":
@@ -558,16 +564,26 @@ func (w *world) perform(a *index.Access) string {
 	switch a.Verb {
 	case index.Read:
 		copy(a.Buf, mem[a.Off:][:len(a.Buf)])
+		if v := a.Value; v != nil {
+			if v.N, v.CRC = v.Start(a.Buf); v.N >= 0 {
+				copy(v.Bytes[:v.N], mem[a.Off:][len(a.Buf):])
+				v.CRC = crc32.Update(v.CRC, castagnoli, v.Bytes[:v.N])
+			}
+		}
 		if w.quiet {
 			return ""
 		}
 		return fmt.Sprintf("%s  %s", where, w.show(a))
 	case index.Write:
+		if v := a.Value; v != nil {
+			copy(mem[a.Off:][len(a.Buf):], v.Bytes)
+			layout.SealHead(a.Buf, crc32.Update(v.CRC, castagnoli, v.Bytes))
+		}
 		copy(mem[a.Off:], a.Buf)
 		if w.quiet {
 			return ""
 		}
-		return fmt.Sprintf("%s  %s", where, showRecord(a.Buf))
+		return fmt.Sprintf("%s  %s", where, showRecord(mem[a.Off:][:a.Len()]))
 	default:
 		p := mem[a.Off:]
 		a.Found = binary.LittleEndian.Uint64(p)
@@ -593,6 +609,8 @@ func (w *world) describe(a *index.Access) string {
 	return s
 }
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 func home() uint64  { return shardOff + homeGroup*layout.GroupSize }
 func stash() uint64 { return shardOff + layout.StashGroup*layout.GroupSize }
 
@@ -600,7 +618,7 @@ func stash() uint64 { return shardOff + layout.StashGroup*layout.GroupSize }
 func (w *world) checkBounds(a *index.Access) {
 	n := uint64(8)
 	if a.Verb != index.CAS {
-		n = uint64(len(a.Buf))
+		n = uint64(a.Len())
 	}
 	lo, hi := uint64(0), uint64(indexBytes)
 	if a.Space == index.Heap {
@@ -692,7 +710,11 @@ func showSlot(x layout.Word) string {
 func (w *world) show(a *index.Access) string {
 	switch {
 	case a.Space == index.Heap:
-		return showRecord(a.Buf)
+		b := a.Buf
+		if v := a.Value; v != nil {
+			b = append(bytes.Clone(b), v.Bytes[:max(v.N, 0)]...)
+		}
+		return showRecord(b)
 	case len(a.Buf) == layout.GroupSize:
 		return showGroup(a.Buf)
 	case len(a.Buf) == 8:

@@ -61,7 +61,7 @@ func more(a []Access, n int) []Access { return slices.Grow(a, n)[:len(a)+n] }
 func (x *Access) set(v Verb, s Space, replica uint8, off uint64, buf []byte, expect, word uint64) {
 	x.Verb, x.Space, x.Replica, x.Off, x.Buf = v, s, replica, off, buf
 	x.NoWait, x.Failed, x.Refused = false, false, false
-	x.Expect, x.New, x.Found = expect, word, 0
+	x.Expect, x.New, x.Found, x.Value = expect, word, 0, nil
 }
 
 // Seen judges what Look has brought: the record answers for key if the slot still held X and the

@@ -41,7 +41,7 @@ func (o *Op) gotGroup() Action {
 	}
 	if len(o.cand) > 0 {
 		o.begin()
-		o.readCandidates(o.Route.PG.Reader())
+		o.lookAtCandidates()
 		if len(o.cand) == 1 && o.Kind == Get {
 			o.noteAccess(o.cand[0], o.noteDue())
 		}
@@ -81,6 +81,18 @@ func (o *Op) wordOf(slot uint8, home int) layout.Word {
 	return layout.Group(o.groups[home]).Slot(int(slot))
 }
 
+// lookAtCandidates adds the READs of the candidates' records at the reader, of a single one with its value apart.
+func (o *Op) lookAtCandidates() {
+	p := o.Route.PG.Reader()
+	if len(o.cand) > 1 {
+		o.readCandidates(p)
+		return
+	}
+	w := o.wordOf(o.cand[0], 0)
+	rec, v := o.readRecord(w)
+	o.add(Access{Verb: Read, Space: Heap, Replica: p, Off: w.Off(), Buf: rec, Value: v})
+}
+
 func (o *Op) readCandidates(replica uint8) {
 	for i, s := range o.cand {
 		w := o.wordOf(s, 0)
@@ -107,6 +119,15 @@ func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad i
 
 func (o *Op) gotRecords() Action {
 	at := o.step
+	if o.isApartRead() {
+		if r := (layout.Record{}); o.gotApart(&r) {
+			return o.present(o.cand[0], o.wordOf(o.cand[0], 0), r)
+		}
+		o.inOne = true // seen whole it tells
+		o.begin()
+		o.lookAtCandidates()
+		return o.post(at)
+	}
 	slot, w, r, ok, bad := o.match()
 	switch {
 	case ok:
@@ -186,7 +207,7 @@ func (o *Op) gotStash() Action {
 		return o.notStashed()
 	}
 	o.begin()
-	o.readCandidates(o.Route.PG.Reader())
+	o.lookAtCandidates()
 	return o.post(stepReadStashRecords)
 }
 

@@ -12,6 +12,9 @@ func (o *Op) begin() {
 		o.Accesses = make([]Access, 0, 6)
 	}
 	o.Accesses = o.Accesses[:0]
+	if o.far != nil {
+		o.apartRead = false
+	}
 }
 
 func (o *Op) add(a Access) *Access {

@@ -28,6 +28,9 @@ type Op struct {
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
 	// layout.MaxRecordSize.
 	Whole uint32
+	// Apart is the length of records, in bytes, from which their values go straight to and from the caller's memory.
+	// 0: the default, 8 KiB.
+	Apart uint16
 	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as
 	// often in each further attempt. 0: the default, about two milliseconds; negative: never.
 	Patience int8
@@ -97,7 +100,10 @@ type Op struct {
 type far struct {
 	used bool
 
-	parts [][]byte // of a long value that was read
+	parts                 [][]byte // of a long value that was read
+	apart                 Value    // of the record that is read or written
+	apartRead, apartWrite bool
+	inOne                 bool // no record is read with its value apart any more
 	// LockOwner is the session that holds the lock that AskFenced is about.
 	LockOwner   uint32
 	OwnerFenced bool // the caller's answer

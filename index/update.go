@@ -15,7 +15,7 @@ func (o *Op) prepare(least uint64) Action {
 	}
 	o.version = o.env.Version(least)
 	if o.prepared {
-		layout.SetVersion(o.own, o.version)
+		o.setVersion()
 		o.written = 0
 		return 0
 	}
@@ -41,13 +41,9 @@ func (o *Op) prepare(least uint64) Action {
 		o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)
 		o.havePlace = true
 	}
-	if cap(o.own) < n {
-		o.own = o.env.Buf(o, n)
-	}
-	o.own = o.own[:n]
 	o.flags = flags
-	layout.EncodeRecord(o.own, layout.RecordHeader{Version: o.version, Flags: flags,
-		Expiry: o.Expiry, Writer: o.env.Session()}, o.Key, value)
+	o.encode(layout.RecordHeader{Version: o.version, Flags: flags, Expiry: o.Expiry, Writer: o.env.Session()}, value,
+		flags&layout.FlagManifest == 0 && o.isApart(n))
 	o.prepared, o.written = true, 0
 	return 0
 }
@@ -71,7 +67,7 @@ const maxBehind = 16 << 10
 // short one with the word; a long one goes to all at once, so that its bytes travel side by side, and so does a
 // manifest: who syncs its word copies the chunks, too, where it is not there.
 func (o *Op) withDecision() uint8 {
-	if len(o.own) > maxBehind || o.flags&layout.FlagManifest != 0 {
+	if o.ownLen() > maxBehind || o.flags&layout.FlagManifest != 0 {
 		return o.Route.PG.Replicas
 	}
 	return 1
@@ -81,7 +77,12 @@ func (o *Op) withDecision() uint8 {
 func (o *Op) addRecord(to uint8) {
 	if o.written < to {
 		way := o.hinted()
-		o.Accesses = way.Write(o.Accesses, o.own, o.written, to)
+		n := len(o.Accesses)
+		if o.Accesses = way.Write(o.Accesses, o.own, o.written, to); o.isApartWrite() {
+			for i := range o.Accesses[n:] {
+				o.Accesses[n+i].Value = &o.apart
+			}
+		}
 	}
 }
 

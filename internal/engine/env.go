@@ -134,6 +134,7 @@ func (t *Task) Buf(o *index.Op, n int) []byte {
 		return make([]byte, n)
 	}
 	t.big = append(t.big, g)
+	t.lane.Stats.Buffered += uint64(n)
 	return g.b[:n]
 }
 

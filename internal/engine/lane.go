@@ -87,6 +87,7 @@ type LaneStats struct {
 	MemoryWaits uint64        // operations that had to wait for memory
 	Notes       uint64        // access words written
 	Mended      uint64        // damaged copies of records written anew
+	Buffered    uint64        // bytes of large buffers that operations took: for values that did not go in one pass
 	Closed      rdma.Counters // of queue pairs that are gone
 }
 

@@ -93,6 +93,9 @@ func (l *Lane) post(t *Task) bool {
 		}
 		c.request(wr, l.keysOf(c, pg, a.Replica), pg.IndexBytes, a, cell)
 		wr.LKey = t.lkey(wr.Local, c.dev)
+		if a.Value != nil {
+			wr.Value = t.nextValue(a.Value)
+		}
 		c.seq++
 		t.seqs[a.Replica] = c.seq
 	}
@@ -390,9 +393,10 @@ func (c *conn) proven(seq uint64) {
 // roundOver hands the results of t's round to its Op. A round whose lease ran out meanwhile has no results: what it
 // read may be of memory that is another session's by now.
 func (l *Lane) roundOver(t *Task) {
-	cells := 0
+	cells, ok := 0, true
 	for i := range t.Op.Accesses {
 		a := &t.Op.Accesses[i]
+		ok = ok && (!a.Failed || a.NoWait)
 		if a.Verb == index.CAS && !a.NoWait {
 			a.Found = binary.LittleEndian.Uint64(t.buf[8*cells:])
 			cells++
@@ -401,6 +405,7 @@ func (l *Lane) roundOver(t *Task) {
 			}
 		}
 	}
+	t.valuesOver(ok)
 	t.state = taskReady
 	if t.pg != nil && t.leased && !l.valid() {
 		l.finish(t, ErrLease)

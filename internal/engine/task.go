@@ -59,6 +59,8 @@ type Task struct {
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
 	// anything; see LimitError. Writes are not counted.
 	Limit int
+	// Filler, if not nil, has memory of a GET's caller.
+	Filler Filler
 
 	lane     *Lane
 	flight   *flight    // not nil: it performs these GETs, and Op is unused
@@ -87,6 +89,9 @@ type Task struct {
 	missed   int64  // when memory was (Options.Nanos)
 	astray   astray
 	activeAt int
+	values   []*value // those of the round under way first
+	valueN   int      // of these
+	given    []byte   // the caller's memory that READs may have changed, from its start on
 }
 
 // Waiting is what the task waits for: 0 while it is ready, posted or done.
@@ -174,17 +179,22 @@ func (l *Lane) Recycle(t *Task) {
 	t.gen++
 	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved,
 		t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
-	t.astray, t.flight, t.learnt = astray{}, nil, index.Hint{}
+	t.astray, t.flight, t.learnt, t.Filler = astray{}, nil, index.Hint{}, nil
 	l.idle = append(l.idle, t)
 }
 
 // Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
-// Done is called then.
+// Done is called then. From its return on nothing touches memory of the caller: what it gave for a GET is cleared, and
+// WRITEs under way go on with copies.
 func (l *Lane) Orphan(t *Task, err error) {
 	if t.state == taskDone {
 		return
 	}
 	t.orphan = err
+	if t.state == taskPosted {
+		t.detach()
+		t.settleGiven()
+	}
 	if t.state == taskWaiting || t.state == taskReady {
 		l.fail(t, err)
 	}
@@ -391,6 +401,7 @@ func (l *Lane) park(t *Task, a index.Action, after int64) {
 // in the reclaim accounts until Recycle's caller has its answer.
 func (l *Lane) end(t *Task, _ index.Action) {
 	l.postNoWait(t)
+	t.settleGiven()
 	t.state = taskDone
 	k := t.Op.Kind
 	l.Stats.Ops[k]++

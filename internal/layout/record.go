@@ -95,18 +95,30 @@ func RecordLen(keyLen, valueLen int) int { return RecordHeaderSize + keyLen + va
 func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 	n := RecordLen(len(key), len(value))
 	_ = b[n-1]
+	EncodeHead(b, h, key, len(value))
+	copy(b[32+len(key):], value)
+	SealHead(b, recordCRC(b[:n]))
+	return n
+}
+
+// EncodeHead writes a record's header, without its CRC, and its key to b, which must hold RecordLen(len(key), 0) bytes.
+// The value, of valueLen bytes, is written behind it by somebody else. See [HeadCRC].
+func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 	binary.LittleEndian.PutUint64(b[0:], h.Version)
 	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
 	b[10] = byte(h.Flags)
 	b[11] = FormatVersion
-	binary.LittleEndian.PutUint32(b[12:], uint32(len(value)))
+	binary.LittleEndian.PutUint32(b[12:], uint32(valueLen))
 	binary.LittleEndian.PutUint64(b[16:], h.Expiry)
 	binary.LittleEndian.PutUint32(b[28:], h.Writer)
 	copy(b[32:], key)
-	copy(b[32+len(key):], value)
-	binary.LittleEndian.PutUint32(b[24:], recordCRC(b[:n]))
-	return n
 }
+
+// HeadCRC is what the CRC of a record's value goes on from: head is its header and its key.
+func HeadCRC(head []byte) uint32 { return recordCRC(head) }
+
+// SealHead completes a header with the CRC of the whole record.
+func SealHead(head []byte, crc uint32) { binary.LittleEndian.PutUint32(head[24:], crc) }
 
 // VersionStep is the distance of two versions of one writer. Versions are a hybrid logical clock: a multiple of this
 // that follows the wall clock, above 16 bits that tell writers apart.
@@ -116,9 +128,12 @@ const VersionStep = 1 << 16
 // of versions that are that far apart.
 func VersionAt(unixNanos uint64) uint64 { return unixNanos >> 14 * VersionStep }
 
+// SetHeadVersion changes an encoded header's version in place. Its CRC is to be taken anew.
+func SetHeadVersion(head []byte, version uint64) { binary.LittleEndian.PutUint64(head, version) }
+
 // SetVersion changes an encoded record's version and CRC in place.
 func SetVersion(b []byte, version uint64) {
-	binary.LittleEndian.PutUint64(b, version)
+	SetHeadVersion(b, version)
 	binary.LittleEndian.PutUint32(b[24:], recordCRC(b))
 }
 
@@ -161,6 +176,33 @@ func (r *Record) Parse(b []byte) error {
 	if got, want := recordCRC(b[:n]), binary.LittleEndian.Uint32(b[24:]); got != want {
 		return corrupt("record", 24, "CRC-32C", uint64(got), uint64(want), b)
 	}
+	k := RecordHeaderSize + int(r.KeyLen)
+	r.Key = b[RecordHeaderSize:k:k]
+	r.Value = b[k:n:n]
+	return r.parseHead(b)
+}
+
+// ParseApart is [Record.Parse] for a record of which value is apart from head, its header and its key. crc is the
+// CRC of value that goes on from [HeadCRC] of head.
+func (r *Record) ParseApart(head, value []byte, crc uint32) error {
+	if len(head) < RecordHeaderSize {
+		return corrupt("record", 0, "length", uint64(len(head)), RecordHeaderSize, head)
+	}
+	r.KeyLen = binary.LittleEndian.Uint16(head[8:])
+	r.ValueLen = binary.LittleEndian.Uint32(head[12:])
+	if k := RecordHeaderSize + int(r.KeyLen); k != len(head) || uint64(r.ValueLen) != uint64(len(value)) {
+		return corrupt("record", 8, "key and value of other lengths", uint64(k)+uint64(r.ValueLen),
+			uint64(len(head)+len(value)), head)
+	}
+	if want := binary.LittleEndian.Uint32(head[24:]); crc != want {
+		return corrupt("record", 24, "CRC-32C", uint64(crc), uint64(want), head)
+	}
+	r.Key, r.Value = head[RecordHeaderSize:len(head):len(head)], value
+	return r.parseHead(head)
+}
+
+// parseHead checks and parses the rest of the header at the start of b.
+func (r *Record) parseHead(b []byte) error {
 	r.Version = binary.LittleEndian.Uint64(b)
 	r.Flags = RecordFlags(b[10])
 	r.Expiry = binary.LittleEndian.Uint64(b[16:])
@@ -177,9 +219,6 @@ func (r *Record) Parse(b []byte) error {
 	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):
 		return corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
 	}
-	k := RecordHeaderSize + int(r.KeyLen)
-	r.Key = b[RecordHeaderSize:k:k]
-	r.Value = b[k:n:n]
 	return nil
 }
 

@@ -1,0 +1,135 @@
+package index
+
+import (
+	"bytes"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// A long value does not pass through the Op's buffers: it lies apart from its record's header and key. A GET's lands in
+// memory of the caller, a PUT's leaves from there, and its CRC is taken on the way. What has come counts only when slot,
+// header, key and CRC have been judged, like that of any record. Until then, and if it does not count, it means nothing,
+// and the Op's driver clears it before the caller may look (engine.Task).
+
+// apartFrom is the length of the records, in bytes, from which values are apart. What is shorter fits the buffers that
+// each operation has at hand, where copying it costs less than a second piece of memory.
+const apartFrom = 8 << 10
+
+// apartHead is the most that a header with its key takes if the value is apart, bytes.
+const apartHead = 2 << 10
+
+// Value is what an access reads or writes behind Buf.
+type Value struct {
+	// Bytes is the caller's memory: where a READ puts the value, or where a WRITE takes it from.
+	Bytes []byte
+	// Slack is how many bytes behind Bytes a READ covers as well. They are thrown away.
+	Slack int
+	// CRC is, of a WRITE, what the CRC of Bytes goes on from; layout.SealHead completes the header in Buf. Of a READ it
+	// is a result: the CRC of Bytes[:N], from what Start says on.
+	CRC uint32
+	N   int // result of a READ: how many of Bytes are the value; -1: Start refused it
+}
+
+// Start looks at the header and key that a READ has brought, before the value comes. It says how many bytes of value
+// there are, and what their CRC goes on from; n is -1 if none may be put into Bytes. Any goroutine may call it while the
+// access is under way.
+func (v *Value) Start(head []byte) (n int, crc uint32) {
+	h := layout.HeadOf(head)
+	const refused = layout.FlagManifest | layout.FlagChunk | layout.FlagIntent
+	if layout.RecordLen(int(h.KeyLen), 0) != len(head) || h.Flags&refused != 0 || uint64(h.ValueLen) > uint64(
+		len(v.Bytes)) {
+		return -1, 0
+	}
+	return int(h.ValueLen), layout.HeadCRC(head)
+}
+
+// from is the length of the records whose values are apart.
+func (o *Op) from() int {
+	if o.Apart != 0 {
+		return int(o.Apart)
+	}
+	return apartFrom
+}
+
+// readRecord is where the READ of w's record is to put it. v is nil if that is rec alone.
+func (o *Op) readRecord(w layout.Word) (rec []byte, v *Value) {
+	n := w.ReadLen()
+	if n >= o.from() && o.Kind == Get && o.Cond == Always {
+		if v = o.into(n); v != nil {
+			return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), v
+		}
+	}
+	return o.recBuf(0, n), nil
+}
+
+// into is where the READ of a record of n bytes is to put the value if that is apart, else nil.
+func (o *Op) into(n int) *Value {
+	n -= layout.RecordLen(len(o.Key), 0)
+	if f := o.need(); n <= 0 || len(o.Key) > apartHead || f.inOne {
+		return nil
+	}
+	b := o.env.Into(o, n)
+	if len(b) == 0 {
+		return nil
+	}
+	b = b[:min(n, len(b))]
+	o.apart = Value{Bytes: b, Slack: n - len(b)}
+	o.apartRead = true
+	return &o.apart
+}
+
+// gotApart judges the record that was read with its value apart, but for its slot.
+func (o *Op) gotApart(r *layout.Record) bool {
+	v := &o.apart
+	return v.N >= 0 && r.ParseApart(o.rec, v.Bytes[:v.N], v.CRC) == nil && bytes.Equal(r.Key, o.Key)
+}
+
+// isApartRead reports whether the round under way reads a record with its value apart.
+func (o *Op) isApartRead() bool { return o.far != nil && o.apartRead }
+
+// isApartWrite reports whether own is the header and key alone of the record that is written.
+func (o *Op) isApartWrite() bool { return o.far != nil && o.apartWrite }
+
+// isApart reports whether the Op's value leaves from the caller's memory in a record of n bytes.
+func (o *Op) isApart(n int) bool {
+	return n >= o.from() && (o.Kind == Put || o.Kind == Modify) && len(o.Key) <= apartHead && len(o.Value) > 0
+}
+
+// ownLen is the length of the record that is written, bytes.
+func (o *Op) ownLen() int {
+	if o.isApartWrite() {
+		return len(o.own) + len(o.apart.Bytes)
+	}
+	return len(o.own)
+}
+
+// encode puts the record that is written, or what it has besides its value, into own.
+func (o *Op) encode(h layout.RecordHeader, value []byte, apart bool) {
+	if o.far != nil {
+		o.apartWrite = false
+	}
+	n := layout.RecordLen(len(o.Key), len(value))
+	if apart {
+		n = layout.RecordLen(len(o.Key), 0)
+	}
+	if cap(o.own) < n {
+		o.own = o.env.Buf(o, n)
+	}
+	if o.own = o.own[:n]; !apart {
+		layout.EncodeRecord(o.own, h, o.Key, value)
+		return
+	}
+	layout.EncodeHead(o.own, h, o.Key, len(value))
+	o.need().apart = Value{Bytes: value, CRC: layout.HeadCRC(o.own)}
+	o.apartWrite = true
+}
+
+// setVersion changes the version of the record in own.
+func (o *Op) setVersion() {
+	if !o.isApartWrite() {
+		layout.SetVersion(o.own, o.version)
+		return
+	}
+	layout.SetHeadVersion(o.own, o.version)
+	o.apart.CRC = layout.HeadCRC(o.own)
+}
