@@ -294,10 +294,12 @@ func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 		}
 	} else {
 		for _, p := range parts {
-			copy(q.dst[min(q.n, len(q.dst)):], p)
 			q.n += len(p)
 		}
 		q.n = max(0, q.n-r.Flags.TailLen())
+		for at := 0; at < q.n && q.n <= len(q.dst); parts = parts[1:] {
+			at += copy(q.dst[at:q.n], parts[0])
+		}
 	}
 	if q.n > len(q.dst) {
 		q.Err = io.ErrShortBuffer

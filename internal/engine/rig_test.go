@@ -30,6 +30,7 @@ const (
 // which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
 	looks  int // at a clock
+	closed bool
 	t      *testing.T
 	fab    *sim.Fabric
 	wire   *wire
@@ -124,6 +125,7 @@ func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 	r.dev = rdma.NewDevice("sim", r.wire)
 	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
 		Devices: []*rdma.Device{r.dev},
+		Hash:    func(key []byte) uint64 { return rigHash(string(key)) },
 		Control: r, SlabTasks: 8, Nanos: func() int64 {
 			r.looks++
 			return r.now
@@ -174,6 +176,9 @@ func (n *rigNode) register(m *rdma.Memory) {
 }
 
 func (r *rig) close() {
+	if r.closed {
+		return
+	}
 	for _, n := range r.nodes {
 		if qp, _, _ := r.l.Detach(n.id); qp != nil {
 			_ = qp.Close()

@@ -76,7 +76,8 @@ type running struct {
 	part  int         // of txn's, -1: the decision
 	grant *statusWord // that is read since it was granted
 	look  *looking
-	work  int // of janitors: which of the plan
+	lent  *lent // of a GET whose value goes there
+	work  int   // of janitors: which of the plan
 	step  Step
 	over  bool   // the Op is done
 	err   error  // its error

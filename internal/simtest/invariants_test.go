@@ -99,7 +99,7 @@ func (w *World) before(c *cl, ev sim.Event) {
 		}
 		return
 	}
-	data := w.fab.Payload(ev)
+	data := w.payload(c, ev, off)
 	lo := uint32(off / layout.UnitSize)
 	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
 	for _, s := range r.slots {

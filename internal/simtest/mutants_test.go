@@ -229,6 +229,12 @@ var mutants = []mutant{
 		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
 	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node_test.go",
 		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
+	{"apart-not-cleared", "what READs have left in a caller's memory is cleared before the answer",
+		[]edit{{"internal/engine/value.go", "clear(t.given[n:])", "_ = n"}}},
+	{"apart-not-detached", "nothing is written to a caller's memory after the answer",
+		[]edit{{"internal/engine/task.go", "		t.detach()\n		t.settleGiven()\n", "t.settleGiven()\n"}}},
+	{"apart-no-slot-check", "a value in a caller's memory counts if the slot holds the word", []edit{{op,
+		"	case w == o.x && w.Readable():\n		if o.gotApart(&r) {", "case true:\nif o.gotApart(&r) {"}}},
 	{"no-lease", "nothing is answered without a lease",
 		[]edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }

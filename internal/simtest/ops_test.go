@@ -113,6 +113,7 @@ func (c *cl) next() *running {
 	c.values++
 	e.Value = fmt.Sprintf("%d.%d", c.i, c.values)
 	o.Whole = c.whole()
+	c.lend(r)
 	switch s.Verb {
 	case Get:
 		o.Kind = index.Get
@@ -261,6 +262,15 @@ func (c *cl) answer(r *running) {
 	default:
 		w.fail(fmt.Errorf("%v: %w", e, err))
 	}
+	if r.lent != nil {
+		got := ""
+		if err == nil && r.lent.holds(op.Record.Value) {
+			got = e.Got
+		}
+		if err := r.lent.returned(e.String(), got); err != nil {
+			w.fail(err)
+		}
+	}
 	e.Return = w.tick()
 	w.record(e)
 	c.tell(uint64(e.Out), xxh3.HashString(e.Got))
@@ -293,6 +303,11 @@ func (c *cl) abandon(r *running, err error) {
 		return
 	case r.e == nil:
 		return // the page is read again
+	}
+	if r.lent != nil {
+		if err := r.lent.returned(r.e.String(), ""); err != nil {
+			c.w.fail(err)
+		}
 	}
 	r.e.Out = NotDone
 	if errors.Is(errAbandoned(r, posted), index.ErrUnknown) {

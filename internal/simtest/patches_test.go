@@ -82,6 +82,14 @@ var patches = []mutant{
 var byTest = []tested{
 	{"lease-not-checked-after-completion", "internal/engine", "TestLeaseEndsUnderWay",
 		[]edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
+	{"apart-verdict-before-lease", "internal/engine", "TestNeverSomebodyElsesBytes",
+		[]edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if t.pg != nil && t.leased && " +
+			"t.given == nil && !l.valid() {"}}},
+	{"apart-crc-of-the-header", "internal/engine", "TestNeverSomebodyElsesBytes",
+		[]edit{{"index/apart.go", "v.Bytes[:v.N], v.CRC) == nil", "v.Bytes[:v.N], uint32(wordAt(o.rec[24:]))) == nil"}}},
+	{"apart-crc-once", "internal/engine", "TestPutFromCaller",
+		[]edit{{"internal/engine/value.go", "x.Seal = layout.SealHead", "x.Seal = func(head []byte, crc uint32) {\n" +
+			"if [4]byte(head[24:28]) == [4]byte{} {\nlayout.SealHead(head, crc)\n}\n}"}}},
 	{"lease-not-checked-after-post", "internal/engine", "TestLeaseEndsWithinPost",
 		[]edit{{"internal/engine/hinted.go", "valid := !ch.lease && !ch.notes || l.valid()", "valid := true"}}},
 	{"late-reply-shortens-lease", "internal/engine", "TestLateReply",
@@ -136,11 +144,11 @@ var byTest = []tested{
 	{"decided-out-of-reach", "internal/engine", "TestNothingDecidedAlone",
 		[]edit{{"internal/engine/post.go", "t.Op.Decides() && !l.reaches(pg)", "false"}}},
 	{"long-record-behind-the-decision", "internal/engine", "TestDoorbellsOfCopies",
-		[]edit{{"index/update.go", "len(o.own) > maxBehind || ", ""}}},
+		[]edit{{"index/update.go", "o.ownLen() > maxBehind || ", ""}}},
 	{"manifest-behind-the-decision", "index", "TestTraces",
 		[]edit{{"index/update.go", " || o.flags&layout.FlagManifest != 0 {", " {"}}},
 	{"short-record-with-the-decision", "internal/engine", "TestDoorbellsOfCopies",
-		[]edit{{"index/update.go", "len(o.own) > maxBehind ||", "len(o.own) > 0 ||"}}},
+		[]edit{{"index/update.go", "o.ownLen() > maxBehind ||", "len(o.own) > 0 ||"}}},
 	{"hinted-decided-behind-a-failure", "internal/engine", "TestHintedCopiesBehindAFailure",
 		[]edit{{"internal/engine/hinted.go", "d < ch.most && whole; d++ {", "d < ch.most; d++ {"}}},
 	{"hinted-published-without-lease", "internal/engine", "TestHintedCopiesInterrupted",

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -137,6 +138,8 @@ type Config struct {
 	Patient bool
 	// Long says which of each client's values go to chunks, however short they are: the n-th if bit n%8 is set.
 	Long uint8
+	// Apart says which of each client's values go straight from and to their caller's memory, likewise.
+	Apart uint8
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
@@ -308,6 +311,7 @@ type World struct {
 	effects int // changes of words, and of what else may end a wait
 	hist    []Event
 	scans   []scanned
+	lent    []*lent
 	histSum uint64
 	Trace   []string
 	tracing bool
@@ -834,7 +838,7 @@ func (w *World) Finish() error {
 	if w.err != nil {
 		return w.err
 	}
-	if err := w.checkScans(); err != nil {
+	if err := errors.Join(w.checkScans(), w.checkLent()); err != nil {
 		return err
 	}
 	return CheckHistory(w.hist)

@@ -1,0 +1,127 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
+)
+
+// valueOf is n bytes of which each tells whose they are.
+func valueOf(key byte, n int) []byte { return bytes.Repeat([]byte{key}, n) }
+
+// Values of all lengths come whole into memory of all lengths. Behind a value, and after an error, that holds zeroes or
+// what was there.
+func TestValuesInto(t *testing.T) {
+	each(t, func(t *testing.T, p string) {
+		_, c := open(t, p, devstore.Options{CapacityBytes: 128 << 20}, client.Options{})
+		ctx := t.Context()
+		for _, n := range []int{1, 8000, 8191, 8192, 16 << 10, 100_000, 1 << 20, 3 << 20, 5 << 20} {
+			for _, flags := range []uint32{0, 7} {
+				key := fmt.Appendf(nil, "%d", n)
+				want := valueOf('v', n)
+				if _, err := c.Put(ctx, key, want, client.PutOptions{Flags: flags}); err != nil {
+					t.Fatal(err)
+				}
+				for _, more := range []int{0, -1, 4, 64, n} {
+					dst := valueOf(0xc5, max(0, n+more)+64)
+					mem := dst[: len(dst)-64 : len(dst)-64]
+					got, err := c.GetInto(ctx, key, mem)
+					if got != n || (more < 0) != errors.Is(err, io.ErrShortBuffer) || more >= 0 && err != nil {
+						t.Fatalf("%d bytes into %d: %d, %v", n, len(mem), got, err)
+					}
+					if err != nil {
+						got = 0
+					}
+					if !bytes.Equal(mem[:got], want[:got]) {
+						t.Fatalf("%d bytes into %d: other bytes", n, len(mem))
+					}
+					for i, b := range dst[got:] {
+						if b != 0xc5 && (b != 0 || got+i >= len(mem)) {
+							t.Fatalf("%d bytes into %d: byte %d is %#x", n, len(mem), got+i, b)
+						}
+					}
+				}
+				it, err := c.Get(ctx, key)
+				if err != nil || !bytes.Equal(it.Value, want) || it.Flags != flags {
+					t.Fatalf("%d bytes: %d, %v", n, len(it.Value), err)
+				}
+				into := make([]byte, 3, n+100)
+				ops := []client.Op{{Kind: client.OpGet, Key: key, Into: into}, {Kind: client.OpGet, Key: []byte("no")},
+					{Kind: client.OpGet, Key: key}}
+				c.Do(ctx, ops)
+				for _, i := range []int{0, 2} {
+					if v := ops[i].Item.Value; ops[i].Err != nil || !bytes.Equal(v, want) {
+						t.Fatalf("%d bytes, op %d: %d, %v", n, i, len(v), ops[i].Err)
+					}
+				}
+				if v := ops[0].Item.Value; &v[0] != &into[0] {
+					t.Errorf("%d bytes: not in Into, which has room", n)
+				}
+				if err := c.Delete(ctx, key); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// Who gave up a GET or a PUT has its memory to itself again, whatever goes on in the lane that others own.
+func TestCallersMemoryComesBack(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		t.Run(p, func(t *testing.T) {
+			_, c := open(t, p, devstore.Options{CapacityBytes: 256 << 20}, client.Options{Lanes: 1})
+			const n = 300_000
+			for k := range byte(4) {
+				if _, err := c.Put(t.Context(), []byte{k}, valueOf('0'+k, n), client.PutOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var wg sync.WaitGroup
+			end := time.Now().Add(time.Second)
+			for g := range byte(4) {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(uint64(g), 1))
+					mem, src := make([]byte, n), make([]byte, n)
+					for i := byte(0); time.Now().Before(end); i++ {
+						k := g &^ 1
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.Int64N(600_000)))
+						if g&1 == 0 {
+							_, err := c.GetInto(ctx, []byte{k}, mem)
+							for _, b := range mem {
+								if b != 0 && (err != nil || b < '0' || b > '0'+3) {
+									t.Errorf("ended with %v, and holds %#x", err, b)
+									break
+								}
+							}
+							clear(mem)
+						} else {
+							copy(src, valueOf('0'+i%4, n))
+							_, _ = c.Put(ctx, []byte{k}, src, client.PutOptions{})
+							clear(src)
+						}
+						cancel()
+						it, err := c.Get(t.Context(), []byte{k})
+						if err != nil || len(bytes.Trim(it.Value, string(it.Value[:1]))) != 0 || it.Value[0] < '0' {
+							t.Errorf("get: %v", err)
+						}
+						for _, b := range mem {
+							if b != 0 {
+								t.Fatal("written after its GET was given up")
+							}
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
