@@ -28,6 +28,9 @@ type Value struct {
 	// is a result: the CRC of Bytes[:N], from what Start says on.
 	CRC uint32
 	N   int // result of a READ: how many of Bytes are the value; -1: Start refused it
+
+	chunk     bool // it is the index-th of the chunks that id names, of exactly the length of Bytes
+	id, index uint64
 }
 
 // Start looks at the header and key that a READ has brought, before the value comes. It says how many bytes of value
@@ -35,6 +38,13 @@ type Value struct {
 // access is under way.
 func (v *Value) Start(head []byte) (n int, crc uint32) {
 	h := layout.HeadOf(head)
+	if v.chunk {
+		if h.KeyLen != 0 || h.Flags&layout.FlagChunk == 0 || h.Version != v.id || h.Expiry != v.index ||
+			uint64(h.ValueLen) != uint64(len(v.Bytes)) {
+			return -1, 0
+		}
+		return len(v.Bytes), layout.HeadCRC(head)
+	}
 	const refused = layout.FlagManifest | layout.FlagChunk | layout.FlagIntent
 	if layout.RecordLen(int(h.KeyLen), 0) != len(head) || h.Flags&refused != 0 || uint64(h.ValueLen) > uint64(
 		len(v.Bytes)) {

@@ -4,6 +4,14 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
+// chunkWindow is how many chunks of an Op are under way at a time.
+const chunkWindow = 4
+
+// chunkOf is the part of value that its i-th chunk holds.
+func chunkOf(value []byte, i int) []byte {
+	return value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(value))]
+}
+
 func (o *Op) readChunks(manifest []byte) Action {
 	pg := o.Route.PG
 	m, err := layout.ParseManifest(manifest, pg.HeapLo, pg.HeapHi)
@@ -16,17 +24,64 @@ func (o *Op) readChunks(manifest []byte) Action {
 	}
 	o.need().readID = m.ID
 	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
-	o.readOffs = o.readOffs[:0]
-	o.begin()
-	for i, c := range m.Chunks {
-		b := o.recBuf(1+i, layout.SizeOf(c.Code))
+	o.readLen, o.readOffs = int(m.Len), o.readOffs[:0]
+	for _, c := range m.Chunks {
 		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
-		o.add(Access{Verb: Read, Space: Heap, Replica: pg.Reader(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+	}
+	if o.Kind == Get && o.readLen >= o.from() && !o.inOne {
+		if b := o.env.Into(o, o.readLen); len(b) >= o.readLen {
+			o.whole = b[:o.readLen]
+			return o.readWindow(0)
+		}
+	}
+	return o.readBuffered()
+}
+
+// readBuffered reads all chunks at once, into buffers of the Op.
+func (o *Op) readBuffered() Action {
+	o.begin()
+	for i, off := range o.readOffs {
+		n := layout.RecordLen(0, min(o.readLen-i*layout.ChunkSize, layout.ChunkSize))
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: off, Buf: o.recBuf(1+i, n)})
 	}
 	return o.post(stepReadChunks)
 }
 
+// readWindow reads the chunks from first on that fit the window, each straight to its part of the caller's memory.
+func (o *Op) readWindow(first int) Action {
+	o.begin()
+	o.first, o.apartRead = first, true
+	for i := first; i < min(first+chunkWindow, len(o.readOffs)); i++ {
+		v := &o.window[i-first]
+		*v = Value{Bytes: chunkOf(o.whole, i), chunk: true, id: o.readID, index: uint64(i)}
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: o.readOffs[i],
+			Buf: o.recBuf(1+i-first, layout.RecordHeaderSize), Value: v})
+	}
+	return o.post(stepReadChunks)
+}
+
+// gotWindow judges the chunks of a window. If one is not as the manifest says all are read once more, to where a damaged
+// one can be mended.
+func (o *Op) gotWindow() Action {
+	next := min(o.first+chunkWindow, len(o.readOffs))
+	for i := o.first; i < next; i++ {
+		v, r := &o.window[i-o.first], layout.Record{}
+		if v.N != len(v.Bytes) || r.ParseApart(o.recAt(1+i-o.first), v.Bytes, v.CRC) != nil {
+			o.inOne = true
+			return o.readBuffered()
+		}
+	}
+	if next < len(o.readOffs) {
+		return o.readWindow(next)
+	}
+	o.Record.Value = o.whole
+	return o.finish(nil)
+}
+
 func (o *Op) gotChunks() Action {
+	if o.isApartRead() {
+		return o.gotWindow()
+	}
 	n := len(o.readOffs)
 	o.parts = o.parts[:0]
 	for i := range n {
@@ -88,8 +143,7 @@ func (o *Op) prepareChunks() Action {
 	}
 	want := layout.ChunkCount(len(o.Value))
 	for i := len(o.chunks); i < want; i++ {
-		p := o.Value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.Value))]
-		code, _ := layout.CodeFor(layout.RecordLen(0, len(p)))
+		code, _ := layout.CodeFor(layout.RecordLen(0, len(chunkOf(o.Value, i))))
 		o.wantCode = code
 		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
@@ -98,17 +152,47 @@ func (o *Op) prepareChunks() Action {
 		o.chunks = append(o.chunks, layout.Chunk{Unit: unit, Code: code, Ver: ver})
 	}
 	o.chunkID = o.env.Version(0)
+	return o.writeWindow(0)
+}
+
+// writeWindow writes the chunks from first on that fit the window.
+func (o *Op) writeWindow(first int) Action {
 	o.begin()
-	for i, c := range o.chunks {
-		p := o.Value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.Value))]
-		b := o.recBuf(1+i, layout.RecordLen(0, len(p)))
-		layout.EncodeRecord(b, layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
-			Expiry: uint64(i), Writer: o.env.Session()}, nil, p)
+	o.first = first
+	for i := first; i < min(first+chunkWindow, len(o.chunks)); i++ {
+		p, h := chunkOf(o.Value, i), layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
+			Expiry: uint64(i), Writer: o.env.Session()}
+		n, v := layout.RecordLen(0, len(p)), (*Value)(nil)
+		var b []byte
+		if n < o.from() {
+			b = o.recBuf(1+i-first, n)
+			layout.EncodeRecord(b, h, nil, p)
+		} else {
+			b, v = o.recBuf(1+i-first, layout.RecordHeaderSize), &o.window[i-first]
+			layout.EncodeHead(b, h, nil, len(p))
+			*v = Value{Bytes: p, CRC: layout.HeadCRC(b)}
+		}
 		for r := range o.Route.PG.Replicas {
-			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(o.chunks[i].Unit) * layout.UnitSize, Buf: b,
+				Value: v})
 		}
 	}
 	return o.post(stepWriteChunks)
+}
+
+// wroteWindow goes on when the chunks of a window are written everywhere.
+func (o *Op) wroteWindow() Action {
+	if next := o.first + chunkWindow; next < len(o.chunks) {
+		return o.writeWindow(next)
+	}
+	o.chunksWritten = true
+	switch {
+	case o.x == 0:
+		return o.lockGroup()
+	case o.Kind == Prepare:
+		return o.place(nil) // a put, which needs nothing of the record before
+	}
+	return o.update()
 }
 
 // endUnlinked ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which

@@ -97,14 +97,7 @@ func (o *Op) next() Action {
 	case stepReadChunks:
 		return o.gotChunks()
 	case stepWriteChunks:
-		o.chunksWritten = true
-		switch {
-		case o.x == 0:
-			return o.lockGroup()
-		case o.Kind == Prepare:
-			return o.place(nil) // a put, which needs nothing of the record before
-		}
-		return o.update()
+		return o.wroteWindow()
 	case stepCASSlot:
 		return o.casDone()
 	case stepReadLost:

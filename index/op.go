@@ -141,6 +141,10 @@ type far struct {
 	chunkID       uint64
 	readID        uint64
 	readOffs      []uint64 // of the chunks that are read, in the region
+	readLen       int      // of what they hold
+	whole         []byte   // of the caller: for that
+	first         int      // of the window
+	window        [chunkWindow]Value
 	chunksWritten bool
 	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
 
