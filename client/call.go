@@ -263,8 +263,8 @@ func joined(dst []byte, parts [][]byte) []byte {
 	return whole
 }
 
-// Into is engine.Filler: GetInto's memory, or what the value is to be appended to if that has room for nearly as much,
-// or a new piece of memory. A value is at most a sixteenth shorter than what is asked for.
+// Into is engine.Filler. It gives GetInto's memory. For other GETs it gives that to which the value is to be appended,
+// if there is room for nearly as much, else new memory. A value is at most a sixteenth shorter than n.
 func (q *call) Into(n int) []byte {
 	if q.into {
 		return q.dst[:min(n, len(q.dst))]

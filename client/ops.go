@@ -23,9 +23,9 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 }
 
 // GetInto reads the value of key into dst and returns its length. If dst is too short it returns the length needed and
-// io.ErrShortBuffer. dst is the Client's until GetInto returns. Then each byte of it behind the value, or after an error
-// each byte of it, is zero or what it was before. A longer value goes to dst in one pass. On the shm provider GetInto
-// allocates nothing.
+// io.ErrShortBuffer. dst is the Client's until GetInto returns. A byte of it behind the value is then zero or what it
+// was before; after an error that holds for each byte. A value of 8 KiB or more goes to dst in one pass. On the shm
+// provider GetInto allocates nothing, unless the value is in chunks.
 func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err

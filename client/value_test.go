@@ -74,7 +74,7 @@ func TestValuesInto(t *testing.T) {
 	})
 }
 
-// Who gave up a GET or a PUT has its memory to itself again, whatever goes on in the lane that others own.
+// A caller that gave up a GET or a PUT has its memory to itself again, whatever goes on in the lane that others own.
 func TestCallersMemoryComesBack(t *testing.T) {
 	for _, p := range []string{"shm", "tcp"} {
 		t.Run(p, func(t *testing.T) {

@@ -6,12 +6,12 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// A long value does not pass through the Op's buffers: it lies apart from its record's header and key. A GET's lands in
-// memory of the caller, a PUT's leaves from there, and its CRC is taken on the way. What has come counts only when slot,
-// header, key and CRC have been judged, like that of any record. Until then, and if it does not count, it means nothing,
-// and the Op's driver clears it before the caller may look (engine.Task).
+// A long value does not pass through the Op's buffers: it lies apart from its record's header and key. A GET's lands
+// in memory of the caller, a PUT's leaves from there, and its CRC is taken on the way. Slot, header, key and CRC are
+// judged as those of any record are. Before that nothing in the caller's memory counts. If the verdict is no, the Op's
+// driver clears it before the caller may look (engine.Task).
 
-// apartFrom is the length of the records, in bytes, from which values are apart. What is shorter fits the buffers that
+// apartFrom is the length of the records, in bytes, from which values are apart. A shorter record fits the buffers that
 // each operation has at hand, where copying it costs less than a second piece of memory.
 const apartFrom = 8 << 10
 
@@ -34,8 +34,8 @@ type Value struct {
 }
 
 // Start looks at the header and key that a READ has brought, before the value comes. It says how many bytes of value
-// there are, and what their CRC goes on from; n is -1 if none may be put into Bytes. Any goroutine may call it while the
-// access is under way.
+// there are, and what their CRC goes on from. It gives -1 if none may be put into Bytes. Any goroutine may call it
+// while the access is under way.
 func (v *Value) Start(head []byte) (n int, crc uint32) {
 	h := layout.HeadOf(head)
 	if v.chunk {

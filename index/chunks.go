@@ -60,8 +60,8 @@ func (o *Op) readWindow(first int) Action {
 	return o.post(stepReadChunks)
 }
 
-// gotWindow judges the chunks of a window. If one is not as the manifest says all are read once more, to where a damaged
-// one can be mended.
+// gotWindow judges the chunks of a window. If one is not as the manifest says all are read once more, to where a
+// damaged one can be mended.
 func (o *Op) gotWindow() Action {
 	next := min(o.first+chunkWindow, len(o.readOffs))
 	for i := o.first; i < next; i++ {

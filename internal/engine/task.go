@@ -184,8 +184,8 @@ func (l *Lane) Recycle(t *Task) {
 }
 
 // Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
-// Done is called then. From its return on nothing touches memory of the caller: what it gave for a GET is cleared, and
-// WRITEs under way go on with copies.
+// Done is called then. Nothing touches memory of the caller after its return. The memory for a GET is cleared then,
+// and WRITEs under way go on with copies.
 func (l *Lane) Orphan(t *Task, err error) {
 	if t.state == taskDone {
 		return

@@ -199,8 +199,8 @@ func (r *rig) rewrite(key, value string) {
 	layout.EncodeRecord(r.record(), layout.RecordHeader{Version: 1 << 40, Writer: 9}, []byte(key), []byte(value))
 }
 
-// A PUT's value leaves from its caller's memory. Whoever changes that meanwhile changes that record alone, which is
-// whole; and who goes early has nothing read any more.
+// A PUT's value leaves from its caller's memory. A change of that meanwhile changes that record alone, which is whole.
+// When the caller has gone nothing of it is read any more.
 func TestPutFromCaller(t *testing.T) {
 	for _, how := range []string{"nothing", "scribbled", "gone", "fails"} {
 		for _, replicas := range []int{1, 2} {
@@ -293,7 +293,7 @@ func TestNoBuffers(t *testing.T) {
 	}
 }
 
-// What a GET reads of a copy that fails its CRC is replaced by the good one.
+// A GET that finds a damaged copy answers with the good one.
 func TestIntoMends(t *testing.T) {
 	r := newRig(t, 2, false)
 	r.put("a", longOf('a'))

@@ -111,6 +111,10 @@ var apartWide = map[string]Config{
 	"apart-reuse": {Apart: 0xff, Units: 6, Epochs: 12, WritePieces: 2, ReadPieces: 2, Deadlines: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Get, 0), k(Get, 0), k(Incr, 0), k(Get, 0)}},
 		Setup: one, Warm: true},
+	"apart-long": {Apart: 0xdb, Long: 0xb6, Units: 96, Replicas: 2, Epochs: 6, Crashes: 1, Failures: 1, Deadlines: 1,
+		WritePieces: 2, ReadPieces: 2, Scripts: [][]Step{
+			{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Get, 0), k(Incr, 0), k(Get, 0)},
+			{k(Add, 0), k(Get, 0), k(CAS, 0), k(Get, 0)}}, Setup: one, Warm: true},
 	"apart-r2": {Apart: 0xff, Replicas: 2, Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1,
 		Failures: 1, Deadlines: 1, Scripts: [][]Step{
 			{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Put, 0), k(Incr, 0), k(Get, 0)},

@@ -86,7 +86,8 @@ var byTest = []tested{
 		[]edit{{"internal/engine", "if t.pg != nil && t.leased && !l.valid() {", "if t.pg != nil && t.leased && " +
 			"t.given == nil && !l.valid() {"}}},
 	{"apart-crc-of-the-header", "internal/engine", "TestNeverSomebodyElsesBytes",
-		[]edit{{"index/apart.go", "v.Bytes[:v.N], v.CRC) == nil", "v.Bytes[:v.N], uint32(wordAt(o.rec[24:]))) == nil"}}},
+		[]edit{{"index/apart.go", "v.Bytes[:v.N], v.CRC) == nil",
+			"v.Bytes[:v.N], uint32(wordAt(o.rec[24:]))) == nil"}}},
 	{"apart-crc-once", "internal/engine", "TestPutFromCaller",
 		[]edit{{"internal/engine/value.go", "x.Seal = layout.SealHead", "x.Seal = func(head []byte, crc uint32) {\n" +
 			"if [4]byte(head[24:28]) == [4]byte{} {\nlayout.SealHead(head, crc)\n}\n}"}}},
