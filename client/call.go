@@ -275,11 +275,15 @@ func (q *call) Into(n int) []byte {
 	return q.dst[:min(n, cap(q.dst))]
 }
 
-// isThere reports whether v is in dst already, and leaves nothing of it there if it may not be.
+// isThere reports whether v is in dst already, and clears what is behind its first keep bytes then.
 func isThere(dst, v []byte, keep int) bool {
-	if len(v) == 0 || unsafe.SliceData(v) != unsafe.SliceData(dst) {
-		return false
-	}
+	return len(v) > 0 && unsafe.SliceData(v) == unsafe.SliceData(dst) && clearFrom(v, keep)
+}
+
+// clearFrom stays out of the way of short values.
+//
+//go:noinline
+func clearFrom(v []byte, keep int) bool {
 	clear(v[keep:])
 	return true
 }

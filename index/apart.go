@@ -61,36 +61,51 @@ func (o *Op) from() int {
 	return apartFrom
 }
 
-// readRecord is where the READ of w's record is to put it. v is nil if that is rec alone.
-func (o *Op) readRecord(w layout.Word) (rec []byte, v *Value) {
-	n := w.ReadLen()
-	if n >= o.from() && o.Kind == Get && o.Cond == Always {
-		if v = o.into(n); v != nil {
-			return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), v
-		}
+// ValueOf is what a, of the round under way, reads or writes behind Buf, nil if that is all.
+func (o *Op) ValueOf(a *Access) *Value {
+	if a.Apart == 0 {
+		return nil
 	}
-	return o.recBuf(0, n), nil
+	return &o.values[a.Apart-1]
 }
 
-// into is where the READ of a record of n bytes is to put the value if that is apart, else nil.
-func (o *Op) into(n int) *Value {
+// LenOf is how many bytes of remote memory a, a READ or a WRITE of the round under way, covers.
+func (o *Op) LenOf(a *Access) int {
+	n := len(a.Buf)
+	if v := o.ValueOf(a); v != nil {
+		n += len(v.Bytes) + v.Slack
+	}
+	return n
+}
+
+// readRecord is where the READ of w's record is to put it, and its Apart.
+func (o *Op) readRecord(w layout.Word) (rec []byte, apart uint8) {
+	n := w.ReadLen()
+	if n >= o.from() && o.Kind == Get && o.Cond == Always && o.into(n) {
+		return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), 1
+	}
+	return o.recBuf(0, n), 0
+}
+
+// into has the value of a record of n bytes read into memory of the caller, if there is some for it.
+func (o *Op) into(n int) bool {
 	n -= layout.RecordLen(len(o.Key), 0)
 	if f := o.need(); n <= 0 || len(o.Key) > apartHead || f.inOne {
-		return nil
+		return false
 	}
 	b := o.env.Into(o, n)
 	if len(b) == 0 {
-		return nil
+		return false
 	}
 	b = b[:min(n, len(b))]
-	o.apart = Value{Bytes: b, Slack: n - len(b)}
+	o.values[0] = Value{Bytes: b, Slack: n - len(b)}
 	o.apartRead = true
-	return &o.apart
+	return true
 }
 
 // gotApart judges the record that was read with its value apart, but for its slot.
 func (o *Op) gotApart(r *layout.Record) bool {
-	v := &o.apart
+	v := &o.values[0]
 	return v.N >= 0 && r.ParseApart(o.rec, v.Bytes[:v.N], v.CRC) == nil && bytes.Equal(r.Key, o.Key)
 }
 
@@ -108,7 +123,7 @@ func (o *Op) isApart(n int) bool {
 // ownLen is the length of the record that is written, bytes.
 func (o *Op) ownLen() int {
 	if o.isApartWrite() {
-		return len(o.own) + len(o.apart.Bytes)
+		return len(o.own) + len(o.values[0].Bytes)
 	}
 	return len(o.own)
 }
@@ -130,7 +145,7 @@ func (o *Op) encode(h layout.RecordHeader, value []byte, apart bool) {
 		return
 	}
 	layout.EncodeHead(o.own, h, o.Key, len(value))
-	o.need().apart = Value{Bytes: value, CRC: layout.HeadCRC(o.own)}
+	o.need().values[0] = Value{Bytes: value, CRC: layout.HeadCRC(o.own)}
 	o.apartWrite = true
 }
 
@@ -141,5 +156,5 @@ func (o *Op) setVersion() {
 		return
 	}
 	layout.SetHeadVersion(o.own, o.version)
-	o.apart.CRC = layout.HeadCRC(o.own)
+	o.values[0].CRC = layout.HeadCRC(o.own)
 }

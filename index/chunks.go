@@ -52,10 +52,10 @@ func (o *Op) readWindow(first int) Action {
 	o.begin()
 	o.first, o.apartRead = first, true
 	for i := first; i < min(first+chunkWindow, len(o.readOffs)); i++ {
-		v := &o.window[i-first]
-		*v = Value{Bytes: chunkOf(o.whole, i), chunk: true, id: o.readID, index: uint64(i)}
+		k := i - first
+		o.values[k] = Value{Bytes: chunkOf(o.whole, i), chunk: true, id: o.readID, index: uint64(i)}
 		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: o.readOffs[i],
-			Buf: o.recBuf(1+i-first, layout.RecordHeaderSize), Value: v})
+			Buf: o.recBuf(1+k, layout.RecordHeaderSize), Apart: uint8(1 + k)})
 	}
 	return o.post(stepReadChunks)
 }
@@ -65,7 +65,7 @@ func (o *Op) readWindow(first int) Action {
 func (o *Op) gotWindow() Action {
 	next := min(o.first+chunkWindow, len(o.readOffs))
 	for i := o.first; i < next; i++ {
-		v, r := &o.window[i-o.first], layout.Record{}
+		v, r := &o.values[i-o.first], layout.Record{}
 		if v.N != len(v.Bytes) || r.ParseApart(o.recAt(1+i-o.first), v.Bytes, v.CRC) != nil {
 			o.inOne = true
 			return o.readBuffered()
@@ -162,19 +162,19 @@ func (o *Op) writeWindow(first int) Action {
 	for i := first; i < min(first+chunkWindow, len(o.chunks)); i++ {
 		p, h := chunkOf(o.Value, i), layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
 			Expiry: uint64(i), Writer: o.env.Session()}
-		n, v := layout.RecordLen(0, len(p)), (*Value)(nil)
+		k, n, apart := i-first, layout.RecordLen(0, len(p)), uint8(0)
 		var b []byte
 		if n < o.from() {
-			b = o.recBuf(1+i-first, n)
+			b = o.recBuf(1+k, n)
 			layout.EncodeRecord(b, h, nil, p)
 		} else {
-			b, v = o.recBuf(1+i-first, layout.RecordHeaderSize), &o.window[i-first]
+			b, apart = o.recBuf(1+k, layout.RecordHeaderSize), uint8(1+k)
 			layout.EncodeHead(b, h, nil, len(p))
-			*v = Value{Bytes: p, CRC: layout.HeadCRC(b)}
+			o.values[k] = Value{Bytes: p, CRC: layout.HeadCRC(b)}
 		}
 		for r := range o.Route.PG.Replicas {
 			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(o.chunks[i].Unit) * layout.UnitSize, Buf: b,
-				Value: v})
+				Apart: apart})
 		}
 	}
 	return o.post(stepWriteChunks)

@@ -67,7 +67,7 @@ func FuzzOp(f *testing.F) {
 			}
 			o.Machine = repair.New(o.Kind, x)
 		}
-		in := hostile{b: data, w: w}
+		in := hostile{b: data, w: w, op: o}
 		if in.byte()%2 == 0 {
 			c.hints["key"] = index.Hint{Word: in.word(), Slot: in.byte() % 62, Flags: index.HintFlags(in.byte() % 4)}
 			if h := c.hints["key"]; h.Slot >= 30 && h.Slot < index.StashSlot || !h.Word.Readable() {
@@ -137,8 +137,9 @@ func FuzzOp(f *testing.F) {
 // hostile makes answers from fuzzed bytes, some of them plausible, so that they
 // pass the first checks.
 type hostile struct {
-	b []byte
-	w *world
+	b  []byte
+	w  *world
+	op *index.Op
 }
 
 func (h *hostile) done() bool { return len(h.b) == 0 }
@@ -164,8 +165,8 @@ func (h *hostile) word() layout.Word {
 }
 
 func (h *hostile) answer(a *index.Access) {
-	if v := a.Value; v != nil && a.Verb == index.Read {
-		whole := index.Access{Verb: index.Read, Buf: make([]byte, a.Len())}
+	if v := h.op.ValueOf(a); v != nil && a.Verb == index.Read {
+		whole := index.Access{Verb: index.Read, Buf: make([]byte, h.op.LenOf(a))}
 		h.answer(&whole)
 		a.Failed = whole.Failed
 		copy(v.Bytes, whole.Buf[copy(a.Buf, whole.Buf):])

@@ -9,9 +9,9 @@ func (o *Op) getCached(h Hint) Action {
 	o.take(h)
 	way := o.hinted()
 	o.begin()
-	rec, v := o.readRecord(h.Word)
+	rec, apart := o.readRecord(h.Word)
 	o.Accesses = way.Look(o.Accesses, o.word(0), rec)
-	o.Accesses[len(o.Accesses)-1].Value = v
+	o.Accesses[len(o.Accesses)-1].Apart = apart
 	if o.Route.PG.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
 	}
@@ -36,7 +36,7 @@ func (o *Op) gotCached() Action {
 			return o.present(o.slot, w, r)
 		}
 		// Too long, of another kind, of another key, or damaged: seen whole it tells.
-		if o.inOne = true; o.apart.N < 0 {
+		if o.inOne = true; o.values[0].N < 0 {
 			return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
 		}
 	}

@@ -26,6 +26,7 @@ const (
 // world is a placement group in memory: replicas as byte slices, and the
 // clients that work on them. Verbs take effect at once, in the order given.
 type world struct {
+	on       *index.Op // whose accesses take effect
 	pg       index.PG
 	region   [3][]byte
 	clients  []*client
@@ -213,7 +214,11 @@ func (w *world) of(id uint32) *world {
 }
 
 // mem is the memory that the operation works on.
-func (c *client) mem() *world { return c.w.of(c.op.Route.PG.ID) }
+func (c *client) mem() *world {
+	w := c.w.of(c.op.Route.PG.ID)
+	w.on = c.op
+	return w
+}
 
 // hashOf puts every key in one group, but "…@5" in group 5. A key's first letter is its
 // fingerprint, except for the fillers f00, f01, …; a capital belongs to the moved
@@ -564,7 +569,7 @@ func (w *world) perform(a *index.Access) string {
 	switch a.Verb {
 	case index.Read:
 		copy(a.Buf, mem[a.Off:][:len(a.Buf)])
-		if v := a.Value; v != nil {
+		if v := w.on.ValueOf(a); v != nil {
 			if v.N, v.CRC = v.Start(a.Buf); v.N >= 0 {
 				copy(v.Bytes[:v.N], mem[a.Off:][len(a.Buf):])
 				v.CRC = crc32.Update(v.CRC, castagnoli, v.Bytes[:v.N])
@@ -575,7 +580,7 @@ func (w *world) perform(a *index.Access) string {
 		}
 		return fmt.Sprintf("%s  %s", where, w.show(a))
 	case index.Write:
-		if v := a.Value; v != nil {
+		if v := w.on.ValueOf(a); v != nil {
 			copy(mem[a.Off:][len(a.Buf):], v.Bytes)
 			layout.SealHead(a.Buf, crc32.Update(v.CRC, castagnoli, v.Bytes))
 		}
@@ -583,7 +588,7 @@ func (w *world) perform(a *index.Access) string {
 		if w.quiet {
 			return ""
 		}
-		return fmt.Sprintf("%s  %s", where, showRecord(mem[a.Off:][:a.Len()]))
+		return fmt.Sprintf("%s  %s", where, showRecord(mem[a.Off:][:w.on.LenOf(a)]))
 	default:
 		p := mem[a.Off:]
 		a.Found = binary.LittleEndian.Uint64(p)
@@ -618,7 +623,7 @@ func stash() uint64 { return shardOff + layout.StashGroup*layout.GroupSize }
 func (w *world) checkBounds(a *index.Access) {
 	n := uint64(8)
 	if a.Verb != index.CAS {
-		n = uint64(a.Len())
+		n = uint64(w.on.LenOf(a))
 	}
 	lo, hi := uint64(0), uint64(indexBytes)
 	if a.Space == index.Heap {
@@ -711,7 +716,7 @@ func (w *world) show(a *index.Access) string {
 	switch {
 	case a.Space == index.Heap:
 		b := a.Buf
-		if v := a.Value; v != nil {
+		if v := w.on.ValueOf(a); v != nil {
 			b = append(bytes.Clone(b), v.Bytes[:max(v.N, 0)]...)
 		}
 		return showRecord(b)

@@ -54,10 +54,11 @@ type Access struct {
 	Failed bool // result: completed with an error; effect unknown
 	// Refused, beside Failed: it was never posted, so it has no effect.
 	Refused bool
-	Off     uint64 // bytes from the start of the region
-	Buf     []byte // READ: destination; WRITE: source
-	// Value is, of a READ or a WRITE of a record in two pieces, what lies behind Buf, else nil.
-	Value *Value
+	// Apart is not 0 of a READ or a WRITE of a record whose value does not lie in Buf: see Op.ValueOf. Access fills a
+	// cache line.
+	Apart uint8
+	Off   uint64 // bytes from the start of the region
+	Buf   []byte // READ: destination; WRITE: source
 	// CAS
 	Expect, New uint64
 	Found       uint64 // result: the word before
@@ -69,16 +70,8 @@ func (a Access) String() string {
 	case CAS:
 		return fmt.Sprintf("CAS %s %#x -> %#x", where, a.Expect, a.New)
 	default:
-		return fmt.Sprintf("%v %s %dB", a.Verb, where, a.Len())
+		return fmt.Sprintf("%v %s %dB", a.Verb, where, len(a.Buf))
 	}
-}
-
-// Len is how many bytes of remote memory a READ or a WRITE covers.
-func (a *Access) Len() int {
-	if a.Value == nil {
-		return len(a.Buf)
-	}
-	return len(a.Buf) + len(a.Value.Bytes) + a.Value.Slack
 }
 
 // MaxCAS bounds the CASes that one round waits for.

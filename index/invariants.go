@@ -46,7 +46,7 @@ func (o *Op) checkAction(act Action) {
 		case Write:
 			a(x.Space == Heap, "a WRITE into the index")
 			a(len(x.Buf) > 0 && !x.NoWait, "a WRITE of nothing, or off the path")
-			a(x.Off >= uint64(pg.HeapLo)*layout.UnitSize && x.Off+uint64(x.Len()) <= uint64(
+			a(x.Off >= uint64(pg.HeapLo)*layout.UnitSize && x.Off+uint64(o.LenOf(x)) <= uint64(
 				pg.HeapHi)*layout.UnitSize, "a WRITE outside the heap")
 			a(!o.env.ReadOnly(), "a WRITE of a reader")
 		default:

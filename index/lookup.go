@@ -89,8 +89,8 @@ func (o *Op) lookAtCandidates() {
 		return
 	}
 	w := o.wordOf(o.cand[0], 0)
-	rec, v := o.readRecord(w)
-	o.add(Access{Verb: Read, Space: Heap, Replica: p, Off: w.Off(), Buf: rec, Value: v})
+	rec, apart := o.readRecord(w)
+	o.add(Access{Verb: Read, Space: Heap, Replica: p, Off: w.Off(), Buf: rec, Apart: apart})
 }
 
 func (o *Op) readCandidates(replica uint8) {

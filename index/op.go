@@ -101,7 +101,6 @@ type far struct {
 	used bool
 
 	parts                 [][]byte // of a long value that was read
-	apart                 Value    // of the record that is read or written
 	apartRead, apartWrite bool
 	inOne                 bool // no record is read with its value apart any more
 	// LockOwner is the session that holds the lock that AskFenced is about.
@@ -140,11 +139,11 @@ type far struct {
 	chunks        []layout.Chunk
 	chunkID       uint64
 	readID        uint64
-	readOffs      []uint64 // of the chunks that are read, in the region
-	readLen       int      // of what they hold
-	whole         []byte   // of the caller: for that
-	first         int      // of the window
-	window        [chunkWindow]Value
+	readOffs      []uint64           // of the chunks that are read, in the region
+	readLen       int                // of what they hold
+	whole         []byte             // of the caller: for that
+	first         int                // of the window
+	values        [chunkWindow]Value // of the accesses whose values are apart, by Access.Apart - 1
 	chunksWritten bool
 	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
 

@@ -80,7 +80,7 @@ func (o *Op) addRecord(to uint8) {
 		n := len(o.Accesses)
 		if o.Accesses = way.Write(o.Accesses, o.own, o.written, to); o.isApartWrite() {
 			for i := range o.Accesses[n:] {
-				o.Accesses[n+i].Value = &o.apart
+				o.Accesses[n+i].Apart = 1
 			}
 		}
 	}

@@ -93,8 +93,8 @@ func (l *Lane) post(t *Task) bool {
 		}
 		c.request(wr, l.keysOf(c, pg, a.Replica), pg.IndexBytes, a, cell)
 		wr.LKey = t.lkey(wr.Local, c.dev)
-		if a.Value != nil {
-			wr.Value = t.nextValue(a.Value)
+		if a.Apart != 0 {
+			wr.Value = t.nextValue(t.Op.ValueOf(a))
 		}
 		c.seq++
 		t.seqs[a.Replica] = c.seq

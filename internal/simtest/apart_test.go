@@ -81,9 +81,11 @@ func (w *World) payload(c *cl, ev sim.Event, off uint64) []byte {
 	for _, r := range slices.Concat(c.run, c.orphans) {
 		for i := range r.t.Op.Accesses {
 			a := &r.t.Op.Accesses[i]
-			if a.Value != nil && a.Verb == index.Write && a.Off == off && a.Len() == ev.Len && len(data) == len(a.Buf) {
-				data = append(bytes.Clone(data), a.Value.Bytes...)
-				layout.SealHead(data, crc32.Update(a.Value.CRC, castagnoli, a.Value.Bytes))
+			v := r.t.Op.ValueOf(a)
+			if v != nil && a.Verb == index.Write && a.Off == off && r.t.Op.LenOf(a) == ev.Len &&
+				len(data) == len(a.Buf) {
+				data = append(bytes.Clone(data), v.Bytes...)
+				layout.SealHead(data, crc32.Update(v.CRC, castagnoli, v.Bytes))
 				return data
 			}
 		}
