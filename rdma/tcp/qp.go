@@ -236,8 +236,9 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge i
 				*second = *e
 				second.charge, second.half = 0, secondHalf
 				e.signaled, e.half = false, firstHalf
+				before := e.charge
 				x.value(e, w)
-				charge += e.charge
+				charge += e.charge - before
 				e = second
 			}
 		}
