@@ -25,6 +25,14 @@ func (c *Client) Renewals() (sent, released uint64, quiet bool) {
 	return sent, released, s.core.Quiet()
 }
 
+// Buffered is how many bytes of large buffers its operations have taken, while nobody uses the Client.
+func (c *Client) Buffered() (n uint64) {
+	for _, l := range c.sess.Load().core.Lanes() {
+		n += l.Stats.Buffered
+	}
+	return n
+}
+
 // Lanes is how many the session has.
 func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }
 

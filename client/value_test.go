@@ -125,3 +125,42 @@ func TestCallersMemoryComesBack(t *testing.T) {
 		})
 	}
 }
+
+// Warm GETs and PUTs of long values take no buffer for them, alone and in batches. On shm GETs of one record
+// allocate nothing.
+func TestValuesInOnePass(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		t.Run(p, func(t *testing.T) {
+			_, c := open(t, p, devstore.Options{CapacityBytes: 256 << 20, NoJanitor: true}, client.Options{Lanes: 1})
+			ctx := t.Context()
+			for _, n := range []int{8 << 10, 100_000, 3 << 20, 9 << 20} {
+				key, dst, src := fmt.Appendf(nil, "%d", n), make([]byte, n), valueOf('v', n)
+				get := func() {
+					if _, err := c.GetInto(ctx, key, dst); err != nil {
+						t.Fatal(err)
+					}
+				}
+				use := func() {
+					if _, err := c.Put(ctx, key, src, client.PutOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					get()
+				}
+				use()
+				ops := []client.Op{{Kind: client.OpGet, Key: key, Into: dst[:0]}, {Kind: client.OpGet, Key: key}}
+				before := c.Buffered()
+				c.Do(ctx, ops)
+				if err := errors.Join(ops[0].Err, ops[1].Err); err != nil {
+					t.Fatal(err)
+				}
+				use()
+				if got := c.Buffered() - before; got != 0 {
+					t.Errorf("%d bytes: %d bytes of buffers", n, got)
+				}
+				if allocs := testing.AllocsPerRun(300, get); p == "shm" && n < 1<<20 && allocs >= 1 {
+					t.Errorf("%d bytes: %v allocations", n, allocs)
+				}
+			}
+		})
+	}
+}
