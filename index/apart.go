@@ -112,7 +112,7 @@ func (o *Op) gotApart(r *layout.Record) bool {
 // isApartRead reports whether the round under way reads a record with its value apart.
 func (o *Op) isApartRead() bool { return o.far != nil && o.apartRead }
 
-// isApartWrite reports whether own is the header and key alone of the record that is written.
+// isApartWrite reports whether own is the start alone of the record that is written.
 func (o *Op) isApartWrite() bool { return o.far != nil && o.apartWrite }
 
 // isApart reports whether the Op's value leaves from the caller's memory in a record of n bytes.
@@ -134,8 +134,12 @@ func (o *Op) encode(h layout.RecordHeader, value []byte, apart bool) {
 		o.apartWrite = false
 	}
 	n := layout.RecordLen(len(o.Key), len(value))
+	k := 0 // of the value that go with the key, so that the others begin a cache line at the memory node
 	if apart {
-		n = layout.RecordLen(len(o.Key), 0)
+		if n = layout.RecordLen(len(o.Key), 0); len(value) > layout.UnitSize {
+			k = -n & (layout.UnitSize - 1)
+		}
+		n += k
 	}
 	if cap(o.own) < n {
 		o.own = o.env.Buf(o, n)
@@ -145,8 +149,15 @@ func (o *Op) encode(h layout.RecordHeader, value []byte, apart bool) {
 		return
 	}
 	layout.EncodeHead(o.own, h, o.Key, len(value))
-	o.need().values[0] = Value{Bytes: value, CRC: layout.HeadCRC(o.own)}
+	o.need().values[0] = Value{Bytes: value[k:]}
 	o.apartWrite = true
+}
+
+// sum takes anew what goes with the key of a value that is apart, and the CRC that the rest goes on from.
+func (o *Op) sum() {
+	v := &o.values[0]
+	copy(o.own[layout.RecordLen(len(o.Key), 0):], o.Value[:len(o.Value)-len(v.Bytes)])
+	v.CRC = layout.HeadCRC(o.own)
 }
 
 // setVersion changes the version of the record in own.
@@ -156,5 +167,4 @@ func (o *Op) setVersion() {
 		return
 	}
 	layout.SetHeadVersion(o.own, o.version)
-	o.values[0].CRC = layout.HeadCRC(o.own)
 }

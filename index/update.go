@@ -79,6 +79,7 @@ func (o *Op) addRecord(to uint8) {
 		way := o.hinted()
 		n := len(o.Accesses)
 		if o.Accesses = way.Write(o.Accesses, o.own, o.written, to); o.isApartWrite() {
+			o.sum()
 			for i := range o.Accesses[n:] {
 				o.Accesses[n+i].Apart = 1
 			}
