@@ -21,7 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestSame plays testdata/same: our answers and memcached's are one text. With KVD_COMPAT=1, memcached itself has to
@@ -87,7 +87,7 @@ func (p *player) dial(t *testing.T) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	return &line{c, bufio.NewReader(c)}
 }
 
