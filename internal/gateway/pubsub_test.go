@@ -130,7 +130,7 @@ func TestPubSubLikeRedis(t *testing.T) {
 	}
 }
 
-// until waits for a reply that begins so.
+// hears waits for a reply that begins so.
 func (p *peer) hears(t testing.TB, want string) {
 	t.Helper()
 	if got := string(p.reply(t)); got != want {

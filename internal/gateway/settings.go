@@ -59,7 +59,7 @@ func orElse(why string, s setting) setting {
 // always is a value that depends on nothing.
 func always(value string) func(*conn) string { return func(*conn) string { return value } }
 
-// number is a setting of a number with bounds.
+// numberParam is a setting of a number with bounds.
 func numberParam(name string, least, most int64, get func(c *conn) int64, set func(c *conn, n int64)) setting {
 	return setting{name: name, get: func(c *conn) string { return strconv.FormatInt(get(c), 10) },
 		set: func(c *conn, v string) (func(), string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// values are what a setting may be given, good and bad.
+// settingValues are what a setting may be given, good and bad.
 var settingValues = []string{"0", "1", "5", "100", "-1", "-5", "2147483647", "2147483648", "9223372036854775807",
 	"9223372036854775808", "007", "+5", " 1", "1.5", "0x10", "abc", "",
 	"1kb", "2MB", "1b", "1k", "1m", "1g", "1gb", "1tb", "1%", "-1kb", "yes", "no", "YES", "maybe", "everysec", "ALWAYS",

@@ -18,7 +18,7 @@ package layout
 // The word of the slot at index offset x is at offset IndexBytes + x of the region. Zero: nothing is known.
 type AccessWord uint64
 
-// AccessTick is the unit of an access word's time.
+// AccessTickMillis is the unit of an access word's time: 4 ms.
 const AccessTickMillis = 4
 
 const (
