@@ -115,7 +115,8 @@ func TestPageLengths(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := strings.Count(string(md), "\n"); n > longestPage {
-			t.Errorf("%s has %d lines, want at most %d: move a subject to a page of its own, and diaries to docs/rfcs", name, n, longestPage)
+			t.Errorf("%s has %d lines, want at most %d: move a subject to a page of its own, and diaries to docs/rfcs",
+				name, n, longestPage)
 		}
 	}
 }
