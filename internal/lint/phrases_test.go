@@ -124,6 +124,8 @@ func callee(c *ast.CallExpr) string {
 // flagOf are the methods of flag sets: the last argument is the help.
 var flagOf = regexp.MustCompile(`\.((Bool|U?[Ii]nt\d*|Float64|String|Duration|Count)(Slice|Array)?(Var)?|Var)P?$`)
 
+var indented = regexp.MustCompile(`(?m)^ {2,}`)
+
 var usageTag = regexp.MustCompile(`usage:("(?:[^"\\]|\\.)*")`)
 
 // told are the sentences of a Go file that its program says: help texts of commands, flags and settings, and errors.
@@ -135,6 +137,8 @@ func told(name, src string) (out []sentence, err error) {
 	}
 	dir := path.Dir(name)
 	add := func(e ast.Expr, text string) {
+		// Lines of a table in a help text are indented, and sentences of their own.
+		text = indented.ReplaceAllString(text, "- ")
 		out = append(out, sentencesOf(text, set.Position(e.Pos()).Line, false)...)
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
@@ -294,22 +298,23 @@ func TestPhrasesRefuse(t *testing.T) {
 	}
 	words := func(n int) string { return strings.TrimSpace(strings.Repeat("word ", n)) }
 	for src, want := range map[string]string{
-		"errors.New(`" + words(25) + "`)":                            "",
-		"errors.New(`" + words(26) + "`)":                            "more than 25",
-		"errors.New(`" + words(25) + ". " + words(3) + "`)":          "",
-		"errors.New(`ERR " + words(26) + "`)":                        "",
-		"fmt.Errorf(`so ` + a + ` x`, 1)":                            "",
-		"fmt.Errorf(`" + words(20) + " ` + a + ` " + words(5) + "`)": "more than 25",
-		"errors.New(fmt.Sprintf(`so many %d`, 1))":                   "give the number",
-		"status.Errorf(codes.Internal, `so many`)":                   "give the number",
-		"usagef(`so many`)":                                          "give the number",
-		"say(`so many`)":                                             "",
-		"cobra.Command{Short: `so many`}":                            "give the number",
-		"cobra.Command{Long: `it.\n\nof which`}":                     "make two",
-		"other{Use: `so many`}":                                      "",
-		"f.StringVar(&x, `n`, ``, `so many`)":                        "give the number",
-		"cmd.Flags().Bool(`n`, false, `so many`)":                    "give the number",
-		"struct{ A int `usage:\"so many\"` }{}":                      "give the number",
+		"errors.New(`" + words(25) + "`)":                                      "",
+		"errors.New(`" + words(26) + "`)":                                      "more than 25",
+		"errors.New(`" + words(25) + ". " + words(3) + "`)":                    "",
+		"errors.New(`ERR " + words(26) + "`)":                                  "",
+		"fmt.Errorf(`so ` + a + ` x`, 1)":                                      "",
+		"fmt.Errorf(`" + words(20) + " ` + a + ` " + words(5) + "`)":           "more than 25",
+		"errors.New(fmt.Sprintf(`so many %d`, 1))":                             "give the number",
+		"status.Errorf(codes.Internal, `so many`)":                             "give the number",
+		"usagef(`so many`)":                                                    "give the number",
+		"say(`so many`)":                                                       "",
+		"cobra.Command{Short: `so many`}":                                      "give the number",
+		"cobra.Command{Long: `it:\n  " + words(20) + "\n  " + words(20) + "`}": "",
+		"cobra.Command{Long: `it.\n\nof which`}":                               "make two",
+		"other{Use: `so many`}":                                                "",
+		"f.StringVar(&x, `n`, ``, `so many`)":                                  "give the number",
+		"cmd.Flags().Bool(`n`, false, `so many`)":                              "give the number",
+		"struct{ A int `usage:\"so many\"` }{}":                                "give the number",
 	} {
 		src = strings.ReplaceAll(src, "`usage:\"so many\"`", "\"usage:\\\"so many\\\"\"")
 		list, err := told("cmd/x/f.go", "package p\n\nvar _ = "+src+"\n")
