@@ -186,7 +186,8 @@ func (c *Client) public(s *sess, q *call) error {
 	var tooLarge *engine.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
-		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrWrongType), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
+		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger),
+		errors.Is(err, ErrWrongType), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):

@@ -137,7 +137,8 @@ func TestNamespaceDeleted(t *testing.T) {
 			}
 		}
 
-		if _, err := dir.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 32 << 20}); err != nil {
+		if _, err := dir.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
+			Name: "n", Replicas: 2, BytesPerNode: 32 << 20}); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "the client to find the namespace of the name", func() bool {
@@ -157,7 +158,8 @@ func TestNamespaceDeleted(t *testing.T) {
 func TestDefaultDeleted(t *testing.T) {
 	st, c := open(t, "sim", devstore.Options{CapacityBytes: 64 << 20}, client.Options{})
 	ctx := t.Context()
-	if _, err := st.DirectoryNodes()[0].DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "default", EndSessions: true}); err != nil {
+	if _, err := st.DirectoryNodes()[0].DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{
+		Name: "default", EndSessions: true}); err != nil {
 		t.Fatal(err)
 	}
 	var err error
@@ -215,7 +217,8 @@ func TestReplicasUnderLoad(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, pg := range s.GetMap().GetPgs() {
-					if len(pg.GetMembers()) != int(copies) || pg.GetJoining() || pg.GetState() != dirpb.PGState_PG_ACTIVE {
+					if len(pg.GetMembers()) != int(copies) || pg.GetJoining() ||
+						pg.GetState() != dirpb.PGState_PG_ACTIVE {
 						return t.Failed()
 					}
 				}
@@ -223,7 +226,8 @@ func TestReplicasUnderLoad(t *testing.T) {
 			}
 		}
 		for _, copies := range []uint32{2, 1, 2} {
-			if _, err := dir.SetNamespace(ctx, &dirpb.SetNamespaceRequest{Name: "n", Replicas: copies, KeepLimit: true}); err != nil {
+			if _, err := dir.SetNamespace(ctx, &dirpb.SetNamespaceRequest{Name: "n", Replicas: copies,
+				KeepLimit: true}); err != nil {
 				t.Fatal(err)
 			}
 			await(t, fmt.Sprintf("%d copies", copies), whole(copies))

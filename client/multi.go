@@ -22,7 +22,8 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 		ops[i].Kind, ops[i].Key = OpGet, keys[i]
 	}
 	c.Do(ctx, ops)
-	// A first pass adds up the lengths, so that one allocation holds all short values. Long ones keep the buffers that they were read to.
+	// A first pass adds up the lengths, so that one allocation holds all short values. Long ones keep the buffers that
+	// they were read to.
 	total := 0
 	for i := range ops {
 		if n := len(ops[i].Item.Value); n <= keptInto {

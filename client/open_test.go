@@ -55,7 +55,8 @@ func TestOpenLost(t *testing.T) {
 	defer s.Stop()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
+	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{
+		rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
 	if c != nil || !errors.Is(err, client.ErrNoNamespace) {
 		t.Errorf("%v, %v; want what the third attempt found", c, err)
 	}
@@ -68,7 +69,8 @@ func TestDefaultLanes(t *testing.T) {
 		if n := c.Lanes(); n != want {
 			t.Errorf("%s: %d lanes, want %d", provider, n, want)
 		}
-		two, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: provider, Lanes: 2})
+		two, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(),
+			Provider: provider, Lanes: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -82,7 +82,8 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 			exprs.WriteString(a.Expr + "\n")
 		}
 	}
-	names := slices.Compact(slices.Sorted(slices.Values(regexp.MustCompile(`kvd_\w+`).FindAllString(exprs.String(), -1))))
+	names := slices.Compact(
+		slices.Sorted(slices.Values(regexp.MustCompile(`kvd_\w+`).FindAllString(exprs.String(), -1))))
 	w.names = regexp.MustCompile(`(?m)^(` + strings.Join(names, "|") + `)[{ ].*\n`)
 	return w
 }
@@ -90,7 +91,8 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 // scrapeTargets scrapes every target; one that does not answer serves nothing.
 func (w *watcher) scrapeTargets() []scrape {
 	var now []scrape
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: w.tls}}
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: w.tls}}
 	scheme := "http://"
 	if w.tls != nil {
 		scheme = "https://"
@@ -282,8 +284,10 @@ func newTried(t *testing.T, base int) *tried {
 func (s *tried) directory(n int, flags ...string) {
 	s.t.Helper()
 	name, at := fmt.Sprint("d", n), host(s.base+n)
-	args := append([]string{commands(s.t) + "/kvd", "directory", "--id", name, "--data-dir", filepath.Join(s.env[0][len("XDG_RUNTIME_DIR="):], name),
-		"--listen", at + ":7400", "--raft-listen", at + ":7401", "--http-listen", at + ":7480", "--epoch-interval", "10ms"}, flags...)
+	args := append([]string{commands(s.t) + "/kvd", "directory", "--id", name, "--data-dir",
+		filepath.Join(s.env[0][len("XDG_RUNTIME_DIR="):], name),
+		"--listen", at + ":7400", "--raft-listen", at + ":7401", "--http-listen", at + ":7480", "--epoch-interval",
+		"10ms"}, flags...)
 	if n == 1 {
 		args = append(args, "--bootstrap")
 	} else {
@@ -307,16 +311,19 @@ func (s *tried) gateway(n int, databases string, flags ...string) string {
 	s.t.Helper()
 	name, at := fmt.Sprint("g", n), host(s.base+30+n)
 	s.web[name] = at + ":7483"
-	s.run[name] = start(s.t, s.env, append([]string{commands(s.t) + "/kvd", "gateway", "--directory", s.directories(), "--databases", databases,
-		"--listen", at + ":6379", "--listen-memcached", "off", "--http-listen", s.web[name]}, flags...)...)
+	s.run[name] = start(s.t, s.env,
+		append([]string{commands(s.t) + "/kvd", "gateway", "--directory", s.directories(), "--databases", databases,
+			"--listen", at + ":6379", "--listen-memcached", "off", "--http-listen", s.web[name]}, flags...)...)
 	return at + ":6379"
 }
 
 func (s *tried) memnodeArgs(n int) []string {
 	at := host(s.base + 10 + n)
 	s.web[fmt.Sprint("m", n)] = at + ":7481"
-	return []string{commands(s.t) + "/kvd", "memnode", "--name", fmt.Sprint("m", n), "--memory", "64MiB", "--directory", s.directories(),
-		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481", "--keep", "off"} // what happens to it happens to one process
+	return []string{commands(s.t) + "/kvd", "memnode", "--name", fmt.Sprint("m", n), "--memory", "64MiB", "--directory",
+		s.directories(),
+		// what happens to it happens to one process
+		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481", "--keep", "off"}
 }
 
 func (s *tried) memnode(n int) {
@@ -330,7 +337,8 @@ func (s *tried) kvctl(directory string, args ...string) string {
 	if directory == "" {
 		directory = s.directories()
 	}
-	return output(s.t, append(s.env, "KVD_DIRECTORY="+directory), append([]string{commands(s.t) + "/kvctl"}, args...)...)
+	return output(s.t, append(s.env, "KVD_DIRECTORY="+directory),
+		append([]string{commands(s.t) + "/kvctl"}, args...)...)
 }
 
 // leader is the number of the directory node that leads.
@@ -365,8 +373,9 @@ func TestAlertsFire(t *testing.T) {
 	promql := buildPromQL(t)
 	fired := make(map[string]bool)
 	stores := map[string]func(*testing.T, string, map[string]bool){
-		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo, "damage": damage,
-		"index": damagedIndex, "load": load, "certificates": certificates,
+		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo,
+		"damage": damage,
+		"index":  damagedIndex, "load": load, "certificates": certificates,
 	}
 	ran := 0
 	for name, try := range stores {
@@ -406,7 +415,9 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	for range 5 {
 		p := s.run[fmt.Sprint("d", s.leader())]
 		p.signal(syscall.SIGSTOP)
-		await(t, func() string { return "nobody takes over" }, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
+		await(t, func() string {
+			return "nobody takes over"
+		}, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
 		p.signal(syscall.SIGCONT)
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
@@ -418,7 +429,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	w.fires("KvdMemoryNodeDown", "KvdCopiesMissing", "KvdNoRoomForCopies", "KvdPlacementGroupLost", "KvdDataLost")
 	follower := s.leader()%3 + 1
 	status := s.kvctl(host(s.base+follower)+":7400", "status")
-	for _, want := range []string{"namespace once lost keys", "-> kvctl namespace accept-loss once", "memory node m2 is down", "-> kvd memnode --name m2",
+	for _, want := range []string{"namespace once lost keys", "-> kvctl namespace accept-loss once",
+		"memory node m2 is down", "-> kvd memnode --name m2",
 		"namespace twice: placement groups", "no other memory node has room", "reclaim epoch  "} {
 		if !strings.Contains(status, want) {
 			t.Errorf("kvctl status of a follower lacks %q:\n%s", want, status)
@@ -440,7 +452,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	s.memnode(2)
 	w.fires("KvdDataLost")
 	w.only("KvdDataLost")
-	if text := s.get(fmt.Sprint("d", s.leader()), "/metrics"); !strings.Contains(text, "kvd_directory_lost_total{namespace=\"once\"} 2\n") {
+	if text := s.get(fmt.Sprint("d", s.leader()), "/metrics"); !strings.Contains(
+		text, "kvd_directory_lost_total{namespace=\"once\"} 2\n") {
 		t.Errorf("losses are not counted:\n%s", regexp.MustCompile(`(?m)^kvd_directory_los.*`).FindAllString(text, -1))
 	}
 	s.kvctl("", "namespace", "accept-loss", "once")
@@ -451,7 +464,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	s.run[fmt.Sprint("d", leader%3+1)].kill()
 	w.fires("KvdDirectoryNodeDown")
 	w.only("KvdDirectoryNodeDown")
-	if status := s.kvctl("", "status"); !strings.Contains(status, fmt.Sprintf("kvctl directory remove d%d", leader%3+1)) {
+	if status := s.kvctl("", "status"); !strings.Contains(
+		status, fmt.Sprintf("kvctl directory remove d%d", leader%3+1)) {
 		t.Errorf("kvctl status does not say which directory node is silent:\n%s", status)
 	}
 	s.run[fmt.Sprint("d", leader)].kill()
@@ -467,7 +481,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	})
 	w.fires("KvdDirectoryWithoutLeader", "KvdNotReady", "KvdMemoryNodeUnregistered")
 	status = s.kvctl("", "status")
-	for _, want := range []string{"does not lead: it is ", " old", "the directory has no leader: 2 of its 3 nodes must run", "-> start those that are down: kvd directory"} {
+	for _, want := range []string{"does not lead: it is ", " old",
+		"the directory has no leader: 2 of its 3 nodes must run", "-> start those that are down: kvd directory"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("kvctl status without a leader lacks %q:\n%s", want, status)
 		}
@@ -491,9 +506,11 @@ func secured(t *testing.T, at string, days int) (dir string, flags []string, cli
 	if err != nil {
 		t.Fatal(err)
 	}
-	client = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}}
+	client = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{
+		pair}}
 	client.RootCAs.AppendCertsFromPEM([]byte(read(t, file("ca.pem"))))
-	return dir, []string{"--tls-ca", file("ca.pem"), "--tls-cert", file("d1.pem"), "--tls-key", file("d1-key.pem")}, client
+	return dir, []string{"--tls-ca", file("ca.pem"), "--tls-cert", file("d1.pem"), "--tls-key", file("d1-key.pem")},
+		client
 }
 
 // certificates: one expires soon, and its file is replaced by half of another.
@@ -625,7 +642,8 @@ func memory(t *testing.T, promql string, fired map[string]bool) {
 	w.fires("KvdNamespaceFull")
 
 	// An index with no room for another shard.
-	out, err := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "index", "--bytes", "8MiB",
+	out, err := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "index",
+		"--bytes", "8MiB",
 		"--shards", "1", "--segments", "1000000").CombinedOutput()
 	m := regexp.MustCompile(`has room for (\d+) in each`).FindSubmatch(out)
 	if err == nil || m == nil {
@@ -733,7 +751,8 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 	})
 	s.run["m1"].limitSpace(32 << 20)
 	await(t, func() string { return "no memory node is up" }, func() bool { // it may still miss a lease
-		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more", "--bytes", "40MiB").Run() == nil
+		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more",
+			"--bytes", "40MiB").Run() == nil
 	})
 	w.fires("KvdRegionsFailing")
 }
@@ -783,7 +802,9 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 	s.kvctl("", "--namespace", "n", "shards", "split", "--all")
 	failed := regexp.MustCompile(`kvd_janitor_jobs_total\{kind="move",result="failed"\} (\d+)`)
 	for n := 1; n <= 4; n++ {
-		await(t, func() string { return fmt.Sprintf("fewer than %d jobs failed:\n%s", n, s.kvctl("", "jobs")) }, func() bool {
+		await(t, func() string {
+			return fmt.Sprintf("fewer than %d jobs failed:\n%s", n, s.kvctl("", "jobs"))
+		}, func() bool {
 			m := failed.FindStringSubmatch(s.get("m1", "/metrics"))
 			if m == nil {
 				return false
@@ -807,8 +828,10 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	w := watch(t, promql, time.Minute, fired, s.web)
 	s.kvctl("", "namespace", "create", "n", "--bytes", "32MiB")
 	w.only()
-	bench := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "--namespace", "n", "--provider", "tcp", "bench",
-		"--workload", "C", "--value-size", "16384", "--records", "1000", "--threads", "16", "--lanes", "8", "--batch", "16", "--duration", "1h")
+	bench := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "--namespace", "n", "--provider", "tcp",
+		"bench",
+		"--workload", "C", "--value-size", "16384", "--records", "1000", "--threads", "16", "--lanes", "8", "--batch",
+		"16", "--duration", "1h")
 	if err := bench.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -831,7 +854,9 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	}
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	await(t, func() string { return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all))) }, func() bool {
+	await(t, func() string {
+		return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all)))
+	}, func() bool {
 		w.past, w.now = past, now
 		before, began := w.scrapeTargets(), ran()
 		time.Sleep(time.Second / 2) // what is asked is how much happens in a time
@@ -852,9 +877,11 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 	at := host(180)
 	s := newTried(t, 180)
 	s.web["dev"] = at + ":7480"
-	start(t, s.env, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen", at+":7400", "--redis", at+":6379", "--memcached", "off", "--http", s.web["dev"])
+	start(t, s.env, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen", at+":7400", "--redis", at+":6379",
+		"--memcached", "off", "--http", s.web["dev"])
 	s.web["g"] = at + ":7483"
-	g := start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen", at+":6380",
+	g := start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen",
+		at+":6380",
 		"--listen-memcached", "off", "--http-listen", s.web["g"], "--max-connections", "1")
 	w := watch(t, promql, time.Minute, fired, s.web)
 	r := dialRedis(t, at+":6379")

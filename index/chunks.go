@@ -111,8 +111,8 @@ func (o *Op) prepareChunks() Action {
 	return o.post(stepWriteChunks)
 }
 
-// endUnlinked ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which nobody reuses before
-// that. The manifests among it are read first, since their chunks go with them.
+// endUnlinked ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which
+// nobody reuses before that. The manifests among it are read first, since their chunks go with them.
 func (o *Op) endUnlinked() Action {
 	o.begin()
 	switch {

@@ -67,7 +67,8 @@ func (w *world) asCache() *world {
 
 // access is the access word of a slot of the home group, at the tail.
 func (w *world) access(slot int) layout.AccessWord {
-	return layout.AccessWord(binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
+	return layout.AccessWord(
+		binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
 }
 
 // client is one session with one operation at a time; it is the operation's Env.
@@ -517,7 +518,8 @@ func (c *client) answer() string {
 	case o.Err != nil:
 		return fmt.Sprintf("done: %v %s", o.Err, at)
 	case o.Kind == index.Get && o.Parts() != nil:
-		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts(), nil)), len(o.Parts()), o.Version, at)
+		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts(), nil)), len(o.Parts()),
+			o.Version, at)
 	case o.Kind == index.Get:
 		return fmt.Sprintf("done: %q version %d %s", short(o.Record.Value), o.Version, at)
 	case o.Kind == index.Scan:
@@ -544,8 +546,6 @@ func short(b []byte) string {
 	}
 	return string(b)
 }
-
-// ---- memory ----------------------------------------------------------------
 
 // perform lets one verb take effect and says what it found.
 func (w *world) perform(a *index.Access) string {
@@ -761,7 +761,8 @@ func (w *world) find(r uint8, key string) (group uint64, i int, x layout.Word, o
 			if x.State() == layout.Empty {
 				continue
 			}
-			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil && string(rec.Key) == key {
+			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
+				string(rec.Key) == key {
 				return g, i, x, true
 			}
 		}

@@ -25,10 +25,11 @@ type Op struct {
 	Raw       *RawRead // request of a Raw
 	Machine   Machine  // of a janitor's kinds
 	Txn       *Txn     // of a transaction's kinds
-	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0: layout.MaxRecordSize.
+	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
+	// layout.MaxRecordSize.
 	Whole uint32
-	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as often
-	// in each further attempt. 0: the default, about two milliseconds; negative: never.
+	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as
+	// often in each further attempt. 0: the default, about two milliseconds; negative: never.
 	Patience int8
 	Kind     Kind
 	Cond     Cond
@@ -115,14 +116,15 @@ type far struct {
 	stashRead bool
 	diff      []uint8 // slots to be synced
 
-	syncK         uint8
-	syncSlot      uint8
-	syncThen      Step
-	syncQ, syncB  layout.Word
-	syncRecs      [2][]byte
-	syncBase      uint64 // region offset of the group that syncSlot is in; 0: the key's own
-	syncNamed     uint8  // which of the records that an intent names is copied: 1 the parent, 2 the final one; 0: the slot's own
-	chunk         int    // next chunk to copy
+	syncK        uint8
+	syncSlot     uint8
+	syncThen     Step
+	syncQ, syncB layout.Word
+	syncRecs     [2][]byte
+	syncBase     uint64 // region offset of the group that syncSlot is in; 0: the key's own
+	// which of the records that an intent names is copied: 1 the parent, 2 the final one; 0: the slot's own
+	syncNamed     uint8
+	chunk         int // next chunk to copy
 	segment       []byte
 	joiners       []byte // the joiner's copy of segment
 	corrupts      int    // of the Scan's page
@@ -146,9 +148,10 @@ type far struct {
 	intent, final final // of a Prepare; a Settle's copy of a record is final
 }
 
-// ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of layout.FlagsOfValue) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
-// called several times; the last call counts. The value it returns must stay
-// unchanged until the next call or Done, so it does not lie in cur's memory.
+// ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of
+// layout.FlagsOfValue) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be called
+// several times; the last call counts. The value it returns must stay unchanged until the next call or Done, so it does
+// not lie in cur's memory.
 type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)
 
 // need makes sure that o.far is there.
@@ -241,7 +244,8 @@ func (o *Op) MapVersion() (v uint64, ok bool) {
 // result: the operation may have happened.
 func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
 
-// Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show afterwards.
+// Decides reports whether the accesses of the last Post decide at the head what the other replicas are to show
+// afterwards.
 func (o *Op) Decides() bool { return o.step == stepCASSlot && o.Route.PG.Replicas > 1 }
 
 // Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that would. Such

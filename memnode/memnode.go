@@ -69,8 +69,8 @@ type Options struct {
 	HugePageBytes int
 	// Lock pins the regions in memory.
 	Lock bool
-	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over shm in the client's name,
-	// when it is first used.
+	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over
+	// shm in the client's name, when it is first used.
 	Populate bool
 	// Devices serve the regions, each at its own address: at least one, each of
 	// another provider. A device whose adapter executes atomics goes with tcp alone, which then leaves its
@@ -96,9 +96,11 @@ type Options struct {
 	// and clients notice the loss of their connections alone.
 	Keeper Keeper
 	// Door names the peers of earlier processes of this node that may still be about to write to its memory, from which
-	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are none.
+	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are
+	// none.
 	Door func() (inside []string, err error)
-	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
+	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not
+	// block.
 	Restart func()
 	// MayRestart, if not nil, is asked before Restart, with the bytes of the regions that are here. An error
 	// says why the next process could not serve them, and then this one stays.
@@ -170,10 +172,12 @@ func (o *Options) Validate() error {
 			bad("Devices[%d]: %s has no atomics", i, d.Device.Name())
 		case adapter == nil || d.Device == adapter || d.Device.Name() == "tcp":
 		case s == driver.AtomicHCA:
-			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with the other's: leave one out",
+			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with "+
+				"the other's: leave one out",
 				i, adapter.Name(), d.Device.Name())
 		default:
-			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: leave %s out, or have %s leave atomics to its agent",
+			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: "+
+				"leave %s out, or have %s leave atomics to its agent",
 				i, d.Device.Name(), adapter.Name(), d.Device.Name(), adapter.Name())
 		}
 	}
@@ -201,8 +205,8 @@ type Node struct {
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is said of it to the
-	// next one. Only run changes boot, before it registers and with the lock.
+	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is
+	// said of it to the next one. Only run changes boot, before it registers and with the lock.
 	boot uint64
 	keep keeping
 	// nonce is this process's own, which no other has.
@@ -237,7 +241,8 @@ type Node struct {
 		fencing  map[uint32]*fence
 		regions  map[uint32]*region // by PG
 		making   map[uint32]*making // by PG
-		retained map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
+		// by PG: memory without keys, which no state but the next registration's offer needs
+		retained map[uint32]*region
 		failures map[uint32]*failure
 		loops    map[uint32]*loop // by namespace
 		used     int64            // bytes of regions, made or being made
@@ -334,7 +339,8 @@ func (n *Node) listen(dl DeviceListen) error {
 		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
 	}
 	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr, Atomics: n.atomicsBy(dl.Device)}
-	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics", d.endpoint.Atomics)
+	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics",
+		d.endpoint.Atomics)
 	return nil
 }
 
@@ -344,7 +350,8 @@ func advertised(listen, advertise string) (string, error) {
 	if advertise == "" {
 		ip, perr := netip.ParseAddr(host)
 		if err == nil && (host == "" || perr == nil && ip.IsUnspecified()) {
-			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address", listen)
+			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address",
+				listen)
 		}
 		return listen, nil
 	}
@@ -360,8 +367,8 @@ func advertised(listen, advertise string) (string, error) {
 	return advertise, nil
 }
 
-// Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the node's regions need
-// more than it lends.
+// Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the
+// node's regions need more than it lends.
 func (n *Node) Ready(ctx context.Context) error {
 	select {
 	case <-n.ready:
@@ -436,7 +443,8 @@ func (n *Node) Close() error {
 			}
 		}
 		if len(errs) == 0 {
-			for _, r := range slices.Concat(slices.Collect(maps.Values(n.mu.regions)), slices.Collect(maps.Values(n.mu.retained))) {
+			for _, r := range slices.Concat(slices.Collect(maps.Values(n.mu.regions)),
+				slices.Collect(maps.Values(n.mu.retained))) {
 				errs = append(errs, n.drop(r))
 			}
 			for _, d := range n.devices {
@@ -547,7 +555,8 @@ func (n *Node) Stats() Stats {
 				continue
 			}
 			if paced, ok := pd.Paced(); ok {
-				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(), Paced: paced})
+				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(),
+					Paced: paced})
 			}
 		}
 	}

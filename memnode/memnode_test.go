@@ -40,7 +40,8 @@ func TestPublish(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := open(t, dir, 1<<20, "tcp", "shm")
 	reg := dir.registered[0]
-	if reg.Name != "m1" || reg.Domain != "rack1" || reg.HostId != "host1" || reg.CapacityBytes != 1<<20 || reg.Incarnation == 0 || len(reg.Endpoints) != 2 {
+	if reg.Name != "m1" || reg.Domain != "rack1" || reg.HostId != "host1" || reg.CapacityBytes != 1<<20 ||
+		reg.Incarnation == 0 || len(reg.Endpoints) != 2 {
 		t.Fatalf("registered %v", reg)
 	}
 	dir.want(9, 1)
@@ -52,7 +53,8 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, err := layout.ParseRegion(b)
-	want := layout.RegionHeader{PG: 9, Namespace: 1, Epoch: 3, RegionBytes: regionBytes, IndexBytes: indexBytes, Incarnation: reg.Incarnation}
+	want := layout.RegionHeader{PG: 9, Namespace: 1, Epoch: 3, RegionBytes: regionBytes, IndexBytes: indexBytes,
+		Incarnation: reg.Incarnation}
 	if err != nil || h != want {
 		t.Fatalf("header %+v, %v; want %+v", h, err, want)
 	}
@@ -70,11 +72,13 @@ func TestPublish(t *testing.T) {
 		t.Fatalf("tcp reads %v, %v", b, err)
 	}
 	s := n.Stats()
-	if s.RegisteredBytes != regionBytes || s.Connections != 2 || s.Sessions != 1 || len(s.Regions) != 1 || s.Regions[0].PG != 9 || s.DataPathCPU <= 0 {
+	if s.RegisteredBytes != regionBytes || s.Connections != 2 || s.Sessions != 1 || len(s.Regions) != 1 ||
+		s.Regions[0].PG != 9 || s.DataPathCPU <= 0 {
 		t.Fatalf("stats %+v", s)
 	}
 	dir.until("CPU time in a heartbeat", func() bool {
-		return dir.last.Stats.DataPathCpuNanos > 0 && dir.last.Stats.Connections == 2 && dir.last.Stats.RegisteredBytes == regionBytes
+		return dir.last.Stats.DataPathCpuNanos > 0 && dir.last.Stats.Connections == 2 &&
+			dir.last.Stats.RegisteredBytes == regionBytes
 	})
 	for i, op := range []struct {
 		name string
@@ -82,7 +86,10 @@ func TestPublish(t *testing.T) {
 	}{
 		{"WRITE to the index", func(l *lane) error { return l.write(kt.IndexRkey, kt.IndexBase, "x") }},
 		{"CAS in the heap", func(l *lane) error { return l.cas(kt.HeapRkey, kt.HeapBase, 0, 1) }},
-		{"READ behind the index", func(l *lane) error { _, err := l.read(kt.IndexRkey, kt.IndexBase+indexBytes, 8); return err }},
+		{"READ behind the index", func(l *lane) error {
+			_, err := l.read(kt.IndexRkey, kt.IndexBase+indexBytes, 8)
+			return err
+		}},
 		{"WRITE behind the region", func(l *lane) error { return l.write(kt.HeapRkey, kt.HeapBase+last+8, "x") }},
 	} {
 		refused(t, op.name, op.do(mustDial(t, dir, "tcp", rw, uint32(10+i))))
@@ -114,7 +121,8 @@ func TestNamespaceGone(t *testing.T) {
 				dir.want(pg, g.Namespace)
 				for i, p := range order {
 					k := dir.keys(pg, p)
-					if err := mustDial(t, dir, p, g, uint32(i)).cas(k.IndexRkey, k.IndexBase+word, uint64(i), uint64(i+1)); err != nil {
+					if err := mustDial(t, dir, p, g, uint32(i)).cas(k.IndexRkey, k.IndexBase+word, uint64(i),
+						uint64(i+1)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -141,8 +149,10 @@ func TestCapacity(t *testing.T) {
 	dir.want(2, 1)
 	dir.change(func() { // absurd sizes must not wrap
 		w := dir.regions[1]
-		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 3, NamespaceId: 1, RegionBytes: 1<<64 - 64, IndexBytes: 4096})
-		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 4, NamespaceId: 1, RegionBytes: w.RegionBytes, IndexBytes: w.RegionBytes})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 3, NamespaceId: 1, RegionBytes: 1<<64 - 64,
+			IndexBytes: 4096})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 4, NamespaceId: 1, RegionBytes: w.RegionBytes,
+			IndexBytes: w.RegionBytes})
 		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 5, NamespaceId: 1, RegionBytes: 8192, IndexBytes: 8})
 	})
 	dir.beats(3)
@@ -176,7 +186,8 @@ func TestCapacity(t *testing.T) {
 func TestCapacityOfPages(t *testing.T) {
 	const page = 2 << 20
 	dir := newDirectory(t)
-	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim") // which has none, and takes any
+	// which has none, and takes any
+	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim")
 	dir.want(1, 1)
 	dir.keys(1, "sim")
 	dir.want(2, 1)
@@ -248,7 +259,8 @@ func TestRegionInUse(t *testing.T) {
 		return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil
 	})
 	dir.beats(3)
-	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 || s.Regions[0].Published {
+	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 ||
+		s.Regions[0].Published {
 		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
 	}
 	b.inside.Store(false)
@@ -287,10 +299,20 @@ func TestForeignNamespace(t *testing.T) {
 					what string
 					do   func(l *lane) error
 				}{
-					{"READ of a foreign heap", func(l *lane) error { _, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8); return err }},
-					{"READ of a foreign index", func(l *lane) error { _, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8); return err }},
-					{"WRITE to a foreign heap", func(l *lane) error { return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen") }},
-					{"CAS in a foreign index", func(l *lane) error { return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1) }},
+					{"READ of a foreign heap", func(l *lane) error {
+						_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
+						return err
+					}},
+					{"READ of a foreign index", func(l *lane) error {
+						_, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8)
+						return err
+					}},
+					{"WRITE to a foreign heap", func(l *lane) error {
+						return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen")
+					}},
+					{"CAS in a foreign index", func(l *lane) error {
+						return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1)
+					}},
 				} {
 					l := mustDial(t, dir, provider, rw, uint32(lane))
 					if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
@@ -301,7 +323,8 @@ func TestForeignNamespace(t *testing.T) {
 				if b, err := owner.read(theirs.HeapRkey, theirs.HeapBase, 6); err != nil || string(b) != "theirs" {
 					t.Errorf("over %s its owner reads %q, %v", provider, b, err)
 				}
-				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil || !bytes.Equal(b, make([]byte, 8)) {
+				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil ||
+					!bytes.Equal(b, make([]byte, 8)) {
 					t.Errorf("over %s its owner reads the word %x, %v", provider, b, err)
 				}
 			}
@@ -316,8 +339,8 @@ func TestForeignNamespace(t *testing.T) {
 	}
 }
 
-// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken back.
-// Other namespaces, and verbs that the client executes, are not concerned.
+// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken
+// back. Other namespaces, and verbs that the client executes, are not concerned.
 func TestQuota(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("late=%v", late), func(t *testing.T) {
@@ -325,7 +348,8 @@ func TestQuota(t *testing.T) {
 			n, _ := open(t, dir, 1<<20, "tcp", "shm")
 			limit := func(ops uint64) {
 				dir.change(func() {
-					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"}, {NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
+					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"},
+						{NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
 				})
 				dir.beats(2) // the first may have been under way
 			}
@@ -414,7 +438,9 @@ func TestFence(t *testing.T) {
 				}
 			}
 			dir.change(func() { dir.fence = []uint32{7, 1000} })
-			dir.until("both fences confirmed", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
+			dir.until("both fences confirmed", func() bool {
+				return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000})
+			})
 			dir.beats(2) // it goes on reporting while asked
 			dir.until("reported again", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
 			for _, l := range victims {
@@ -479,7 +505,8 @@ func TestEndedSession(t *testing.T) {
 			if err := victim.write(k.HeapRkey, k.HeapBase, "x"); err == nil {
 				t.Fatal("a WRITE of a session that has ended succeeded")
 			}
-			if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session 7: the session has ended") {
+			if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
+				!strings.Contains(err.Error(), "session 7: the session has ended") {
 				t.Fatalf("got %v, want a refusal", err)
 			}
 			if err := young.write(k.HeapRkey, k.HeapBase, "y"); err != nil {
@@ -500,7 +527,8 @@ func TestEndedBeforeRestart(t *testing.T) {
 	dir := newDirectory(t)
 	dir.ended = []uint32{7}
 	n, _ := open(t, dir, 1<<20, "tcp")
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrEnded) {
 		t.Fatalf("got %v, want ErrEnded", err)
 	}
 }
@@ -560,7 +588,8 @@ func TestFenceUnconfirmed(t *testing.T) {
 	dir.want(1, 1)
 	dir.keys(1, "tcp")
 	p := &stubborn{tries: make(chan struct{}, 1)}
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn", Peer: p}); err != nil {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn",
+		Peer: p}); err != nil {
 		t.Fatal(err)
 	}
 	dir.change(func() { dir.fence = []uint32{7} })
@@ -578,7 +607,8 @@ func TestFenceUnconfirmed(t *testing.T) {
 		t.Fatalf("logged %d times, want once", c)
 	}
 	// Its lane cannot be taken over either, nor the session come back.
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrEnded) {
 		t.Fatalf("got %v, want ErrEnded", err)
 	}
 	p.yield.Store(true)
@@ -623,7 +653,8 @@ func TestLaneReplaced(t *testing.T) {
 	})
 }
 
-// A directory that has become one of a later version is told of the same process once more; connections and memory stay.
+// A directory that has become one of a later version is told of the same process once more; connections and memory
+// stay.
 func TestRegisterAgain(t *testing.T) {
 	dir := newDirectory(t)
 	open(t, dir, 1<<20, "tcp", "shm")
@@ -678,7 +709,8 @@ func TestUnknownNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := n.Stats()
-	if h, err := layout.ParseRegion(b); err != nil || h.Incarnation != s.Incarnation || s.Incarnation == before.Incarnation {
+	if h, err := layout.ParseRegion(b); err != nil || h.Incarnation != s.Incarnation ||
+		s.Incarnation == before.Incarnation {
 		t.Fatalf("header %+v, %v; stats %+v", h, err, s)
 	}
 	if s.RegisteredBytes != regionBytes {
@@ -686,7 +718,8 @@ func TestUnknownNode(t *testing.T) {
 	}
 	_, err = fresh.read(k.HeapRkey, k.HeapBase, 8)
 	refused(t, "READ with the old incarnation's rkey", err)
-	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 9, Namespace: 1}, 0)); !errors.Is(err, rdma.ErrRefused) {
+	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 9, Namespace: 1}, 0)); !errors.Is(
+		err, rdma.ErrRefused) {
 		t.Fatalf("a session fenced before dials: %v", err)
 	}
 
@@ -749,7 +782,8 @@ func TestUnknownNodeWaitsForFence(t *testing.T) {
 	for range 3 {
 		<-p.tries
 	}
-	if _, err := dial(t, dir, "tcp", private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+	if _, err := dial(t, dir, "tcp", private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
+		!strings.Contains(err.Error(), "not registered") {
 		t.Fatalf("got %v, want a refusal", err)
 	}
 	if s := n.Stats(); s.Registered || s.RegisteredBytes != regionBytes || len(dir.registered) != 1 {
@@ -778,7 +812,8 @@ func TestDirectoryLost(t *testing.T) {
 	if err := n.Stats().DirectoryErr; err != nil {
 		t.Fatal(err)
 	}
-	if log.count("directory does not answer") != 1 || log.count("directory answers again") != 1 || len(dir.registered) != 1 {
+	if log.count("directory does not answer") != 1 || log.count("directory answers again") != 1 ||
+		len(dir.registered) != 1 {
 		t.Fatal("losing and finding the directory was not logged once each, or the node registered again")
 	}
 }
@@ -840,7 +875,8 @@ func TestRegionWantedAnew(t *testing.T) {
 	dir.change(func() { dir.publishErr = nil })
 	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Published })
 	k3 := dir.keysSince(1, 6)
-	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil ||
+		string(b) != "\x00\x00\x00" {
 		t.Fatalf("the region made last holds %q, %v", b, err)
 	}
 }
@@ -862,7 +898,9 @@ func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
 // Over TLS a peer shows whose it is, besides a token.
 func TestRoles(t *testing.T) {
 	dir := newDirectory(t)
-	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain}
+	}, "tcp")
 	dir.want(1, 1)
 	dir.keys(1, "tcp")
 	a := identitytest.New(t)
@@ -873,7 +911,8 @@ func TestRoles(t *testing.T) {
 		p := &stubborn{}
 		g := rw
 		g.Identity = "spiffe://" + identitytest.TrustDomain + "/kvd/" + r.String() + "/it"
-		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p,
+			TLS: chain(a.Role(r.String(), "it"))})
 		defer n.gone(p)
 		var denied *identity.DeniedError
 		if refused := errors.As(err, &denied); refused != (r == identity.Directory) || err != nil && !refused {
@@ -897,7 +936,8 @@ func TestRegistrationRefused(t *testing.T) {
 	dir := newDirectory(t)
 	dir.refuse = status.Error(codes.PermissionDenied, "m1 belongs to another")
 	log := &logged{}
-	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir,
+		Logger:  slog.New(slog.NewTextHandler(log, nil)),
 		Devices: []DeviceListen{{Device: openDevice(t, "tcp"), Addr: "127.0.0.1:0"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -928,7 +968,8 @@ func TestNotReady(t *testing.T) {
 	if err := n.Ready(ctx); !errors.Is(err, errDown) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Ready: %v, want the reason", err)
 	}
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrNotRegistered) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrNotRegistered) {
 		t.Errorf("accept: %v, want ErrNotRegistered", err)
 	}
 	if err := n.Close(); err != nil {
@@ -945,7 +986,8 @@ func TestOptions(t *testing.T) {
 	simulated := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("m"))
 	another := rdma.NewDevice("another", sim.New(sim.Options{}).Device("m"))
 	none := rdma.NewDevice("none", atomicless{simulated.Driver()})
-	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}}
+	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{
+		{Device: tcp, Addr: "127.0.0.1:0"}}}
 	for want, change := range map[string]func(*Options){
 		"Name":                  func(o *Options) { o.Name = "" },
 		"CapacityBytes is 0":    func(o *Options) { o.CapacityBytes = 0 },

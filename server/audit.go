@@ -96,6 +96,8 @@ func (n *Node) Audit(_ context.Context, q *dirpb.AuditRequest) (*dirpb.AuditRepl
 		return nil, err
 	}
 	reply := &dirpb.AuditReply{}
-	n.machine.view(func(s *fsm.State) { reply.Entries, reply.Dropped = s.Audit(q.After, int(min(q.Limit, fsm.MaxAudit))) })
+	n.machine.view(func(s *fsm.State) {
+		reply.Entries, reply.Dropped = s.Audit(q.After, int(min(q.Limit, fsm.MaxAudit)))
+	})
 	return reply, nil
 }

@@ -36,12 +36,14 @@ func TestFindWorkWaits(t *testing.T) {
 	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4})
 	x := openIn(t, c, "n").SessionId
 	began := time.Now()
-	if r, err := c.FindWork(testCtx(t), &dirpb.FindWorkRequest{WaitMillis: 200}); err != nil || len(r.Namespaces) != 0 || time.Since(began) < 200*time.Millisecond {
+	if r, err := c.FindWork(testCtx(t), &dirpb.FindWorkRequest{WaitMillis: 200}); err != nil ||
+		len(r.Namespaces) != 0 || time.Since(began) < 200*time.Millisecond {
 		t.Fatalf("work %v, %v after %v", r, err, time.Since(began))
 	}
 	found := answers(t, func(ctx context.Context) (*dirpb.FindWorkReply, error) {
 		for { // as a janitor
-			if r, err := c.FindWork(ctx, &dirpb.FindWorkRequest{WaitMillis: 1 << 40}); err != nil || len(r.Namespaces) > 0 {
+			if r, err := c.FindWork(ctx, &dirpb.FindWorkRequest{WaitMillis: 1 << 40}); err != nil ||
+				len(r.Namespaces) > 0 {
 				return r, err
 			}
 		}
@@ -118,7 +120,8 @@ func TestHeartbeatWaits(t *testing.T) {
 	}
 	regions := len(r.Regions)
 	r = waits("a region", func() {
-		if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "n", BytesPerNode: 16 << 20}); err != nil {
+		if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{
+			Name: "n", BytesPerNode: 16 << 20}); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -128,11 +131,13 @@ func TestHeartbeatWaits(t *testing.T) {
 	id := r.Regions[len(r.Regions)-1].NamespaceId
 	for _, ops := range []uint64{1000, 2000, 0} {
 		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() {
-			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true, Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
+			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true,
+				Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
 				t.Fatal(err)
 			}
 		})
-		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"}, {NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
+		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"},
+			{NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
 		if !slices.EqualFunc(r.Quotas, want, func(a, b *dirpb.NamespaceQuota) bool { return proto.Equal(a, b) }) {
 			t.Fatalf("quotas %v, want %v", r.Quotas, want)
 		}
@@ -216,7 +221,8 @@ func TestQuietSessionIsCalled(t *testing.T) {
 	}
 	// It answers the call as sessions do: with what it learns, until it may be quiet again.
 	quiet()
-	if r := tell(&dirpb.RenewRequest{SessionId: writer, ReportEpoch: tell(&dirpb.RenewRequest{SessionId: writer}).Epoch}); r.MinEpoch <= tag {
+	if r := tell(&dirpb.RenewRequest{
+		SessionId: writer, ReportEpoch: tell(&dirpb.RenewRequest{SessionId: writer}).Epoch}); r.MinEpoch <= tag {
 		t.Fatalf("the minimum is %d after the call, want more than %d", r.MinEpoch, tag)
 	}
 	cancel()

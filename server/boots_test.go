@@ -21,7 +21,8 @@ func TestWaitForKeptCopy(t *testing.T) {
 	n := single(t, vfs.NewMem(), lease)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(incarnation, boot uint64) (*dirpb.RegisterNodeReply, error) {
-		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, Boot: boot, Keeps: true, HostId: "host",
+		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, Boot: boot,
+			Keeps: true, HostId: "host",
 			CapacityBytes: 256 << 20, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 	}
 	r, err := register(7, 1)
@@ -41,7 +42,8 @@ func TestWaitForKeptCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range beat(1).Regions {
-		if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1, PgId: w.PgId,
+		if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1,
+			PgId: w.PgId,
 			Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +78,8 @@ func TestWaitForKeptCopy(t *testing.T) {
 		return err == nil
 	})
 	st := statusOf(t, c).Map
-	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting || st.Pgs[0].State != dirpb.PGState_PG_LOST {
+	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting ||
+		st.Pgs[0].State != dirpb.PGState_PG_LOST {
 		t.Errorf("the map has %v and %v", st.Nodes, st.Pgs)
 	}
 	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
@@ -101,8 +104,9 @@ func TestReportNode(t *testing.T) {
 		return err
 	}
 	wantCode(t, report("m1", "workers die"), codes.NotFound, `"m1"`)
-	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true,
+		CapacityBytes: 256 << 20,
+		Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,15 +130,16 @@ func TestReportNode(t *testing.T) {
 	}
 }
 
-// TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator hears of the next one and
-// whether it has the memory.
+// TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator
+// hears of the next one and whether it has the memory.
 func TestRestartNode(t *testing.T) {
 	n := single(t, vfs.NewMem(), 50*time.Millisecond)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(name string, incarnation, boot uint64, keeps bool) *dirpb.RegisterNodeReply {
 		t.Helper()
 		for {
-			r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: keeps, CapacityBytes: 256 << 20,
+			r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot,
+				Keeps: keeps, CapacityBytes: 256 << 20,
 				Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 			switch status.Code(err) {
 			case codes.OK:
@@ -194,14 +199,16 @@ func TestRestartNode(t *testing.T) {
 	}
 }
 
-// TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces no other.
+// TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces
+// no other.
 func TestRestartNodeAgain(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Second)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(boot uint64) uint32 {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true,
+			CapacityBytes: 256 << 20,
+			Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,14 +251,15 @@ func TestRestartNodeAgain(t *testing.T) {
 	}
 }
 
-// TestRestartNodeWithLeave: a process hears that it is to end when no chain has its memory node any more, and the next one begins another
-// incarnation; a memory node with the only copy of something is refused.
+// TestRestartNodeWithLeave: a process hears that it is to end when no chain has its memory node any more, and the next
+// one begins another incarnation; a memory node with the only copy of something is refused.
 func TestRestartNodeWithLeave(t *testing.T) {
 	n := single(t, vfs.NewMem(), 300*time.Millisecond)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(name string, incarnation, boot uint64) uint32 {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Version: "v" + name,
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot,
+			Keeps: true, CapacityBytes: 256 << 20, Version: "v" + name,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
@@ -268,7 +276,8 @@ func TestRestartNodeWithLeave(t *testing.T) {
 			if w.Published {
 				continue
 			}
-			if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: id, Incarnation: incarnation, Boot: 1, PgId: w.PgId,
+			if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: id, Incarnation: incarnation, Boot: 1,
+				PgId: w.PgId,
 				Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
 				t.Fatal(err)
 			}
@@ -321,18 +330,21 @@ func TestRestartNodeWithLeave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := l.Entries[len(l.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" || last.Detail != "leave=true program=/opt/kvd" {
+	if last := l.Entries[len(l.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" ||
+		last.Detail != "leave=true program=/opt/kvd" {
 		t.Errorf("the last entry is %v", last)
 	}
 }
 
-// TestStaleMemory: a memory node with memory of an earlier time hears that it is, and of which cluster; the process that is registered is still known.
+// TestStaleMemory: a memory node with memory of an earlier time hears that it is, and of which cluster; the process
+// that is registered is still known.
 func TestStaleMemory(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Hour)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(boot, nonce uint64, after ...uint64) *dirpb.RegisterNodeReply {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Nonce: nonce, After: after,
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true,
+			CapacityBytes: 256 << 20, Nonce: nonce, After: after,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
@@ -343,10 +355,12 @@ func TestStaleMemory(t *testing.T) {
 	if first.Stale || second.Stale {
 		t.Errorf("%v, %v", first, second)
 	}
-	if r := register(2, 30, 10, 30); !r.Stale || r.ClusterId == "" || r.ClusterId != second.ClusterId || r.Sessions == nil || len(r.Keys) == 0 {
+	if r := register(2, 30, 10, 30); !r.Stale || r.ClusterId == "" || r.ClusterId != second.ClusterId ||
+		r.Sessions == nil || len(r.Keys) == 0 {
 		t.Errorf("put back: %v", r)
 	}
-	if r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: second.NodeId, Incarnation: 7, Boot: 2}); err != nil || r.UnknownNode {
+	if r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: second.NodeId, Incarnation: 7, Boot: 2}); err !=
+		nil || r.UnknownNode {
 		t.Errorf("the registered process: %v, %v", r, err)
 	}
 }

@@ -22,8 +22,8 @@ const (
 	maxHeaderBytes = 16 << 10
 	// connBuffer is what gRPC reads into, for each connection; a longer message is read past it.
 	connBuffer = 8 << 10
-	// maxHalfBytes bounds the memory of requests that are there by halves, of all connections together. It is counted as what
-	// their connections have sent since none was, and halfCost for each: so it has room for a first half from
+	// maxHalfBytes bounds the memory of requests that are there by halves, of all connections together. It is counted
+	// as what their connections have sent since none was, and halfCost for each: so it has room for a first half from
 	// every client at once, as when all of them acknowledge a map, and for few that are large.
 	maxHalfBytes = 512 << 20
 	// halfCost is the most that a request takes of which nothing but the head is there.
@@ -35,8 +35,9 @@ const (
 )
 
 // inlet is the listener of the directory's gRPC server. It bounds connections and unfinished handshakes by a
-// netsrv.Door, which gRPC tells that TLS and HTTP/2 have greeted each other by lifting the deadline; and requests that have not arrived whole, which are memory that anybody can take who may
-// connect: one that takes too long costs its connection, and beyond maxHalfBytes the connection that has most of it is closed.
+// netsrv.Door, which gRPC tells that TLS and HTTP/2 have greeted each other by lifting the deadline; and requests that
+// have not arrived whole, which are memory that anybody can take who may connect: one that takes too long costs its
+// connection, and beyond maxHalfBytes the connection that has most of it is closed.
 //
 // It is gRPC's stats.Handler, too, since that tells when a request has begun and when it is there.
 type inlet struct {
@@ -190,8 +191,8 @@ func (in *inlet) addArrival(a *arrival) (worst *inletConn) {
 	return a.conn.weighLocked()
 }
 
-// weighLocked notes what the half requests of c take, and gives the connection that has to go, if all of them take too much:
-// of those that take most the one with the oldest.
+// weighLocked notes what the half requests of c take, and gives the connection that has to go, if all of them take too
+// much: of those that take most the one with the oldest.
 func (c *inletConn) weighLocked() (worst *inletConn) {
 	in, n, read := c.in, c.half.Load(), c.read.Load()
 	if n == 0 {

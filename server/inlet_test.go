@@ -141,7 +141,8 @@ func TestInletIsBounded(t *testing.T) {
 	grown := inUse() - before
 	_, weight := weigh()
 	bound := (idle+4*hostile)*each + weight
-	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile, float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
+	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile,
+		float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
 	if grown > bound {
 		t.Errorf("they take %d bytes, want at most %d", grown, bound)
 	}
@@ -176,9 +177,9 @@ func (c *chatter) Close() error {
 	return nil
 }
 
-// Clients that all call at once, of whose requests only the heads are there, lose no connection, nor do they when others send halves of
-// requests until their memory is used up: those give way, first those that have sent most or begun most.
-// Time stands still: on a busy machine this takes longer than a half request may.
+// Clients that all call at once, of whose requests only the heads are there, lose no connection, nor do they when
+// others send halves of requests until their memory is used up: those give way, first those that have sent most or
+// begun most. Time stands still: on a busy machine this takes longer than a half request may.
 func TestHalfRequestsGiveWay(t *testing.T) { synctest.Test(t, testHalfRequestsGiveWay) }
 
 func testHalfRequestsGiveWay(t *testing.T) {
@@ -282,7 +283,8 @@ func testHalfRequestsGiveWay(t *testing.T) {
 // TestInletAnnounced: a message that is announced too long is refused before any of it is kept.
 func TestInletAnnounced(t *testing.T) {
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
-	_, err := dial(t, n).RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: string(make([]byte, maxMessageBytes+1))})
+	_, err := dial(t, n).RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{
+		Name: string(make([]byte, maxMessageBytes+1))})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%.200v", err)
 	}
@@ -294,7 +296,8 @@ func TestInletHandshakes(t *testing.T) {
 	conf := testTLS(t)
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever, TLS: conf, MaxConns: 20}))
 	connect := func() dirpb.DirectoryClient {
-		conn, err := grpc.NewClient("passthrough:///"+n.Addr(), grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(conf))))
+		conn, err := grpc.NewClient("passthrough:///"+n.Addr(),
+			grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(conf))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,7 +326,10 @@ func TestInletHandshakes(t *testing.T) {
 		_, _ = c.Write(greeting()) // it may be hung up on
 		in = append(in, c)
 	}
-	until(t, "all places are taken", func() bool { s := n.inlet.door.Stats(); return s.Conns == 20 && s.Handshakes == 0 })
+	until(t, "all places are taken", func() bool {
+		s := n.inlet.door.Stats()
+		return s.Conns == 20 && s.Handshakes == 0
+	})
 	c := all.open(t, n.Addr(), nil)
 	if _, err := io.ReadFull(c, make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("over the limit: %v", err)

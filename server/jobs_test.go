@@ -16,7 +16,8 @@ import (
 )
 
 // store is a directory of one with memory nodes m1, m2, … and a namespace.
-func store(t *testing.T, lease time.Duration, nodes int, q *dirpb.CreateNamespaceRequest) (*Node, dirpb.DirectoryClient, []*memnode) {
+func store(t *testing.T, lease time.Duration, nodes int, q *dirpb.CreateNamespaceRequest) (*Node, dirpb.DirectoryClient,
+	[]*memnode) {
 	t.Helper()
 	n := single(t, vfs.NewMem(), lease)
 	c := dial(t, n)
@@ -43,7 +44,8 @@ func openIn(t testing.TB, c dirpb.DirectoryClient, namespace string) *dirpb.Open
 func ack(t testing.TB, c dirpb.DirectoryClient, id uint32) {
 	t.Helper()
 	r := renew(t, c, id, 0)
-	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)}); err != nil {
+	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch,
+		AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -146,7 +148,8 @@ func TestSplit(t *testing.T) {
 	_, err := c.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x, JobId: j.Id, Finished: true, Trouble: "both"})
 	wantCode(t, err, codes.InvalidArgument, "finished, and in trouble")
 	finish(t, c, x, j)
-	if got := statusOf(t, c); len(got.Map.Shards) != 5 || !got.Jobs[0].Waiting || got.Jobs[0].Kind != dirpb.JobKind_JOB_CLEAN {
+	if got := statusOf(t, c); len(got.Map.Shards) != 5 || !got.Jobs[0].Waiting ||
+		got.Jobs[0].Kind != dirpb.JobKind_JOB_CLEAN {
 		t.Fatalf("after the move: %v, %v", got.Map.Shards, got.Jobs)
 	}
 	ack(t, c, y)
@@ -180,7 +183,8 @@ func TestSplit(t *testing.T) {
 // A shard of a full index splits into the placement group with the most room; when none has
 // any it cannot grow.
 func TestSplitWhenFull(t *testing.T) {
-	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Segments: 400, BytesPerNode: 40 << 20})
+	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Segments: 400,
+		BytesPerNode: 40 << 20})
 	ctx := testCtx(t)
 	x := openIn(t, c, "n").SessionId
 	split := func() (*dirpb.RequestSplitReply, *dirpb.Job) {
@@ -249,7 +253,8 @@ func TestJanitorDies(t *testing.T) {
 		t.Fatalf("claimed %v, want %v", k, j)
 	}
 	// In trouble it gives the job back, which then rests for a lease.
-	if report(t, c, &dirpb.ReportJobRequest{SessionId: b, JobId: k.Id, Done: 1, Total: 2, Trouble: "a record is odd"}).Gone {
+	if report(t, c, &dirpb.ReportJobRequest{SessionId: b, JobId: k.Id, Done: 1, Total: 2,
+		Trouble: "a record is odd"}).Gone {
 		t.Fatal("it is gone")
 	}
 	if j := claim(t, c, b); j != nil {
@@ -290,7 +295,9 @@ func TestDrain(t *testing.T) {
 		return r.Regions == 0
 	})
 	for _, pg := range statusOf(t, c).Map.Pgs {
-		if len(pg.Members) != 2 || slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == ms[1].id }) {
+		if len(pg.Members) != 2 || slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool {
+			return m.NodeId == ms[1].id
+		}) {
 			t.Fatalf("drained: %v", pg)
 		}
 	}
@@ -318,7 +325,8 @@ func TestFreezeWaitsForQuiesced(t *testing.T) {
 	state := func() dirpb.PGState { return statusOf(t, c).Map.Pgs[0].State }
 	quiesce := func(id uint32, v uint64) {
 		t.Helper()
-		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v, Number: numbers.Add(1)}); err != nil {
+		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v,
+			Number: numbers.Add(1)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -351,8 +359,10 @@ func TestStartJob(t *testing.T) {
 		{&dirpb.StartJobRequest{Kind: scrub, Namespace: "n", PgId: 9}, codes.NotFound, "placement group 9"},
 		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 9}, codes.NotFound, "shard 9"},
 		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", TargetPgId: 1}, codes.InvalidArgument, "every shard"},
-		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 9}, codes.FailedPrecondition, "placement group 9"},
-		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 1}, codes.InvalidArgument, "already"},
+		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 9}, codes.FailedPrecondition,
+			"placement group 9"},
+		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 1}, codes.InvalidArgument,
+			"already"},
 		{&dirpb.StartJobRequest{Kind: recall, Namespace: "n", PgId: 1, Extent: 77}, codes.InvalidArgument, "extent 77"},
 		{&dirpb.StartJobRequest{Kind: recall, Namespace: "n", Extent: 77}, codes.FailedPrecondition, "extent 77"},
 	} {
@@ -377,13 +387,15 @@ func TestStartJob(t *testing.T) {
 
 // A new memory node is given its share.
 func TestRebalance(t *testing.T) {
-	n, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4, BytesPerNode: 64 << 20})
+	n, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4,
+		BytesPerNode: 64 << 20})
 	ctx := testCtx(t)
 	x := openIn(t, c, "n").SessionId
 	_, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "m"})
 	wantCode(t, err, codes.NotFound, `"m"`)
 	m3 := newMemnode(t, "m3", 1, just(n))
-	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON, dirpb.Rebalancing_REBALANCING_CANCELLED
+	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON,
+		dirpb.Rebalancing_REBALANCING_CANCELLED
 	is := func() dirpb.Rebalancing { return statusOf(t, c).Map.Namespaces[0].Rebalancing }
 	ask := func(q *dirpb.RebalanceRequest, least int, want dirpb.Rebalancing) {
 		t.Helper()
@@ -413,7 +425,8 @@ func TestRebalance(t *testing.T) {
 		return is() == none
 	})
 	got := auditOf(t, c, actRebalance)
-	if len(got) != 3 || got[0] != "steps=3" || !strings.HasSuffix(got[1], " cancel=true") || strings.Contains(got[2], "cancel") {
+	if len(got) != 3 || got[0] != "steps=3" || !strings.HasSuffix(got[1], " cancel=true") ||
+		strings.Contains(got[2], "cancel") {
 		t.Fatalf("audited are %q", got)
 	}
 }
@@ -450,7 +463,8 @@ func TestRebalanceSurvivesItsLeader(t *testing.T) {
 	ctx := testCtx(t)
 	leads := func() dirpb.DirectoryClient { return dial(t, leaderOf(t, nodes.all()...)) }
 	c := leads()
-	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4, BytesPerNode: 64 << 20}); err != nil {
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4,
+		BytesPerNode: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	x := openIn(t, c, "n").SessionId
@@ -463,7 +477,8 @@ func TestRebalanceSurvivesItsLeader(t *testing.T) {
 	}
 	c = leads()
 	// A directory node that was elected just now knows what is left, too.
-	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n", DryRun: true}); err != nil || len(r.Steps) == 0 {
+	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n", DryRun: true}); err != nil ||
+		len(r.Steps) == 0 {
 		t.Fatalf("steps %v, %v", r, err)
 	}
 	until(t, "its end", func() bool {

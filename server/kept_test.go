@@ -8,8 +8,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// TestOthersOlder: the folder of one of three nodes is put back, and leads with another one that was down. The third, which alone has what was
-// acknowledged, is cut back neither by the leader's log nor by its snapshot: it stops each time that it is started, with its state.
+// TestOthersOlder: the folder of one of three nodes is put back, and leads with another one that was down. The third,
+// which alone has what was acknowledged, is cut back neither by the leader's log nor by its snapshot: it stops each
+// time that it is started, with its state.
 func TestOthersOlder(t *testing.T) {
 	for name, c := range map[string]struct{ more, logs uint64 }{
 		"by the log":                     {},

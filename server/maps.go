@@ -13,7 +13,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// maps are the newest maps that somebody watches. All sessions of a namespace see the same one, so it is made and encoded once for all of them.
+// maps are the newest maps that somebody watches. All sessions of a namespace see the same one, so it is made and
+// encoded once for all of them.
 type maps struct {
 	mu struct {
 		sync.Mutex

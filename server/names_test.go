@@ -20,8 +20,9 @@ func TestNameAfterDeath(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Hour)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(incarnation uint64, addr string) (*dirpb.RegisterNodeReply, error) {
-		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, HostId: "host", CapacityBytes: 256 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: addr}}})
+		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, HostId: "host",
+			CapacityBytes: 256 << 20,
+			Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: addr}}})
 	}
 	r, err := register(7, "127.0.0.1:9")
 	if err != nil {
@@ -36,7 +37,8 @@ func TestNameAfterDeath(t *testing.T) {
 		return k
 	}
 	beat := func(ctx context.Context, news uint64) (*dirpb.HeartbeatReply, error) {
-		return c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, News: news, WaitMillis: 60_000})
+		return c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, News: news,
+			WaitMillis: 60_000})
 	}
 	h, err := beat(ctx, 1)
 	if err != nil {
@@ -70,7 +72,8 @@ func TestNameAfterDeath(t *testing.T) {
 	// It registers again, and the second lives: the status says so.
 	beatOfSecond := func() {
 		t.Helper()
-		if h, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 8}); err != nil || h.UnknownNode {
+		if h, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 8}); err != nil ||
+			h.UnknownNode {
 			t.Fatalf("%v, %v", h, err)
 		}
 	}

@@ -46,13 +46,15 @@ func TestCopiesNeedDomains(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
 	for i := range 2 {
-		if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: 1 << 28, Domain: "rack",
+		if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1,
+			CapacityBytes: 1 << 28, Domain: "rack",
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	create := func(name string, replicas uint32) error {
-		_, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: 8 << 20})
+		_, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas,
+			BytesPerNode: 8 << 20})
 		return err
 	}
 	if err := create("n", 1); err != nil {
@@ -91,7 +93,8 @@ func TestDeleteNamespace(t *testing.T) {
 				_, err := d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "n"})
 				return err
 			})
-			_, err := dial(t, leaderOf(t, c.all()...)).DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "n", Id: id})
+			_, err := dial(t, leaderOf(t, c.all()...)).DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{
+				Name: "n", Id: id})
 			wantCode(t, err, codes.FailedPrecondition, "1 sessions that live", `"user"`)
 			remove := func() (r *dirpb.DeleteNamespaceReply) {
 				t.Helper()
@@ -138,7 +141,8 @@ func TestDeleteNamespace(t *testing.T) {
 				t.Fatalf("deleted when it was gone: %v", r)
 			}
 			st := statusOf(t, dial(t, leaderOf(t, c.all()...)))
-			if len(st.Map.Pgs)+len(st.Usage)+len(st.Sessions)+len(st.Jobs)+len(st.Map.Namespaces) != 0 || st.Map.Nodes[0].UsedBytes != 0 {
+			if len(st.Map.Pgs)+len(st.Usage)+len(st.Sessions)+len(st.Jobs)+len(st.Map.Namespaces) != 0 ||
+				st.Map.Nodes[0].UsedBytes != 0 {
 				t.Fatalf("left are %v", st)
 			}
 		})
@@ -242,14 +246,17 @@ func TestSetReplicas(t *testing.T) {
 		d := dial(t, leaderOf(t, c.all()...))
 		r, err := d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1)})
 		if err == nil {
-			_, _ = d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)})
+			_, _ = d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, ReportEpoch: r.Epoch,
+				AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)})
 		}
 		if j, err := d.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: x.SessionId}); err == nil && j.Job != nil {
-			_, _ = d.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x.SessionId, JobId: j.Job.Id, Finished: true, Report: &dirpb.JobReport{}})
+			_, _ = d.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x.SessionId, JobId: j.Job.Id, Finished: true,
+				Report: &dirpb.JobReport{}})
 		}
 		return whole()
 	})
-	if got := statusOf(t, dial(t, leaderOf(t, c.all()...))); got.Map.Nodes[1].Id != m2.id || got.Map.Nodes[1].UsedBytes != 16<<20 {
+	if got := statusOf(t, dial(t, leaderOf(t, c.all()...))); got.Map.Nodes[1].Id != m2.id ||
+		got.Map.Nodes[1].UsedBytes != 16<<20 {
 		t.Fatalf("memory nodes %v", got.Map.Nodes)
 	}
 }

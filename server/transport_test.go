@@ -67,7 +67,9 @@ func TestRaftPortBound(t *testing.T) {
 			// Connections that have been replaced are garbage when raft has noticed.
 			take := func(i int) {
 				most := attack.bound*12/10 + 4<<20 // the callers' ends are here, too
-				until(t, fmt.Sprintf("%d connections take at most %d bytes", i, most), func() bool { return inUse()-before <= most })
+				until(t, fmt.Sprintf("%d connections take at most %d bytes", i, most), func() bool {
+					return inUse()-before <= most
+				})
 			}
 			for i := range 2000 {
 				conn, err := net.Dial("tcp", addr)
@@ -89,7 +91,8 @@ func TestRaftPortBound(t *testing.T) {
 			held := func() int { return victim.streams.door.Stats().Conns }
 			until(t, "all are accepted or refused", func() bool { return held() <= maxInbound })
 			take(2000)
-			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(inUse()-before)/1e6, float64(attack.bound)/1e6)
+			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(inUse()-before)/1e6,
+				float64(attack.bound)/1e6)
 			if n := held(); n > maxInbound {
 				t.Errorf("%d connections, want at most %d", n, maxInbound)
 			}
@@ -145,7 +148,8 @@ func (b *lockedBuffer) String() string {
 // A flood of sessions that nobody renews makes no line of the log as long as the flood.
 func TestLogLines(t *testing.T) {
 	var log lockedBuffer
-	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: 2 * time.Second, EpochInterval: 2 * time.Second, LastCopyLeases: 1000,
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: 2 * time.Second,
+		EpochInterval: 2 * time.Second, LastCopyLeases: 1000,
 		Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 	newMemnode(t, "m1", 1, just(n))
 	c := dial(t, n)
@@ -181,7 +185,9 @@ func TestRaftPortFair(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.begin(&party{server: "d1", cluster: func() string { return "" }, at: func(string) raft.ServerID { return "" }, addressOf: func(raft.ServerID) string { return "" }})
+	s.begin(&party{server: "d1", cluster: func() string {
+		return ""
+	}, at: func(string) raft.ServerID { return "" }, addressOf: func(raft.ServerID) string { return "" }})
 	call := func(from string, say string) net.Conn {
 		t.Helper()
 		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", lis.Addr().String())

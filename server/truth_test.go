@@ -71,7 +71,8 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 	client := dial(t, l)
 	x := open(t, client)
 	pg := statusOf(t, client).Map.Pgs[0].Id
-	if _, err := client.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: x.SessionId, PgId: pg, WantUnits: 100, PlaceUnits: 1}); err != nil {
+	if _, err := client.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: x.SessionId, PgId: pg,
+		WantUnits: 100, PlaceUnits: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if w := own(t, l).Map.Namespaces[0]; w.Lost != 0 {
@@ -92,10 +93,13 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 			t.Errorf("%s: %v", n.opts.ID, w)
 		}
 		until(t, n.opts.ID+" warns", func() bool {
-			return logs[n.opts.ID].count("level=WARN", "data lost", "namespace=default", "node=m1", "kvctl namespace accept-loss default") == 1
+			return logs[n.opts.ID].count("level=WARN", "data lost", "namespace=default", "node=m1",
+				"kvctl namespace accept-loss default") == 1
 		})
 	}
-	until(t, "the leader says that the node was restarted", func() bool { return logs[l.opts.ID].count("level=WARN", "restarted", "node=m1") == 1 })
+	until(t, "the leader says that the node was restarted", func() bool {
+		return logs[l.opts.ID].count("level=WARN", "restarted", "node=m1") == 1
+	})
 
 	// The leader stops and is started again.
 	i := c.index(l)
@@ -122,7 +126,8 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 		lost uint64
 		name string
 		code codes.Code
-	}{{0, "default", codes.FailedPrecondition}, {2, "default", codes.FailedPrecondition}, {1, "nothing", codes.NotFound}} {
+	}{{0, "default", codes.FailedPrecondition}, {2, "default", codes.FailedPrecondition},
+		{1, "nothing", codes.NotFound}} {
 		_, err := next.AcceptLoss(testCtx(t), &dirpb.AcceptLossRequest{Name: q.name, Lost: q.lost})
 		wantCode(t, err, q.code, q.name)
 	}
@@ -161,7 +166,8 @@ func TestStatusSaysWhoAnswers(t *testing.T) {
 		}
 		until(t, n.opts.ID+" passes the leader's answer on", func() bool {
 			st, err := n.ClusterStatus(testCtx(t), &dirpb.StatusRequest{})
-			return err == nil && st.Leads && st.AnsweredBy == l.opts.ID && st.Epoch >= epoch && st.Usage[0].Estimated && len(st.NodeStats) == 1
+			return err == nil && st.Leads && st.AnsweredBy == l.opts.ID && st.Epoch >= epoch && st.Usage[0].Estimated &&
+				len(st.NodeStats) == 1
 		})
 	}
 	// Without a majority nobody leads, and answers grow old.
@@ -242,7 +248,9 @@ func TestComingsAndGoingsAreLogged(t *testing.T) {
 	if err := l.raft.LeadershipTransfer().Error(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a line for the lost leadership", func() bool { return logs[l.opts.ID].count("level=WARN", "leadership lost") == 1 })
+	until(t, "a line for the lost leadership", func() bool {
+		return logs[l.opts.ID].count("level=WARN", "leadership lost") == 1
+	})
 }
 
 // A session is opened with what is active while a memory node that makes the rest is silent,
@@ -278,7 +286,8 @@ func TestDeadMakerIsReplaced(t *testing.T) {
 	m1 := newMemnode(t, "m1", 1, just(n))
 	m2 := newMemnode(t, "m2", 1, just(n))
 	m2.silence()
-	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "w", Replicas: 1, BytesPerNode: 64 << 20}); err != nil {
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{
+		Name: "w", Replicas: 1, BytesPerNode: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "m1 has made all", func() bool {

@@ -40,8 +40,10 @@ func (a *app) printAudit(ctx context.Context, b backend, req *dirpb.AuditRequest
 	if a.json() {
 		return printProtos(a, rep.GetEntries())
 	}
-	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"}, mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
-		return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339), cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
-	}))
+	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"},
+		mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
+			return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
+				cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
+		}))
 	return nil
 }

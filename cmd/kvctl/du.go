@@ -108,7 +108,9 @@ func (a *app) du(ctx context.Context, o duOptions) error {
 	for _, g := range groups {
 		list = append(list, g)
 	}
-	slices.SortFunc(list, func(x, y *duGroup) int { return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.prefix, y.prefix)) })
+	slices.SortFunc(list, func(x, y *duGroup) int {
+		return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.prefix, y.prefix))
+	})
 	for _, g := range list[min(o.top, len(list)):] {
 		rest.keys += g.keys
 		rest.bytes += g.bytes
@@ -127,7 +129,8 @@ func (a *app) du(ctx context.Context, o duOptions) error {
 		return row{a.showShort([]byte(g.prefix)), g.keys, g.bytes, bytesText(g.bytes), percent(g.bytes, all.bytes)}
 	})
 	if rest.keys > 0 {
-		rows = append(rows, row{"(others)", rest.keys, rest.bytes, bytesText(rest.bytes), percent(rest.bytes, all.bytes)})
+		rows = append(rows, row{"(others)", rest.keys, rest.bytes, bytesText(rest.bytes),
+			percent(rest.bytes, all.bytes)})
 	}
 	a.printTable(row{"Prefix", "Keys", "Bytes", "", "% of bytes"}, rows)
 	fmt.Fprintf(a.stdout, "\n%d keys, %s", all.keys, bytesText(all.bytes))

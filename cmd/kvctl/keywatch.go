@@ -62,7 +62,9 @@ func (a *app) watchCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error { return a.watch(cmd.Context(), s, o) })
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				return a.watch(cmd.Context(), s, o)
+			})
 		},
 	}
 	f := c.Flags()
@@ -89,13 +91,15 @@ func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64
 		})
 		return seen, err
 	}
-	err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")}, func(kv client.KV) (bool, error) {
-		seen[string(kv.Key)] = kv.Version
-		if len(seen) > o.limit {
-			return false, usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit", o.limit)
-		}
-		return true, nil
-	})
+	err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")},
+		func(kv client.KV) (bool, error) {
+			seen[string(kv.Key)] = kv.Version
+			if len(seen) > o.limit {
+				return false, usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit",
+					o.limit)
+			}
+			return true, nil
+		})
 	return seen, err
 }
 
@@ -104,7 +108,8 @@ func (a *app) watch(ctx context.Context, s store, o watchOptions) error {
 	if err != nil {
 		return a.watchEnded(ctx, err)
 	}
-	a.say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before), o.interval)
+	a.say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before),
+		o.interval)
 	for printed := 0; pause(ctx, o.interval); {
 		now, err := o.versions(ctx, s)
 		if err != nil {

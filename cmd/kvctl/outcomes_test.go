@@ -28,15 +28,21 @@ func TestUsage(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	for _, line := range []string{
 		"bogus", "help bogus", "help namespace bogus", "completion tcsh", "completion bash fish",
-		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many", "nodes bogus",
-		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k", "--directory nowhere get k",
-		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -", "scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1", "--hex del --prefix zz",
+		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many",
+		"nodes bogus",
+		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k",
+		"--directory nowhere get k",
+		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -",
+		"scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1",
+		"--hex del --prefix zz",
 	} {
-		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {
+		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" ||
+			strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
-	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash", "version", "--version", "-o json version"} {
+	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash",
+		"version", "--version", "-o json version"} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitOK || r.stdout == "" {
 			t.Errorf("kvctl %s: exit %d, %q", line, r.code, r.stderr)
 		}
@@ -65,7 +71,8 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 func TestNothingWasDone(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
 	r := e.run("", "namespace", "create", "three", "--replicas", "3")
-	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") || strings.Contains(r.stderr, "may have") {
+	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") ||
+		strings.Contains(r.stderr, "may have") {
 		t.Errorf("3 copies on 2 memory nodes: %+v", r)
 	}
 }
@@ -96,15 +103,18 @@ func TestSessionNeverOpened(t *testing.T) {
 		}
 		return r
 	}
-	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "txn put k v del l", "ttl k 1s", "pipe", "import " + dir, "drain m1", "rebalance", "shards split --all"} {
+	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "txn put k v del l", "ttl k 1s", "pipe",
+		"import " + dir, "drain m1", "rebalance", "shards split --all"} {
 		was := m.asked.Load()
 		r := run("a\tb\n", line)
-		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") || strings.Contains(r.stderr, "may have") || m.asked.Load() == was {
+		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") ||
+			strings.Contains(r.stderr, "may have") || m.asked.Load() == was {
 			t.Errorf("kvctl %s, asked %d times: %+v", line, m.asked.Load()-was, r)
 		}
 	}
 	for _, line := range []string{"get k", "status", "scan"} {
-		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") || strings.Contains(r.stderr, "may have") {
+		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") ||
+			strings.Contains(r.stderr, "may have") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
@@ -115,7 +125,8 @@ func TestSessionNeverOpened(t *testing.T) {
 func TestInterruptedInput(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	for _, c := range []struct{ line, reads string }{
-		{"put k", "the value"}, {"put k -", "the value"}, {"cas k 1", "the value"}, {"del", "keys, one a line,"}, {"mget", "keys, one a line,"}, {"pipe", "commands"},
+		{"put k", "the value"}, {"put k -", "the value"}, {"cas k 1", "the value"}, {"del", "keys, one a line,"},
+		{"mget", "keys, one a line,"}, {"pipe", "commands"},
 	} {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			t.Run(fmt.Sprintf("%s, %v", c.line, sig), func(t *testing.T) {
@@ -173,7 +184,8 @@ func TestInterruptedInput(t *testing.T) {
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted || !strings.HasSuffix(said.String(), "(it did not happen)\n") || strings.Contains(said.String(), "reading") {
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted ||
+			!strings.HasSuffix(said.String(), "(it did not happen)\n") || strings.Contains(said.String(), "reading") {
 			t.Errorf("%v, %q", err, said.String())
 		}
 	})
@@ -269,7 +281,8 @@ func TestInterruptedEarly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, line := range []string{"put k v", "import " + t.TempDir(), "bench", "pipe", "flush --yes"} {
-		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != exitInterrupted || !strings.HasSuffix(r.stderr, "(it did not happen)\n") {
+		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != exitInterrupted ||
+			!strings.HasSuffix(r.stderr, "(it did not happen)\n") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}

@@ -43,7 +43,9 @@ func (a *app) restartCommand() *cobra.Command {
 			if cmd.Flags().Changed("binary") && program == "" {
 				return usagef("--binary is empty: want the path of a program")
 			}
-			return a.withBackend(func(b backend) error { return a.restart(cmd.Context(), b, args[0], program, leave, patient) })
+			return a.withBackend(func(b backend) error {
+				return a.restart(cmd.Context(), b, args[0], program, leave, patient)
+			})
 		},
 	})
 	c.Flags().DurationVar(&patient, "for", time.Minute, "how long to wait for the new process")
@@ -75,7 +77,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	if st.GetLeads() { // others may know of an earlier process alone, whose successor is to be replaced
 		q.Boot, q.Incarnation = n.GetBoot(), n.GetIncarnation()
 	}
-	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
+	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply,
+		error) {
 		return d.RestartNode(ctx, q)
 	})
 	if err != nil {
@@ -88,7 +91,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 		}
 	}
 	if !r.GetKept() && !leave {
-		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)}, err)
+		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)},
+			err)
 	}
 	if err != nil {
 		return err
@@ -102,7 +106,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	}
 	err = a.await(ctx, b, "nodes restart", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 		now := lacking(st.GetMap())
-		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now, troubles(st)), detail: jobsText(st)}
+		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now,
+			troubles(st)), detail: jobsText(st)}
 		return p, nodeNamed(st.GetMap(), name).GetState() == dirpb.NodeState_NODE_UP && now <= lacked, nil
 	})
 	if err != nil {
@@ -126,7 +131,8 @@ func lacking(m *dirpb.Map) (n int) {
 func choose(ctx context.Context, n *dirpb.Node, program string) (*keeper.Choice, string, error) {
 	switch {
 	case n.GetControl() == "":
-		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier version")
+		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier " +
+			"version")
 	case !hostid.Same(n.GetHostId(), hostid.ID()):
 		return nil, "", errors.New("it is on another machine, and its program is chosen there: run this on it")
 	}

@@ -53,7 +53,9 @@ func TestWords(t *testing.T) {
 
 func TestQuoteWord(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		args := rapid.SliceOf(rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "args")
+		args := rapid.SliceOf(rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string {
+			return string(b)
+		})).Draw(t, "args")
 		quoted := make([]string, len(args))
 		for i, a := range args {
 			quoted[i] = quoteWord(a)
@@ -150,7 +152,8 @@ func (x *terminal) types(keys string) {
 	}
 }
 
-// completes types tabs until the terminal shows s: a completion gives up after a moment, which on a busy machine may be too short.
+// completes types tabs until the terminal shows s: a completion gives up after a moment, which on a busy machine may be
+// too short.
 func (x *terminal) completes(s string) {
 	x.t.Helper()
 	for end := time.Now().Add(waiting.Limit); ; {
@@ -376,7 +379,8 @@ func TestShellSharesSession(t *testing.T) {
 	if out := e.must("get a\ncost --trials 4 --batch 8\n", "shell"); strings.Count(out, " ok\n") != 10 {
 		t.Errorf("cost: %s", out)
 	}
-	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != exitUsage || !strings.Contains(r.stderr, "line 4: longer") {
+	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "line 4: longer") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -30,7 +30,8 @@ another directory node has just begun to lead.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RotateKeyReply, error) {
+				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
+					*dirpb.RotateKeyReply, error) {
 					return d.RotateKey(ctx, &dirpb.RotateKeyRequest{Force: force})
 				})
 				if err != nil {
@@ -44,8 +45,10 @@ another directory node has just begun to lead.`,
 			})
 		},
 	})
-	rotate.Flags().BoolVar(&force, "force", false, "also while some have not taken over the present key: what they show memory nodes is refused until they have")
-	c.AddCommand(a.viewCommand("show", "Show the key for session tokens: its age, and who has not taken it over", a.printKeyUse), rotate)
+	rotate.Flags().BoolVar(&force, "force", false, "also while some have not taken over the present key: what they "+
+		"show memory nodes is refused until they have")
+	c.AddCommand(a.viewCommand("show", "Show the key for session tokens: its age, and who has not taken it over",
+		a.printKeyUse), rotate)
 	return c
 }
 

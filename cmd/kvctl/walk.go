@@ -107,7 +107,8 @@ func (w *walker) each(fn func(*part) error) error {
 		if len(pg.GetMembers()) == 0 {
 			continue // it is lost, and nobody is about to make it anew
 		}
-		p := part{w: w, pg: pg, Geometry: check.GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())}
+		p := part{w: w, pg: pg, Geometry: check.GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(),
+			pg.GetAccessBytes())}
 		read := func(_ int, off uint64, n int) ([]byte, error) { return p.read(off, n) }
 		err := check.Walk(check.Arrays(w.m, pg.GetId()), []int{0}, read, func(x *check.Part) error {
 			at := p
@@ -154,8 +155,6 @@ func checkTop(n int) error {
 	}
 	return nil
 }
-
-// ---- bigkeys ---------------------------------------------------------------
 
 func (a *app) bigkeysCommand() *cobra.Command {
 	var n int
@@ -229,16 +228,20 @@ func (a *app) bigkeys(ctx context.Context, n int) error {
 			list[i] = map[string]any{"bytes": k.bytes, "value_bytes": k.value}
 			a.setKey(list[i], "key", k.key)
 		}
-		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list, "sizes": used})
+		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list,
+			"sizes": used})
 	}
-	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row { return row{a.showShort(k.key), k.bytes, k.value} }))
+	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row {
+		return row{a.showShort(k.key), k.bytes, k.value}
+	}))
 	fmt.Fprintln(a.stdout)
 	var most uint64
 	for _, c := range used {
 		most = max(most, c.Keys)
 	}
 	a.printTable(row{"Up to", "Keys", "Bytes", "% of bytes", ""}, mapTo(used, func(c sizeClass) row {
-		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total), strings.Repeat("█", int((c.Keys*40+most-1)/most))}
+		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total),
+			strings.Repeat("█", int((c.Keys*40+most-1)/most))}
 	}))
 	fmt.Fprintf(a.stdout, "\n%d keys, %s", keys, bytesText(total))
 	if changed > 0 {
@@ -315,8 +318,6 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	return k, true
 }
 
-// ---- hotkeys ---------------------------------------------------------------
-
 func (a *app) hotkeysCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
@@ -358,7 +359,8 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	now := uint64(a.now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache; ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
+			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode "+
+				"cache; ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {
@@ -379,7 +381,8 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 					continue
 				}
 				known++
-				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis * time.Millisecond, part: &at, slot: s})
+				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis *
+					time.Millisecond, part: &at, slot: s})
 			}
 			return nil
 		})
@@ -399,7 +402,9 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 		}
 		return a.printJSON(map[string]any{"keys": keys, "known": known, "hottest": list})
 	}
-	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row { return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)} }))
+	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row {
+		return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)}
+	}))
 	fmt.Fprintf(a.stdout, "\n%d keys, the use of %d of them is known\n", keys, known)
 	return nil
 }

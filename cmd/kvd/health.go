@@ -54,8 +54,10 @@ const (
 )
 
 // serveHealth answers on lis until stop is called, which waits for it.
-func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (door *netsrv.Door, stop func(), err error) {
-	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Light: true, Logger: log})
+func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (
+	door *netsrv.Door, stop func(), err error) {
+	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true,
+		Light: true, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -121,8 +123,10 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 		creds = credentials.NewTLS(cfg)
 	}
 	var why atomic.Pointer[error]
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "the gRPC port of a directory node, or a memory node's health-listen",
-		func(err error) { why.Store(&err) })))
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(wrongport.Creds(creds, "the gRPC port of a directory node, or a memory node's "+
+			"health-listen",
+			func(err error) { why.Store(&err) })))
 	if err != nil {
 		return fmt.Errorf("%s: %w", addr, err)
 	}

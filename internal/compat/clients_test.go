@@ -47,7 +47,8 @@ func TestPythonClients(t *testing.T) {
 		t.Run(strings.TrimSuffix(script, ".py"), func(t *testing.T) {
 			each(t, func(t *testing.T, at target) {
 				// Debian's python3, which has Debian's modules, whatever PATH says.
-				runScript(t, at, "/usr/bin/python3", "-B", filepath.Join("testdata", "python", script), portOf(addr(at)))
+				runScript(t, at, "/usr/bin/python3", "-B", filepath.Join("testdata", "python", script),
+					portOf(addr(at)))
 			})
 		})
 	}
@@ -105,7 +106,8 @@ type transcript struct {
 
 // converse runs a script to its end, within bound. A script may ask for a restart of the server.
 // An error says that the script did not come to its end; the transcript has what it said before.
-func converse(ctx context.Context, bound time.Duration, restart func() error, env []string, argv ...string) (transcript, error) {
+func converse(ctx context.Context, bound time.Duration, restart func() error, env []string, argv ...string) (transcript,
+	error) {
 	said := transcript{failed: make(map[string]string)}
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
@@ -268,7 +270,9 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 						if err != nil {
 							return err
 						}
-						_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, "w", n+1, 0).Err() })
+						_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
+							return p.Set(ctx, "w", n+1, 0).Err()
+						})
 						return err
 					}, "w")
 					switch {
@@ -325,16 +329,19 @@ func TestRueidis(t *testing.T) {
 	each(t, func(t *testing.T, at target) {
 		t.Run("client-side caching", func(t *testing.T) {
 			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}})
-			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}, ClientTrackingOptions: []string{"PREFIX", "cached:", "BCAST"}})
+			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}, ClientTrackingOptions: []string{
+				"PREFIX", "cached:", "BCAST"}})
 		})
 		t.Run("publish/subscribe", func(t *testing.T) {
 			for _, resp2 := range []bool{false, true} {
-				rueidisListens(t, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: resp2, AlwaysRESP2: resp2})
+				rueidisListens(t, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: resp2,
+					AlwaysRESP2: resp2})
 			}
 		})
 		for _, resp2 := range []bool{false, true} {
 			t.Run(map[bool]string{false: "RESP3", true: "RESP2"}[resp2], func(t *testing.T) {
-				rueidisChecks(t, at, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: true, AlwaysRESP2: resp2})
+				rueidisChecks(t, at, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: true,
+					AlwaysRESP2: resp2})
 			})
 		}
 	})
@@ -460,7 +467,8 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 		equal(t, len(seen), 500)
 	})
 	t.Run("transaction on one key", func(t *testing.T) {
-		out := c.DoMulti(ctx, c.B().Multi().Build(), c.B().Set().Key("t").Value("1").Build(), c.B().Incr().Key("t").Build(), c.B().Exec().Build())
+		out := c.DoMulti(ctx, c.B().Multi().Build(), c.B().Set().Key("t").Value("1").Build(),
+			c.B().Incr().Key("t").Build(), c.B().Exec().Build())
 		got, err := out[3].ToArray()
 		must(t, err)
 		n, err := got[1].AsInt64()

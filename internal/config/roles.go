@@ -209,7 +209,8 @@ func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
 		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
-		ScrubInterval: 30 * time.Second, HTTPListen: Off, MaxConnections: 10_000, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		ScrubInterval: 30 * time.Second, HTTPListen: Off, MaxConnections: 10_000, Identity: Identity{Units: []string{}},
+		Log: defaultLog,
 	}
 }
 
@@ -217,22 +218,27 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, Populate: true, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off,
+		HTTPListen:     Off,
+		MaxConnections: 20_000, Keep: on, MemoryPath: Off, ControlSocket: Auto, Janitor: true,
+		Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
 // DefaultJanitor gives `kvd janitor` without any settings.
 func DefaultJanitor() *Janitor {
-	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog}
+	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off,
+		Identity: Identity{Units: []string{}}, Log: defaultLog}
 }
 
 // DefaultGateway gives `kvd gateway` without any settings.
 func DefaultGateway() *Gateway {
 	return &Gateway{
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
-		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached, ListenPeers: "127.0.0.1:0",
-		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
+		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified",
+		ListenMemcached: DefaultMemcached, ListenPeers: "127.0.0.1:0",
+		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second,
+		ScriptMemory: 64 << 20,
 		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second, SlowlogTime: 10 * time.Millisecond, SlowlogMaxLen: 128,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
@@ -328,7 +334,8 @@ func (c *checker) directory(addrs []string, clear bool) {
 	}
 	for _, a := range addrs {
 		if host, ok := c.addr("directory", a, 1); ok && !clear && !loopback(host) {
-			c.bad("directory", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
+			c.bad("directory", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do "+
+				"without")
 		}
 	}
 }
@@ -411,7 +418,8 @@ func (d *Directory) Validate() error {
 		}
 	}
 	if self := cmp.Or(d.Advertise, d.Listen); d.Bootstrap && len(d.Join) > 0 && !slices.Contains(d.Join, self) {
-		c.bad("join", d.Join, "with bootstrap it names all directory nodes that begin together, and lacks this one, %s", self)
+		c.bad("join", d.Join, "with bootstrap it names all directory nodes that begin together, and lacks this one, %s",
+			self)
 	}
 	c.least("lease", d.Lease, 50*time.Millisecond)
 	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
@@ -484,7 +492,8 @@ func (c *checker) memoryPath(m *MemNode) {
 	case !filepath.IsAbs(m.MemoryPath):
 		c.bad("memory-path", m.MemoryPath, "want the whole path of a folder of a tmpfs or hugetlbfs, or off")
 	case m.ShmSocket != Off && m.ShmSocket != Auto:
-		c.bad("shm-socket", m.ShmSocket, "want off beside memory-path: the memory's files have no seals, so that a client of this machine that maps one could cut it off under the others")
+		c.bad("shm-socket", m.ShmSocket, "want off beside memory-path: the memory's files have no seals, so that a "+
+			"client of this machine that maps one could cut it off under the others")
 	case m.ListenTCP == Off && m.ListenVerbs == Off:
 		c.bad("memory-path", m.MemoryPath, "want listen-tcp or listen-verbs beside it: there is no shm-socket then")
 	}
@@ -569,7 +578,8 @@ func (g *Gateway) Validate() error {
 			continue
 		}
 		if host, ok := c.addr(l.key, l.addr, 0); ok && !g.Insecure && !loopback(host) {
-			c.bad(l.key, l.addr, "others can reach it, and it is in clear, a password too: use listen-tls, or set insecure to do without")
+			c.bad(l.key, l.addr, "others can reach it, and it is in clear, a password too: use listen-tls, or set "+
+				"insecure to do without")
 		}
 	}
 	if g.ListenUnix == "" {
@@ -588,7 +598,8 @@ func (g *Gateway) Validate() error {
 		case ok && g.TLS == (TLS{}):
 			c.bad("listen-tls", g.ListenTLS, "set tls.ca, tls.cert and tls.key")
 		case ok && g.TLSClients == "any" && !g.HasUsers() && !g.Insecure && !loopback(host):
-			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, password-file or acl-file, or insecure to do without")
+			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, password-file or "+
+				"acl-file, or insecure to do without")
 		}
 	}
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
@@ -628,7 +639,8 @@ func (c *checker) connections(n, perAddress int) {
 		c.bad("max-connections", n, "want 1 to %d", maxConnections)
 	}
 	if perAddress < 0 || perAddress > maxConnections {
-		c.bad("max-connections-per-address", perAddress, "want 1 to %d, or 0 for three quarters of max-connections", maxConnections)
+		c.bad("max-connections-per-address", perAddress, "want 1 to %d, or 0 for three quarters of max-connections",
+			maxConnections)
 	}
 }
 
@@ -647,9 +659,10 @@ func (c *checker) buffers(size Size) {
 // ListenTLSOptions are those of listen-tls's files. Clients that need not show a certificate are not
 // asked for one. A certificate with which no client would talk is refused.
 func (g *Gateway) ListenTLSOptions() certs.Options {
-	return certs.Options{Files: g.TLS.files(), Anonymous: g.TLSClients == "any", Check: func(c *x509.Certificate) error {
-		return servable(c, time.Now())
-	}}
+	return certs.Options{Files: g.TLS.files(), Anonymous: g.TLSClients == "any",
+		Check: func(c *x509.Certificate) error {
+			return servable(c, time.Now())
+		}}
 }
 
 // servable reports why clients would refuse a server's certificate, whoever signed it.
@@ -659,7 +672,9 @@ func servable(c *x509.Certificate, now time.Time) error {
 	if err := certs.CheckTime(c, now); err != nil {
 		errs = append(errs, err)
 	}
-	if len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) > 0 && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth) && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+	if len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) > 0 &&
+		!slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth) &&
+		!slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
 		bad("its extended key usage lacks serverAuth")
 	}
 	if c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageDigitalSignature == 0 {

@@ -119,7 +119,8 @@ func (o *Options) Validate() error {
 	}
 	for _, n := range o.Namespaces {
 		if n.Replicas < 0 || n.Replicas > max(o.Nodes, 0) || n.BytesPerNode < 0 {
-			bad("Namespaces: %q with %d copies and %d bytes a memory node, want 0 to the number of memory nodes, %d, and no less than 0", n.Name, n.Replicas, n.BytesPerNode, o.Nodes)
+			bad("Namespaces: %q with %d copies and %d bytes a memory node, want 0 to the number of memory nodes, %d, "+
+				"and no less than 0", n.Name, n.Replicas, n.BytesPerNode, o.Nodes)
 		}
 	}
 	if o.Directories < 0 {

@@ -168,7 +168,8 @@ func NewCore(o Options) (*Core, error) {
 		return nil, fmt.Errorf("engine: %d lanes, want 1..%d", o.Lanes, MaxLanes)
 	}
 	if o.Session == 0 || o.Discriminator >= 4096 || len(o.Devices) == 0 {
-		return nil, fmt.Errorf("engine: id %d discriminator %d with %d devices", o.Session, o.Discriminator, len(o.Devices))
+		return nil, fmt.Errorf("engine: id %d discriminator %d with %d devices", o.Session, o.Discriminator,
+			len(o.Devices))
 	}
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
@@ -258,8 +259,10 @@ func (c *Core) InstallView(v *View) {
 		for id, p := range old.PGs {
 			n := v.PGs[id]
 			if invariants.On {
-				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation && n.Epoch >= p.Epoch,
-					"session %d: map %d has placement group %d of an earlier placement group epoch than map %d", c.opts.Session, v.Version, id, old.Version)
+				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation &&
+					n.Epoch >= p.Epoch,
+					"session %d: map %d has placement group %d of an earlier placement group epoch than map %d",
+					c.opts.Session, v.Version, id, old.Version)
 			}
 			if n == nil || n.Generation != p.Generation {
 				now.hints = nil // its words mean nothing any more
@@ -272,7 +275,8 @@ func (c *Core) InstallView(v *View) {
 	c.in.Store(now)
 }
 
-// installed is the map in force, and the hints of its lanes. Those that still go by an older map, of memory that has gone, have others.
+// installed is the map in force, and the hints of its lanes. Those that still go by an older map, of memory that has
+// gone, have others.
 type installed struct {
 	*View // nil: there is none yet
 	hints *wordCache
@@ -299,7 +303,8 @@ func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
 // Epoch is the reclaim epoch E of the last reply processed.
 func (c *Core) Epoch() uint64 { return c.epoch.Load() }
 
-// BeginRenew numbers a renewal that is about to be sent. The reply may cover unlinks before the call, and none after it.
+// BeginRenew numbers a renewal that is about to be sent. The reply may cover unlinks before the call, and none after
+// it.
 func (c *Core) BeginRenew() (seq uint64) { return c.sendSeq.Add(1) }
 
 // EndRenew processes the reply to renewal seq: E and the minimum over all
@@ -543,9 +548,9 @@ func (c *Core) gaveUp(pg uint32, missed int64) {
 	c.mu.vain[pg] = now + vainFor
 }
 
-// NoMemory judges an operation that has missed memory of pg since a renewal and a moment. Its error says that there is none, or that
-// what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
-// for as long as the directory goes on saying that memory is on its way.
+// NoMemory judges an operation that has missed memory of pg since a renewal and a moment. Its error says that there is
+// none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that for
+// as long as the directory goes on saying that memory is on its way.
 func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) error {
 	now := c.opts.Nanos()
 	c.mu.Lock()
@@ -557,7 +562,8 @@ func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) err
 		return nil // nobody has said so
 	case now-missed >= memoryWait && (!timed || now-c.mu.comingAt[pg] >= memoryWait):
 		c.mu.vain[pg] = now + vainFor
-		return fmt.Errorf("%w, and what was on its way did not come in %v", c.lackedLocked(pg), time.Duration(memoryWait))
+		return fmt.Errorf("%w, and what was on its way did not come in %v", c.lackedLocked(pg),
+			time.Duration(memoryWait))
 	case now < c.mu.vain[pg]:
 		return fmt.Errorf("%w; others waited for it in vain", c.lackedLocked(pg))
 	}
@@ -565,8 +571,8 @@ func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) err
 }
 
 const (
-	// memoryWait is how long an operation waits for memory that is on its way, if its deadline is not earlier: since it missed some
-	// or, with a deadline, since the directory last said so.
+	// memoryWait is how long an operation waits for memory that is on its way, if its deadline is not earlier: since it
+	// missed some or, with a deadline, since the directory last said so.
 	memoryWait = int64(8 * time.Second)
 	// vainFor is how long others do not wait after one waited in vain, as long at least.
 	vainFor = int64(2 * time.Second)

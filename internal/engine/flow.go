@@ -81,8 +81,8 @@ func (c *Core) Exhausted(pg uint32) bool {
 // still has no memory.
 const exhaustedRenewals = 50
 
-// flowOf is the account of what flows in and out of a placement group's memory; one of a generation that has gone counts for
-// nobody.
+// flowOf is the account of what flows in and out of a placement group's memory; one of a generation that has gone
+// counts for nobody.
 func (c *Core) flowOf(pg, generation uint32) *Flow {
 	c.heapOf(pg, generation)
 	if f := c.Flow(pg, generation); f != nil {

@@ -37,7 +37,8 @@ func (l *Lane) check() {
 	a(waiting == len(l.wait), "waits and is not under way")
 	a(len(l.active)+len(l.idle) <= len(l.tasks), "more tasks than there are")
 	for _, t := range l.idle {
-		a(t.state == taskIdle && t.Done == nil && t.flight == nil && len(t.big) == 0, "idle, with what is left of an operation")
+		a(t.state == taskIdle && t.Done == nil && t.flight == nil && len(t.big) == 0,
+			"idle, with what is left of an operation")
 	}
 	if l.view != nil {
 		acked, quiesced := l.acked.Load(), l.quiesced.Load()

@@ -12,7 +12,8 @@ import (
 )
 
 // Lane is one queue pair to each memory node with the tasks under way on them and a
-// part of the session's places. Keys hash to lanes, which perform their Tasks; without one, see Hinted, any lane performs an Op.
+// part of the session's places. Keys hash to lanes, which perform their Tasks; without one, see Hinted, any lane
+// performs an Op.
 type Lane struct {
 	core *Core
 	id   int
@@ -271,8 +272,8 @@ func (l *Lane) NextWake() (at int64) {
 	return at
 }
 
-// runMail runs what others have left for the owner to do, and reports whether there was any. They have no other way to touch the
-// lane's state, which has no lock.
+// runMail runs what others have left for the owner to do, and reports whether there was any. They have no other way to
+// touch the lane's state, which has no lock.
 func (l *Lane) runMail() bool {
 	if l.mailN.Load() == 0 {
 		return false

@@ -47,7 +47,8 @@ type waiter struct {
 }
 
 func (l *Lane) newWaiter(ctx context.Context, ops []*Op) *waiter {
-	return &waiter{ch: make(chan signal, 1), ops: ops, left: len(ops), deadline: l.core.opts.Nanos() + l.core.opts.OpTimeout, limit: l.core.limit(ctx)}
+	return &waiter{ch: make(chan signal, 1), ops: ops, left: len(ops), deadline: l.core.opts.Nanos() +
+		l.core.opts.OpTimeout, limit: l.core.limit(ctx)}
 }
 
 type signal uint8
@@ -129,8 +130,10 @@ func (l *Lane) start(op *Op, w *waiter) {
 // startFor starts t for op.
 func (l *Lane) startFor(op *Op, t *Task) {
 	o := &t.Op
-	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine, op.Txn
+	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash,
+		op.Check
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan,
+		op.Raw, op.Machine, op.Txn
 	t.asked, t.Done = op, answer
 	op.task = t
 	l.Start(t)
@@ -381,8 +384,8 @@ func (l *Lane) sleep(ctx context.Context) bool {
 }
 
 // waitOnCQ is sleep if all that can be under way completes on one CQ, whose connections this goroutine then reads
-// itself: it returns after a completion, a Kick, or left if that is not 0, perhaps earlier. It is false, at once, if there is no such CQ,
-// or if that has nothing to read. The end of ctx or of the session ends it by a Kick.
+// itself: it returns after a completion, a Kick, or left if that is not 0, perhaps earlier. It is false, at once, if
+// there is no such CQ, or if that has nothing to read. The end of ctx or of the session ends it by a Kick.
 func (l *Lane) waitOnCQ(ctx context.Context, left time.Duration) bool {
 	cq := l.waitOn
 	if cq == nil || l.core.dead.Load() {
@@ -512,8 +515,6 @@ func (l *Lane) Visit() {
 		l.Kick()
 	}
 }
-
-// ---- the end ---------------------------------------------------------------------
 
 // isOver reports whether no operation begins any more.
 func (c *Core) isOver() bool { return c.shut.Load() || c.dead.Load() }

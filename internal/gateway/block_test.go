@@ -132,7 +132,8 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 	})
 }
 
-// TestPollIsNotPutOff: clients that come more often than every 5 ms do not put off the poll that the first of them waits for.
+// TestPollIsNotPutOff: clients that come more often than every 5 ms do not put off the poll that the first of them
+// waits for.
 func TestPollIsNotPutOff(t *testing.T) {
 	_, g := start(t, Options{Databases: fake()})
 	names := [][]byte{[]byte("k")}
@@ -168,7 +169,8 @@ func TestUnblocked(t *testing.T) {
 		t.Helper()
 		p.send(t, cmd)
 		blocked(t, g, 1)
-		if list := w.do(t, "CLIENT", "LIST", "ID", me); !strings.Contains(list, " flags=b ") || !strings.Contains(list, " cmd="+strings.ToLower(cmd[0])) {
+		if list := w.do(t, "CLIENT", "LIST", "ID", me); !strings.Contains(list, " flags=b ") ||
+			!strings.Contains(list, " cmd="+strings.ToLower(cmd[0])) {
 			t.Errorf("CLIENT LIST: %q", list)
 		}
 		if info := w.do(t, "INFO", "clients"); !strings.Contains(info, "blocked_clients:1\r\n") {
@@ -186,7 +188,8 @@ func TestUnblocked(t *testing.T) {
 	w.want(t, "-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR\r\n", "CLIENT", "UNBLOCK", me, "never")
 	w.want(t, "-ERR value is not an integer or out of range\r\n", "CLIENT", "UNBLOCK", "me")
 
-	// A timeout, longer than the idle timeout, which is for those who do not wait; the replies before it do not wait for it.
+	// A timeout, longer than the idle timeout, which is for those who do not wait; the replies before it do not wait
+	// for it.
 	began := time.Now()
 	p.send(t, []string{"PING"}, []string{"BLMPOP", "1.3", "1", "a", "LEFT"}, []string{"ECHO", "behind"})
 	p.answers(t, "+PONG\r\n")
@@ -205,8 +208,8 @@ func TestUnblocked(t *testing.T) {
 	blocked(t, g, 0)
 }
 
-// TestBlockedPeerGoes: a client that closes its connection waits no longer, although something that it has sent is unread, and
-// with TLS too; and a client that stays gets what it waits for.
+// TestBlockedPeerGoes: a client that closes its connection waits no longer, although something that it has sent is
+// unread, and with TLS too; and a client that stays gets what it waits for.
 func TestBlockedPeerGoes(t *testing.T) {
 	a := identitytest.New(t)
 	for name, conf := range map[string]*tls.Config{"in clear": nil, "TLS": a.Config(a.Leaf())} {
@@ -256,7 +259,8 @@ func TestBlockedPeerGoes(t *testing.T) {
 	}
 }
 
-// TestDrainUnblocks: a gateway that stops tells those who wait, and ends their connections; Close does not wait for them.
+// TestDrainUnblocks: a gateway that stops tells those who wait, and ends their connections; Close does not wait for
+// them.
 func TestDrainUnblocks(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	p := dial(t, "tcp", addr)
@@ -274,7 +278,8 @@ func TestDrainUnblocks(t *testing.T) {
 	q.closed(t)
 }
 
-// TestUnblockAfterAll: CLIENT UNBLOCK of a client that is being served at the moment waits for the outcome, and tells it.
+// TestUnblockAfterAll: CLIENT UNBLOCK of a client that is being served at the moment waits for the outcome, and tells
+// it.
 func TestUnblockAfterAll(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	var hold atomic.Bool
@@ -301,7 +306,8 @@ func TestUnblockAfterAll(t *testing.T) {
 	p.answers(t, array("k", "1"))
 }
 
-// TestBlockedHearOfFailure: a store that fails ends a wait with its error, instead of letting a client wait for nothing.
+// TestBlockedHearOfFailure: a store that fails ends a wait with its error, instead of letting a client wait for
+// nothing.
 func TestBlockedHearOfFailure(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	var broken atomic.Bool
@@ -379,7 +385,8 @@ func TestBlockedLikeRedis(t *testing.T) {
 		get(a)
 		// Readers of a stream are all served; a client that pops from the same key goes on waiting.
 		d := wait("BLPOP s 0")
-		a, b, c = wait("XREAD BLOCK 0 STREAMS s $"), wait("XREAD BLOCK 0 STREAMS none s 0 0"), wait("XREAD COUNT 1 BLOCK 0 STREAMS s 5-5")
+		a, b, c = wait("XREAD BLOCK 0 STREAMS s $"), wait("XREAD BLOCK 0 STREAMS none s 0 0"),
+			wait("XREAD COUNT 1 BLOCK 0 STREAMS s 5-5")
 		do("XADD s 1-1 f v")
 		get(a, b)
 		do("XREAD BLOCK 0 STREAMS s 0") // who waits is not in the way
@@ -393,7 +400,8 @@ func TestBlockedLikeRedis(t *testing.T) {
 		do("XADD s 7-1 f v")
 		get(a)
 		do("XINFO GROUPS s")
-		a, b = wait("XREADGROUP GROUP g alice BLOCK 0 NOACK STREAMS s >"), wait("XREADGROUP GROUP g bob BLOCK 0 STREAMS s >")
+		a, b = wait("XREADGROUP GROUP g alice BLOCK 0 NOACK STREAMS s >"),
+			wait("XREADGROUP GROUP g bob BLOCK 0 STREAMS s >")
 		do("XADD s 8-1 f v")
 		get(a)
 		do("XADD s 8-2 f v")

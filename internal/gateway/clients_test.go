@@ -85,5 +85,7 @@ func TestClientListShowsUnread(t *testing.T) {
 			t.Fatalf("%.100q", r)
 		}
 	}
-	eventually(t, "nothing waits", func() bool { return field("omem") == 0 && field("oll") == 0 && field("tot-mem") == 0 })
+	eventually(t, "nothing waits", func() bool {
+		return field("omem") == 0 && field("oll") == 0 && field("tot-mem") == 0
+	})
 }

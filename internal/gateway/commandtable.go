@@ -11,13 +11,14 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a line for each.
-// TestTableLikeRedis makes it, from the server's own answers.
+// tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a
+// line for each. TestTableLikeRedis makes it, from the server's own answers.
 //
 //go:embed table.jsonl
 var tableText string
 
-// tableRow is a line of tableText. Replies are strings, numbers and arrays, and objects of one member for other types: simple, set and map.
+// tableRow is a line of tableText. Replies are strings, numbers and arrays, and objects of one member for other types:
+// simple, set and map.
 type tableRow struct {
 	Name      string `json:"name"`
 	Flags     any    `json:"flags"`
@@ -28,8 +29,8 @@ type tableRow struct {
 	DocFlags  any    `json:"doc_flags,omitempty"`
 }
 
-// table has the lines of tableText by name. It is read when somebody asks, since few do; a line that cannot be read is left out, and
-// TestTableLikeRedis tells of it.
+// table has the lines of tableText by name. It is read when somebody asks, since few do; a line that cannot be read is
+// left out, and TestTableLikeRedis tells of it.
 var table = sync.OnceValue(func() map[string]*tableRow {
 	rows := make(map[string]*tableRow)
 	for line := range strings.Lines(tableText) {
@@ -123,7 +124,8 @@ func optionFlags(cmd *command, args [][]byte) []string {
 	return nil
 }
 
-// cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does with each as well.
+// cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does
+// with each as well.
 func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte)         { writeKeys(w, args, false) }
 func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) { writeKeys(w, args, true) }
 

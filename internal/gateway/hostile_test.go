@@ -67,7 +67,8 @@ func (b *syncBuffer) String() string {
 // gets in beside those who guess; who has got in notices nothing.
 func TestGuessing(t *testing.T) {
 	var log syncBuffer
-	addr, g := start(t, Options{Databases: fake(), Password: "secret", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	addr, g := start(
+		t, Options{Databases: fake(), Password: "secret", Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	in := dial(t, "tcp", addr)
 	in.want(t, "+OK\r\n", "AUTH", "secret")
 	const conns = 20
@@ -98,7 +99,8 @@ func TestGuessing(t *testing.T) {
 	if n, most := tried.Load(), (seconds+2)*conns+10; n > most {
 		t.Errorf("%d passwords were tried in %d seconds, at most %d are due", n, seconds, most)
 	}
-	if n := g.m.authFails.Load(); n < uint64(tried.Load()) || !strings.Contains(log.String(), `msg="wrong password" peer=127.0.0.1:`) {
+	if n := g.m.authFails.Load(); n < uint64(tried.Load()) ||
+		!strings.Contains(log.String(), `msg="wrong password" peer=127.0.0.1:`) {
 		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
 	}
 }
@@ -211,7 +213,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A command that comes when the connection of a silent client ends is refused, and not performed: its client would go on.
+// A command that comes when the connection of a silent client ends is refused, and not performed: its client would go
+// on.
 func TestFinishingRefuses(t *testing.T) {
 	t.Run("in clear", func(t *testing.T) { testFinishingRefuses(t, nil) })
 	a := identitytest.New(t)

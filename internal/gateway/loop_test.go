@@ -28,9 +28,12 @@ func TestWithoutLoops(t *testing.T) {
 	testCalm = math.MaxInt
 	defer func() { testCalm = 1 }()
 	for name, f := range map[string]func(*testing.T){
-		"commands": TestCommands, "every command": TestEveryCommand, "pipelines": TestPipelines, "incr": TestIncrFromMany,
-		"transactions": TestTransactions, "auth": TestAuth, "kill": TestClientKillAndList, "close": TestCloseAnswersNobody,
-		"floods": TestFloods, "reader stops": TestReaderStops, "write before read": TestWriteBeforeRead, "idle": TestIdleTimeout,
+		"commands": TestCommands, "every command": TestEveryCommand, "pipelines": TestPipelines,
+		"incr":         TestIncrFromMany,
+		"transactions": TestTransactions, "auth": TestAuth, "kill": TestClientKillAndList,
+		"close":  TestCloseAnswersNobody,
+		"floods": TestFloods, "reader stops": TestReaderStops, "write before read": TestWriteBeforeRead,
+		"idle":        TestIdleTimeout,
 		"allocations": TestAllocations,
 	} {
 		t.Run(name, f)
@@ -114,7 +117,9 @@ func TestLoopLeft(t *testing.T) {
 			}
 		},
 		"a command that takes its time": func(p *peer) { p.do(t, "DEBUG", "SLEEP", "0.01") },
-		"many keys":                     func(p *peer) { p.do(t, append([]string{"DEL"}, strings.Fields(strings.Repeat("a b c d ", 20))...)...) },
+		"many keys": func(p *peer) {
+			p.do(t, append([]string{"DEL"}, strings.Fields(strings.Repeat("a b c d ", 20))...)...)
+		},
 		"more replies than the socket takes": func(p *peer) {
 			v := strings.Repeat("x", 1_000_000)
 			p.want(t, "+OK\r\n", "SET", "big", v)
@@ -194,7 +199,10 @@ func TestLoopEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f(looped(t, g, "tcp", addr, 1)[0])
 			eventually(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
-			eventually(t, "the other is served", func() bool { other.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
+			eventually(t, "the other is served", func() bool {
+				other.want(t, "+PONG\r\n", "PING")
+				return g.loops.Conns() == 1
+			})
 		})
 	}
 }
@@ -263,19 +271,26 @@ func TestTurn(t *testing.T) {
 		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
 	}
 	for name, c := range map[string]struct{ ask, answer string }{
-		"a lookup":                    {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
-		"several":                     {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n", bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
-		"many":                        {string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)), ":20\r\n"},
-		"a long value":                {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(looptest.Long)},
-		"a lookup and a write":        {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n", bulk("0") + "+OK\r\n" + bulk("1")},
-		"a lookup that waits":         {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
-		"a write that waits":          {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
-		"a lookup that panics":        {"*2\r\n$3\r\nGET\r\n$5\r\npanic\r\n", ""},
-		"a lookup in another place":   {"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", "+OK\r\n$-1\r\n"},
-		"half a command":              {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*2\r\n$3\r\nGE", bulk("0")},
-		"no command":                  {"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"},
-		"a lookup and then no more":   {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*1\r\n$4\r\nQUIT\r\n", bulk("0") + "+OK\r\n"},
-		"a command that takes longer": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
+		"a lookup": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
+		"several": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n",
+			bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
+		"many": {
+			string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)),
+			":20\r\n"},
+		"a long value": {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(looptest.Long)},
+		"a lookup and a write": {
+			"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n",
+			bulk("0") + "+OK\r\n" + bulk("1")},
+		"a lookup that waits":  {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
+		"a write that waits":   {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
+		"a lookup that panics": {"*2\r\n$3\r\nGET\r\n$5\r\npanic\r\n", ""},
+		"a lookup in another place": {"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n",
+			"+OK\r\n$-1\r\n"},
+		"half a command":            {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*2\r\n$3\r\nGE", bulk("0")},
+		"no command":                {"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"},
+		"a lookup and then no more": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*1\r\n$4\r\nQUIT\r\n", bulk("0") + "+OK\r\n"},
+		"a command that takes longer": {
+			"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage := looptest.New(t.Context())

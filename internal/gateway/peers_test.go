@@ -37,7 +37,8 @@ func meet(t *testing.T, n int, gs ...*Gateway) {
 	})
 }
 
-// A message that is published at any gateway comes to the subscribers of all, once, from the confirmation of their subscription on.
+// A message that is published at any gateway comes to the subscribers of all, once, from the confirmation of their
+// subscription on.
 func TestMessagesAmongGateways(t *testing.T) {
 	addrs, _, _ := gatewaysOf(t, 3)
 	var all []*peer
@@ -78,8 +79,8 @@ func invalidated(key string) string { return ">2\r\n" + bulk("invalidate") + "*1
 
 const allInvalidated = ">2\r\n$10\r\ninvalidate\r\n_\r\n"
 
-// A client that caches hears of writes through every gateway, and after a stream was cut, or a gateway has gone or come, that
-// anything may have been written.
+// A client that caches hears of writes through every gateway, and after a stream was cut, or a gateway has gone or
+// come, that anything may have been written.
 func TestTrackingAmongGateways(t *testing.T) {
 	addrs, gs, wires := gatewaysOf(t, 2)
 	a, w := dial(t, "tcp", addrs[0]), dial(t, "tcp", addrs[1])
@@ -120,7 +121,8 @@ func TestInterestEnds(t *testing.T) {
 	wants := func(messages, keys bool) func() bool {
 		return func() bool { p := gs[1].o.Peers; return p.WantsMessages() == messages && p.WantsKeys() == keys }
 	}
-	for _, x := range []struct{ begin, end string }{{"SUBSCRIBE c", "UNSUBSCRIBE c"}, {"PSUBSCRIBE c", "PUNSUBSCRIBE"}, {"SUBSCRIBE c", "RESET"}} {
+	for _, x := range []struct{ begin, end string }{{"SUBSCRIBE c", "UNSUBSCRIBE c"}, {"PSUBSCRIBE c", "PUNSUBSCRIBE"},
+		{"SUBSCRIBE c", "RESET"}} {
 		a.do(t, "HELLO", "3")
 		a.do(t, strings.Fields(x.begin)...)
 		if !wants(true, false)() {

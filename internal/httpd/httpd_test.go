@@ -84,7 +84,8 @@ func TestMetrics(t *testing.T) {
 	}
 	c.Add(3)
 	_, b, _ := get(t, s, "/metrics")
-	for _, w := range []string{"kvd_test_total 3\n", `kvd_build_info{goversion="go1.`, `role="gateway"`, "go_goroutines ", "process_resident_memory_bytes "} {
+	for _, w := range []string{"kvd_test_total 3\n", `kvd_build_info{goversion="go1.`, `role="gateway"`,
+		"go_goroutines ", "process_resident_memory_bytes "} {
 		if !strings.Contains(b, w) {
 			t.Errorf("metrics lack %q", w)
 		}
@@ -94,8 +95,9 @@ func TestMetrics(t *testing.T) {
 func TestPaths(t *testing.T) {
 	s := start(t, Options{})
 	for path, want := range map[string]int{
-		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200, "/debug/pprof/profile?seconds=1": 200,
-		"/": 200, "/state.json": 200, "/console.js": 200, "/console.css": 200,
+		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200,
+		"/debug/pprof/profile?seconds=1": 200,
+		"/":                              200, "/state.json": 200, "/console.js": 200, "/console.css": 200,
 		"/debug/pprof/cmdline": 404, "/none": 404, "/metrics/x": 404,
 	} {
 		if code, _, _ := get(t, s, path); code != want {
@@ -209,7 +211,9 @@ func TestAbortedScrape(t *testing.T) {
 	var log buffer
 	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for i := range 500 { // more than sockets hold
-		if err := s.Register(prometheus.NewCounter(prometheus.CounterOpts{Name: fmt.Sprint("kvd_test_", i, "_total"), Help: strings.Repeat("x", 20_000)})); err != nil {
+		if err := s.Register(
+			prometheus.NewCounter(prometheus.CounterOpts{Name: fmt.Sprint("kvd_test_", i, "_total"),
+				Help: strings.Repeat("x", 20_000)})); err != nil {
 			t.Fatal(err)
 		}
 	}

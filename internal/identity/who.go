@@ -47,7 +47,8 @@ func GroupsOfConnection(cs *tls.ConnectionState) ([]string, error) {
 
 // CheckWho accepts whoever may stand in an access list: an identity as String gives it, or group:NAME.
 func CheckWho(who string) error {
-	const want = "want spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, ROLE/NAME of a certificate without a SPIFFE id, or group:NAME"
+	const want = "want spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, ROLE/NAME of a certificate without a SPIFFE id, or " +
+		"group:NAME"
 	if group, ok := strings.CutPrefix(who, GroupPrefix); ok {
 		if err := checkName(group); err != nil {
 			return fmt.Errorf("%.160q: the name of a group %w", who, err)

@@ -98,7 +98,8 @@ func TestLoopsByProcessors(t *testing.T) {
 		s := &Loops{Context: t.Context(), Logger: slog.New(slog.DiscardHandler)}
 		s.makeLoops()
 		if len(s.all) != c.loops || s.plan.shared != c.shared {
-			t.Errorf("%d processors: %d loops, %d beside others, want %d and %d", c.processors, len(s.all), s.plan.shared, c.loops, c.shared)
+			t.Errorf("%d processors: %d loops, %d beside others, want %d and %d", c.processors, len(s.all),
+				s.plan.shared, c.loops, c.shared)
 		}
 		s.Close()
 	}

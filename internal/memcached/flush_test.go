@@ -12,8 +12,8 @@ import (
 	"github.com/kvd-project/kvd/internal/waiting"
 )
 
-// TestFlushLater: a flush_all with a delay takes what is there when it is due, even if the store fails at first; items stay
-// until then. A later one takes its place.
+// TestFlushLater: a flush_all with a delay takes what is there when it is due, even if the store fails at first; items
+// stay until then. A later one takes its place.
 func TestFlushLater(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	addr, _ := serve(t, memcached.Options{Client: store})

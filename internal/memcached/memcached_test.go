@@ -120,7 +120,8 @@ func TestTranscripts(t *testing.T) {
 				mu.Unlock()
 				return ""
 			case "fail":
-				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable, "unknown": client.ErrUnknownOutcome,
+				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable,
+					"unknown": client.ErrUnknownOutcome,
 					"deleted": client.ErrNoNamespace, "corrupt": client.ErrCorrupt}
 				err, key := errs[d.CmdArgs[0].Key], ""
 				d.MaybeScanArgs(t, "key", &key)
@@ -254,7 +255,8 @@ func TestPipelining(t *testing.T) {
 func TestValues(t *testing.T) {
 	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
 	var say, want strings.Builder
-	for i, n := range []int{0, 1, 1022, 1023, 1024, 4096, 16<<10 - 3, 16<<10 - 2, 16<<10 - 1, 16 << 10, 16<<10 + 1, 40_000, 64 << 10, 200_000, 3, 15_000, 15_000} {
+	for i, n := range []int{0, 1, 1022, 1023, 1024, 4096, 16<<10 - 3, 16<<10 - 2, 16<<10 - 1, 16 << 10, 16<<10 + 1,
+		40_000, 64 << 10, 200_000, 3, 15_000, 15_000} {
 		value := make([]byte, n)
 		for k := range value {
 			value[k] = byte('a' + (i+k/7)%26)
@@ -295,7 +297,8 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 // A peer that says only half of something is not waited for without end, one that is
 // silent is.
 func TestHostile(t *testing.T) {
-	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 50 * time.Millisecond, MaxConns: 16})
+	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}),
+		IOTimeout: 50 * time.Millisecond, MaxConns: 16})
 	idle, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -317,10 +320,12 @@ func TestHostile(t *testing.T) {
 	if got, err := bufio.NewReader(idle).ReadString('\n'); got != "MN\r\n" {
 		t.Errorf("an idle connection: %q, %v", got, err)
 	}
-	if got := talk(t, addr, "get "+strings.Repeat("k ", 200_000)+"\r\nversion\r\n"); got != "CLIENT_ERROR line too long\r\n" {
+	if got := talk(t, addr, "get "+strings.Repeat("k ", 200_000)+"\r\nversion\r\n"); got !=
+		"CLIENT_ERROR line too long\r\n" {
 		t.Errorf("a long line: %q", got)
 	}
-	for _, say := range []string{strings.Repeat("x", 20_000), "getx " + strings.Repeat("k ", 10_000), "ms k " + strings.Repeat("0", 20_000)} {
+	for _, say := range []string{strings.Repeat("x", 20_000), "getx " + strings.Repeat("k ", 10_000),
+		"ms k " + strings.Repeat("0", 20_000)} {
 		if got := talk(t, addr, say+"\r\nversion\r\n"); got != "" {
 			t.Errorf("%.8q: a line as long as no command is: %q", say, got)
 		}
@@ -330,7 +335,8 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%q of 10,000 keys: %.100q", say, got)
 		}
 	}
-	for _, say := range []string{"POST / HTTP/1.1\r\nset stolen 0 0 1\r\n1\r\n", "GET / HTTP/1.1\r\nHost: x\r\nset stolen 0 0 1\r\n1\r\n"} {
+	for _, say := range []string{"POST / HTTP/1.1\r\nset stolen 0 0 1\r\n1\r\n",
+		"GET / HTTP/1.1\r\nHost: x\r\nset stolen 0 0 1\r\n1\r\n"} {
 		if got := talk(t, addr, say) + talk(t, addr, "get stolen\r\n"); got != "END\r\n" {
 			t.Errorf("a browser: %q", got)
 		}
@@ -343,7 +349,8 @@ func TestHostile(t *testing.T) {
 		t.Errorf("a get of 1,000 keys: %.100q", got)
 	}
 	big := strings.Repeat("x", 1<<20)
-	if got := talk(t, addr, "set big 3 0 1048576\r\n"+big+"\r\nget big\r\n"); got != "STORED\r\nVALUE big 3 1048576\r\n"+big+"\r\nEND\r\n" {
+	if got := talk(t, addr, "set big 3 0 1048576\r\n"+big+"\r\nget big\r\n"); got !=
+		"STORED\r\nVALUE big 3 1048576\r\n"+big+"\r\nEND\r\n" {
 		t.Errorf("a long value: %d bytes, %.100q", len(got), got)
 	}
 	n, err := testutil.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
@@ -354,7 +361,8 @@ func TestHostile(t *testing.T) {
 
 // TestOthersMemory: a command that waits for memory that others have is not late.
 func TestOthersMemory(t *testing.T) {
-	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: time.Second, Budget: netsrv.NewBudget(1 << 20)}
+	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: time.Second,
+		Budget: netsrv.NewBudget(1 << 20)}
 	addr, _ := serve(t, o)
 	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
 		s := o.Budget.Share(func(int64) {})
@@ -472,11 +480,14 @@ func TestGomemcache(t *testing.T) {
 
 // The server neither panics nor stops answering, whatever is sent.
 func FuzzConn(f *testing.F) {
-	for _, s := range []string{"get a b\r\n", "set a 0 0 1\r\nx\r\n", "ms a 1 T1 c\r\nx\r\n", "mg a v k O1 q\r\n", "ma a N0 J5 v\r\n",
-		"cas a 1 2 3 4\r\nabc\r\n", "md YQ== b\r\n", "gat 1 a\r\n", "incr a 1 noreply\r\n", "flush_all 0\r\n", "stats\r\n", "me a\r\n", "touch a -1\n"} {
+	for _, s := range []string{"get a b\r\n", "set a 0 0 1\r\nx\r\n", "ms a 1 T1 c\r\nx\r\n", "mg a v k O1 q\r\n",
+		"ma a N0 J5 v\r\n",
+		"cas a 1 2 3 4\r\nabc\r\n", "md YQ== b\r\n", "gat 1 a\r\n", "incr a 1 noreply\r\n", "flush_all 0\r\n",
+		"stats\r\n", "me a\r\n", "touch a -1\n"} {
 		f.Add([]byte(s))
 	}
-	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}), IOTimeout: time.Second})
+	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}),
+		IOTimeout: time.Second})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got := talk(t, addr, string(b))
 		if strings.HasSuffix(got, "\n") != (len(got) > 0) {
@@ -487,8 +498,6 @@ func FuzzConn(f *testing.F) {
 		}
 	})
 }
-
-// ---- against memcached itself --------------------------------------------------
 
 var (
 	casText = regexp.MustCompile(`(?m)^(VALUE \S+ \d+ \d+) (\d+)`)
@@ -538,7 +547,8 @@ func (d *dialogue) ask(t *testing.T, say string) string {
 	for _, m := range casMeta.FindAllStringSubmatch(failed.ReplaceAllString(got, ""), -1) {
 		d.cas = m[1]
 	}
-	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") || won.MatchString(got) {
+	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") ||
+		won.MatchString(got) {
 		d.cas = "1" // here they change the version
 	}
 	got = casText.ReplaceAllString(got, "$1 CAS")
@@ -565,7 +575,8 @@ func TestSameAsMemcached(t *testing.T) {
 			say := sentence(rng)
 			said = append(said, say)
 			if x, y := a.ask(t, say), b.ask(t, say); x != y {
-				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q\nbefore that: %q", seed, i, say, x, y, said[max(0, len(said)-40):])
+				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q\nbefore that: %q", seed, i, say, x, y,
+					said[max(0, len(said)-40):])
 			}
 		}
 	}
@@ -637,7 +648,9 @@ func sentence(rng *rand.Rand) string {
 	case 12:
 		return "touch " + key() + " " + exp() + noreply() + "\r\n"
 	case 13:
-		return pick("verbosity\r\n", "verbosity 1\r\n", "flush_all\r\n", "flush_all 0\r\n", "foo\r\n", "\r\n", "get\r\n", "set\r\n", "incr n1\r\n", "mg\r\n", "md\r\n", "touch a\r\n", "delete\r\n", "stats reset\r\n", "stats what\r\n", "me\r\n")
+		return pick("verbosity\r\n", "verbosity 1\r\n", "flush_all\r\n", "flush_all 0\r\n", "foo\r\n", "\r\n",
+			"get\r\n", "set\r\n", "incr n1\r\n", "mg\r\n", "md\r\n", "touch a\r\n", "delete\r\n", "stats reset\r\n",
+			"stats what\r\n", "me\r\n")
 	case 14, 15, 16: // h and l are told from other accesses there
 		return "mg " + key() + meta("ckOqsvfTtuNRILPMbS!") + "\r\n"
 	case 17, 18, 19:
@@ -648,16 +661,19 @@ func sentence(rng *rand.Rand) string {
 	case 20:
 		return "md " + key() + meta("kOqCITv") + "\r\n"
 	case 21, 22: // without T, which memcached gives to the item that goes if the number gets longer
-		return "ma " + num() + pick(meta("ckOqtvDI"), " N0"+meta("ckOtvDJqC")) + pick("", "", " MI", " MD", " MX") + "\r\n"
+		return "ma " + num() + pick(meta("ckOqtvDI"), " N0"+meta("ckOtvDJqC")) + pick("", "", " MI", " MD", " MX") +
+			"\r\n"
 	case 23:
-		return pick("mg YWJjZA== b v", "mg YWJjZA== v b", "ms YWJjZA== 0 b\r\n\r\nms YWJjZA== 0 b", "mg wrong b") + pick("", " k", " O1") + "\r\n\r\n"
+		return pick("mg YWJjZA== b v", "mg YWJjZA== v b", "ms YWJjZA== 0 b\r\n\r\nms YWJjZA== 0 b", "mg wrong b") +
+			pick("", " k", " O1") + "\r\n\r\n"
 	case 24:
 		return fmt.Sprintf("set %s 0 0 %d\r\n%s\r\n", key(), 3, pick("abcd", "abcdef", "abc"))
 	}
 	if rng.IntN(50) == 0 { // with too long a key, too, memcached hangs up
 		return "set a 0 0 2000000\r\n" + strings.Repeat("x", 2_000_000) + "\r\n"
 	}
-	return pick("mg a Z\r\n", "ms a x\r\n", "ms a\r\n", "mg a v v\r\n", "ma n1 Dx\r\n", "mg %% b\r\n", "set a 0 0 -1\r\n", "set a 0 0\r\n")
+	return pick("mg a Z\r\n", "ms a x\r\n", "ms a\r\n", "mg a v v\r\n", "ma n1 Dx\r\n", "mg %% b\r\n",
+		"set a 0 0 -1\r\n", "set a 0 0\r\n")
 }
 
 func numberSet(key, v string) string {

@@ -30,11 +30,13 @@ type Janitor struct {
 func NewJanitor() *Janitor {
 	j := &Janitor{
 		jobs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_jobs_total",
-			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed (handed back, to be tried again)."}, []string{"kind", "result"}),
+			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed " +
+				"(handed back, to be tried again)."}, []string{"kind", "result"}),
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_transferred_bytes_total",
-			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. Of a join that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
+			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. Of a join " +
+				"that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
 		j.seconds.WithLabelValues(overview.JobKind(k))

@@ -131,7 +131,8 @@ func (s *Server) handle(c net.Conn, g *Guest) {
 		g.Release()
 		// A request of one connection must not end the process that serves the others.
 		if r := recover(); r != nil {
-			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack", string(debug.Stack()))
+			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack",
+				string(debug.Stack()))
 		}
 	}()
 	raw, _ := rawConn(c)

@@ -95,7 +95,9 @@ func TestServeSeveral(t *testing.T) {
 }
 
 func TestMaxConns(t *testing.T) {
-	s, err := New(Options{Handle: echo, Limits: Limits{MaxConns: 2, Refuse: func(c net.Conn) { c.Write([]byte("full")) }}})
+	s, err := New(Options{Handle: echo, Limits: Limits{MaxConns: 2, Refuse: func(c net.Conn) {
+		c.Write([]byte("full"))
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +180,8 @@ func TestBackoff(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{}, {Handle: echo, Limits: Limits{MaxConns: -1}}, {Handle: echo, Limits: Limits{HandshakeTimeout: -1}}} {
+	for _, o := range []Options{{}, {Handle: echo, Limits: Limits{MaxConns: -1}},
+		{Handle: echo, Limits: Limits{HandshakeTimeout: -1}}} {
 		if _, err := New(o); err == nil {
 			t.Errorf("%+v is fine", o)
 		}

@@ -52,7 +52,8 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 	for _, n := range st.GetMap().GetNamespaces() {
 		ns := &Namespace{
 			Name: n.GetName(), Mode: Mode(n.GetMode()), Deleting: n.GetDeleting(), Replicas: int(n.GetReplicas()),
-			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
+			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(),
+			Losses: len(n.GetLosses()),
 		}
 		all = append(all, ns)
 		byID[n.GetId()], byName[ns.Name] = ns, ns

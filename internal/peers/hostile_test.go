@@ -50,24 +50,26 @@ func forger(t *testing.T, r *peerstest.Room, id string, first, reply []byte) (st
 		t.Fatal(err)
 	}
 	streams = new(atomic.Int32)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		var q []byte
-		if err := stream.RecvMsg(&q); err != nil {
-			return err
-		}
-		streams.Add(1)
-		if err := stream.SendMsg(&first); err != nil {
-			return err
-		}
-		for {
-			if err := stream.SendMsg(&reply); err != nil {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			var q []byte
+			if err := stream.RecvMsg(&q); err != nil {
 				return err
 			}
-		}
-	}))
+			streams.Add(1)
+			if err := stream.SendMsg(&first); err != nil {
+				return err
+			}
+			for {
+				if err := stream.SendMsg(&reply); err != nil {
+					return err
+				}
+			}
+		}))
 	go func() { _ = s.Serve(lis) }()
 	t.Cleanup(s.Stop)
-	if _, err := r.Meet(t.Context(), &dirpb.MeetRequest{Id: []byte(strings.Repeat(id, 16)), Addr: lis.Addr().String(), HostId: hostid.ID()}); err != nil {
+	if _, err := r.Meet(t.Context(), &dirpb.MeetRequest{Id: []byte(strings.Repeat(id, 16)), Addr: lis.Addr().String(),
+		HostId: hostid.ID()}); err != nil {
 		t.Fatal(err)
 	}
 	return streams
@@ -101,8 +103,8 @@ func message(channel string) []byte {
 	return b
 }
 
-// A peer that sends what nobody asked for, or more at once than a queue holds, is cut off before it is decoded, and takes little of
-// this gateway's memory; nothing of it goes on.
+// A peer that sends what nobody asked for, or more at once than a queue holds, is cut off before it is decoded, and
+// takes little of this gateway's memory; nothing of it goes on.
 func TestForgedReplies(t *testing.T) {
 	const budget, bomb = 64 << 20, 150 << 20
 	heard := func(n uint64) []byte {
@@ -192,7 +194,9 @@ func TestLongestMessage(t *testing.T) {
 	}
 	want(t, b, true, false)
 	a.Publish(false, []byte("ch"), make([]byte, 128<<20))
-	eventually(t, "it comes", eb.is(func(e *ear) bool { return strings.Contains(strings.Join(e.messages, " "), fmt.Sprint(128<<20)) }))
+	eventually(t, "it comes", eb.is(func(e *ear) bool {
+		return strings.Contains(strings.Join(e.messages, " "), fmt.Sprint(128<<20))
+	}))
 	if s := b.Stats(); s.Following != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -216,7 +220,8 @@ func TestQueuesAreCharged(t *testing.T) {
 		if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 			t.Fatal(err)
 		}
-		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10))
+		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(),
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +230,8 @@ func TestQueuesAreCharged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Send(&peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true}); err != nil && err != io.EOF {
+		if err := s.Send(&peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true}); err != nil &&
+			err != io.EOF {
 			t.Fatal(err)
 		}
 	}
@@ -248,7 +254,8 @@ func TestQueuesAreCharged(t *testing.T) {
 	eventually(t, "all is given back", func() bool { return b.Used() == 0 && a.Stats().Followers == 0 })
 }
 
-// A peer that the directory does not name any more, since its right was taken, hears nothing more, though it holds on to its stream.
+// A peer that the directory does not name any more, since its right was taken, hears nothing more, though it holds on
+// to its stream.
 func TestUnnamedPeersPart(t *testing.T) {
 	r := peerstest.NewRoom()
 	wire := peerstest.Listen(t)
@@ -257,7 +264,8 @@ func TestUnnamedPeersPart(t *testing.T) {
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: id, Number: 1, Messages: true})
+	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+		Id: id, Number: 1, Messages: true})
 	eventually(t, "it is followed", func() bool { return a.WantsMessages() })
 	q := meetRequest(id)
 	q.Leaves = true

@@ -137,13 +137,18 @@ func TestCutAndDeath(t *testing.T) {
 	lost := 0
 	eb.is(func(e *ear) bool { lost = e.lost; return true })()
 	wire.Cut()
-	eventually(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool { return e.lost >= lost+2 }))
+	eventually(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool {
+		return e.lost >= lost+2
+	}))
 	eventually(t, "they follow each other again", following(1, a, b))
 	want(t, b, true, true)
 	a.Publish(false, []byte("ch"), []byte("x"))
 	eventually(t, "b hears", eb.is(func(e *ear) bool { return slices.Contains(e.messages, "ch=x 1 false") }))
 	a.Close()
-	eventually(t, "b forgets a", func() bool { s := b.Stats(); return s.Known == 0 && s.Following == 0 && s.Followers == 0 })
+	eventually(t, "b forgets a", func() bool {
+		s := b.Stats()
+		return s.Known == 0 && s.Following == 0 && s.Followers == 0
+	})
 	if b.WantsMessages() || b.WantsKeys() {
 		t.Error("a wants something, and is gone")
 	}
@@ -151,8 +156,10 @@ func TestCutAndDeath(t *testing.T) {
 }
 
 // follow is a follower that does nothing by itself.
-func follow(t *testing.T, addr string, creds credentials.TransportCredentials, q *peerspb.FollowRequest) grpc.BidiStreamingClient[peerspb.FollowRequest, peerspb.FollowReply] {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10),
+func follow(t *testing.T, addr string, creds credentials.TransportCredentials,
+	q *peerspb.FollowRequest) grpc.BidiStreamingClient[peerspb.FollowRequest, peerspb.FollowReply] {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
+		grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
 	if err != nil {
 		t.Fatal(err)
@@ -168,8 +175,8 @@ func follow(t *testing.T, addr string, creds credentials.TransportCredentials, q
 	return s
 }
 
-// A follower that reads too slowly misses messages, which are counted, and is told that any key may have changed; nobody waits
-// for it, and what it has still to be told is bounded.
+// A follower that reads too slowly misses messages, which are counted, and is told that any key may have changed;
+// nobody waits for it, and what it has still to be told is bounded.
 func TestSlowFollower(t *testing.T) {
 	r := peerstest.NewRoom()
 	wire := peerstest.Listen(t)
@@ -178,7 +185,8 @@ func TestSlowFollower(t *testing.T) {
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true})
+	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+		Id: id, Number: 1, Messages: true, Keys: true})
 	eventually(t, "it is followed", func() bool { return a.WantsKeys() })
 	payload := make([]byte, 1<<20)
 	for i := 0; a.Stats().Dropped == 0; i++ {
@@ -208,7 +216,8 @@ func TestStrangers(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire})
 	for _, id := range []string{"", "x", strings.Repeat("x", 16)} {
-		_, err := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: []byte(id), Number: 1, Messages: true}).Recv()
+		_, err := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+			Id: []byte(id), Number: 1, Messages: true}).Recv()
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%q: %v", id, err)
 		}
@@ -237,8 +246,10 @@ func TestRoles(t *testing.T) {
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	for role, want := range map[string]codes.Code{"memnode": codes.PermissionDenied, "client": codes.PermissionDenied, "gateway": codes.OK} {
-		s := follow(t, wire.Addr().String(), credentials.NewTLS(conf(role, "x")), &peerspb.FollowRequest{Id: id, Number: 1})
+	for role, want := range map[string]codes.Code{"memnode": codes.PermissionDenied, "client": codes.PermissionDenied,
+		"gateway": codes.OK} {
+		s := follow(t, wire.Addr().String(), credentials.NewTLS(conf(role, "x")), &peerspb.FollowRequest{
+			Id: id, Number: 1})
 		if _, err := s.Recv(); status.Code(err) != want {
 			t.Errorf("%s: %v", role, err)
 		}

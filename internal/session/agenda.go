@@ -92,7 +92,8 @@ type AgendaOptions struct {
 	DialPause, DialPauseMost, DownPause int64
 	// ReadOnly: it needs no memory.
 	ReadOnly bool
-	// Token opens connections to memory nodes, TokenNumber is the directory's name for it: those that the session was opened with.
+	// Token opens connections to memory nodes, TokenNumber is the directory's name for it: those that the session was
+	// opened with.
 	Token       []byte
 	TokenNumber uint64
 }

@@ -131,8 +131,10 @@ func (a *Agenda) Again(first Ask) Ask {
 	q := first.Renew
 	a.untold()
 	a.mu.number = a.core.BeginRenew()
-	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
-		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo,
+	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{
+		SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
+		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term,
+		Number: a.mu.number, InLimbo: q.InLimbo,
 		TokenNumber: a.mu.tokenNumber}}
 }
 
@@ -149,7 +151,8 @@ func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 		return
 	}
 	p := r.Renew
-	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(time.Millisecond))
+	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(
+		time.Millisecond))
 	a.core.SetNewest(q.Renew.Number, p.GetMapVersion())
 	if !latest || p.GetTerm() < a.mu.term {
 		return // another one was sent since, or a leadership answers that has ended
@@ -213,7 +216,8 @@ const maxQuietMillis = 10_000
 func (a *Agenda) idle(now int64) bool {
 	v := a.core.View()
 	switch k := a.acked(); {
-	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version || k.quiesced < v.Version,
+	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version ||
+		k.quiesced < v.Version,
 		a.core.InLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
 		return false
 	}
@@ -222,7 +226,8 @@ func (a *Agenda) idle(now int64) bool {
 		if f == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
 			continue
 		}
-		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 || !sameHeld(p.told, heldOf(m, f)) {
+		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 ||
+			!sameHeld(p.told, heldOf(m, f)) {
 			return false
 		}
 	}
@@ -242,7 +247,8 @@ func (a *Agenda) untold() {
 func (a *Agenda) supplied(list []*dirpb.Supply, all bool) {
 	told := make(map[uint32]engine.Supply, len(list))
 	for _, x := range list {
-		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(), Share: x.GetShareUnits(), Give: x.GetGiveUnits(), Live: x.GetLiveUnits()}
+		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(),
+			Share: x.GetShareUnits(), Give: x.GetGiveUnits(), Live: x.GetLiveUnits()}
 	}
 	a.core.SetSupply(told, all)
 }

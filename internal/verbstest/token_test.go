@@ -10,8 +10,8 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Over verbs, too, nobody gets a queue pair with a token that the directory did not sign, at a memory node without a region
-// of its namespace, or once its key has been replaced twice; what is connected goes on.
+// Over verbs, too, nobody gets a queue pair with a token that the directory did not sign, at a memory node without a
+// region of its namespace, or once its key has been replaced twice; what is connected goes on.
 func TestTokens(t *testing.T) {
 	needs(t, "1")
 	s := newStore(t, 2*time.Second, node{"m1", 0, []string{"--janitor"}})

@@ -92,7 +92,8 @@ func TestTooManyConnections(t *testing.T) {
 	second := p.dial(t)
 	// It is told so if its hello is there when it is refused; else it finds the socket closed.
 	for told := false; !told; {
-		_, err := p.active.d.Dial(within(t, rdmatest.Patience), driver.DialRequest{PD: p.active.pd, CQ: p.cq, Addr: p.ln.Addr()})
+		_, err := p.active.d.Dial(within(t, rdmatest.Patience),
+			driver.DialRequest{PD: p.active.pd, CQ: p.cq, Addr: p.ln.Addr()})
 		if err == nil {
 			t.Fatal("a third connection")
 		}

@@ -110,7 +110,8 @@ func TestLoopWaitsForNobody(t *testing.T) {
 		}
 	}
 
-	half := doorbellOf(requestOf(driver.OpFetchAdd, mr.RKey(), 1<<19, 8, appendWord(nil, 1)...), requestOf(driver.OpRead, mr.RKey(), 0, 8))
+	half := doorbellOf(requestOf(driver.OpFetchAdd, mr.RKey(), 1<<19, 8, appendWord(nil, 1)...),
+		requestOf(driver.OpRead, mr.RKey(), 0, 8))
 	inHalf := greeted(t, addr)
 	found := bytes.Clone(mr.Bytes()[1<<19:][:8])
 	write(inHalf, half[:len(half)-1])
@@ -175,7 +176,9 @@ func TestAgentComesBack(t *testing.T) {
 			}
 		}
 	}
-	await(t, func() bool { return descriptors(t) <= before }, "%d descriptors, want %d", func() int { return descriptors(t) }, before)
+	await(t, func() bool {
+		return descriptors(t) <= before
+	}, "%d descriptors, want %d", func() int { return descriptors(t) }, before)
 }
 
 func descriptors(t *testing.T) int {

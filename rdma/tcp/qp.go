@@ -491,7 +491,8 @@ func (q *qp) read() driver.Status {
 		q.done++
 		q.repaid += e.charge
 		if e.signaled {
-			q.batch = append(q.batch, completion{driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: driver.Success}, q, q.done})
+			q.batch = append(q.batch, completion{driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: driver.Success}, q,
+				q.done})
 			if len(q.batch) == cap(q.batch) {
 				q.push()
 			}

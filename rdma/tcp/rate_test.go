@@ -194,7 +194,8 @@ func TestLimitRate(t *testing.T) {
 		if most := int(perSecond*took/time.Second) + piece; int(all.Load()) > most {
 			t.Errorf("%d verbs in %v, want at most %d", all.Load(), took, most)
 		}
-		t.Logf("%d verbs in %v: %.0f a second of %d; by lane %d", all.Load(), took, float64(all.Load())/took.Seconds(), perSecond, done)
+		t.Logf("%d verbs in %v: %.0f a second of %d; by lane %d", all.Load(), took, float64(all.Load())/took.Seconds(),
+			perSecond, done)
 		if paced(e.PD) <= 0 || paced(e.PD) > took*time.Duration(len(lanes)) {
 			t.Errorf("%d lanes waited for %v in %v", len(lanes), paced(e.PD), took)
 		}

@@ -263,7 +263,9 @@ func TestIdleAfterWait(t *testing.T) {
 		}
 		return true
 	})
-	eventually(t, "the end of an idle connection is noticed", func() bool { return c.qps[1].State() == driver.StateErr })
+	eventually(t, "the end of an idle connection is noticed", func() bool {
+		return c.qps[1].State() == driver.StateErr
+	})
 	if s := c.qps[0].State(); s != driver.StateRTS {
 		t.Errorf("the other one is in state %d", s)
 	}
@@ -353,8 +355,8 @@ func TestCloseDuringWait(t *testing.T) {
 	}
 }
 
-// TestCloseWhileWriting ends a QP whose WRITE waits for room in the socket, as its memory node reads nothing: by Abort at once, by
-// Close after a PeerTimeout.
+// TestCloseWhileWriting ends a QP whose WRITE waits for room in the socket, as its memory node reads nothing: by Abort
+// at once, by Close after a PeerTimeout.
 func TestCloseWhileWriting(t *testing.T) {
 	for _, abort := range []bool{false, true} {
 		t.Run(fmt.Sprintf("abort %v", abort), func(t *testing.T) {
@@ -459,8 +461,8 @@ func TestWaitOneProcessor(t *testing.T) {
 	}
 }
 
-// TestIdleBesideWaits: a connection on which nothing is outstanding ends, and that is noticed though the CQ is waited for
-// without a pause, for another connection's replies.
+// TestIdleBesideWaits: a connection on which nothing is outstanding ends, and that is noticed though the CQ is waited
+// for without a pause, for another connection's replies.
 func TestIdleBesideWaits(t *testing.T) {
 	c := newCrowd(t, 2, Options{PeerTimeout: 400 * time.Millisecond})
 	for i := range 2 {

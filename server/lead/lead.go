@@ -203,8 +203,10 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused: make(map[uint32]time.Duration),
 		spent:  make(map[uint32]bool), extended: make(map[uint32]time.Duration), memories: make(map[uint32]*memory),
-		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
-		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string), arrivals: make(map[string]*arrival),
+		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration),
+		rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
+		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string),
+		arrivals: make(map[string]*arrival),
 		vouchers: vouchers{heard: make(map[uint32]bool), ahead: make(map[string]*dirpb.Position)},
 	}
 	if o.BalanceUnits == 0 {
@@ -221,8 +223,6 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	return l
 }
 
-// ---- sessions --------------------------------------------------------------
-
 // Epochs returns the reclaim epoch E and the minimum.
 func (l *Leader) Epochs() (epoch, least uint64) {
 	return l.epoch, min(l.epoch, l.reports.least(l.epoch))
@@ -231,7 +231,8 @@ func (l *Leader) Epochs() (epoch, least uint64) {
 // Opened answers the opening of a session, which begins with s's map version.
 func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, least uint64, err error) {
 	if old := l.sessions.of(id); old != nil && old.expired || s.Life(id) != dirpb.SessionLife_SESSION_LIVE {
-		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
+		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable,
+			id)
 	}
 	v := s.MapVersion()
 	x := newSession(s.Session(id), l.epoch)
@@ -277,7 +278,8 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
-		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session,
+			r.Report, l.epoch)
 	}
 	if invariants.On {
 		l.check(s)
@@ -391,14 +393,15 @@ func (l *Leader) Run(s *fsm.State, n uint64) {
 const reuseHaste = time.Second
 
 func (l *Leader) needsEpochs(s *fsm.State) bool {
-	return l.sessions.n > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
+	return l.sessions.n > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
+		return len(pg.Recalled) > 0
+	})
 }
-
-// ---- memory nodes ----------------------------------------------------------
 
 // Heartbeat extends a memory node's lease; false means that this process of it is not, or
 // no longer, part of the state. Nil stats say nothing new.
-func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64, stats *dirpb.NodeStats) bool {
+func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64,
+	stats *dirpb.NodeStats) bool {
 	m := s.Node(id)
 	if m == nil || m.Incarnation != incarnation || m.State != dirpb.NodeState_NODE_UP {
 		return false
@@ -430,8 +433,6 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 	}
 	return out
 }
-
-// ---- jobs ------------------------------------------------------------------
 
 // Claimable is a job that a live session should work on now beside those it knows of, or nil. It is one that
 // the session has already, whose answer was lost. Else it is the first that nobody works on, whose barrier
@@ -509,8 +510,6 @@ func (v *view) shown(j *dirpb.Job) *dirpb.Job {
 	}
 	return j
 }
-
-// ---- what was asked for ----------------------------------------------------
 
 // Refused notes that a step of Plan's changed nothing. The step's placement groups are left alone for a
 // while, and a rebalance that it was part of ends. A job that was asked for goes on waiting if something else
