@@ -41,7 +41,7 @@ var (
 	ErrOverflow = errors.New("increment overflows int64")
 	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
-	// ErrTxnContended: others have kept a transaction from happening until it gave up. Nothing was done.
+	// ErrTxnContended: others have kept a transaction from happening until its tries ended. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")
 	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
 	ErrWrongType = errors.New("value is a collection, not plain bytes")

@@ -420,7 +420,7 @@ func (c *Core) SetFenced(session uint32) {
 	c.mu.fenced[session] = true
 }
 
-// IsFenced reports whether session was found fenced by the last question about it.
+// IsFenced reports whether the directory has confirmed to this Core that session is fenced.
 func (c *Core) IsFenced(session uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
