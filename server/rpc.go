@@ -644,7 +644,9 @@ func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: q}}
 	if !n.awaitIdle(ctx, l, q.NodeId) {
-		c = &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: q.NodeId, Incarnation: q.Incarnation, ReclaimEpoch: n.reclaimEpoch(l)}}}
+		c = &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{
+			NodeId: q.NodeId, Incarnation: q.Incarnation, UnixMillis: time.Now().UnixMilli(), ReclaimEpoch: n.reclaimEpoch(l),
+		}}}
 	}
 	_, err = n.do(ctx, l, c)
 	if err != nil && status.Code(err) != codes.NotFound { // it may be down already
