@@ -97,60 +97,64 @@ type Control interface {
 
 // Core is what the lanes of a session share.
 type Core struct {
-	opts  Options
-	lanes []*Lane
+	opts  Options // set by NewCore
+	lanes []*Lane // set by NewCore: opts.Lanes of them, by id
 
-	in   atomic.Pointer[installed]
-	maps *mappedTables // of hints
+	in   atomic.Pointer[installed] // the map in force; never nil, replaced under taking
+	maps *mappedTables             // of hints; set by NewCore
 	// taking is held while memory is taken in under the view, which must not change then:
 	// lanes that see a recall in the next one forget what they have by then.
 	taking sync.Mutex
 
-	epoch      atomic.Uint64 // E of the last reply processed
-	sendSeq    atomic.Uint64 // renewals sent
-	releasable atomic.Uint64 // limbo tags below it may leave
-	leaseEnd   atomic.Int64  // Options.Nanos
+	// Written by renewals and by the callers of setters, read by every lane.
+	epoch      atomic.Uint64 // the greatest E of a reply processed
+	sendSeq    atomic.Uint64 // renewals sent; only grows
+	releasable atomic.Uint64 // limbo tags below it may leave; only grows, up to sendSeq
+	leaseEnd   atomic.Int64  // Options.Nanos; never earlier
 	millis     atomic.Uint64 // Options.Millis at the last renewal or Tick, for versions and access words
 	noteTicks  atomic.Uint32 // see SetNoteInterval
-	unlinked   atomic.Uint64 // the greatest limbo tag given
+	unlinked   atomic.Uint64 // the greatest limbo tag given; lanes write it
 	quiet      atomic.Bool   // the session renews its lease rarely; see session.Agenda
 
+	// Under its mutex, by whatever goroutine; maps are made by NewCore.
 	mu struct {
 		sync.Mutex
-		heaps map[uint32]*pgHeap
+		heaps map[uint32]*pgHeap // by placement group, of the latest generation that was asked for
 		// exhausted is, by placement group, the number of renewals sent when the
 		// directory last had no memory to grant.
 		exhausted map[uint32]uint64
 		// full is likewise when it last said that none is on its way either, and vain until when
 		// (Options.Nanos) no operation waits since others waited in vain.
 		full      map[uint32]uint64
-		fullAt    map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
-		comingAt  map[uint32]int64 // when it last said that some is
-		vain      map[uint32]int64
+		fullAt    map[uint32]int64  // since when it has said so (Options.Nanos), 0: it has not
+		comingAt  map[uint32]int64  // when it last said that some is
+		vain      map[uint32]int64  // written by who waited in vain
 		quota     map[uint32]string // of which there is no more, by placement group in exhausted
 		noGrowth  map[uint32]uint64 // as exhausted, by shard
 		growthWhy map[uint32]string // by shard in noGrowth
 		// newest is the directory's map, by its reply to renewal newestSeq.
 		newest, newestSeq uint64
 		supply            map[uint32]Supply // by placement group
-		fenced            map[uint32]bool
-		replies           []reply
-		minSeen           uint64
-		notes             []*noteTable // see notesOf
+		fenced            map[uint32]bool   // sessions confirmed fenced; none leaves
+		replies           []reply           // to renewals, whose E the minimum has not passed; at most maxReplies
+		minSeen           uint64            // the greatest minimum of any reply
+		notes             []*noteTable      // see notesOf
 	}
-	leaked atomic.Bool // memory was lost track of
+	leaked atomic.Bool // memory was lost track of; stays true
 	// exhaustedUntil is the number of the renewal from which on Exhausted is false of every placement group.
 	exhaustedUntil atomic.Uint64
 
-	shut, dead atomic.Bool
+	// The end, which is final.
+	shut, dead atomic.Bool    // no operation begins any more; and none goes on
 	over       chan struct{}  // closed once dead
 	drivers    sync.WaitGroup // goroutines that own a lane on behalf of callers that have gone
-	bufs       bufPool
+	bufs       bufPool        // registered memory of all lanes; guards itself
 
-	immediate bool      // a provider executes within PostSend
-	near      sync.Pool // of *Lane: the lanes of processors
-	nears     int       // that many, the first ones
-	nextNear  atomic.Uint32
+	// Set by NewCore, but for nextNear.
+	immediate bool          // a provider executes within PostSend
+	near      sync.Pool     // of *Lane: the lanes of processors
+	nears     int           // that many, the first ones
+	nextNear  atomic.Uint32 // counts lanes given to processors
 }
 
 type pgHeap struct {
