@@ -162,7 +162,6 @@ type far struct {
 // not lie in cur's memory.
 type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)
 
-// need makes sure that o.far is there.
 func (o *Op) need() *far {
 	if o.far == nil {
 		o.far = &far{}
@@ -171,7 +170,6 @@ func (o *Op) need() *far {
 	return o.far
 }
 
-// long reports whether the Op has places for chunks.
 func (o *Op) long() bool { return o.far != nil && len(o.chunks) > 0 }
 
 // hasPlaces reports whether the Op has places that no word names.
@@ -228,7 +226,7 @@ func (o *Op) Wanted() (pg uint32, units uint32) {
 	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
 }
 
-// Step is where the Op stands.
+// Step is where the Op stands: the round under way, or where it goes on. It is 0 before Start.
 func (o *Op) Step() Step { return o.step }
 
 // Rebase says that the placement group of o.Route is in another of its epochs now, or is

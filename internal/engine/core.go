@@ -120,8 +120,8 @@ type Core struct {
 	mu struct {
 		sync.Mutex
 		heaps map[uint32]*pgHeap // by placement group, of the latest generation that was asked for
-		// exhausted is, by placement group, the number of renewals sent when the
-		// directory last had no memory to grant.
+		// exhausted is, by placement group, the number that the next renewal was to have when the directory last had
+		// no memory to grant.
 		exhausted map[uint32]uint64
 		// full is likewise when it last said that none is on its way either, and vain until when
 		// (Options.Nanos) no operation waits since others waited in vain.
@@ -213,7 +213,7 @@ func NewCore(o Options) (*Core, error) {
 	return c, nil
 }
 
-// Session is the session's id.
+// Session is the session's id, never 0. It does not change.
 func (c *Core) Session() uint32 { return c.opts.Session }
 
 // Nanos is the time by the session's clock (Options.Nanos).
@@ -226,10 +226,10 @@ func (c *Core) Broken(err error) {
 	}
 }
 
-// Lanes are the session's lanes, numbered from 0.
+// Lanes are the session's lanes, by ID. The list is Core's, and must not be changed.
 func (c *Core) Lanes() []*Lane { return c.lanes }
 
-// View is the map in force, or nil.
+// View is the map in force, nil before the first. Any goroutine may call it; lanes may still go by an older one.
 func (c *Core) View() *View { return c.in.Load().View }
 
 // PD is the protection domain of the i-th device.
@@ -403,7 +403,7 @@ func (c *Core) InLimbo() bool {
 	return tag != 0 && tag >= c.releasable.Load()
 }
 
-// MinEpoch is the largest minimum seen.
+// MinEpoch is the largest minimum over all sessions that any reply has brought, 0 before the first.
 func (c *Core) MinEpoch() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -414,10 +414,10 @@ func (c *Core) MinEpoch() uint64 {
 // has been released.
 func (c *Core) Renewals() (sent, released uint64) { return c.sendSeq.Load(), c.releasable.Load() }
 
-// LeaseValid reports whether the lease holds now.
+// LeaseValid reports whether the lease holds now, by the session's clock. Any goroutine may call it.
 func (c *Core) LeaseValid() bool { return c.opts.Nanos() < c.leaseEnd.Load() }
 
-// SetFenced records that session is confirmed fenced.
+// SetFenced records that session is confirmed fenced, for good: ids are not given out again.
 func (c *Core) SetFenced(session uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -510,7 +510,6 @@ func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.exhaustedUntil.Store(c.mu.exhausted[pg] + exhaustedRenewals) // sendSeq only grows
 }
 
-// lackedLocked says that pg has no memory left.
 func (c *Core) lackedLocked(pg uint32) error {
 	if q := c.mu.quota[pg]; q != "" {
 		return fmt.Errorf("%w: placement group %d has no memory left (%s)", index.ErrFull, pg, q)
@@ -639,8 +638,7 @@ func (c *Core) Idle(pg uint32, coming uint64) bool {
 	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
-// exhausted is the map version in which the directory last had no memory for pg, or 0: until there is another,
-// operations that want some end with ErrFull instead of asking again.
+// exhausted is the number that the next renewal was to have when the directory last had no memory of pg, or 0.
 func (c *Core) exhausted(pg uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -653,7 +651,7 @@ type Memory struct {
 	Heap           *heap.Heap
 }
 
-// Heaps lists the session's heaps.
+// Heaps lists the session's heaps, by placement group. They are shared with the lanes, and guard themselves.
 func (c *Core) Heaps() (hs []Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

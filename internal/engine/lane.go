@@ -124,7 +124,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 	return l, err
 }
 
-// ID is the lane's number in its session.
+// ID is the lane's number in its session, from 0 and below MaxLanes.
 func (l *Lane) ID() int { return l.id }
 
 // CQ is the lane's completion queue on the i-th device.
@@ -154,10 +154,10 @@ func (l *Lane) Kick() {
 // Kicked receives after a Kick or Deliver.
 func (l *Lane) Kicked() <-chan struct{} { return l.kick }
 
-// Tasks are the operations under way; a copy.
+// Tasks are the operations under way, in a list of the caller's own. The lane's owner calls it.
 func (l *Lane) Tasks() []*Task { return append([]*Task(nil), l.active...) }
 
-// Active is the number of operations under way.
+// Active is the number of operations under way. The lane's owner calls it.
 func (l *Lane) Active() int { return len(l.active) }
 
 // Performed is how many operations of users the lane has ended.
@@ -220,7 +220,6 @@ func (l *Lane) Pump() bool {
 	return moved
 }
 
-// ack notes which map versions the lane has acknowledged.
 func (l *Lane) ack() {
 	v := l.view
 	if v == nil || l.acked.Load() == v.Version && l.quiesced.Load() == v.Version {

@@ -99,7 +99,6 @@ type conn struct {
 	}
 }
 
-// lookedUp is what a lookup found.
 type lookedUp struct {
 	client.Item
 	Err error
@@ -314,7 +313,6 @@ func (c *conn) lost(err error) {
 	c.out.send(w.Bytes(), 0)
 }
 
-// lateCommand tells of a command that did not arrive in time.
 func (c *conn) lateCommand() {
 	c.g.m.late.Add(1)
 	c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
@@ -645,7 +643,6 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	return cmd, bad
 }
 
-// wrongArgs is Redis's reply to a wrong number of arguments.
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
 }

@@ -88,7 +88,7 @@ func Find(c any) (t Tools, ok bool) {
 const FunctionsKey = "\x00kvd: libraries of functions"
 
 // EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol.
-// They need it because a record has a key of one byte at least. Clients name it by no other name (see [IsOwn]).
+// They need it because a record has a key of one byte at least. Clients name it by the empty name alone (see [IsOwn]).
 const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one " +
 	"at least. " +
 	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +

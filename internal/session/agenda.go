@@ -154,7 +154,6 @@ type Reply struct {
 	Sent int64
 }
 
-// agendaPG is what the Agenda knows of a placement group.
 type agendaPG struct {
 	grow     uint32 // units to ask for next
 	notUntil int64  // no grant is asked for before
@@ -238,7 +237,7 @@ func (a *Agenda) Next() int64 {
 	return min(next, a.questionsNext(), a.linksNext())
 }
 
-// Answer takes what came of an Ask.
+// Answer takes what came of q, once, from whatever goroutine has performed it. Lanes hear of it by Deliver.
 func (a *Agenda) Answer(q Ask, r Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -125,7 +125,7 @@ type Lost struct {
 // Arrival says how a memory node that registered compares with what was known of it.
 type Arrival int
 
-// Arrivals.
+// Arrivals, by what was known of the memory node's name before.
 const (
 	ArrivalUnspecified Arrival = iota
 	ArrivalKnown               // the same process, told again
