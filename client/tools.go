@@ -47,8 +47,8 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 		Replicas: int(sh.PG.Replicas)}, nil
 }
 
-// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. Of its
-// own records the session knows at once.
+// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. The
+// session knows its own records at once.
 func (t tools) Memory() (used, most uint64, evicts bool) {
 	s := t.c.sess.Load()
 	for _, p := range s.core.View().PGs {

@@ -217,7 +217,7 @@ func (o *Op) Parts() [][]byte {
 // OnFrozen reports whether the Op works on a placement group that is frozen, as it should be.
 func (o *Op) OnFrozen() bool { return o.Machine != nil && o.Machine.OnFrozen() }
 
-// Wanted is what Alloc asked for: so many units in one run, in placement group pg.
+// Wanted is what Alloc asked for: units in one run, in placement group pg.
 func (o *Op) Wanted() (pg uint32, units uint32) {
 	if o.Machine != nil {
 		pg, code := o.Machine.Wanted()

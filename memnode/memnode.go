@@ -397,9 +397,8 @@ func (n *Node) Ready(ctx context.Context) error {
 const leaveTimeout = 5 * time.Second
 
 // Leave says goodbye to the directory, and returns when no session uses this process's memory. The directory
-// takes the memory out of use now rather than when the process's lease has run out. The regions are served as
-// before until Close. Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use
-// the memory.
+// takes the memory out of use now rather than when the process's lease has run out. The regions are served until Close.
+// Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use the memory.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	n.mu.Lock()

@@ -74,7 +74,7 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 		}
 		if d.id != id {
 			return disk{}, fmt.Errorf("the data folder is of directory node %q, and was to be used as %q: nothing "+
-				"was changed; each directory node has a folder of its own, for good",
+				"was changed. Each directory node has a folder of its own, for good",
 				d.id, id)
 		}
 		return d, nil

@@ -368,7 +368,7 @@ func TestRemoveKeepsMajority(t *testing.T) {
 		if n == nil {
 			continue
 		}
-		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, of which 1 do not answer, and 2 must`, i+1),
+		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, 1 do not answer, and 2 must`, i+1),
 			fmt.Sprintf(`"d%d": dial`, dead+1), "force")
 	}
 	if l := leaderOf(t, x.nodes[alive], l); len(l.members()) != 3 {

@@ -464,7 +464,7 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 					"memory node %.64q was not restarted, and its process serves on: %s", m.Name, why)
 			}
 			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement "+
-				"groups, or was not replaced, in time: its process is the same as before", m.Name)
+				"groups, or was not replaced, in time: its process is still the same", m.Name)
 		case now.PauseMillis == 0:
 			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other "+
 				"process of it has registered", m.Name)

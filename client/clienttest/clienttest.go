@@ -46,7 +46,7 @@ type Options struct {
 // it be.
 type Fault struct {
 	// Err is the answer. Unless it wraps client.ErrUnknownOutcome or Applied is set,
-	// it must be one of which client.Outcome says No.
+	// client.Outcome must say No of it.
 	Err error
 	// Applied carries the operation out before it fails; the error is made to wrap
 	// client.ErrUnknownOutcome.

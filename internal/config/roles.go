@@ -714,8 +714,8 @@ var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
 // HugePageBytes is 0 for normal pages.
 func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
 
-// Load reads the files, once, for use by a server and by its calls to others, both of
-// which show a certificate. It gives nil if there is no TLS. Daemons take [TLS.Options].
+// Load reads the files, once, for use by a server and by its calls to others. Both show a
+// certificate. It gives nil if there is no TLS. Daemons take [TLS.Options].
 func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil

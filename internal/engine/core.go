@@ -424,7 +424,7 @@ func (c *Core) SetFenced(session uint32) {
 	c.mu.fenced[session] = true
 }
 
-// IsFenced reports whether session is confirmed fenced, as far as was asked.
+// IsFenced reports whether the directory has confirmed to this Core that session is fenced.
 func (c *Core) IsFenced(session uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -501,8 +501,8 @@ func (c *Core) NoGrowth(shard uint32) uint64 {
 	return c.mu.noGrowth[shard]
 }
 
-// SetExhausted says that the directory had no memory of pg to grant just now. quota says of which quota of the
-// namespace there is no more; empty: it is none of these.
+// SetExhausted says that the directory had no memory of pg to grant just now. quota names the namespace's quota that is
+// used up; empty: it is none of these.
 func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -552,8 +552,8 @@ func (c *Core) gaveUp(pg uint32, missed int64) {
 }
 
 // NoMemory judges an operation that has missed memory of pg since a renewal and a moment. Its error says that there is
-// none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that for
-// as long as the directory goes on saying that memory is on its way.
+// none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
+// while the directory goes on saying that memory is on its way.
 func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) error {
 	now := c.opts.Nanos()
 	c.mu.Lock()

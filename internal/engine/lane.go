@@ -183,7 +183,7 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 	return epoch, ok
 }
 
-// Pump moves every task as far as it goes without waiting: runs mail, wakes
+// Pump moves every task until it has to wait: runs mail, wakes
 // waiting tasks, posts, polls. It reports whether anything moved.
 func (l *Lane) Pump() bool {
 	moved := l.runMail()

@@ -77,8 +77,8 @@ func (l *Lane) tryOwnSoon() bool {
 	return true
 }
 
-// Under is the least reclaim epoch at the start of any operation in flight on the lane, as far as its
-// owner has published it. Any goroutine may call it.
+// Under is the least reclaim epoch at the start of any operation in flight on the lane that its owner has published.
+// Any goroutine may call it.
 func (l *Lane) Under() (epoch uint64, ok bool) {
 	if o := l.owned.Load(); o != 0 {
 		return o - 1, true
@@ -245,7 +245,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	l.finished(op)
 }
 
-// Turn moves the lane, and what others have queued, as far as it goes without waiting; its owner's.
+// Turn moves the lane, and what others have queued, until it would have to wait. The owner calls it.
 func (l *Lane) Turn() {
 	for {
 		l.takeQueued()

@@ -65,8 +65,8 @@ const (
 type Options struct {
 	// Seed varies where the ghost history keeps a key.
 	Seed uint64
-	// GhostEntries is how many evicted keys are remembered, at 8 bytes each; about as many as the
-	// cache holds is good. Default 131072, that is 1 MiB; rounded up to a power of two.
+	// GhostEntries is how many evicted keys are remembered, at 8 bytes each; about the number
+	// that the cache holds is good. Default 131072, that is 1 MiB; rounded up to a power of two.
 	GhostEntries int
 }
 

@@ -121,7 +121,7 @@ var errClosing = errors.New("closing")
 // Only the goroutine or the loop that serves the connection reads.
 type counted struct{ c *conn }
 
-// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs as much as a
+// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs the time of a
 // lookup. A connection without an idle timeout that is between two commands has none. In a loop nothing waits, so that
 // there are no deadlines: Tick looks after silent clients there. The deadline for half a command counts from its first
 // byte, and conn.waited is added, since the gateway and not the client was slow then.

@@ -340,7 +340,7 @@ func (s *State) opens(pg *dirpb.PlacementGroup) {
 	}
 }
 
-// Unsettled reports whether intents may be left in pg of the first so many sessions that ever ended with status words.
+// Unsettled reports whether intents may be left in pg of the first (deaths) sessions that ever ended with status words.
 func (s *State) Unsettled(pg *dirpb.PlacementGroup, deaths uint64) bool {
 	return !wordless(pg) && s.heaps[pg.Id].GetSettled() < deaths
 }

@@ -544,8 +544,8 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 	return v.balance(at.NamespaceId).next(byItself, func(g *group) bool { return g.id == pg && takes(g) }, room) != nil
 }
 
-// Fullness is how many units of a placement group's heap hold records, as far as this leader
-// knows, and how many units the heap has.
+// Fullness is how many units of a placement group's heap hold records, by what this leader
+// was told, and how many units the heap has.
 func (l *Leader) Fullness(s *fsm.State, pg uint32) (live, heap uint64) {
 	h := s.Heap(pg)
 	heap = h.GetEnd() - h.GetStart()

@@ -262,8 +262,8 @@ type Renewal struct {
 // Answer is the reply to a Renewal.
 type Answer struct {
 	Epoch, Least uint64
-	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan may find something
-	// to do. Returned says that it handed memory back that TakeBack may propose.
+	// Moved says that the session acknowledged, or quiesced, something new, so that Plan may find something to do.
+	// Returned says that it handed memory back that TakeBack may propose.
 	Moved, Returned bool
 	Deliveries      []*dirpb.FreePlaces
 	Supply          []*dirpb.Supply
@@ -386,7 +386,7 @@ func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	}
 }
 
-// Run moves the reclaim epoch on by up to n, as far as epochs are reserved.
+// Run moves the reclaim epoch on by up to n, and to the last reserved one at most.
 func (l *Leader) Run(s *fsm.State, n uint64) {
 	l.epoch = max(l.epoch, min(l.epoch+n, s.Meta().EpochCeiling))
 }
@@ -400,8 +400,8 @@ func (l *Leader) needsEpochs(s *fsm.State) bool {
 	})
 }
 
-// Heartbeat extends a memory node's lease; false means that this process of it is not, or
-// no longer, part of the state. Nil stats say nothing new.
+// Heartbeat extends a memory node's lease; false means that this process of it is not
+// part of the state. Nil stats say nothing new.
 func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64,
 	stats *dirpb.NodeStats) bool {
 	m := s.Node(id)
