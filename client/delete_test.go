@@ -19,7 +19,6 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// await waits for a condition.
 func await(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	eventually(t, func() string {

@@ -78,7 +78,6 @@ func dial(t testing.TB, n *Node) dirpb.DirectoryClient {
 	return dirpb.NewDirectoryClient(conn)
 }
 
-// until polls cond.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	waiting.Until(t, what, cond)
