@@ -117,7 +117,7 @@ type far struct {
 	stashRead bool      // the stash came with the locked group's records, and is to be looked at next
 	diff      []uint8   // slots to be synced
 
-	// Of the sync under way, which sync begins: replicas before syncK have been brought up.
+	// The sync under way, which sync begins. Replicas before syncK have been brought up.
 	syncK        uint8       // the replica that is brought up now
 	syncSlot     uint8       // as in Hint, or HeaderSlot
 	syncThen     Step        // where to go on when all replicas are brought up
@@ -128,7 +128,7 @@ type far struct {
 	syncNamed uint8
 	chunk     int // next chunk to copy
 
-	// Of a Scan, begun anew with each segment that it reads.
+	// A Scan's, begun anew with each segment that it reads.
 	segment      []byte    // its index, as readers see it
 	joiners      []byte    // the joiner's copy of segment
 	corrupts     int       // errors of the page so far, those beyond maxCorrupts too

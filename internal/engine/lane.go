@@ -41,7 +41,7 @@ type Lane struct {
 
 	ownership // who the owner is, and who waits for it
 
-	// Of Hinted, and in part of flights: the owner's scratch memory, kept from one call to the next.
+	// The owner's scratch memory for Hinted, and in part for flights, kept from one call to the next.
 	hintTask     *Task                                // set aside: its registered slot is theirs
 	looked       []*Op                                // of a chain of Hinted, whose changes the next ones write
 	hints        [hintedOps]hinted                    // ops of the chain under construction

@@ -37,7 +37,7 @@ type conn struct {
 	out           output        // guards itself
 	since         time.Time     // connected
 
-	// Of whoever serves the connection: its state between commands.
+	// State between commands. The goroutine or loop that serves the connection owns it.
 	proto       int // RESP's version, 2 or 3; HELLO changes it
 	untilSample int // commands until one is looked at for hot keys; 0: not drawn yet
 	// While it is false lookup asks admitted, which finds out whether user default needs a password still.

@@ -72,7 +72,7 @@ type Agenda struct {
 		pgs    map[uint32]*agendaPG      // by placement group; made when first needed, never dropped
 		held   int64                     // when it was told what the session holds; 0: it is to be told
 
-		// Of lanes: questions, until they are answered and a pause is over; connections, until they are there.
+		// Lanes ask these questions, kept until answered and a pause is over, and miss these connections.
 		fences map[uint32]*question // whether a session is fenced, by its id
 		splits map[uint32]*question // by shard
 		links  map[end]*link        // connections that are missed

@@ -72,7 +72,7 @@ type qp struct {
 	sq     []sqe
 	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
 
-	// Of PostSend and the background writer.
+	// PostSend and the background writer share this.
 	mu struct {
 		sync.Mutex
 		stage *doorbell   // the next PostSend's, empty between two
