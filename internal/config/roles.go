@@ -143,7 +143,7 @@ type Gateway struct {
 	ListenPeers     string `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for published messages and keys that clients cache, host:port, or off: this gateway is alone then"`
 	AdvertisePeers  string `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
 
-	// They are of memcached's protocol and of users. A file of passwords is read at the start and by SIGHUP; Password and
+	// These are of memcached and of users. A file of passwords is read at the start and by SIGHUP; Password and
 	// PasswordFile exclude each other.
 	MemcachedDatabase string `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
