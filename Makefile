@@ -63,7 +63,7 @@ test-arm64: qemu-user ## what has unsafe or atomics, as arm64 under qemu-user (D
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m -skip '$(ARM64_SKIP)' $(ARM64)
 
 # The limit is one for each package, and of a machine that does other things, too: index, which only computes, takes half a minute alone
-# and a quarter of an hour at a load of 50. A test that waits gives up much sooner (internal/waiting).
+# and a quarter of an hour at a load of 50. A test that waits gives up much sooner (internal/testutil).
 .PHONY: test
 test: ## all tests
 	CGO_ENABLED=0 $(GO) test -timeout 40m ./...

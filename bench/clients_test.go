@@ -17,7 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -111,7 +111,7 @@ func takenBy(t *testing.T, provider string, n, lanes int) string {
 		t.FailNow()
 	}
 	var now map[string]float64
-	waiting.Until(t, "the memory node to count all queue pairs", func() bool {
+	testutil.Until(t, "the memory node to count all queue pairs", func() bool {
 		now = gauges(t, m["http"])
 		return int(now["kvd_memnode_connections"]) >= n*lanes
 	})

@@ -228,10 +228,15 @@ func hashOf(key string) uint64 {
 	return bit | uint64(key[0]%4)<<42 | group<<12 | fp
 }
 
-// start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS] [whole=BYTES], del k [if=VERSION], append k v, which
-// refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
-// abandon, relocate, evict k.
+// start begins an operation given in words:
+//
+//	get k
+//	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
+//	del k [if=VERSION]
+//	append k v    refuses a value that ends with v
+//	refuse k
+//	scan, raw
+//	sync, scrub, move, clean [wipe], abandon, relocate, evict k    a janitor's
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {

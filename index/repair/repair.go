@@ -163,7 +163,7 @@ type workState struct {
 	// ends.
 	places []place
 
-	// takePlaces did not get these.
+	// These are what takePlaces did not get.
 	wantPG   uint32
 	wantCode uint8
 

@@ -143,7 +143,7 @@ type Gateway struct {
 	ListenPeers     string `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for published messages and keys that clients cache, host:port, or off: this gateway is alone then"`
 	AdvertisePeers  string `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
 
-	// These are memcached's protocol, and users. A file of passwords is read at the start and by SIGHUP; Password and
+	// These are of memcached and of users. A file of passwords is read at the start and by SIGHUP; Password and
 	// PasswordFile exclude each other.
 	MemcachedDatabase string `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
@@ -159,7 +159,7 @@ type Gateway struct {
 	ScriptTimeout  time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
 	ScriptMemory   Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
 
-	// These are of Redis's protocol alone: what it shows, and how far it goes.
+	// These are of Redis's protocol: what it shows, and how far it goes.
 	TrackingKeys  int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
 	RedisCluster  bool          `mapstructure:"redis-cluster" usage:"be a Redis Cluster of one node that has all slots, for clients that speak to clusters only"`
 	TrackingCheck time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`

@@ -12,7 +12,7 @@
 // Task belong to it until it is recycled.
 //
 // Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule: a processor performs on one of its own what
-// needs no Task. The reclaim rule is docs/protocol.md, "Reuse".
+// needs no Task. The reclaim rule is docs/protocol.md, "Allocation and reuse".
 package engine
 
 import (

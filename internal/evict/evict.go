@@ -34,7 +34,7 @@ const (
 	// countUnit is a use that has not decayed. Counts have so many fractions, since
 	// decay makes few of many.
 	countUnit = 8
-	// halfLives: a count halves in so many mean ages of the records kept.
+	// halfLifeAges: a count halves in so many mean ages of the records kept.
 	halfLifeAges = 16
 	// noteFraction: the uses of a key are noted at most so many times in the mean age of the records
 	// kept.

@@ -6,7 +6,7 @@
 // path and does no I/O. Everything it parses is hostile until checked; a failed
 // check is a [*CorruptError], never a panic.
 //
-// Start with [Word], [ParseRecord] and [Locate]. Values and functions may be used
+// Start with [Word], [ParseRecord] and [GroupOff]. Values and functions may be used
 // concurrently; parsed views alias the caller's buffer. All integers are
 // little-endian. The slot word descends from RACE (ATC'21) and FUSEE (FAST'23);
 // ver, the nonce and the size code are ours (docs/protocol.md).

@@ -65,7 +65,7 @@ const (
 	maxFindingLen    = 200
 )
 
-// Row kinds, the first byte of a row's key. Ids follow big-endian.
+// The kind of a row is the first byte of its key. Ids follow big-endian.
 const (
 	rowAudit     = 'a'
 	rowDirectory = 'd'
