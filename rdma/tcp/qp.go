@@ -72,7 +72,7 @@ type qp struct {
 	sq     []sqe
 	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
 
-	// PostSend and the background writer share this.
+	// Shared by PostSend and the background writer.
 	mu struct {
 		sync.Mutex
 		stage *doorbell   // the next PostSend's, empty between two
