@@ -138,6 +138,10 @@ bench-growth: ## latencies while shards split, a memory node drains, and one die
 bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB of memory)
 	$(BENCH) TestRecords
 
+.PHONY: bench-clients
+bench-clients: ## queue pairs and memory that 100 and 1,000 clients take of a memory node, over shm and tcp
+	$(BENCH) TestClients
+
 .PHONY: bench-directory
 bench-directory: ## what 10,000 sessions ask of a directory node on 2 processors
 	$(BENCH) TestDirectoryScale

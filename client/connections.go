@@ -17,7 +17,6 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// WantConn has the agenda replace a connection.
 func (s *sess) WantConn(l *engine.Lane, node uint32) {
 	s.agenda.WantConn(l, node)
 	s.wake()

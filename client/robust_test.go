@@ -305,7 +305,6 @@ func (r *rig) status() *dirpb.StatusReply {
 	return st
 }
 
-// create makes a namespace.
 func (r *rig) create(q *dirpb.CreateNamespaceRequest) {
 	r.t.Helper()
 	if err := r.admin.CallOnce(r.t.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {

@@ -182,7 +182,6 @@ func (t tools) lastAccess(ctx context.Context, loc inside.Location, off uint64, 
 	return time.Duration(a.PastTicks(uint64(time.Now().UnixMilli()))) * layout.AccessTickMillis * time.Millisecond, nil
 }
 
-// Session is of inside.Tools.
 func (t tools) Session(ctx context.Context) (uint32, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {

@@ -88,7 +88,6 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 	return d, d.keep(store)
 }
 
-// keep writes the disk down.
 func (d disk) keep(store *raftstore.Store) error {
 	return store.Set([]byte(diskKey), []byte(d.id+"\x00"+d.incarnation))
 }

@@ -297,7 +297,6 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 	return jobs, many, err
 }
 
-// nodeNamed finds a memory node's id.
 func (n *Node) nodeNamed(name string) (id uint32, err error) {
 	n.machine.view(func(s *fsm.State) {
 		for _, m := range s.Nodes() {

@@ -83,7 +83,6 @@ func report(t testing.TB, c dirpb.DirectoryClient, q *dirpb.ReportJobRequest) *d
 	return r
 }
 
-// finish reports a job as done.
 func finish(t testing.TB, c dirpb.DirectoryClient, id uint32, j *dirpb.Job) {
 	t.Helper()
 	q := &dirpb.ReportJobRequest{SessionId: id, JobId: j.Id, Finished: true, Report: &dirpb.JobReport{Groups: 1}}

@@ -17,7 +17,6 @@ import (
 // raisePause is how long a leader waits before it asks directory nodes of an earlier version again.
 const raisePause = time.Second
 
-// latestLevel is the latest level that this version knows.
 func (n *Node) latestLevel() *fsmpb.Level {
 	return &fsmpb.Level{Level: fsm.Level, Version: n.opts.Version}
 }

@@ -69,7 +69,6 @@ type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(encodingproto.Name)} }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if b, ok := v.(encoded); ok {
 		return mem.BufferSlice{mem.SliceBuffer(b)}, nil

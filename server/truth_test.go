@@ -306,3 +306,43 @@ func TestDeadMakerIsReplaced(t *testing.T) {
 		return len(st.Map.Pgs) == 2
 	})
 }
+
+// A loss has its time, too, where a memory node says goodbye whose other placement groups are busy for too long.
+func TestLossByGoodbyeHasItsTime(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c, ctx := dial(t, n), testCtx(t)
+	m := newMemnode(t, "m0", 1, just(n))
+	newMemnode(t, "m1", 1, just(n))
+	for r, name := range []string{"one", "two"} {
+		if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(r + 1)}); err !=
+			nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := statusOf(t, c).Map
+	for _, pg := range st.Pgs {
+		switch pg.NamespaceId {
+		case st.Namespaces[0].Id:
+			_, err = c.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: x.SessionId, PgId: pg.Id, WantUnits: 100,
+				PlaceUnits: 1})
+		default:
+			_, err = c.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "two",
+				PgId: pg.Id})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.LeaveNode(ctx, &dirpb.LeaveNodeRequest{NodeId: m.id, Incarnation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	losses := statusOf(t, c).Map.Namespaces[0].Losses
+	if len(losses) != 1 || losses[0].Node != "m0" || time.Since(time.UnixMilli(losses[0].UnixMillis)).Abs() >
+		time.Minute {
+		t.Errorf("losses %v, now %v", losses, time.Now().UnixMilli())
+	}
+}

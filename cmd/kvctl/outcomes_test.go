@@ -40,6 +40,15 @@ func TestUsage(t *testing.T) {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
+	for line, says := range map[string]string{
+		"--directory= get k":                   "--directory is empty: want host:port",
+		"--insecure --directory nowhere get k": `--directory "nowhere": want host:port`,
+		"--insecure --directory a:1,b get k":   `--directory "b": want host:port`,
+	} {
+		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || !strings.Contains(r.stderr, says) {
+			t.Errorf("kvctl %s: %+v", line, r)
+		}
+	}
 	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash",
 		"version", "--version", "-o json version"} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitOK || r.stdout == "" {

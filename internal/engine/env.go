@@ -6,7 +6,6 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Task is its Op's index.Env.
 var _ index.Env = (*Task)(nil)
 
 func (t *Task) Session() uint32 { return t.lane.core.opts.Session }

@@ -136,7 +136,6 @@ func (l *Lane) Start(t *Task) {
 	l.ready = append(l.ready, t)
 }
 
-// activate counts t among what is under way.
 func (l *Lane) activate(t *Task) {
 	t.activeAt = len(l.active)
 	l.active = append(l.active, t)

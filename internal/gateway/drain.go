@@ -46,7 +46,6 @@ func (g *Gateway) Drain(ctx context.Context) {
 	}
 }
 
-// waitGone waits until there are no connections, for so long.
 func (g *Gateway) waitGone(patience time.Duration) {
 	for until := time.Now().Add(patience); g.srv.Conns() > 0 && time.Now().Before(until); {
 		time.Sleep(drainTick)

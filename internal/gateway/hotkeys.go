@@ -29,7 +29,6 @@ func (c *conn) countHot(cmd *command, args [][]byte) {
 	c.g.hot.Add(uint16(c.db), keys[:n]...)
 }
 
-// sampled reports whether the command at hand is in the sample.
 func (c *conn) sampled() bool {
 	if c.untilSample == 0 {
 		c.untilSample = hotkeys.Next()

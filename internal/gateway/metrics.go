@@ -124,7 +124,6 @@ var (
 // collector gives the counters to Prometheus when it asks.
 type collector struct{ g *Gateway }
 
-// Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
 		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers,

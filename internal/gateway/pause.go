@@ -65,7 +65,6 @@ func (p *pausing) endIfDue(heed *atomic.Uint32) {
 	}
 }
 
-// end ends the pause, if there is one.
 func (p *pausing) end(heed *atomic.Uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,10 +14,11 @@
 // number, a subject or the present are refused, but for those of testdata/phrases; see
 // phrases_test.go. Documents begin with what they answer, for whom, and with their
 // contents; see pages_test.go. Their links are followed; see links_test.go.
-// Links of comments, the names with which they begin and the headings that they quote are looked up; see refs_test.go.
+// Links of comments are followed, too, and so are the names with which comments begin, and the headings that they
+// quote; see refs_test.go.
 //
-// Files and functions have lengths that a reader can hold, and the packages of the data path a share of comments; see
-// shape_test.go.
+// Files and functions have lengths that a reader can hold; see shape_test.go. Lines have at most 120 columns; see
+// lines_test.go.
 //
 // The form is Tailscale's depaware and its tests of forbidden imports.
 package lint

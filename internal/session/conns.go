@@ -148,7 +148,6 @@ func (a *Agenda) hungUp(q Ask) {
 	q.Lane.Deliver(func(l *engine.Lane) { l.Closed(q.Node) })
 }
 
-// dialed takes what came of a dial.
 func (a *Agenda) dialed(q Ask, r Reply, now int64) {
 	e := end{uint32(q.Lane.ID()), q.Node}
 	switch x := a.mu.links[e]; {

@@ -13,7 +13,6 @@ var _ driver.QP = (*qp)(nil)
 // poison fills the Local of a READ or an atomic from post to effect.
 const poison = 0xdb
 
-// work is one posted WR.
 type work struct {
 	wr     driver.WR
 	index  uint64 // how many WRs the QP had before
@@ -397,7 +396,6 @@ func (q *qp) retireLocked() {
 	q.compactLocked()
 }
 
-// deliverLocked delivers all that is over.
 func (q *qp) deliverLocked() {
 	for q.head < q.eff {
 		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {

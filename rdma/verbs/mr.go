@@ -85,7 +85,6 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// addQP counts a QP.
 func (p *pd) addQP() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

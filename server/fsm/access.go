@@ -224,7 +224,6 @@ func quotaOf(q *dirpb.Quota) *dirpb.Quota {
 		IndexBytes: q.IndexBytes}
 }
 
-// checkTenancy checks what a command says of a namespace's owner.
 func checkTenancy(owner string) error {
 	if owner == "" {
 		return nil
@@ -235,7 +234,6 @@ func checkTenancy(owner string) error {
 	return nil
 }
 
-// checkAccessList checks the rows of an access list.
 func checkAccessList(w *dirpb.Namespace) error {
 	if err := checkTenancy(w.Owner); err != nil {
 		return fmt.Errorf("%d: %w", w.Id, err)

@@ -264,7 +264,6 @@ func (s *State) GrantedBytes(namespace uint32) uint64 {
 	return s.grantedUnits(namespace) * layout.UnitSize
 }
 
-// grantedUnits is what the sessions of a namespace hold or have linked, or lost.
 func (s *State) grantedUnits(namespace uint32) (units uint64) {
 	for _, pg := range s.PGs(namespace) {
 		h := s.heaps[pg.Id]

@@ -180,7 +180,6 @@ func (sp *spreader) find(w *wanted, apart bool, seen map[uint32]bool) bool {
 	return false
 }
 
-// falseFirst has false before true.
 func falseFirst(a, b bool) int {
 	switch {
 	case a == b:
@@ -260,7 +259,6 @@ func (s *State) CheckDomains(namespace string, replicas uint32) error {
 	return nil
 }
 
-// checkReplicas returns why w cannot have so many copies.
 func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	if replicas > MaxReplicas {
 		return fmt.Errorf("%w: %d copies of namespace %q, want 1..%d", ErrInvalid, replicas, w.Name, MaxReplicas)

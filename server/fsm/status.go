@@ -95,7 +95,6 @@ type statusGrant struct {
 	array *dirpb.StatusArray // nil: the block is of an array that there is
 }
 
-// planStatus works out a grant.
 func (s *State) planStatus(c *fsmpb.GrantStatus) (g statusGrant, err error) {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
