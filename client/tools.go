@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 // tools is what internal/inside gives the programs of the store.
@@ -61,7 +62,8 @@ func (t tools) Memory() (used, most uint64, evicts bool) {
 }
 
 // ReadRaw is of inside.Tools. It divides a read where the index ends, since index and heap are two spaces to the
-// engine. It also divides a read into pieces of a MiB. The pieces are no snapshot of each other.
+// engine. It also divides a read into pieces of a MiB, and of the index into as much as whole words come in. The pieces
+// are no snapshot of each other.
 func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {
@@ -80,11 +82,11 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 	out := make([]byte, 0, n)
 	for len(out) < n {
 		at := off + uint64(len(out))
-		space, end := index.Heap, p.RegionBytes
+		space, end := index.Heap, min(p.RegionBytes, at+1<<20)
 		if at < p.IndexBytes {
-			space, end = index.Index, p.IndexBytes
+			space, end = index.Index, min(p.IndexBytes, at&^7+rdma.LeastWholeBytes)
 		}
-		step := int(min(uint64(n-len(out)), end-at, 1<<20))
+		step := int(min(uint64(n-len(out)), end-at))
 		q := &call{}
 		q.Kind, q.Lane, q.Asker, q.item = index.Raw, 1, q, &q.own
 		q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}

@@ -59,6 +59,9 @@ const (
 	AccessLocal        = driver.AccessLocal
 )
 
+// LeastWholeBytes is a Caps.WholeBytes that every provider has.
+const LeastWholeBytes = driver.LeastWholeBytes
+
 // Errors of PostSend. They mean "not applied" for the WRs not taken.
 var (
 	ErrQueueFull = driver.ErrQueueFull

@@ -163,7 +163,7 @@ type Caps struct {
 	MaxMsg    int // bytes of one READ or WRITE
 	MaxSendWR int // WRs outstanding on one QP
 	// WholeBytes: a READ or WRITE of so many bytes, or fewer, moves aligned 8-byte words whole. A longer one, or one
-	// with a Value, may move any byte by itself.
+	// with a Value, may move any byte by itself. At least LeastWholeBytes.
 	WholeBytes int
 	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
 	// AnyMemory or Sums, with buffers of its own and a copy.
@@ -190,6 +190,9 @@ type Caps struct {
 	// rkeys that it had.
 	ChoosesKeys bool
 }
+
+// LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.
+const LeastWholeBytes = 16 << 10
 
 // AllocOptions say how registered memory is mapped.
 type AllocOptions struct {

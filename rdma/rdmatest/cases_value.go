@@ -41,8 +41,11 @@ func (g *guarded) bytes() []byte { return g.all[g.at : g.at+g.n : g.at+g.n] }
 
 // intact says what of the canaries is not.
 func (g *guarded) intact() error {
-	for i, b := range g.all {
-		if (i < g.at || i >= g.at+g.n) && b != canary {
+	for i := range g.all[:2*guard] { // the bytes of the Value are in the middle
+		if i >= g.at {
+			i += g.n
+		}
+		if g.all[i] != canary {
 			return fmt.Errorf("byte %d of a Value of %d bytes was changed", i-g.at, g.n)
 		}
 	}
@@ -355,8 +358,7 @@ func valueDetachedBefore(t *testing.T, e *Env) {
 // A READ begins when Start is called, and a WRITE with its post.
 func moments(e *Env, l *Lane, w func() rdma.WR, f func(round int) error, after func(round int, wc rdma.WC) error) {
 	e.T.Helper()
-	rounds := 24
-	for round := range rounds {
+	for round := range 12 {
 		wr := w()
 		begun, done := make(chan struct{}), make(chan error, 1)
 		if start := wr.Value.Start; start != nil {
@@ -373,7 +375,7 @@ func moments(e *Env, l *Lane, w func() rdma.WR, f func(round int) error, after f
 			case <-begun:
 			case <-over:
 			}
-			for range round * round {
+			for range 4 * round * round {
 				runtime.Gosched()
 			}
 			done <- f(round)
@@ -419,8 +421,9 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 	want := bytes.Clone(far)
 	moments(e, l, func() rdma.WR {
 		g = newGuarded(n, 8)
-		Pattern(g.bytes(), byte(l.nextID))
-		copy(want, g.bytes())
+		copy(g.bytes(), want)
+		PutLe(g.bytes(), l.nextID)
+		PutLe(want, l.nextID)
 		w := l.Write(mr, 0, local)
 		v = &rdma.Value{Bytes: g.bytes(), Seal: func(_ []byte, crc uint32) { sum = crc }}
 		w.Value = v
@@ -447,7 +450,7 @@ func ended(s rdma.Status) bool {
 func valueEnds(t *testing.T, e *Env, stop func(l *Lane, revoke func() error) error) {
 	n := valueMax(e) - 8
 	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite} {
-		for round := range 10 {
+		for round := range 6 {
 			mr, revoke := e.Region(e.PD, int64(n+8), All)
 			l := e.Unconnected(LaneBytes)
 			qp, err := e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, e.Listener().Addr(), nil)
@@ -475,7 +478,7 @@ func valueEnds(t *testing.T, e *Env, stop func(l *Lane, revoke func() error) err
 				case <-begun:
 				case <-over:
 				}
-				for range round * round * 4 {
+				for range 12 * round * round {
 					runtime.Gosched()
 				}
 				err := stop(l, revoke)

@@ -33,7 +33,7 @@ import (
 const MaxPieces = 8
 
 // wholeBytes is Caps.WholeBytes. Of longer messages, and of those with a Value, every word is torn.
-const wholeBytes = 16 << 10
+const wholeBytes = driver.LeastWholeBytes
 
 // Options configure a Fabric.
 type Options struct {

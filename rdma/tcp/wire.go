@@ -19,7 +19,7 @@ const (
 	// maxInline is the dialer's own limit, bytes.
 	maxInline = 1024
 	// wholeBytes is Caps.WholeBytes.
-	wholeBytes = 16 << 10
+	wholeBytes = driver.LeastWholeBytes
 	// maxFrame bounds the requests of one frame, bytes; a longer doorbell is
 	// several frames.
 	maxFrame = 16 << 20
