@@ -194,7 +194,9 @@ func spoil(b []byte) {
 }
 
 // tears tells whether the words of w are not whole.
-func (w *work) tears() bool { return w.value || w.bytes > wholeBytes }
+func (w *work) tears() bool {
+	return w.value || w.bytes > wholeBytes
+}
 
 // localLast tells whether the last piece is wr.Local, which lands behind the others.
 func (w *work) localLast() bool { return w.value && w.wr.Op == driver.OpWrite }
