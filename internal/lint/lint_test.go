@@ -27,6 +27,7 @@ type row struct {
 
 // imports is first match first. Tests may import what they like.
 var imports = []row{
+	{"internal/bulk", "", "it moves bytes, whatever they mean"},
 	{"internal/layout", "", "the bytes are defined once, below everything"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
 	{"index/repair", "index internal/invariants internal/layout", "janitors' machines are as pure as those of keys, and use of package index what it exports to them"},
@@ -47,7 +48,6 @@ var imports = []row{
 	{"rdma/rdmatest", "rdma rdma/driver", "the suite judges every provider by the contract alone"},
 	{"rdma/sim", "internal/bulk rdma/driver", "a provider sees the contract, never the layer above it"},
 	{"rdma/...", "rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll", "a provider sees the contract, never the layer above it"},
-	{"internal/bulk", "", "it moves bytes, whatever they are"},
 	{"internal/mem", "rdma/driver internal/units", "it maps memory for providers and knows nothing of the store"},
 	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...", "it opens providers and does nothing with them"},
 

@@ -151,6 +151,40 @@ func valueWithoutSum(t *testing.T, e *Env) {
 	}
 }
 
+// valueUnsignaled has one WC say that three READs are over.
+func valueUnsignaled(t *testing.T, e *Env) {
+	const n = 2000
+	mr := e.Memory(8192, All)
+	Pattern(mr.Bytes(), 6)
+	l := e.Dial()
+	for range 3 {
+		var wrs []rdma.WR
+		var dst []*guarded
+		for i := range 3 {
+			g := newGuarded(n, i)
+			dst = append(dst, g)
+			r := l.Read(mr, uint64(8*i), l.Word())
+			r.Value = &rdma.Value{Bytes: g.bytes(), Start: whole(n)}
+			if i < 2 {
+				r.Flags &^= rdma.Signaled
+			}
+			wrs = append(wrs, r)
+		}
+		wcs, err := l.Do(wrs...)
+		e.Must(err)
+		if len(wcs) != 1 || wcs[0].Status != driver.Success {
+			t.Fatalf("WCs %+v, want that of the last READ", wcs)
+		}
+		for i, g := range dst {
+			far := mr.Bytes()[8*i : 8*i+8+n]
+			if v := wrs[i].Value; !bytes.Equal(wrs[i].Local, far[:8]) || !bytes.Equal(g.bytes(), far[8:]) || v.N != n || v.CRC != crcOf(far[8:]) {
+				t.Fatalf("READ %d: N %d, CRC %#x; or bytes differ", i, v.N, v.CRC)
+			}
+			e.Must(g.intact())
+		}
+	}
+}
+
 func valueSlack(t *testing.T, e *Env) {
 	const n = 5000
 	mr := e.Memory(64<<10, All)
