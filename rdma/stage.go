@@ -167,7 +167,7 @@ func (s *staged) deliver() {
 
 func (x *stage) polledLocked(wc *WC) {
 	if wc.Status != driver.Success {
-		// READs in front of the one that failed may have succeeded without a WC. What the others have got is anything.
+		// READs in front of the one that failed may have succeeded without a WC. The others have got anything.
 		x.failed = true
 		for i := range x.pending {
 			x.pending[i].deliver()

@@ -32,8 +32,7 @@ type Value struct {
 	own []byte // what there is instead of Bytes after Detach
 }
 
-// Detach returns when Bytes is not touched any more, neither by WRs under way nor by later ones: they work on a copy,
-// and go on. It waits for a part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may
+// Detach returns when Bytes is not touched any more. WRs under way, and later ones, go on with a copy. It waits for a part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may
 // call it, before PostSend too. A Value that was detached is not used for anything else afterwards.
 func (v *Value) Detach() {
 	v.mu.Lock()

@@ -182,6 +182,9 @@ func (q *qp) addLocked(wr *driver.WR) {
 	w.pieces = uint8(n)
 }
 
+// bytewise is the longest message that is torn between any two bytes, bytes. Longer ones would take too long.
+const bytewise = 64 << 10
+
 // bufKept is the most that a WR leaves to the next one at its place in the queue, bytes.
 const bufKept = 64 << 10
 
@@ -263,10 +266,13 @@ func (w *work) formed(f *Fabric) bool {
 func (w *work) grain(tear int) (unit, phase int) {
 	from, _ := w.split()
 	at := w.wr.RemoteAddr + uint64(from)
-	if w.tears() {
-		unit, at = 8, at+4 // halves of two words
-	} else {
+	switch {
+	case !w.tears():
 		unit = tear
+	case w.bytes <= bytewise:
+		unit = 1
+	default:
+		unit, at = 8, at+4 // halves of two words
 	}
 	return unit, int(at % uint64(unit))
 }
