@@ -157,11 +157,10 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
 	}
 	w, _ := c.(driver.Waiter)
-	q := &CQ{d: c, w: w}
 	if !takesValues(&d.caps) {
-		q.stages = &stages{of: make(map[uint32]*stage)}
+		c = &stagedCQ{CQ: c, of: make(map[uint32]*stagedQP)}
 	}
-	return q, nil
+	return &CQ{d: c, w: w}, nil
 }
 
 // Dial connects a QP of pd, completing on cq, to the listener at addr.
@@ -169,11 +168,18 @@ func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private 
 	if len(private) > driver.MaxPrivate {
 		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private), driver.MaxPrivate)
 	}
-	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: cq.d, Addr: addr, Private: private})
+	c, staged := cq.d, (*stagedCQ)(nil)
+	if s, ok := c.(*stagedCQ); ok {
+		c, staged = s.CQ, s
+	}
+	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: c, Addr: addr, Private: private})
 	if err != nil {
 		return nil, fmt.Errorf("%s: dial %s: %w", d.name, addr, err)
 	}
-	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline, stage: cq.stages.add(pd, q.Num())}, nil
+	if staged != nil {
+		q = staged.add(pd, q)
+	}
+	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
 }
 
 // ListenOptions configure the passive side; see driver.ListenOptions.
@@ -317,19 +323,11 @@ func (m *MR) Deregister() error { return m.d.Deregister() }
 // CQ is a completion queue.
 type CQ struct {
 	d driver.CQ
-	w driver.Waiter // d, or nil
-	// stages are those of the QPs whose provider takes no Values; nil: it does.
-	stages *stages
+	w driver.Waiter // the provider's, or nil
 }
 
 // Poll fills wcs and never blocks.
-func (c *CQ) Poll(wcs []WC) int {
-	n := c.d.Poll(wcs)
-	if c.stages != nil {
-		c.stages.polled(wcs[:n])
-	}
-	return n
-}
+func (c *CQ) Poll(wcs []WC) int { return c.d.Poll(wcs) }
 
 // Ready receives when Poll may find something; see driver.CQ.
 func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
@@ -386,7 +384,6 @@ type QP struct {
 	maxMsg    int
 	maxInline int
 	count     Counters
-	stage     *stage // nil: the provider takes Values
 
 	_ cpu.CacheLinePad
 }
@@ -401,23 +398,15 @@ func (q *QP) Counters() Counters { return q.count }
 func (q *QP) State() QPState { return q.d.State() }
 
 // Close flushes and disconnects; see driver.QP.
-func (q *QP) Close() error { return q.unstage(q.d.Close()) }
+func (q *QP) Close() error { return q.d.Close() }
 
 // Abort is Close for a peer whose memory has been given up. It does not wait for a confirmation that nothing
 // can land there any more.
 func (q *QP) Abort() error {
 	if a, ok := q.d.(driver.Aborter); ok {
-		return q.unstage(a.Abort())
+		return a.Abort()
 	}
-	return q.Close()
-}
-
-// unstage releases what the QP, which is closed, has staged.
-func (q *QP) unstage(err error) error {
-	if q.stage == nil {
-		return err
-	}
-	return errors.Join(err, q.stage.close())
+	return q.d.Close()
 }
 
 // AtomicsByAgent tells whether this connection's atomics are messages that the
@@ -435,13 +424,7 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 			return 0, q.badWR(&wrs[i])
 		}
 	}
-	var n int
-	var err error
-	if q.stage == nil {
-		n, err = q.d.PostSend(wrs)
-	} else {
-		n, err = q.stage.post(q.d, wrs)
-	}
+	n, err := q.d.PostSend(wrs)
 	if n > 0 {
 		q.count.Doorbells++
 		for i := range wrs[:n] {
