@@ -420,8 +420,8 @@ func (q *QP) AtomicsByAgent() bool {
 // driver.QP. A malformed WR refuses the whole call with ErrBadWR.
 func (q *QP) PostSend(wrs []WR) (int, error) {
 	for i := range wrs {
-		if !q.formed(&wrs[i]) {
-			return 0, q.badWR(&wrs[i])
+		if w := &wrs[i]; !q.formed(w) || w.Value != nil && !w.Value.Formed(w, q.maxMsg) {
+			return 0, q.badWR(w)
 		}
 	}
 	n, err := q.d.PostSend(wrs)
@@ -442,16 +442,16 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 }
 
 // formed checks what every device refuses without looking at its tables:
-// ibv_post_send(3) answers EINVAL for these.
+// ibv_post_send(3) answers EINVAL for these. Values are checked besides.
 func (q *QP) formed(w *WR) bool {
 	n := len(w.Local)
 	switch w.Op {
 	case OpRead:
-		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0 && (w.Value == nil || w.Value.Formed(w, q.maxMsg))
+		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0
 	case OpWrite:
-		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline) && (w.Value == nil || w.Value.Formed(w, q.maxMsg))
+		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline)
 	case OpCmpAndSwp, OpFetchAdd:
-		return n == 8 && w.Value == nil && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
+		return n == 8 && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
 	}
 	return false
 }
