@@ -26,7 +26,8 @@ func init() {
 	})
 }
 
-// Locate is of inside.Tools. It asks the map that the session has, which may be older than the directory's, and reads no memory.
+// Locate is of inside.Tools. It asks the map that the session has, which may be older than the directory's, and reads
+// no memory.
 func (t tools) Locate(key []byte) (inside.Location, error) {
 	if err := checkKey(key); err != nil {
 		return inside.Location{}, err
@@ -43,11 +44,12 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 	}
 	home, stash := layout.GroupOff(hash, sh.Segments)
 	return inside.Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: hash,
-		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
+		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes,
+		Replicas: int(sh.PG.Replicas)}, nil
 }
 
-// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. Of its own records
-// the session knows at once.
+// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. Of its
+// own records the session knows at once.
 func (t tools) Memory() (used, most uint64, evicts bool) {
 	s := t.c.sess.Load()
 	for _, p := range s.core.View().PGs {
@@ -75,7 +77,8 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 	case p == nil:
 		return nil, fmt.Errorf("%w: no placement group %d in this namespace", ErrInvalid, pg)
 	case replica < 0 || replica >= int(p.Replicas):
-		return nil, fmt.Errorf("%w: replica %d of placement group %d, which has %d", ErrInvalid, replica, pg, p.Replicas)
+		return nil, fmt.Errorf("%w: replica %d of placement group %d, which has %d", ErrInvalid, replica, pg,
+			p.Replicas)
 	case n <= 0 || off > p.RegionBytes || uint64(n) > p.RegionBytes-off:
 		return nil, fmt.Errorf("%w: %d bytes at %#x of a region of %#x", ErrInvalid, n, off, p.RegionBytes)
 	}
@@ -130,9 +133,10 @@ func (t tools) LastUse(ctx context.Context, key []byte) (ago time.Duration, note
 	return 0, false, fmt.Errorf("%w: the key is being moved", ErrUnavailable)
 }
 
-// slotOf finds the slot of a key that has not expired: its offset, 0 if there is none, and its word. moved says that something of the
-// key's groups is elsewhere by now.
-func (t tools) slotOf(ctx context.Context, loc inside.Location, key []byte) (off uint64, w layout.Word, moved bool, err error) {
+// slotOf finds the slot of a key that has not expired: its offset, 0 if there is none, and its word. moved says that
+// something of the key's groups is elsewhere by now.
+func (t tools) slotOf(ctx context.Context, loc inside.Location, key []byte) (off uint64, w layout.Word, moved bool,
+	err error) {
 	tail := loc.Replicas - 1
 	for _, at := range []uint64{loc.Home, loc.Stash} {
 		b, err := t.ReadRaw(ctx, loc.PG, tail, at, layout.GroupSize)
@@ -154,7 +158,8 @@ func (t tools) slotOf(ctx context.Context, loc inside.Location, key []byte) (off
 			if err != nil {
 				return 0, 0, false, err
 			}
-			if h := layout.HeadOf(rec); int(h.KeyLen) == len(key) && bytes.Equal(rec[layout.RecordHeaderSize:], key) && !h.Expired(uint64(time.Now().UnixMilli())) {
+			if h := layout.HeadOf(rec); int(h.KeyLen) == len(key) && bytes.Equal(rec[layout.RecordHeaderSize:], key) &&
+				!h.Expired(uint64(time.Now().UnixMilli())) {
 				return at + layout.SlotOff(i), w, false, nil
 			}
 		}
@@ -165,7 +170,8 @@ func (t tools) slotOf(ctx context.Context, loc inside.Location, key []byte) (off
 	return 0, 0, moved, nil
 }
 
-// lastAccess is how long ago the access of a slot's record was noted. 0: nothing is noted of it, or by a clock that is ahead.
+// lastAccess is how long ago the access of a slot's record was noted. 0: nothing is noted of it, or by a clock that is
+// ahead.
 func (t tools) lastAccess(ctx context.Context, loc inside.Location, off uint64, w layout.Word) (time.Duration, error) {
 	b, err := t.ReadRaw(ctx, loc.PG, loc.Replicas-1, loc.IndexBytes+off, 8)
 	if err != nil {
@@ -203,7 +209,8 @@ func (t tools) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, e
 	}
 }
 
-// UnderWay is of inside.Tools. The moment is like a place that comes into limbo, and passes like one, so the directory calls quiet sessions for it.
+// UnderWay is of inside.Tools. The moment is like a place that comes into limbo, and passes like one, so the directory
+// calls quiet sessions for it.
 func (t tools) UnderWay(ctx context.Context) (over func() bool, err error) {
 	s, err := t.c.live(ctx)
 	if err != nil {

@@ -166,7 +166,8 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 // Dial connects a QP of pd, completing on cq, to the listener at addr.
 func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private []byte) (*QP, error) {
 	if len(private) > driver.MaxPrivate {
-		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private), driver.MaxPrivate)
+		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private),
+			driver.MaxPrivate)
 	}
 	c, staged := cq.d, (*stagedCQ)(nil)
 	if s, ok := c.(*stagedCQ); ok {
@@ -260,7 +261,8 @@ func (p *PD) RegMRAs(m *Memory, off, n int64, a Access, rkey uint64) (*MR, error
 
 func (p *PD) inside(m *Memory, off, n int64) error {
 	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
-		return fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n, len(m.Bytes))
+		return fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n,
+			len(m.Bytes))
 	}
 	return nil
 }
@@ -451,12 +453,14 @@ func (q *QP) formed(w *WR) bool {
 	case OpWrite:
 		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline)
 	case OpCmpAndSwp, OpFetchAdd:
-		return n == 8 && w.Flags&Inline == 0 && (uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
+		return n == 8 && w.Flags&Inline == 0 &&
+			(uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
 	}
 	return false
 }
 
 func (q *QP) badWR(w *WR) error {
-	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 aligned bytes)",
+	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 "+
+		"aligned bytes)",
 		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
 }

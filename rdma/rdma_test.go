@@ -51,7 +51,8 @@ func newPair(t *testing.T, o sim.Options) *pair {
 }
 
 func (p *pair) wr(op rdma.Opcode, n int) rdma.WR {
-	return rdma.WR{Op: op, Local: p.mr.Bytes()[4096 : 4096+n], LKey: p.mr.LKey(), RemoteAddr: p.mr.Base(), RKey: p.mr.RKey()}
+	return rdma.WR{Op: op, Local: p.mr.Bytes()[4096 : 4096+n], LKey: p.mr.LKey(), RemoteAddr: p.mr.Base(),
+		RKey: p.mr.RKey()}
 }
 
 func TestPostSendRefusesMalformedWRs(t *testing.T) {
@@ -99,7 +100,8 @@ func TestPostSendRefusesMalformedWRs(t *testing.T) {
 	}
 	in := p.wr(rdma.OpWrite, 64)
 	in.Flags = rdma.Inline
-	good := []rdma.WR{p.wr(rdma.OpRead, 1), p.wr(rdma.OpRead, 1024), p.wr(rdma.OpWrite, 1024), in, p.wr(rdma.OpCmpAndSwp, 8), p.wr(rdma.OpFetchAdd, 8)}
+	good := []rdma.WR{p.wr(rdma.OpRead, 1), p.wr(rdma.OpRead, 1024), p.wr(rdma.OpWrite, 1024), in,
+		p.wr(rdma.OpCmpAndSwp, 8), p.wr(rdma.OpFetchAdd, 8)}
 	if n, err := p.qp.PostSend(good); n != len(good) || err != nil {
 		t.Errorf("PostSend at the limits gave %d, %v", n, err)
 	}
@@ -110,7 +112,8 @@ func TestCountersCountWhatWasTaken(t *testing.T) {
 	if n, err := p.qp.PostSend([]rdma.WR{p.wr(rdma.OpWrite, 100), p.wr(rdma.OpCmpAndSwp, 8)}); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
-	if n, err := p.qp.PostSend([]rdma.WR{p.wr(rdma.OpRead, 10), p.wr(rdma.OpRead, 20), p.wr(rdma.OpRead, 40), p.wr(rdma.OpFetchAdd, 8)}); n != 2 || !errors.Is(err, rdma.ErrQueueFull) {
+	if n, err := p.qp.PostSend([]rdma.WR{p.wr(rdma.OpRead, 10), p.wr(rdma.OpRead, 20), p.wr(rdma.OpRead, 40),
+		p.wr(rdma.OpFetchAdd, 8)}); n != 2 || !errors.Is(err, rdma.ErrQueueFull) {
 		t.Fatalf("PostSend gave %d, %v; want 2, ErrQueueFull", n, err)
 	}
 	if n, err := p.qp.PostSend([]rdma.WR{p.wr(rdma.OpRead, 10)}); n != 0 || !errors.Is(err, rdma.ErrQueueFull) {
@@ -122,12 +125,14 @@ func TestCountersCountWhatWasTaken(t *testing.T) {
 	if got != want || got.Total() != 4 {
 		t.Fatalf("counters %+v total %d, want %+v", got, got.Total(), want)
 	}
-	if s := p.fab.Stats().Total; s.Doorbells != got.Doorbells || s.Verbs != got.Verbs || s.ReadBytes != got.ReadBytes || s.WriteBytes != got.WriteBytes {
+	if s := p.fab.Stats().Total; s.Doorbells != got.Doorbells || s.Verbs != got.Verbs || s.ReadBytes != got.ReadBytes ||
+		s.WriteBytes != got.WriteBytes {
 		t.Fatalf("the provider counts %+v", s)
 	}
 	sum := want
 	sum.Add(&got)
-	if sum.Doorbells != 4 || sum.Total() != 8 || sum.ReadBytes != 60 || sum.WriteBytes != 200 || sum.Verbs[rdma.OpRead] != 4 {
+	if sum.Doorbells != 4 || sum.Total() != 8 || sum.ReadBytes != 60 || sum.WriteBytes != 200 ||
+		sum.Verbs[rdma.OpRead] != 4 {
 		t.Fatalf("sum %+v", sum)
 	}
 }
@@ -173,7 +178,8 @@ func TestWCErrorSaysWhetherItHappened(t *testing.T) {
 	if got, want := err.Error(), "CMP_AND_SWP wr=7 qp=3: RETRY_EXC_ERR"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	for o, want := range map[rdma.Outcome]string{0: "invalid", rdma.Yes: "happened", rdma.No: "did not happen", rdma.Unknown: "unknown", 77: "unknown"} {
+	for o, want := range map[rdma.Outcome]string{0: "invalid", rdma.Yes: "happened", rdma.No: "did not happen",
+		rdma.Unknown: "unknown", 77: "unknown"} {
 		if o.String() != want {
 			t.Errorf("Outcome(%d) is %q, want %q", o, o, want)
 		}
@@ -203,7 +209,8 @@ func TestControlCallsCheckTheirArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	const big = 1<<63 - 1
-	for _, c := range [][2]int64{{-8, 16}, {0, 0}, {0, -1}, {4, 8}, {0, 4097}, {4096, 1}, {4096 + 8, 8}, {8, big}, {big &^ 7, 8}, {-big - 1, 8}} {
+	for _, c := range [][2]int64{{-8, 16}, {0, 0}, {0, -1}, {4, 8}, {0, 4097}, {4096, 1}, {4096 + 8, 8}, {8, big},
+		{big &^ 7, 8}, {-big - 1, 8}} {
 		if _, err := p.pd.RegMR(m, c[0], c[1], rdma.AccessRemoteRead); err == nil {
 			t.Errorf("RegMR took bytes [%d,+%d) of 4096", c[0], c[1])
 		}
@@ -220,7 +227,8 @@ func TestControlCallsCheckTheirArguments(t *testing.T) {
 			t.Errorf("CreateCQ took depth %d", n)
 		}
 	}
-	if _, err := p.dev.Dial(context.Background(), p.pd, p.cq, "d", make([]byte, driver.MaxPrivate+1)); err == nil || !strings.Contains(err.Error(), "513 bytes") {
+	if _, err := p.dev.Dial(context.Background(), p.pd, p.cq, "d", make([]byte, driver.MaxPrivate+1)); err == nil ||
+		!strings.Contains(err.Error(), "513 bytes") {
 		t.Errorf("Dial with too much private data gave %v", err)
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// Providers that take no Values, or no memory of any kind for them, or no CRC, are given registered buffers instead. A WRITE
-// is put together in one before it is posted; a READ is taken apart when its WC, or a later one, is polled. Bytes and CRC are
-// one pass.
+// Providers that take no Values, or no memory of any kind for them, or no CRC, are given registered buffers instead. A
+// WRITE is put together in one before it is posted; a READ is taken apart when its WC, or a later one, is polled. Bytes
+// and CRC are one pass.
 
 // takesValues tells whether a provider does all that package driver says of Values.
 func takesValues(c *Caps) bool { return c.MaxSGE >= 2 && c.AnyMemory && c.Sums }

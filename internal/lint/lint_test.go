@@ -29,39 +29,61 @@ type row struct {
 var imports = []row{
 	{"internal/bulk", "", "it moves bytes, whatever they mean"},
 	{"internal/layout", "", "the bytes are defined once, below everything"},
-	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
-	{"index/repair", "index internal/invariants internal/layout", "janitors' machines are as pure as those of keys, and use of package index what it exports to them"},
+	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
+		"that simulators can drive it"},
+	{"index/repair", "index internal/invariants internal/layout",
+		"janitors' machines are as pure as those of keys, and use of package index what it exports to them"},
 	{"internal/heap", "internal/invariants", "carving memory is arithmetic, without I/O and without the protocol"},
 	{"internal/invariants", "", "it is below whatever asserts something"},
-	{"internal/engine", "index internal/dirpb internal/heap internal/invariants internal/layout rdma rdma/driver internal/units", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
-	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
+	{"internal/engine", "index internal/dirpb internal/heap internal/invariants internal/layout rdma rdma/driver " +
+		"internal/units", "it drives the protocol over queue pairs, and reaches the directory only through what its " +
+		"caller gives it"},
+	{"internal/evict", "internal/layout",
+		"what to forget is arithmetic over access words, so that traces can judge it"},
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
-	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout internal/ordered rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
-	{"internal/inside", "index index/repair internal/engine internal/units", "it names the types of a Client's tools; the Client brings them, so that its public API does not"},
-	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict internal/hostid internal/hotkeys internal/identity internal/engine internal/inside internal/layout internal/ordered internal/providers internal/session rdma rdma/verbs internal/units", "a service that links the library gets none of the store's processes, and providers without naming them"},
-	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
-	{"client/clienttest", "client internal/inside internal/units", "a fake that shared code with the store would share its mistakes; it heeds the limits that gateways put into contexts"},
+	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout internal/ordered rdma",
+		"a machine that says what a session asks of its directory and of memory nodes, and when"},
+	{"internal/inside", "index index/repair internal/engine internal/units",
+		"it names the types of a Client's tools; the Client brings them, so that its public API does not"},
+	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict " +
+		"internal/hostid internal/hotkeys internal/identity internal/engine internal/inside internal/layout " +
+		"internal/ordered internal/providers internal/session rdma rdma/verbs internal/units",
+		"a service that links the library gets none of the store's processes, and providers without naming them"},
+	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against " +
+		"that alone"},
+	{"client/clienttest", "client internal/inside internal/units", "a fake that shared code with the store would " +
+		"share its mistakes; it heeds the limits that gateways put into contexts"},
 	{"client/prom", "client internal/layout rdma", "it shows what a client counts, and counts nothing"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
 	{"rdma", "internal/bulk rdma/driver", "the portable layer knows no provider"},
 	{"rdma/rdmatest", "rdma rdma/driver", "the suite judges every provider by the contract alone"},
 	{"rdma/sim", "internal/bulk rdma/driver", "a provider sees the contract, never the layer above it"},
-	{"rdma/...", "rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll", "a provider sees the contract, never the layer above it"},
+	{"rdma/...", "rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll",
+		"a provider sees the contract, never the layer above it"},
 	{"internal/mem", "rdma/driver internal/units", "it maps memory for providers and knows nothing of the store"},
-	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...", "it opens providers and does nothing with them"},
+	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...",
+		"it opens providers and does nothing with them"},
 
 	{"server/fsm/fsmpb", "internal/dirpb", "generated"},
-	{"server/fsm", "internal/dirpb internal/identity internal/layout internal/ordered server/fsm/fsmpb internal/units", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
-	{"server/lead", "internal/dirpb internal/invariants internal/layout internal/ordered server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
+	{"server/fsm", "internal/dirpb internal/identity internal/layout internal/ordered server/fsm/fsmpb internal/units",
+		"the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
+	{"server/lead", "internal/dirpb internal/invariants internal/layout internal/ordered server/fsm server/fsm/fsmpb",
+		"what a leader decides is a function of the state, what it heard and the time it is given: no raft, and " +
+			"nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
-	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token internal/wrongport internal/units server/...", "the directory runs no data operation, so it needs nothing of the data path"},
-	{"memnode", "internal/alarm internal/dirpb internal/hostid internal/identity internal/keeper internal/layout internal/ordered internal/token rdma rdma/driver internal/units", "a memory node is handed its devices, and takes no part in the protocol"},
+	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token " +
+		"internal/wrongport internal/units server/...", "the directory runs no data operation, so it needs nothing " +
+		"of the data path"},
+	{"memnode", "internal/alarm internal/dirpb internal/hostid internal/identity internal/keeper internal/layout " +
+		"internal/ordered internal/token rdma rdma/driver internal/units",
+		"a memory node is handed its devices, and takes no part in the protocol"},
 	{"internal/dirpb", "internal/identity", "generated, and beside it which roles may call what"},
 	{"internal/identity", "internal/certs", "it reads certificates, whatever they are shown for"},
 	{"internal/identity/identitytest", "", "it makes certificates, and knows no role"},
 	{"internal/rights", "internal/identity", "it refuses calls by the tables of the services, which are handed to it"},
-	{"internal/dirclient", "internal/alarm internal/certs internal/dirpb internal/identity internal/wrongport", "it finds the leader and does not know what is asked"},
+	{"internal/dirclient", "internal/alarm internal/certs internal/dirpb internal/identity internal/wrongport",
+		"it finds the leader and does not know what is asked"},
 	{"internal/wrongport", "", "it tells protocols by their first bytes, whoever is called"},
 	{"internal/token", "", "tokens are bytes"},
 	{"internal/token/tokentest", "internal/token", "it forges tokens, whoever they are shown to"},
@@ -73,11 +95,16 @@ var imports = []row{
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/webget", "internal/certs internal/units", "a page is bytes, whatever process gives it"},
-	{"internal/httpd", "internal/certs internal/identity internal/netsrv", "it serves what it is handed, whatever the process is"},
-	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
-	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
-	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
-	{"internal/config", "internal/certs internal/identity internal/spelling", "settings are plain values; roles fill Options from them"},
+	{"internal/httpd", "internal/certs internal/identity internal/netsrv",
+		"it serves what it is handed, whatever the process is"},
+	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, " +
+		"pages and metrics alike"},
+	{"internal/check", "internal/dirpb internal/layout internal/overview",
+		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
+	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode " +
+		"server", "it shows what the parts tell, and starts none of them"},
+	{"internal/config", "internal/certs internal/identity internal/spelling",
+		"settings are plain values; roles fill Options from them"},
 
 	{"internal/alarm", "", "it wakes a process when it is due, whatever for"},
 	{"internal/ordered", "", "maps and lists are such, whatever is in them"},
@@ -88,10 +115,14 @@ var imports = []row{
 	{"internal/glob", "", "patterns and keys are bytes"},
 	{"internal/spelling", "", "names are words, whatever they name"},
 	{"internal/units", "", "amounts are numbers, whatever is counted"},
-	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
-	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
+	{"internal/loop", "client internal/inside internal/poll",
+		"it serves connections, whatever is said on them, and gives their lookups to a client"},
+	{"internal/loop/looptest", "client client/clienttest internal/inside",
+		"it is a fake store for the tests of servers"},
 	{"internal/peers/peerspb", "", "generated"},
-	{"internal/peers", "internal/certs internal/dirpb internal/hostid internal/identity internal/netsrv internal/peers/peerspb internal/rights internal/wrongport", "gateways tell each other bytes; how a gateway asks the directory is handed to it"},
+	{"internal/peers", "internal/certs internal/dirpb internal/hostid internal/identity internal/netsrv " +
+		"internal/peers/peerspb internal/rights internal/wrongport",
+		"gateways tell each other bytes; how a gateway asks the directory is handed to it"},
 	{"internal/peers/peerstest", "internal/dirpb internal/peers", "it is a directory for tests of gateways that meet"},
 	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
 	{"internal/collection", "", "encodings are bytes"},
@@ -99,16 +130,24 @@ var imports = []row{
 	{"internal/geo", "", "positions are numbers"},
 	{"internal/hotkeys", "internal/ordered", "it counts keys, whoever uses them"},
 	{"internal/number", "", "it reads text"},
-	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/hotkeys internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered internal/peers internal/rdb internal/resp internal/units", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/luascript", "internal/number internal/resp internal/units", "it runs scripts, whatever their commands are"},
-	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/hotkeys " +
+		"internal/inside internal/loop internal/luascript internal/netsrv internal/number internal/ordered " +
+		"internal/peers internal/rdb internal/resp internal/units",
+		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/luascript", "internal/number internal/resp internal/units",
+		"it runs scripts, whatever their commands are"},
+	{"internal/memcached", "client internal/inside internal/loop internal/netsrv internal/units",
+		"a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
-	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
+	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/identity " +
+		"internal/engine internal/inside internal/layout internal/ordered rdma", "a janitor is a client with other " +
+		"operations: it is handed its devices, and told by the directory what to do"},
 	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
 	{"internal/simtest", "", "it has only tests"},
-	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
+	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma " +
+		"rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
@@ -127,46 +166,64 @@ var imports = []row{
 // only says who may import packages that should stay in one place. The path
 // stands for all below it; tests are exempt.
 var only = []row{
-	{"github.com/spf13/viper", "internal/config", "it folds case and is not safe for concurrent use: one package knows how to live with that"},
+	{"github.com/spf13/viper", "internal/config", "it folds case and is not safe for concurrent use: one package " +
+		"knows how to live with that"},
 	{"github.com/go-viper/mapstructure", "internal/config", "it belongs to viper"},
 	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
 	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
 	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
 	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
-	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of its own"},
+	{"go.opentelemetry.io", "internal/otlp", "only a kvd with the tag otel links it; client/otelkvd is a module of " +
+		"its own"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
 	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
-	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached internal/otlp cmd/... examples/...", "a service that links the client chooses what it exports by"},
-	{"github.com/hashicorp/go-metrics", "internal/metrics", "it has one sink for the whole process, and raft reports there"},
+	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway " +
+		"internal/memcached internal/otlp cmd/... examples/...",
+		"a service that links the client chooses what it exports by"},
+	{"github.com/hashicorp/go-metrics", "internal/metrics", "it has one sink for the whole process, and raft reports " +
+		"there"},
 	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
-	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench", "a client opens what its user does not name; other libraries are handed opened devices"},
+	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench",
+		"a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
-	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest internal/waiting", "it is for tests, and registers flags"},
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop " +
+		"internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as " +
+		"any user would"},
+	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest " +
+		"internal/waiting", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 
 // never are dependencies, however indirect, that the library must not bring
 // along.
 var never = []row{
-	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus go.opentelemetry.io " + module + "/server " + module + "/memnode", "every service that links the client would carry it"},
+	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 " +
+		"github.com/prometheus go.opentelemetry.io " + module + "/server " + module + "/memnode",
+		"every service that links the client would carry it"},
 	{"cmd/kvd", "go.opentelemetry.io", "it would not fit into the size that kvd may have; the tag otel brings it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
-	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module + "/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics", "each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
+	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module +
+		"/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics",
+		"each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
 	{"index index/repair", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
-	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
+	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb",
+		"it is tested, and reasoned about, without raft and disk"},
 }
 
 // pure lists what packages whose result must depend on their arguments alone do
 // not import.
 var pure = []row{
-	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync", "applying a command again must give the same state; a leader puts time and random choices into the command"},
-	{"server/lead", "math/rand crypto/rand os net log log/slog sync", "the simulator drives it under virtual time; its host has the lock and the log"},
-	{"index index/repair", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
-	{"internal/evict", "time math/rand crypto/rand os net log log/slog", "whoever evicts hands it time, and seeds its choices"},
+	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync",
+		"applying a command again must give the same state; a leader puts time and random choices into the command"},
+	{"server/lead", "math/rand crypto/rand os net log log/slog sync",
+		"the simulator drives it under virtual time; its host has the lock and the log"},
+	{"index index/repair", "time math/rand crypto/rand os net log log/slog sync",
+		"a step machine never waits and reads no clock; its driver does"},
+	{"internal/evict", "time math/rand crypto/rand os net log log/slog",
+		"whoever evicts hands it time, and seeds its choices"},
 	{"internal/layout", "math/rand crypto/rand os net log log/slog sync unsafe", "bytes are encoded explicitly"},
 }
 
@@ -204,7 +261,8 @@ func refusals(pkgs []pkg) []string {
 		name := p.rel()
 		i := slices.IndexFunc(imports, func(r row) bool { return matches(r.from, name) })
 		if i < 0 {
-			refuse("%s has no row in the table of internal/lint: add one that says what it may import, and why no more", name)
+			refuse("%s has no row in the table of internal/lint: add one that says what it may import, and why no more",
+				name)
 			continue
 		}
 		for _, imp := range p.Imports {
@@ -254,7 +312,8 @@ func orNobody(may string) string {
 
 func list(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Name,Dir,GoFiles,CgoFiles,TestGoFiles,XTestGoFiles,Imports,Deps", module+"/...")
+	cmd := exec.Command("go", "list",
+		"-json=ImportPath,Name,Dir,GoFiles,CgoFiles,TestGoFiles,XTestGoFiles,Imports,Deps", module+"/...")
 	out, err := cmd.Output()
 	if err != nil {
 		if e := (*exec.ExitError)(nil); errors.As(err, &e) {
@@ -307,26 +366,37 @@ func TestRefusals(t *testing.T) {
 		p    pkg
 		want string
 	}{
-		{imp("index", "+rdma"), "index imports rdma, but may import only internal/invariants internal/layout: the protocol knows"},
-		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing of the project"},
-		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll"},
+		{imp("index", "+rdma"), "index imports rdma, but may import only internal/invariants internal/layout: the " +
+			"protocol knows"},
+		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing " +
+			"of the project"},
+		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/bulk " +
+			"internal/certs internal/mem internal/hostid internal/netsrv internal/poll"},
 		{imp("rdma", "+rdma/tcp"), "the portable layer knows no provider"},
 		{imp("server/fsm", "+server"), "server/fsm imports server, but"},
-		{imp("server/fsm", "github.com/hashicorp/raft"), "server/fsm imports github.com/hashicorp/raft, which is for server server/raftstore"},
+		{imp("server/fsm", "github.com/hashicorp/raft"), "server/fsm imports github.com/hashicorp/raft, which is for " +
+			"server server/raftstore"},
 		{imp("client", "+internal/devstore"), "client imports internal/devstore, but"},
 		{imp("memnode", "+internal/providers"), "other libraries are handed opened devices"},
-		{imp("memnode", "github.com/spf13/viper"), "memnode imports github.com/spf13/viper, which is for internal/config"},
+		{imp("memnode", "github.com/spf13/viper"), "memnode imports github.com/spf13/viper, which is for " +
+			"internal/config"},
 		{imp("internal/new"), "internal/new has no row"},
-		{imp("client", "github.com/prometheus/client_golang/prometheus"), "client imports github.com/prometheus/client_golang/prometheus, which is for client/prom"},
-		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import only client: a near cache"},
-		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module + "/internal/metrics, which is for cmd/..."},
+		{imp("client", "github.com/prometheus/client_golang/prometheus"),
+			"client imports github.com/prometheus/client_golang/prometheus, which is for client/prom"},
+		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import " +
+			"only client: a near cache"},
+		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module +
+			"/internal/metrics, which is for cmd/..."},
 		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},
 		{imp("server/raftstore", "github.com/cockroachdb/pebble/v2/vfs", "github.com/hashicorp/raft"), ""},
 		{imp("server/fsm", "math/rand/v2"), "server/fsm imports math/rand/v2, which makes it impure: applying"},
 		{imp("cmd/kvd", "+server", "+internal/config", "github.com/spf13/cobra"), ""},
-		{pkg{ImportPath: module + "/client/near", Deps: []string{"github.com/prometheus/common/model"}}, "client/near depends on github.com/prometheus/common/model, directly or not"},
-		{pkg{ImportPath: module + "/cmd/kvctl", Deps: []string{"github.com/hashicorp/raft"}}, "cmd/kvctl depends on github.com/hashicorp/raft, directly or not: each of its runs is short"},
-		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module + "/server/fsm, directly or not"},
+		{pkg{ImportPath: module + "/client/near", Deps: []string{"github.com/prometheus/common/model"}},
+			"client/near depends on github.com/prometheus/common/model, directly or not"},
+		{pkg{ImportPath: module + "/cmd/kvctl", Deps: []string{"github.com/hashicorp/raft"}},
+			"cmd/kvctl depends on github.com/hashicorp/raft, directly or not: each of its runs is short"},
+		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module +
+			"/server/fsm, directly or not"},
 	} {
 		got := strings.Join(refusals([]pkg{tc.p}), "\n")
 		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
@@ -347,7 +417,8 @@ func TestPackageComments(t *testing.T) {
 		}
 		var with []string
 		for _, f := range files {
-			ast, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			ast, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Error(err)
 				continue
@@ -365,7 +436,9 @@ func TestPackageComments(t *testing.T) {
 			}
 		}
 		if len(with) != 1 {
-			t.Errorf("%s: %d package comments %q, want one that says what it is for, what it leaves to others, what to read first, who may call it concurrently, who owns the buffers, and where the idea is from", p.rel(), len(with), with)
+			t.Errorf("%s: %d package comments %q, want one that says what it is for, what it leaves to others, what "+
+				"to read first, who may call it concurrently, who owns the buffers, and where the idea is from",
+				p.rel(), len(with), with)
 		}
 	}
 }

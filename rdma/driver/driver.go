@@ -10,8 +10,9 @@
 // A CQ and all QPs attached to it belong to one goroutine at a time (a lane). Other goroutines may use only
 // CQ.Ready, Waiter.Wake, QP.State and QP.Close.
 //
-// Buffers: the local buffer of a WR, and its Value, belong to the provider from PostSend on. They are the caller's again when
-// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return them, but see Value.Detach.
+// Buffers: the local buffer of a WR, and its Value, belong to the provider from PostSend on. They are the caller's
+// again when that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return them, but
+// see Value.Detach.
 //
 // The vocabulary and semantics are those of ibv_post_send(3), ibv_poll_cq(3),
 // ibv_reg_mr(3); the split of portable type over driver follows database/sql.

@@ -5,35 +5,36 @@ import "sync"
 // Value is the second SGE of a READ or a WRITE: memory of any kind for the remote bytes behind those of Local.
 // It is meant for long values, which so move between the region and their user in one pass, CRC included.
 //
-// The provider has it, and what it refers to, from PostSend on for as long as Local. Then the caller reads N and CRC, and
-// may set all fields anew. If the WR failed, Bytes of a READ may have changed, and N and CRC mean nothing.
+// The provider has it, and what it refers to, from PostSend on for as long as Local. Then the caller reads N and CRC,
+// and may set all fields anew. If the WR failed, Bytes of a READ may have changed, and N and CRC mean nothing.
 //
-// Start and Seal are called at most once, by whichever goroutine moves the bytes. They must neither block nor use the QP
-// or its CQ.
+// Start and Seal are called at most once, by whichever goroutine moves the bytes. They must neither block nor use the
+// QP or its CQ.
 type Value struct {
 	// Bytes is where a READ puts what is behind Local's bytes, or where a WRITE takes it from. Not empty.
 	Bytes []byte
 	// Slack is how many bytes behind Bytes a READ covers as well. They must lie in the remote MR, and are thrown away.
 	Slack int
 	// Start, unless nil, is called by a READ when Local is filled. It says how many of Bytes count, and which CRC-32C
-	// theirs goes on from. If n is less than 0 or more than len(Bytes) the READ succeeds with N = -1. A nil Start has all
-	// of Bytes count, and no CRC taken.
+	// theirs goes on from. If n is less than 0 or more than len(Bytes) the READ succeeds with N = -1. A nil Start has
+	// all of Bytes count, and no CRC taken.
 	Start func(local []byte) (n int, crc uint32)
 	// Seal, unless nil, is called by a WRITE when all of Bytes is read, and before anything of Local is. It may change
 	// Local. crc is the CRC-32C of the bytes that the WRITE stores behind Local, from CRC on.
 	Seal func(local []byte, crc uint32)
 	// N is how many of Bytes a READ has filled. The others may have changed, and mean nothing. -1: none count.
 	N int
-	// CRC is, of a READ with Start, the CRC-32C of Bytes[:N] from Start's on. Of a WRITE with Seal the caller sets it: what
-	// the CRC of Bytes goes on from.
+	// CRC is, of a READ with Start, the CRC-32C of Bytes[:N] from Start's on. Of a WRITE with Seal the caller sets it:
+	// what the CRC of Bytes goes on from.
 	CRC uint32
 
 	mu  sync.Mutex
 	own []byte // what there is instead of Bytes after Detach
 }
 
-// Detach returns when Bytes is not touched any more. WRs under way, and later ones, go on with a copy. It waits for a part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may
-// call it, before PostSend too. A Value that was detached is not used for anything else afterwards.
+// Detach returns when Bytes is not touched any more. WRs under way, and later ones, go on with a copy. It waits for a
+// part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may call it, before PostSend
+// too. A Value that was detached is not used for anything else afterwards.
 func (v *Value) Detach() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -74,7 +75,8 @@ func (w *WR) Len() int {
 	return len(w.Local) + len(w.Value.Bytes) + w.Value.Slack
 }
 
-// Formed tells whether the Value of a WR that has one is in order, beside what holds for every WR: maxMsg is Caps.MaxMsg.
+// Formed tells whether the Value of a WR that has one is in order, beside what holds for every WR: maxMsg is
+// Caps.MaxMsg.
 func (v *Value) Formed(w *WR, maxMsg int) bool {
 	n, slack := len(v.Bytes), v.Slack
 	return n > 0 && n <= maxMsg && slack >= 0 && slack <= maxMsg && len(w.Local)+n+slack <= maxMsg &&

@@ -25,7 +25,8 @@ func capsSane(t *testing.T, e *Env) {
 		if c.TearBytes < 8 || c.TearBytes%8 != 0 {
 			t.Errorf("TearBytes %d: want a multiple of 8", c.TearBytes)
 		}
-		if c.WholeBytes < driver.LeastWholeBytes || c.MaxSGE < 1 || c.MaxMsg < 4096 || c.MaxSendWR < 16 || c.MaxInline < 0 {
+		if c.WholeBytes < driver.LeastWholeBytes || c.MaxSGE < 1 || c.MaxMsg < 4096 || c.MaxSendWR < 16 ||
+			c.MaxInline < 0 {
 			t.Errorf("too small to work with: %+v", c)
 		}
 		if c != d.Driver().Caps() {
@@ -135,7 +136,8 @@ func unaligned(t *testing.T, e *Env) {
 				Fill(dst, 0x77)
 				e.Must(l.OK(l.Write(mr, remote, src[local:local+n]), l.Read(mr, remote, dst[local:local+n])))
 				if !bytes.Equal(dst[local:local+n], src[local:local+n]) {
-					t.Fatalf("%d bytes at remote %d local %d: wrote %x read %x", n, remote, local, src[local:local+n], dst[local:local+n])
+					t.Fatalf("%d bytes at remote %d local %d: wrote %x read %x", n, remote, local, src[local:local+n],
+						dst[local:local+n])
 				}
 			}
 		}
@@ -286,7 +288,8 @@ func casBasics(t *testing.T, e *Env) {
 			Fill(found, 0x33)
 			e.Must(l.OK(l.CAS(mr, off, found, step.compare, step.swap)))
 			if Le(found) != step.before || Le(word) != step.after {
-				t.Fatalf("CAS at %d %#x->%#x found %#x left %#x, want %#x and %#x", off, step.compare, step.swap, Le(found), Le(word), step.before, step.after)
+				t.Fatalf("CAS at %d %#x->%#x found %#x left %#x, want %#x and %#x", off, step.compare, step.swap,
+					Le(found), Le(word), step.before, step.after)
 			}
 		}
 	}

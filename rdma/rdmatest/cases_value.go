@@ -103,8 +103,10 @@ func valueAlignments(t *testing.T, e *Env) {
 			v.Start = func(local []byte) (int, uint32) { return n, crcOf(local) }
 			r.Value = v
 			e.Must(l.OK(r))
-			if !bytes.Equal(got[:local], want[:local]) || !bytes.Equal(dst.bytes(), want[local:]) || v.N != n || v.CRC != crcOf(want) {
-				t.Fatalf("READ of %d+%d bytes at %d, skew %d: N %d, CRC %#x, want %#x; or bytes differ", local, n, addr, skew, v.N, v.CRC, crcOf(want))
+			if !bytes.Equal(got[:local], want[:local]) || !bytes.Equal(dst.bytes(), want[local:]) || v.N != n ||
+				v.CRC != crcOf(want) {
+				t.Fatalf("READ of %d+%d bytes at %d, skew %d: N %d, CRC %#x, want %#x; or bytes differ", local, n, addr,
+					skew, v.N, v.CRC, crcOf(want))
 			}
 			if bytes.Count(got[local:], []byte{fresh}) != len(got)-local {
 				t.Fatalf("READ of %d+%d bytes changed what is behind Local", local, n)
@@ -129,8 +131,10 @@ func valueLong(t *testing.T, e *Env) {
 	v := &rdma.Value{Bytes: dst.bytes(), Start: whole(n)}
 	r.Value = v
 	e.Must(l.OK(w, r))
-	if want := crcOf(src.bytes()); Le(head) != uint64(want) || v.CRC != want || v.N != n || !bytes.Equal(dst.bytes(), src.bytes()) {
-		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(head), v.CRC, want, v.N)
+	if want := crcOf(src.bytes()); Le(head) != uint64(want) || v.CRC != want || v.N != n ||
+		!bytes.Equal(dst.bytes(), src.bytes()) {
+		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(head), v.CRC, want,
+			v.N)
 	}
 	e.Must(dst.intact())
 }
@@ -177,7 +181,8 @@ func valueUnsignaled(t *testing.T, e *Env) {
 		}
 		for i, g := range dst {
 			far := mr.Bytes()[8*i : 8*i+8+n]
-			if v := wrs[i].Value; !bytes.Equal(wrs[i].Local, far[:8]) || !bytes.Equal(g.bytes(), far[8:]) || v.N != n || v.CRC != crcOf(far[8:]) {
+			if v := wrs[i].Value; !bytes.Equal(wrs[i].Local, far[:8]) || !bytes.Equal(g.bytes(), far[8:]) || v.N != n ||
+				v.CRC != crcOf(far[8:]) {
 				t.Fatalf("READ %d: N %d, CRC %#x; or bytes differ", i, v.N, v.CRC)
 			}
 			e.Must(g.intact())
@@ -234,7 +239,8 @@ func valueStartTakesLess(t *testing.T, e *Env) {
 		}}
 		e.Must(l.OK(r))
 		bytesOf := mr.Bytes()[24 : 24+want]
-		if v := r.Value; v.N != want || v.CRC != crc32.Update(7, castagnoli, bytesOf) || !bytes.Equal(dst.bytes()[:want], bytesOf) {
+		if v := r.Value; v.N != want || v.CRC != crc32.Update(7, castagnoli, bytesOf) ||
+			!bytes.Equal(dst.bytes()[:want], bytesOf) {
 			t.Fatalf("%d of %d bytes count: N %d, CRC %#x; or bytes differ", want, n, v.N, v.CRC)
 		}
 		e.Must(dst.intact())
@@ -323,11 +329,13 @@ func valueLocalLast(t *testing.T, e *Env) {
 			default:
 			}
 			at := uint64(8 + n/2&^7)
-			if err := reader.OK(reader.Read(mr, 0, first), reader.Read(mr, at, mid), reader.Read(mr, uint64(n)&^7, last)); err != nil {
+			if err := reader.OK(reader.Read(mr, 0, first), reader.Read(mr, at, mid),
+				reader.Read(mr, uint64(n)&^7, last)); err != nil {
 				return err
 			}
 			if want := first[0]; mid[0] < want || last[0] < want {
-				return fmt.Errorf("Local of WRITE %d is there, and of its Value bytes of WRITEs %d and %d", want, mid[0], last[0])
+				return fmt.Errorf("Local of WRITE %d is there, and of its Value bytes of WRITEs %d and %d", want,
+					mid[0], last[0])
 			}
 		}
 	}))
@@ -384,12 +392,13 @@ func valueDetachedBefore(t *testing.T, e *Env) {
 		t.Fatal("WRITE of a Value that was detached stored other bytes")
 	}
 	if bytes.Count(dst.bytes(), []byte{fresh}) != n || r.Value.N != n || r.Value.CRC != sum {
-		t.Fatalf("READ into a Value that was detached: N %d, CRC %#x, want %d, %#x; or it was filled", r.Value.N, r.Value.CRC, n, sum)
+		t.Fatalf("READ into a Value that was detached: N %d, CRC %#x, want %d, %#x; or it was filled", r.Value.N,
+			r.Value.CRC, n, sum)
 	}
 }
 
-// moments runs f again and again while a WR with a Value of n bytes is under way, each time somewhat later in its course.
-// A READ begins when Start is called, and a WRITE with its post.
+// moments runs f again and again while a WR with a Value of n bytes is under way, each time somewhat later in its
+// course. A READ begins when Start is called, and a WRITE with its post.
 func moments(e *Env, l *Lane, w func() rdma.WR, f func(round int) error, after func(round int, wc rdma.WC) error) {
 	e.T.Helper()
 	for round := range 12 {
@@ -446,8 +455,10 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 		Fill(g.bytes(), canary)
 		return nil
 	}, func(round int, wc rdma.WC) error {
-		if wc.Status != driver.Success || v.N != n || v.CRC != crcOf(far) || bytes.Count(g.bytes(), []byte{canary}) != n {
-			return fmt.Errorf("round %d: READ %v, N %d; or CRC differs, or bytes came after Detach", round, wc.Status, v.N)
+		if wc.Status != driver.Success || v.N != n || v.CRC != crcOf(far) || bytes.Count(g.bytes(), []byte{canary}) !=
+			n {
+			return fmt.Errorf("round %d: READ %v, N %d; or CRC differs, or bytes came after Detach", round, wc.Status,
+				v.N)
 		}
 		return g.intact()
 	})
@@ -476,7 +487,8 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 
 // ended is how a WR may complete whose connection or region is taken away.
 func ended(s rdma.Status) bool {
-	return s == driver.Success || s == driver.WRFlushErr || s == driver.RetryExcErr || s == driver.RemOpErr || s == driver.RemAccessErr
+	return s == driver.Success || s == driver.WRFlushErr || s == driver.RetryExcErr || s == driver.RemOpErr ||
+		s == driver.RemAccessErr
 }
 
 // valueEnds has stop, which ends what a lane may do, interrupt READs and WRITEs. The region and the Value are

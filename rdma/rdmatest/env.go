@@ -345,7 +345,8 @@ func (l *Lane) Wait(id uint64) ([]rdma.WC, error) {
 }
 
 func (l *Lane) lost(id uint64) error {
-	return fmt.Errorf("qp %d state %d: no WC of WR %#x within %v; polled %+v", l.QP.Num(), l.QP.State(), id, Patience, l.wcs)
+	return fmt.Errorf("qp %d state %d: no WC of WR %#x within %v; polled %+v", l.QP.Num(), l.QP.State(), id, Patience,
+		l.wcs)
 }
 
 // Do posts wrs as one chain, and waits for the WC of the last one, which must be signaled or fail. It returns

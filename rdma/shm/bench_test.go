@@ -64,7 +64,8 @@ func BenchmarkReadChainDriver(b *testing.B) {
 	must(err)
 	wrs := []driver.WR{
 		{Op: driver.OpRead, Local: m.Bytes[:8], LKey: mr.LKey(), RemoteAddr: 64, RKey: mr.RKey()},
-		{Op: driver.OpRead, Flags: driver.Signaled, Local: m.Bytes[64:192], LKey: mr.LKey(), RemoteAddr: 4096, RKey: mr.RKey()},
+		{Op: driver.OpRead, Flags: driver.Signaled, Local: m.Bytes[64:192], LKey: mr.LKey(), RemoteAddr: 4096,
+			RKey: mr.RKey()},
 	}
 	var wcs [4]driver.WC
 	b.ReportAllocs()

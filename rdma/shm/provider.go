@@ -72,8 +72,9 @@ var (
 
 // Options configure a Device. The zero value is ready to use.
 type Options struct {
-	// RequestTimeout bounds each exchange with the peer's process. The passive side's handshake is one; a Door that is given has its
-	// own bound for that. The first use of rkeys on a QP is another, for which a PostSend waits so long in all. Default 2 s.
+	// RequestTimeout bounds each exchange with the peer's process. The passive side's handshake is one; a Door that is
+	// given has its own bound for that. The first use of rkeys on a QP is another, for which a PostSend waits so long
+	// in all. Default 2 s.
 	RequestTimeout time.Duration
 	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
 	// NewDoor's for each device.
@@ -142,9 +143,9 @@ const (
 	DefaultMaxConns = 20_000
 )
 
-// NewDoor makes a Door for listeners of this provider: a process that it refuses is told so, if it has said hello by then.
-// MaxConns and HandshakeTimeout are DefaultMaxConns and 2 s unless set; all callers are of this machine, so MaxPerAddr
-// says nothing.
+// NewDoor makes a Door for listeners of this provider: a process that it refuses is told so, if it has said hello by
+// then. MaxConns and HandshakeTimeout are DefaultMaxConns and 2 s unless set; all callers are of this machine, so
+// MaxPerAddr says nothing.
 func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
 	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
 	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultRequestTimeout)

@@ -50,8 +50,8 @@ type QP struct {
 	num   uint32
 	state atomic.Uint32 // driver.QPState
 
-	// seq is what the cell's should be: odd inside PostSend. Close goes by it, and not by the cell, which the memory node
-	// can write, too.
+	// seq is what the cell's should be: odd inside PostSend. Close goes by it, and not by the cell, which the memory
+	// node can write, too.
 	seq    uint64
 	fence  uint64              // for barrier
 	deregs uint64              // Device.deregs when local was filled
@@ -196,9 +196,10 @@ const (
 	lineBytes  = 64
 )
 
-// prime names the cache lines that the chain is about to use to the processor, which waits for all of them at once then, and not in each WR
-// anew. A line that will be written to is asked for as such: if another processor wrote to it last, as to a slot or to a place that is used
-// again, to read it first would be half of the way. It leaves alone what the fast path would not like.
+// prime names the cache lines that the chain is about to use to the processor, which waits for all of them at once
+// then, and not in each WR anew. A line that will be written to is asked for as such: if another processor wrote to it
+// last, as to a slot or to a place that is used again, to read it first would be half of the way. It leaves alone what
+// the fast path would not like.
 func (q *QP) prime(wrs []driver.WR) {
 	n := 0
 	for i := range wrs {

@@ -14,8 +14,8 @@ const blockBytes = 1 << 20
 // between is called before each block of a Value, in tests.
 var between func()
 
-// move executes a READ or WRITE with a Value whose remote bytes begin at remote. It says what became of it, and whether a
-// WRITE may be in the store buffer now. It did before if wrote.
+// move executes a READ or WRITE with a Value whose remote bytes begin at remote. It says what became of it, and whether
+// a WRITE may be in the store buffer now. It did before if wrote.
 func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Status, bool) {
 	if wrote && w.Op == driver.OpRead || !tso {
 		barrier(&q.fence)
@@ -52,8 +52,8 @@ func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Statu
 	return driver.Success, false
 }
 
-// moveBlocks copies between far, the Value's bytes in the mapping, and as many of the Value, and goes on with crc if sum.
-// It stops, and reports false, when the QP is barred: what has been moved stays.
+// moveBlocks copies between far, the Value's bytes in the mapping, and as many of the Value, and goes on with crc if
+// sum. It stops, and reports false, when the QP is barred: what has been moved stays.
 func (q *QP) moveBlocks(v *driver.Value, far []byte, crc uint32, sum, write bool) (uint32, bool) {
 	for at := 0; at < len(far); at += blockBytes {
 		if between != nil {

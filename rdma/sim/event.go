@@ -209,7 +209,8 @@ func (f *Fabric) FailNext(qp uint32, s driver.Status, when When) error {
 	if when == AfterEffect && f.o.Synchronous {
 		return errors.New("sim: whoever executes a WR itself knows whether it took effect")
 	}
-	if s <= driver.Success || s > driver.GeneralErr || when != BeforeEffect && when != AfterEffect || when == AfterEffect && !unknown {
+	if s <= driver.Success || s > driver.GeneralErr || when != BeforeEffect && when != AfterEffect ||
+		when == AfterEffect && !unknown {
 		return fmt.Errorf("sim: no WR fails with %v on side %d of its effect", s, when)
 	}
 	q.fault, q.faultWhen = s, when

@@ -34,7 +34,8 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	return p.register(m, off, n, a, 0)
 }
 
-// RegMRAs gives an rkey of an MR that is gone to another one, as an adapter may do for another process. No address of the one is the other's.
+// RegMRAs gives an rkey of an MR that is gone to another one, as an adapter may do for another process. No address of
+// the one is the other's.
 func (p *pd) RegMRAs(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
 	if rkey == 0 {
 		return nil, fmt.Errorf("rkey 0 names nothing")

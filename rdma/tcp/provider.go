@@ -164,7 +164,8 @@ const DefaultMaxConns = 20_000
 func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
 	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
 	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)
-	l.Refuse = func(c net.Conn) { _, _ = c.Write(appendWelcome(nil, statusRefused, "too many connections")) } // or it is gone
+	// or it is gone
+	l.Refuse = func(c net.Conn) { _, _ = c.Write(appendWelcome(nil, statusRefused, "too many connections")) }
 	return netsrv.NewDoor(l)
 }
 

@@ -205,8 +205,8 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	return n, err
 }
 
-// encodeLocked fills the stage and the send queue from number on, and returns the number that comes next. It reports false
-// if a WR was refused by this side; that one and those behind it are not sent.
+// encodeLocked fills the stage and the send queue from number on, and returns the number that comes next. It reports
+// false if a WR was refused by this side; that one and those behind it are not sent.
 func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge int64, ok bool) {
 	b := q.mu.stage
 	x := encoder{b: b}
@@ -544,7 +544,8 @@ func (q *qp) read() driver.Status {
 		q.done++
 		q.repaid += e.charge
 		if e.signaled {
-			q.batch = append(q.batch, completion{driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: driver.Success}, q, q.done})
+			q.batch = append(q.batch, completion{driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: driver.Success}, q,
+				q.done})
 			if len(q.batch) == cap(q.batch) {
 				q.push()
 			}

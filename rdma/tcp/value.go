@@ -7,8 +7,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// A READ with a Value is one request, whose reply the reader divides. A WRITE with one is two: the first carries the Value,
-// copied while its CRC is taken, and the second Local, which so lands behind it.
+// A READ with a Value is one request, whose reply the reader divides. A WRITE with one is two: the first carries the
+// Value, copied while its CRC is taken, and the second Local, which so lands behind it.
 
 // half says which part of a WRITE with a Value an sqe is; 0: it is a whole WR.
 type half uint8

@@ -10,8 +10,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/rdmatest"
 )
 
-// TestValueHalves: a WRITE with a Value is two requests and one WR. Once the first has landed, no refusal of the second says
-// that nothing has.
+// TestValueHalves: a WRITE with a Value is two requests and one WR. Once the first has landed, no refusal of the second
+// says that nothing has.
 func TestValueHalves(t *testing.T) {
 	write := func(seq uint16, s driver.Status) []byte {
 		return appendReply(nil, reply{op: driver.OpWrite, status: s, seq: seq})
@@ -20,12 +20,17 @@ func TestValueHalves(t *testing.T) {
 		say  [][]byte
 		want []driver.Status
 	}{
-		"both":             {[][]byte{write(0, driver.Success), write(1, driver.Success), appendGoodbye(nil, 2)}, []driver.Status{driver.Success, driver.RetryExcErr}},
-		"first refused":    {[][]byte{write(0, driver.RemAccessErr)}, []driver.Status{driver.RemAccessErr, driver.WRFlushErr}},
-		"second refused":   {[][]byte{write(0, driver.Success), write(1, driver.RemAccessErr)}, []driver.Status{driver.RemOpErr, driver.WRFlushErr}},
-		"second malformed": {[][]byte{write(0, driver.Success), write(1, driver.RemInvReqErr)}, []driver.Status{driver.RemOpErr, driver.WRFlushErr}},
-		"lost at once":     {nil, []driver.Status{driver.RetryExcErr, driver.WRFlushErr}},
-		"lost between":     {[][]byte{write(0, driver.Success)}, []driver.Status{driver.RetryExcErr, driver.WRFlushErr}},
+		"both": {[][]byte{write(0, driver.Success), write(1, driver.Success), appendGoodbye(nil, 2)},
+			[]driver.Status{driver.Success, driver.RetryExcErr}},
+		"first refused": {[][]byte{write(0, driver.RemAccessErr)},
+			[]driver.Status{driver.RemAccessErr, driver.WRFlushErr}},
+		"second refused": {[][]byte{write(0, driver.Success), write(1, driver.RemAccessErr)},
+			[]driver.Status{driver.RemOpErr, driver.WRFlushErr}},
+		"second malformed": {[][]byte{write(0, driver.Success), write(1, driver.RemInvReqErr)},
+			[]driver.Status{driver.RemOpErr, driver.WRFlushErr}},
+		"lost at once": {nil, []driver.Status{driver.RetryExcErr, driver.WRFlushErr}},
+		"lost between": {[][]byte{write(0, driver.Success)},
+			[]driver.Status{driver.RetryExcErr, driver.WRFlushErr}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := rawNode(t, func(n net.Conn) {
@@ -59,14 +64,17 @@ func TestValueHalves(t *testing.T) {
 
 // TestValueQueueFull: a WRITE with a Value has two places in the send queue, and is taken whole or not at all.
 func TestValueQueueFull(t *testing.T) {
-	read, write := driver.WR{Op: driver.OpRead, Value: &driver.Value{}}, driver.WR{Op: driver.OpWrite, Value: &driver.Value{}}
+	read, write := driver.WR{Op: driver.OpRead, Value: &driver.Value{}},
+		driver.WR{Op: driver.OpWrite, Value: &driver.Value{}}
 	plain := driver.WR{Op: driver.OpWrite}
 	for _, c := range []struct {
 		wrs        []driver.WR
 		room, want int
 	}{
-		{nil, 0, 0}, {[]driver.WR{plain}, 0, 0}, {[]driver.WR{write}, 1, 0}, {[]driver.WR{write}, 2, 1}, {[]driver.WR{read}, 1, 1},
-		{[]driver.WR{plain, write, plain}, 3, 2}, {[]driver.WR{plain, write, plain}, 4, 3}, {[]driver.WR{write, write}, 3, 1},
+		{nil, 0, 0}, {[]driver.WR{plain}, 0, 0}, {[]driver.WR{write}, 1, 0}, {[]driver.WR{write}, 2, 1},
+		{[]driver.WR{read}, 1, 1},
+		{[]driver.WR{plain, write, plain}, 3, 2}, {[]driver.WR{plain, write, plain}, 4, 3},
+		{[]driver.WR{write, write}, 3, 1},
 	} {
 		if got := fitting(c.wrs, c.room); got != c.want {
 			t.Errorf("of %d WRs %d fit into %d places, want %d", len(c.wrs), got, c.room, c.want)

@@ -63,7 +63,8 @@ func parseHello(b []byte) (private int, err error) {
 		return 0, fmt.Errorf("hello: %w %q", errBadMagic, b[:4])
 	}
 	if v := binary.LittleEndian.Uint16(b[4:]); v != wireVersion {
-		return 0, fmt.Errorf("hello: %w %d of the dialer, want %d: upgrade the older of the two", errBadVersion, v, wireVersion)
+		return 0, fmt.Errorf("hello: %w %d of the dialer, want %d: upgrade the older of the two", errBadVersion, v,
+			wireVersion)
 	}
 	n := int(binary.LittleEndian.Uint16(b[6:]))
 	if n > driver.MaxPrivate {
@@ -126,7 +127,8 @@ func parseWelcome(b []byte) (welcome, error) {
 		return welcome{}, fmt.Errorf("welcome: %w: text %d bytes, at most %d", errMalformed, w.textLen, maxRefusal)
 	case w.status == statusRefused:
 	case v != wireVersion:
-		return welcome{}, fmt.Errorf("welcome: %w %d of the memory node, want %d: upgrade the older of the two", errBadVersion, v, wireVersion)
+		return welcome{}, fmt.Errorf("welcome: %w %d of the memory node, want %d: upgrade the older of the two",
+			errBadVersion, v, wireVersion)
 	case w.status != statusAccepted || b[7]|b[10]|b[11] != 0 || w.textLen != 0:
 		return welcome{}, fmt.Errorf("welcome: %w: % x", errMalformed, b[:welcomeSize])
 	case w.maxMsg < maxMsg || w.maxSendWR < maxSendWR:
@@ -300,7 +302,8 @@ func parseReply(b []byte, op driver.Opcode, seq uint16, payload int) (reply, err
 		ok = false
 	}
 	if !ok {
-		return reply{}, fmt.Errorf("%w: reply % x to %v number %d of %d bytes", errMalformed, b[:replySize], op, seq, payload)
+		return reply{}, fmt.Errorf("%w: reply % x to %v number %d of %d bytes", errMalformed, b[:replySize], op, seq,
+			payload)
 	}
 	return r, nil
 }

@@ -157,11 +157,13 @@ func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 				in.MemoryWindows = "type 1"
 			}
 			in.MaxQP, in.MaxQPWR, in.MaxCQE, in.MaxMR = int(a.max_qp), int(a.max_qp_wr), int(a.max_cqe), int(a.max_mr)
-			in.MaxMRBytes, in.MaxQPRdAtom, in.MaxInitRdAtom = uint64(a.max_mr_size), int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)
+			in.MaxMRBytes, in.MaxQPRdAtom, in.MaxInitRdAtom = uint64(a.max_mr_size), int(a.max_qp_rd_atom),
+				int(a.max_qp_init_rd_atom)
 			for n := range min(int(a.phys_port_cnt), len(c.port)) {
 				p := &c.port[n]
 				pi := PortInfo{Number: n + 1, State: portState(int(p.state)), LinkLayer: "Ethernet",
-					MTU: mtuBytes(uint8(p.active_mtu)), MaxMTU: mtuBytes(uint8(p.max_mtu)), MaxMsgBytes: int(p.max_msg_sz), LID: int(p.lid),
+					MTU: mtuBytes(uint8(p.active_mtu)), MaxMTU: mtuBytes(uint8(p.max_mtu)),
+					MaxMsgBytes: int(p.max_msg_sz), LID: int(p.lid),
 					Speed: portRate(root, in.Name, n+1)}
 				if c.gids >= 0 {
 					pi.GIDs = gidsOf(table[:c.gids], n+1)
@@ -298,14 +300,16 @@ func (d *device) setUp() error {
 	d.canCAS = d.canCAS && test.atomics == nil
 	if d.o.Atomics == AtomicsAgent || d.o.Atomics == AtomicsAuto && !d.canCAS {
 		if d.o.Atomics == AtomicsAuto {
-			d.o.Logger.Warn("the adapter has no usable atomics: an agent of the memory node executes them", "device", in.Name,
+			d.o.Logger.Warn("the adapter has no usable atomics: an agent of the memory node executes them", "device",
+				in.Name,
 				"scope", in.Atomics, "self_test", test.atomics)
 		}
 		return nil
 	}
 	if !d.canCAS {
 		d.stopAsync()
-		return fmt.Errorf("no usable atomics: the adapter says %v, and the self-test %w", in.Atomics, cmp.Or(test.atomics, errors.New("was left out")))
+		return fmt.Errorf("no usable atomics: the adapter says %v, and the self-test %w", in.Atomics,
+			cmp.Or(test.atomics, errors.New("was left out")))
 	}
 	d.native = true
 	d.caps.AtomicsByAgent = false
@@ -337,9 +341,11 @@ func (d *device) watchAsync() error {
 					return syscall.Errno(-t) == syscall.EAGAIN || syscall.Errno(-t) == syscall.EINTR
 				}
 				switch t {
-				case C.IBV_EVENT_COMM_EST, C.IBV_EVENT_SQ_DRAINED, C.IBV_EVENT_QP_LAST_WQE_REACHED, C.IBV_EVENT_GID_CHANGE:
+				case C.IBV_EVENT_COMM_EST, C.IBV_EVENT_SQ_DRAINED, C.IBV_EVENT_QP_LAST_WQE_REACHED,
+					C.IBV_EVENT_GID_CHANGE:
 				default:
-					d.o.Logger.Warn("RDMA adapter reports", "device", d.info.Name, "event", C.GoString(C.kvd_event_name(t)))
+					d.o.Logger.Warn("RDMA adapter reports", "device", d.info.Name, "event",
+						C.GoString(C.kvd_event_name(t)))
 				}
 			}
 		})
@@ -381,7 +387,8 @@ func (d *device) Close() error {
 		return nil
 	}
 	if m.pds+m.cqs+m.qps+m.listeners > 0 {
-		return fmt.Errorf("verbs: close device: %d PDs, %d CQs, %d QPs and %d listeners remain", m.pds, m.cqs, m.qps, m.listeners)
+		return fmt.Errorf("verbs: close device: %d PDs, %d CQs, %d QPs and %d listeners remain", m.pds, m.cqs, m.qps,
+			m.listeners)
 	}
 	m.closed = true
 	d.stopAsync()
@@ -402,8 +409,10 @@ func limited(what string, bytes int64, rc C.int) error {
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r) == nil {
 		have = int64(min(r.Cur, 1<<62))
 	}
-	return &mem.LimitError{Limit: "RLIMIT_MEMLOCK", Want: bytes, Have: have, Unit: "bytes", Err: fmt.Errorf("%s: %w", what, err),
-		Hint: "registered memory is pinned: raise it with LimitMEMLOCK= in the systemd unit or ulimit -l, or grant CAP_IPC_LOCK"}
+	return &mem.LimitError{Limit: "RLIMIT_MEMLOCK", Want: bytes, Have: have, Unit: "bytes",
+		Err: fmt.Errorf("%s: %w", what, err),
+		Hint: "registered memory is pinned: raise it with LimitMEMLOCK= in the systemd unit or ulimit -l, or grant " +
+			"CAP_IPC_LOCK"}
 }
 
 // endpoint describes one of our queue pairs to its peer.
