@@ -23,7 +23,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
-// fakeSession renews its lease and acknowledges maps as a session does, on connections that may break, and does nothing else.
+// fakeSession renews its lease and acknowledges maps as a session does, on connections that may break, and does nothing
+// else.
 type fakeSession struct {
 	id    uint32
 	c     dirpb.DirectoryClient
@@ -92,7 +93,8 @@ func (f *fakeSession) renew(ctx context.Context, epoch, term uint64) error {
 		var r *dirpb.RenewReply
 		err := insist(ctx, f.again, func() (err error) {
 			number++
-			r, err = f.c.Renew(ctx, &dirpb.RenewRequest{SessionId: f.id, ReportEpoch: epoch, AckedMapVersion: v, QuiescedMapVersion: v, Number: number, Term: term})
+			r, err = f.c.Renew(ctx, &dirpb.RenewRequest{SessionId: f.id, ReportEpoch: epoch, AckedMapVersion: v,
+				QuiescedMapVersion: v, Number: number, Term: term})
 			return err
 		})
 		if err != nil {
@@ -153,7 +155,9 @@ func TestDirectoryScale(t *testing.T) {
 	// The sessions stand for thousands of processes, which are not all held up when this one collects its garbage.
 	defer debug.SetGCPercent(debug.SetGCPercent(500))
 	s := &store{}
-	s.process, s.directory = startRole(t, "store", envNodes+"=1", envCapacity+"="+strconv.Itoa(1<<30), envLease+"="+term.String(), "GOMAXPROCS=2", "GOGC=400") // as kvd directory has it
+	// as kvd directory has it
+	s.process, s.directory = startRole(t, "store", envNodes+"=1", envCapacity+"="+strconv.Itoa(1<<30), envLease+"="+
+		term.String(), "GOMAXPROCS=2", "GOGC=400")
 	s.namespace(t, &dirpb.CreateNamespaceRequest{Name: "scale", Replicas: 1, BytesPerNode: 64 << 20})
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -163,7 +167,11 @@ func TestDirectoryScale(t *testing.T) {
 	all := make([]*fakeSession, n)
 	dial := func() dirpb.DirectoryClient {
 		conn, err := grpc.NewClient(s.directory, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: term / 5}, MinConnectTimeout: term}))
+			grpc.WithConnectParams(
+				grpc.ConnectParams{
+					Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2,
+						MaxDelay: term / 5},
+					MinConnectTimeout: term}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +195,8 @@ func TestDirectoryScale(t *testing.T) {
 				// The first are those that may write, of which there are not as many.
 				var r *dirpb.OpenSessionReply
 				err := insist(ctx, &again, func() (err error) {
-					r, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "scale", Client: "fake", ReadOnly: i >= fsm.MaxWriters-100})
+					r, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "scale", Client: "fake",
+						ReadOnly: i >= fsm.MaxWriters-100})
 					return err
 				})
 				if err != nil {
@@ -215,7 +224,8 @@ func TestDirectoryScale(t *testing.T) {
 	if opening.Wait(); t.Failed() {
 		return
 	}
-	fmt.Printf("%d sessions on %d connections, lease %v, opened in %v; %d calls were repeated\n", n, (n+share-1)/share, term,
+	fmt.Printf("%d sessions on %d connections, lease %v, opened in %v; %d calls were repeated\n", n, (n+share-1)/share,
+		term,
 		time.Since(began).Round(time.Millisecond), again.Swap(0))
 	healthy := func(without *fakeSession) {
 		t.Helper()
@@ -242,8 +252,10 @@ func TestDirectoryScale(t *testing.T) {
 		if len(list) == 0 {
 			t.Fatalf("%s: no renewals", what)
 		}
-		fmt.Printf("%s: %.0f renewals a second, at most %d in 50 ms, p50 %v, p99 %v, longest %v; the store used %.2f cores\n", what, float64(len(list))/took.Seconds(), crest(all, at),
-			part(list, 0.5).Round(10*time.Microsecond), part(list, 0.99).Round(10*time.Microsecond), list[len(list)-1].Round(10*time.Microsecond), used.Seconds()/took.Seconds())
+		fmt.Printf("%s: %.0f renewals a second, at most %d in 50 ms, p50 %v, p99 %v, longest %v; the store used %.2f "+
+			"cores\n", what, float64(len(list))/took.Seconds(), crest(all, at),
+			part(list, 0.5).Round(10*time.Microsecond), part(list, 0.99).Round(10*time.Microsecond),
+			list[len(list)-1].Round(10*time.Microsecond), used.Seconds()/took.Seconds())
 	}
 
 	pause(2 * term)
@@ -263,7 +275,8 @@ func TestDirectoryScale(t *testing.T) {
 		})
 	}
 	dead := time.Since(died)
-	fmt.Printf("a session that dies is fenced after %v, %.2f leases\n", dead.Round(time.Millisecond), dead.Seconds()/term.Seconds())
+	fmt.Printf("a session that dies is fenced after %v, %.2f leases\n", dead.Round(time.Millisecond),
+		dead.Seconds()/term.Seconds())
 	healthy(victim)
 
 	at, before = time.Now(), cpu(t, s.pid)
@@ -273,7 +286,8 @@ func TestDirectoryScale(t *testing.T) {
 		changing.Go(func() {
 			for i := k; i < changes; i += callers {
 				if err := insist(ctx, &again, func() error {
-					_, err := operator.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: fmt.Sprint("flapping", k), Incarnation: uint64(k + 1), Boot: uint64(i + 1), HostId: "h",
+					_, err := operator.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: fmt.Sprint("flapping", k),
+						Incarnation: uint64(k + 1), Boot: uint64(i + 1), HostId: "h",
 						Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}})
 					return err
 				}); err != nil {
@@ -299,7 +313,8 @@ func TestDirectoryScale(t *testing.T) {
 		lag = slices.DeleteFunc(lag, func(f *fakeSession) bool { return f == victim || f.acked.Load() >= last })
 	}
 	known := time.Since(at)
-	show(fmt.Sprintf("%d map changes in %v, all of them acknowledged after %v", changes, changed.Round(time.Millisecond), known.Round(time.Millisecond)), at, cpu(t, s.pid)-before)
+	show(fmt.Sprintf("%d map changes in %v, all of them acknowledged after %v", changes,
+		changed.Round(time.Millisecond), known.Round(time.Millisecond)), at, cpu(t, s.pid)-before)
 	pause(term)
 	healthy(victim)
 	fmt.Printf("no session lost its lease; %d calls were repeated since all were open\n", again.Load())

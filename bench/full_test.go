@@ -71,7 +71,8 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 
 	f := &full{end: make(chan struct{})}
 	for i := range 2 {
-		f.clients = append(f.clients, st.openWith(t, provider, client.Options{Namespace: "full", CacheBytes: fullCacheBytes}))
+		f.clients = append(f.clients,
+			st.openWith(t, provider, client.Options{Namespace: "full", CacheBytes: fullCacheBytes}))
 		for range 4 {
 			f.crew = append(f.crew, f.worker(t, f.clients[i], uint64(len(f.crew))))
 		}
@@ -103,7 +104,8 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 	if f.failed > 0 {
 		t.Errorf("%d operations failed", f.failed)
 	}
-	fmt.Printf("\n%s, %d MiB, %d keys of 200 to 1800 bytes, workload B, %d new keys per 1000 operations; %s\n\n", provider, fullBytes>>20,
+	fmt.Printf("\n%s, %d MiB, %d keys of 200 to 1800 bytes, workload B, %d new keys per 1000 operations; %s\n\n",
+		provider, fullBytes>>20,
 		fullKeys, 1000/renewEvery, machine(began))
 	printFull(lines)
 	var evicted uint64
@@ -118,7 +120,8 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 		if s.RefusedPlaces != 0 {
 			t.Errorf("client %d was refused %d places that it gave back", i+1, s.RefusedPlaces)
 		}
-		fmt.Printf("client %d: %d operations, %d evicted, %d unknown outcomes, %.1f MiB granted, %.1f live\n", i+1, done[i], s.Evicted, s.Unknown,
+		fmt.Printf("client %d: %d operations, %d evicted, %d unknown outcomes, %.1f MiB granted, %.1f live\n", i+1,
+			done[i], s.Evicted, s.Unknown,
 			float64(s.GrantedUnits*layout.UnitSize)/(1<<20), float64(s.LiveUnits*layout.UnitSize)/(1<<20))
 	}
 	if evicted == 0 {
@@ -144,7 +147,8 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 		{"the memory node's resident memory", func(l fullLine) int64 { return l.node }, fullBreath},
 	} {
 		mean, grown := trend(warm, m.of)
-		fmt.Printf("%s, after %d intervals: %.1f MiB on average, %+.2f MiB from then to the end by the line of best fit\n", m.what, warmIntervals,
+		fmt.Printf("%s, after %d intervals: %.1f MiB on average, %+.2f MiB from then to the end by the line of best "+
+			"fit\n", m.what, warmIntervals,
 			mean/(1<<20), grown/(1<<20))
 		if grown > fullGrowth*mean+m.most {
 			t.Errorf("%s grew by %.0f bytes of %.0f", m.what, grown, mean)
@@ -255,7 +259,8 @@ func (f *full) worker(tb testing.TB, c *client.Client, stream uint64) *fullWorke
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return &fullWorker{f: f, c: c, gen: gen, value: make([]byte, fullValueLen(0, true)), get: newNanos(), put: newNanos()}
+	return &fullWorker{f: f, c: c, gen: gen, value: make([]byte, fullValueLen(0, true)), get: newNanos(),
+		put: newNanos()}
 }
 
 // fullValueLen is how long the value of a record is, or the longest of all.
@@ -315,7 +320,8 @@ func (w *fullWorker) read(ctx context.Context, record uint64) bool {
 	case err != nil:
 		w.f.fail(fmt.Errorf("get %s, after %v: %w", w.key, took, err))
 	case len(it.Value) != fullValueLen(record, false) || binary.LittleEndian.Uint64(it.Value) != record:
-		w.f.fail(fmt.Errorf("get %s: %d bytes that begin with %x are not its value", w.key, len(it.Value), it.Value[:min(8, len(it.Value))]))
+		w.f.fail(fmt.Errorf("get %s: %d bytes that begin with %x are not its value", w.key, len(it.Value),
+			it.Value[:min(8, len(it.Value))]))
 	}
 	return true
 }
@@ -364,7 +370,8 @@ func printFull(lines []fullLine) {
 	var at time.Duration
 	for _, l := range lines {
 		at += l.took
-		fmt.Fprintf(w, "%.0f\t%.1f k\t%.1f %%\t", at.Seconds(), float64(l.ops())/l.took.Seconds()/1e3, 100*float64(l.hits)/float64(max(l.reads, 1)))
+		fmt.Fprintf(w, "%.0f\t%.1f k\t%.1f %%\t", at.Seconds(), float64(l.ops())/l.took.Seconds()/1e3,
+			100*float64(l.hits)/float64(max(l.reads, 1)))
 		for _, h := range []*hdrhistogram.Histogram{l.get, l.put} {
 			for _, v := range []int64{h.ValueAtQuantile(50), h.ValueAtQuantile(99), h.ValueAtQuantile(99.9), h.Max()} {
 				fmt.Fprintf(w, "%.0f\t", float64(v)/1e3)

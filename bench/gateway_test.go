@@ -14,7 +14,8 @@ import (
 // compareGateway compares a gateway over shm with redis-server and memcached, each asked by the
 // same program over loopback TCP, in turns.
 func compareGateway(t *testing.T, r *report, st *store) {
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 1 << 30})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1,
+		BytesPerNode: 1 << 30})
 	g := startGateway(t, st.directory, "cache")
 	r.part(t, "redis", func(t *testing.T) { compareRedis(t, r, g) })
 	r.part(t, "memcached", func(t *testing.T) { compareMemcached(t, r, g) })
@@ -49,7 +50,8 @@ func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 			t.Fatal(err)
 		}
 		before := cpu(t, pid)
-		b := redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", strconv.Itoa(clients))
+		b := redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth),
+			"-c", strconv.Itoa(clients))
 		b.cpu = float64(cpu(t, pid)-before) / float64(n)
 		return b
 	}
@@ -70,17 +72,21 @@ func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 		ours("set", fill, 64, 50)
 		theirs("set", fill, 64, 50)
 		for _, x := range []struct{ depth, clients, n int }{
-			{1, 1, scaled(10_000, 200)}, {1, 50, scaled(30_000, 500)}, {16, 50, scaled(150_000, 1_000)}, {64, 50, scaled(300_000, 4_000)},
+			{1, 1, scaled(10_000, 200)}, {1, 50, scaled(30_000, 500)}, {16, 50, scaled(150_000, 1_000)},
+			{64, 50, scaled(300_000, 4_000)},
 		} {
 			for _, test := range []string{"set", "get"} {
 				d := takeTurns(rounds(),
 					func() benchmarked { return ours(test, x.n, x.depth, x.clients) },
 					func() benchmarked { return theirs(test, x.n, x.depth, x.clients) })
-				what := fmt.Sprintf("gateway %s of %d bytes, redis-benchmark -P %d -c %d, ", strings.ToUpper(test), size, x.depth, x.clients)
+				what := fmt.Sprintf("gateway %s of %d bytes, redis-benchmark -P %d -c %d, ", strings.ToUpper(test),
+					size, x.depth, x.clients)
 				d.row(r, what+"requests/s", kops, func(b benchmarked) float64 { return b.rps }, atLeast(1))
 				d.row(r, what+"p50", micros, func(b benchmarked) float64 { return b.p50 }, nil)
 				d.row(r, what+"p99", micros, func(b benchmarked) float64 { return b.p99 }, atMost(1.1))
-				d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 { return b.cpu }, atMost(1))
+				d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 {
+					return b.cpu
+				}, atMost(1))
 			}
 		}
 	}
@@ -95,12 +101,14 @@ func compareHashes(r *report, ours, theirs func(test string, n, depth, clients i
 	ours(fill, scaled(500_000, 2_000), 16, 50) // nearly all keys are there then
 	theirs(fill, scaled(500_000, 2_000), 16, 50)
 	for _, x := range []struct{ depth, n int }{{1, scaled(30_000, 500)}, {16, scaled(150_000, 1_000)}} {
-		for _, test := range []string{"hset hash:__rand_int__ field7 12345", "hget hash:__rand_int__ field7", "hincrby hash:__rand_int__ field8 1"} {
+		for _, test := range []string{"hset hash:__rand_int__ field7 12345", "hget hash:__rand_int__ field7",
+			"hincrby hash:__rand_int__ field8 1"} {
 			d := takeTurns(rounds(),
 				func() benchmarked { return ours(test, x.n, x.depth, 50) },
 				func() benchmarked { return theirs(test, x.n, x.depth, 50) })
 			name, _, _ := strings.Cut(test, " ")
-			what := fmt.Sprintf("gateway %s of 10 fields, redis-benchmark -P %d -c 50, ", strings.ToUpper(name), x.depth)
+			what := fmt.Sprintf("gateway %s of 10 fields, redis-benchmark -P %d -c 50, ", strings.ToUpper(name),
+				x.depth)
 			d.row(r, what+"requests/s", kops, func(b benchmarked) float64 { return b.rps }, atLeast(0.7))
 			d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 { return b.cpu }, nil)
 		}
@@ -132,11 +140,12 @@ func compareMemcached(t *testing.T, r *report, g *gatewayProcess) {
 			// on runs do, which is about some keys, on every connection.
 			on := func(cs []*memcachedConn, pid, keys int, do func(c *memcachedConn, i int) error) asked {
 				before, began := cpu(t, pid), time.Now()
-				rps := float64(keys) * together(len(cs), scaled(400*time.Millisecond, time.Millisecond), func(g, i int) {
-					if err := do(cs[g], i+g*1021); err != nil {
-						t.Error(err)
-					}
-				})
+				rps := float64(keys) * together(len(cs), scaled(400*time.Millisecond, time.Millisecond),
+					func(g, i int) {
+						if err := do(cs[g], i+g*1021); err != nil {
+							t.Error(err)
+						}
+					})
 				return asked{rps, float64(cpu(t, pid)-before) / (rps * time.Since(began).Seconds())}
 			}
 			row := func(what string, keys int, do func(c *memcachedConn, i int) error) {

@@ -107,7 +107,8 @@ func (w *world) until(tb testing.TB, what string, done func(*dirpb.StatusReply) 
 			return
 		}
 		if time.Now().After(limit) {
-			tb.Fatalf("not %s within %v: %d shards, jobs %v", what, patience, len(st.GetMap().GetShards()), st.GetJobs())
+			tb.Fatalf("not %s within %v: %d shards, jobs %v", what, patience, len(st.GetMap().GetShards()),
+				st.GetJobs())
 		}
 		<-tick.C
 	}
@@ -134,8 +135,11 @@ func whole(st *dirpb.StatusReply, without ...string) bool {
 		gone[n.GetId()] = slices.Contains(without, n.GetName())
 	}
 	for _, pg := range st.GetMap().GetPgs() {
-		if pg.GetState() != dirpb.PGState_PG_ACTIVE || pg.GetJoining() || pg.GetPlanned() != nil || pg.GetLeaving() != nil ||
-			len(pg.GetMembers()) != replicas || slices.ContainsFunc(pg.GetMembers(), func(m *dirpb.Member) bool { return gone[m.GetNodeId()] }) {
+		if pg.GetState() != dirpb.PGState_PG_ACTIVE || pg.GetJoining() || pg.GetPlanned() != nil ||
+			pg.GetLeaving() != nil ||
+			len(pg.GetMembers()) != replicas || slices.ContainsFunc(pg.GetMembers(), func(m *dirpb.Member) bool {
+			return gone[m.GetNodeId()]
+		}) {
 			return false
 		}
 	}
@@ -163,8 +167,6 @@ const (
 // that take as many shards.
 const shardSlots = (layout.SegmentGroups + 1) * layout.GroupSlots
 
-// ---- the quick one ---------------------------------------------------------------
-
 // segments are how many all shards have.
 func segments(st *dirpb.StatusReply) (n int) {
 	for _, sh := range st.GetMap().GetShards() {
@@ -173,14 +175,14 @@ func segments(st *dirpb.StatusReply) (n int) {
 	return n
 }
 
-// TestMovesUnderLoad grows a namespace from one segment to sixteen or more, by a larger array and by splits, and drains the
-// memory node that decides its writes, with readers and writers at work: no operation fails and nothing
-// is lost.
+// TestMovesUnderLoad grows a namespace from one segment to sixteen or more, by a larger array and by splits, and drains
+// the memory node that decides its writes, with readers and writers at work: no operation fails and nothing is lost.
 func TestMovesUnderLoad(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			w := startWorld(t, provider, 3, lease)
-			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 16 << 20, Shards: 1, Segments: 1, IndexPercent: 1})
+			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 16 << 20, Shards: 1, Segments: 1,
+				IndexPercent: 1})
 			tr := &traffic{led: newLedger(200, 16*shardSlots), workers: 4, loaders: 2, rate: 800, inserts: 4000,
 				clients: []*client.Client{w.open(t), w.open(t)}}
 			tr.led.load(t, tr.clients[0])
@@ -200,13 +202,12 @@ func TestMovesUnderLoad(t *testing.T) {
 			w.until(t, "drained", func(st *dirpb.StatusReply) bool { return whole(st, head) })
 			move.stop().check(t)
 			tr.led.verify(t, w)
-			t.Logf("%d operations and %d records while growing, %d operations while draining", grow.all.due.TotalCount(),
+			t.Logf("%d operations and %d records while growing, %d operations while draining",
+				grow.all.due.TotalCount(),
 				tr.led.keys.End(), move.all.due.TotalCount())
 		})
 	}
 }
-
-// ---- the long ones ----------------------------------------------------------------
 
 // quietTime is how long latencies are taken while nothing moves.
 func quietTime() time.Duration { return scaled(10*time.Second, 200*time.Millisecond) }
@@ -264,7 +265,8 @@ func (p *printed) row(what string, l *latencies) {
 	p.quiet = cmp.Or(p.quiet, l)
 	qdue, qbegun := p99(p.quiet)
 	fmt.Fprintf(p, "%s\t%d\t%s\t%s\t%s\t%s\t%.2f\t%s\t%s\t%s\t%.2f\t\n", what, l.due.TotalCount(),
-		us(l.due.ValueAtQuantile(50)), us(due), us(l.due.ValueAtQuantile(99.9)), us(l.due.Max()), float64(due)/float64(qdue),
+		us(l.due.ValueAtQuantile(50)), us(due), us(l.due.ValueAtQuantile(99.9)), us(l.due.Max()),
+		float64(due)/float64(qdue),
 		us(l.begun.ValueAtQuantile(50)), us(begun), us(l.begun.ValueAtQuantile(99.9)), float64(begun)/float64(qbegun))
 }
 
@@ -288,7 +290,8 @@ func TestGrowth(t *testing.T) {
 		t.Run(provider, func(t *testing.T) {
 			began := time.Now()
 			w := startWorld(t, provider, 2, lease)
-			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20, // so that the index is small, and shards split
+			// so that the index is small, and shards split
+			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20,
 				Shards: 1, Segments: 1, IndexPercent: 1})
 			tr := &traffic{led: newLedger(first/2, keys), workers: 16, loaders: 8,
 				clients: []*client.Client{w.open(t), w.open(t)}}
@@ -326,9 +329,11 @@ func TestGrowth(t *testing.T) {
 			p := newPrinted()
 			defer p.Flush()
 			fmt.Fprintf(p, "\n%s, %d copies; %s\n", provider, replicas, machine(began))
-			fmt.Fprintf(p, "%.0f + %.0f operations/s of %.0f/s saturated, YCSB-A and a loader, each counted from when it was due\n",
+			fmt.Fprintf(p, "%.0f + %.0f operations/s of %.0f/s saturated, YCSB-A and a loader, each counted from "+
+				"when it was due\n",
 				tr.rate, tr.inserts, saturated)
-			fmt.Fprintf(p, "%d to %d keys (%.0f × a segment's %d slots), 1 to %d segments in %d shards in %.1f s, data moved %.0f %% of the time\n\n",
+			fmt.Fprintf(p, "%d to %d keys (%.0f × a segment's %d slots), 1 to %d segments in %d shards in %.1f s, "+
+				"data moved %.0f %% of the time\n\n",
 				from, tr.led.keys.End(), float64(tr.led.keys.End())/first, first, n, shards, grew.Seconds(),
 				100*busy.Seconds()/grow.took.Seconds())
 			p.quiet = both(before, after)
@@ -342,7 +347,8 @@ func TestGrowth(t *testing.T) {
 			p.quiet = before.loading
 			p.row("the loader's updates, quiet", before.loading)
 			p.row("its inserts, growing", grow.loading)
-			fmt.Fprintf(p, "\nlongest that a record was not writable: quiet %v, growing %v; failed operations: 0 if this test passes\n",
+			fmt.Fprintf(p, "\nlongest that a record was not writable: quiet %v, growing %v; failed operations: 0 if "+
+				"this test passes\n",
 				max(before.waited, after.waited).Round(time.Microsecond), grow.waited.Round(time.Microsecond))
 		})
 	}
@@ -386,13 +392,15 @@ func TestDisturbance(t *testing.T) {
 			p := newPrinted()
 			defer p.Flush()
 			fmt.Fprintf(p, "\n%s, %d copies, lease %v; %s\n", provider, replicas, lease, machine(began))
-			fmt.Fprintf(p, "%d keys, %.0f operations/s of %.0f/s saturated, YCSB-A, each counted from when it was due\n\n", keys, tr.rate, saturated)
+			fmt.Fprintf(p, "%d keys, %.0f operations/s of %.0f/s saturated, YCSB-A, each counted from when it was "+
+				"due\n\n", keys, tr.rate, saturated)
 			p.quiet = both(before, between)
 			p.head()
 			phases := []struct {
 				what string
 				f    *flow
-			}{{"quiet", before}, {"a memory node drains", drain}, {"quiet again", between}, {"a memory node is killed", kill}, {"quiet at last", after}}
+			}{{"quiet", before}, {"a memory node drains", drain}, {"quiet again", between},
+				{"a memory node is killed", kill}, {"quiet at last", after}}
 			for _, x := range phases {
 				p.row(x.what, x.f.all)
 			}
@@ -402,7 +410,8 @@ func TestDisturbance(t *testing.T) {
 				if len(x.f.errs) == 0 {
 					errs = "none"
 				}
-				fmt.Fprintf(p, "%s\t%.2f s\t%v\t%s\t\n", x.what, x.f.took.Seconds(), x.f.waited.Round(time.Microsecond), strings.TrimPrefix(errs, "map"))
+				fmt.Fprintf(p, "%s\t%.2f s\t%v\t%s\t\n", x.what, x.f.took.Seconds(), x.f.waited.Round(time.Microsecond),
+					strings.TrimPrefix(errs, "map"))
 			}
 		})
 	}

@@ -53,7 +53,8 @@ func TestHitRatio(t *testing.T) {
 		t.Fatalf("%v: make hit-ratio installs it", err)
 	}
 	began := time.Now()
-	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, EpochInterval: 10 * time.Millisecond})
+	s, err := devstore.Start(t.Context(),
+		devstore.Options{Providers: []string{"shm"}, EpochInterval: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,8 @@ func TestHitRatio(t *testing.T) {
 		}
 	})
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "\ntrace\tcache\tresident\tLRU\tLFU\tRedis\tkvd\tagainst the best\tuses/s\tnotes a use\tRedis held\t")
+	fmt.Fprintln(w, "\ntrace\tcache\tresident\tLRU\tLFU\tRedis\tkvd\tagainst the best\tuses/s\tnotes a use\tRedis "+
+		"held\t")
 	for _, percent := range scaled([]int{1, 5, 10}, []int{10}) {
 		capacity := cachedKeys * percent / 100
 		for i, trace := range []func() evicttest.Trace{
@@ -82,8 +84,10 @@ func TestHitRatio(t *testing.T) {
 				lru := hitRatio(t, trace(), exact{evicttest.NewLRU(resident)})
 				lfu := hitRatio(t, trace(), exact{evicttest.NewLFU(resident)})
 				best := max(lru, lfu, theirs)
-				fmt.Fprintf(w, "%s\t%d %%\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%+.1f\t%.0f k\t%.2f\t%d\t\n", trace().Name, percent, resident,
-					lru, lfu, theirs, ours, ours-best, float64(cacheUses)/1e3/c.took.Seconds(), float64(c.c.Stats().Notes)/float64(cacheUses), rd.resident())
+				fmt.Fprintf(w, "%s\t%d %%\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%+.1f\t%.0f k\t%.2f\t%d\t\n", trace().Name,
+					percent, resident,
+					lru, lfu, theirs, ours, ours-best, float64(cacheUses)/1e3/c.took.Seconds(),
+					float64(c.c.Stats().Notes)/float64(cacheUses), rd.resident())
 				if min(lru, lfu, theirs, ours) <= 0 {
 					t.Error("a cache without hits")
 				}
@@ -175,7 +179,8 @@ func newStoreCache(tb testing.TB, s *devstore.Store, name string, records int) *
 	bytes := uint64(records) * cachedUnits * layout.UnitSize
 	if err := dir.Call(tb.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {
 		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
-			Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: bytes*4 + 8<<20, LimitBytes: bytes * 5 / 4,
+			Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: bytes*4 + 8<<20,
+			LimitBytes: bytes * 5 / 4,
 			// Evictions look at groups: what they see depends on how many records those hold. Here it is 70 %.
 			Shards: 1, Segments: uint32(records*10/7/shardSlots + 1),
 		})
@@ -260,7 +265,8 @@ func newRedisCache(tb testing.TB, most int) *redisCache {
 	}
 	r.memory = r.used(tb)
 	r.each = (r.memory - empty) / int64(most)
-	for _, q := range [][]any{{"FLUSHALL"}, {"CONFIG", "SET", "maxmemory-policy", "allkeys-lfu"}, {"CONFIG", "SET", "maxmemory", r.memory}} {
+	for _, q := range [][]any{{"FLUSHALL"}, {"CONFIG", "SET", "maxmemory-policy", "allkeys-lfu"},
+		{"CONFIG", "SET", "maxmemory", r.memory}} {
 		if err := r.c.Do(ctx, q...).Err(); err != nil {
 			tb.Fatal(err)
 		}

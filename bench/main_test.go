@@ -189,7 +189,8 @@ func startStore(tb testing.TB, capacity int64, nodes ...int) *store {
 	for _, n = range nodes {
 	}
 	s := &store{}
-	s.process, s.directory = startRole(tb, "store", envNodes+"="+strconv.Itoa(n), envCapacity+"="+strconv.FormatInt(capacity, 10))
+	s.process, s.directory = startRole(tb, "store", envNodes+"="+strconv.Itoa(n), envCapacity+"="+
+		strconv.FormatInt(capacity, 10))
 	return s
 }
 
@@ -222,12 +223,14 @@ func (s *store) sized(tb testing.TB, name string, n int) {
 	s.roomy(tb, name, n, 64<<20)
 }
 
-// roomy is sized with so many bytes more. An overwritten place rests in limbo for some 0.3 s, so that much of what is written must find room at once.
+// roomy is sized with so many bytes more. An overwritten place rests in limbo for some 0.3 s, so that much of what is
+// written must find room at once.
 func (s *store) roomy(tb testing.TB, name string, n int, spare uint64) {
 	tb.Helper()
 	segments := uint64(n)*3/2/shardSlots + 1
 	region := uint64(n)*128*3/2 + segments*layout.SegmentSize + spare
-	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Segments: uint32(segments),
+	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1,
+		Segments:     uint32(segments),
 		IndexPercent: uint32(segments*layout.SegmentSize*100/region + 2)})
 }
 
@@ -263,8 +266,6 @@ func (s *store) openWith(tb testing.TB, provider string, o client.Options) *clie
 	})
 	return c
 }
-
-// ---- the operating system's accounts ----------------------------------------
 
 // cpu is the processor time a process has used; sum of the scheduler's exact
 // accounts of its threads, not of clock ticks.

@@ -127,7 +127,8 @@ func benchmark(b *testing.B, provider string, counts []int) {
 	}
 }
 
-// paths measures what c does with keys of s, all of which it remembers. An operation is that on one key, in batches, too.
+// paths measures what c does with keys of s, all of which it remembers. An operation is that on one key, in batches,
+// too.
 func paths(b *testing.B, c *client.Client, s *keySet) {
 	buf := make([]byte, valueLen)
 	for _, o := range ops {
@@ -251,7 +252,8 @@ func (m *syncMap) getBoxed(i int, dst []byte) int {
 	return copy(dst, v.([]byte))
 }
 
-// spentOn adds the processor time of both sides to b's figures; it is called before the loop, what it returns behind it.
+// spentOn adds the processor time of both sides to b's figures; it is called before the loop, what it returns behind
+// it.
 func (s *store) spentOn(b *testing.B) func() {
 	self, other := cpu(b, os.Getpid()), cpu(b, s.pid)
 	return func() {
@@ -307,8 +309,9 @@ func BenchmarkTCPCopies(b *testing.B) {
 	s := newKeySet(scaled(100_000, 1_000))
 	for _, copies := range []uint32{1, 2} {
 		ns := fmt.Sprint("r", copies)
-		st.namespace(b, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
-			Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+		st.namespace(b, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies,
+			BytesPerNode: uint64(copies) * 128 << 20,
+			Shards:       2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
 		c := st.open(b, "tcp", ns)
 		load(b, c, s)
 		b.Run(ns, func(b *testing.B) {
@@ -326,11 +329,12 @@ func BenchmarkTCPCopies(b *testing.B) {
 	}
 }
 
-// BenchmarkTCPValues is Put and GetInto of large values, in memory all of whose pages have been used, with the processor
-// time of both sides.
+// BenchmarkTCPValues is Put and GetInto of large values, in memory all of whose pages have been used, with the
+// processor time of both sides.
 func BenchmarkTCPValues(b *testing.B) {
 	st := startStore(b, 2<<30)
-	st.namespace(b, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1, Segments: 1, IndexPercent: 1})
+	st.namespace(b, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1,
+		Segments: 1, IndexPercent: 1})
 	c := st.open(b, "tcp", "values")
 	key, v := []byte("large"), make([]byte, 4<<20)
 	for range scaled(2048, 1) {

@@ -19,8 +19,9 @@ import (
 	"github.com/kvd-project/kvd/internal/webget"
 )
 
-// TestProfile makes anew, in the file that KVD_PROFILE names, the profile by which programs that ship are compiled: of a gateway over shm that serves
-// all that compareGateway asks of it, and of a store that serves a client over tcp. Each part has the same time.
+// TestProfile makes anew, in the file that KVD_PROFILE names, the profile by which programs that ship are compiled: of
+// a gateway over shm that serves all that compareGateway asks of it, and of a store that serves a client over tcp. Each
+// part has the same time.
 func TestProfile(t *testing.T) {
 	gated(t, "profile")
 	to := os.Getenv("KVD_PROFILE")
@@ -31,7 +32,8 @@ func TestProfile(t *testing.T) {
 		t.Skip("KVD_PROFILE, the file for it, is not set; run make profile")
 	}
 	const memory = "2GiB"
-	_, at := startKvd(t, "dev", "--listen", anyPort, "--http", anyPort, "--redis", "off", "--memcached", "off", "--memnodes", "1", "--memory", memory)
+	_, at := startKvd(t, "dev", "--listen", anyPort, "--http", anyPort, "--redis", "off", "--memcached", "off",
+		"--memnodes", "1", "--memory", memory)
 	p := &profiler{tb: t, dir: t.TempDir(), seconds: scaled(4, 1)}
 	p.gateway(startGateway(t, at["directory"], "cache"))
 	p.store(at["directory"], at["http"])
@@ -81,7 +83,8 @@ func fetch(ctx context.Context, host, path, query, to string) error {
 	return os.WriteFile(to, page, 0o600)
 }
 
-// served is what samples are kept by: one of these functions is on their stacks. The rest of a process is not worth longer code.
+// served is what samples are kept by: one of these functions is on their stacks. The rest of a process is not worth
+// longer code.
 const served = `kvd/(internal/(gateway|memcached|loop)|rdma|memnode)[./]`
 
 // merge writes the sum of all parts, and returns its length in bytes.
@@ -111,7 +114,8 @@ func (p *profiler) gateway(g *gatewayProcess) {
 	}
 	redis := func(test string, size, depth int) {
 		p.during(g.http, func() {
-			redisBenchmark(p.tb, test, scaled(20_000*depth, 500), "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", "50")
+			redisBenchmark(p.tb, test, scaled(20_000*depth, 500), "-h", host, "-p", port, "-d", strconv.Itoa(size),
+				"-P", strconv.Itoa(depth), "-c", "50")
 		})
 	}
 	for _, size := range []int{3, 1024} {
@@ -125,7 +129,8 @@ func (p *profiler) gateway(g *gatewayProcess) {
 		fmt.Fprintf(&fields, " field%d 100%d", i, i)
 	}
 	redis("hset hash:__rand_int__"+fields.String(), 3, 16)
-	for _, test := range []string{"hset hash:__rand_int__ field7 12345", "hget hash:__rand_int__ field7", "hincrby hash:__rand_int__ field8 1"} {
+	for _, test := range []string{"hset hash:__rand_int__ field7 12345", "hget hash:__rand_int__ field7",
+		"hincrby hash:__rand_int__ field8 1"} {
 		redis(test, 3, 16)
 	}
 	const conns, batch = 50, 64

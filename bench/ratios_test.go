@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestRatios prints the table of docs/performance.md. It reports, and fails only
@@ -70,8 +71,6 @@ func perSecond(d time.Duration, n int, f func()) float64 {
 	}
 }
 
-// ---- 1. sync.Map ---------------------------------------------------------------
-
 func compareSyncMap(t *testing.T, r *report, st *store) {
 	getInto := map[int]float64{1_000: 0.6, 100_000: 1.3, 1_000_000: 1.6}
 	for _, n := range keyCounts() {
@@ -87,7 +86,8 @@ func compareSyncMap(t *testing.T, r *report, st *store) {
 		row := func(what string, want float64, ours, theirs func(i int)) {
 			// Both go on where they were, so that neither sees warm caches only.
 			i, j := 0, 0
-			r.contest(fmt.Sprintf("shm %s, 1 goroutine, %s keys, speed against sync.Map", what, name(n)), each, atLeast(want),
+			r.contest(fmt.Sprintf("shm %s, 1 goroutine, %s keys, speed against sync.Map", what, name(n)), each,
+				atLeast(want),
 				func() float64 { return perSecond(turn, 1, func() { ours(i); i++ }) },
 				func() float64 { return perSecond(turn, 1, func() { theirs(j); j++ }) })
 		}
@@ -109,8 +109,6 @@ func compareSyncMap(t *testing.T, r *report, st *store) {
 			func(i int) { m.getInto(s.at(i), buf) })
 	}
 }
-
-// ---- 2. throughput ---------------------------------------------------------------
 
 // together runs f on g goroutines for d and returns how often a second. f is
 // given its goroutine's number and a number that grows.
@@ -144,7 +142,8 @@ type benchmarked struct {
 	cpu      float64 // nanoseconds of processor time a request, of whoever was asked
 }
 
-// redisBenchmark runs redis-benchmark: n requests of test, on 100,000 keys. A test of several words is a command of Redis.
+// redisBenchmark runs redis-benchmark: n requests of test, on 100,000 keys. A test of several words is a command of
+// Redis.
 func redisBenchmark(tb testing.TB, test string, n int, args ...string) (b benchmarked) {
 	tb.Helper()
 	args = append([]string{"-n", strconv.Itoa(n), "-r", "100000", "--csv"}, args...)
@@ -226,13 +225,15 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 	rival("set", scaled(500_000, 1_000))
 	ctx := t.Context()
 	row := func(what, test string, times int, want *target, f func(g, i int) error) {
-		r.contest(fmt.Sprintf("shm %s, %d goroutines, %s keys, against redis-benchmark -P %d on a unix socket", what, goroutines, name(n), batch), mops, want,
+		r.contest(fmt.Sprintf("shm %s, %d goroutines, %s keys, against redis-benchmark -P %d on a unix socket", what,
+			goroutines, name(n), batch), mops, want,
 			func() float64 {
-				return float64(times) * together(goroutines, scaled(500*time.Millisecond, time.Millisecond), func(g, i int) {
-					if err := f(g, i); err != nil {
-						t.Error(err)
-					}
-				})
+				return float64(times) * together(goroutines, scaled(500*time.Millisecond, time.Millisecond),
+					func(g, i int) {
+						if err := f(g, i); err != nil {
+							t.Error(err)
+						}
+					})
 			},
 			func() float64 { return rival(test, scaled(300_000, 1_000)) })
 	}
@@ -243,7 +244,9 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 		bufs = append(bufs, make([]byte, valueLen))
 	}
 	at := func(g, i int) []byte { return s.at(i + g*len(s.order)/goroutines) }
-	row("GET, Do of 16 with Into", "get", batch, atLeast(8), func(g, _ int) error { return batchers[g].do(ctx, c, client.OpGet) })
+	row("GET, Do of 16 with Into", "get", batch, atLeast(8), func(g, _ int) error {
+		return batchers[g].do(ctx, c, client.OpGet)
+	})
 	row("PUT, Do of 16", "set", batch, atLeast(5), func(g, _ int) error { return batchers[g].do(ctx, c, client.OpPut) })
 	row("GetInto", "get", 1, nil, func(g, i int) error {
 		_, err := c.GetInto(ctx, at(g, i), bufs[g])
@@ -254,8 +257,6 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 		return err
 	})
 }
-
-// ---- 3. latency ---------------------------------------------------------------
 
 // latency is what calls took, in nanoseconds.
 type latency struct{ p50, p99, sum float64 }
@@ -314,29 +315,29 @@ func compareLatency(t *testing.T, r *report, st *store) {
 			}
 		})
 	}
-	r.contest("tcp MultiGet of 64, keys a second, 1 goroutine, against go-redis MGet of 64", mops, atLeast(1.3), func() float64 {
-		return perSecond(turn, batch, func() {
-			for i := range keys {
-				keys[i] = next()
-			}
-			for _, x := range c.MultiGet(ctx, keys) {
-				if x.Err != nil {
-					t.Fatal(x.Err)
+	r.contest("tcp MultiGet of 64, keys a second, 1 goroutine, against go-redis MGet of 64", mops, atLeast(1.3),
+		func() float64 {
+			return perSecond(turn, batch, func() {
+				for i := range keys {
+					keys[i] = next()
 				}
-			}
-		})
-	}, mget)
+				for _, x := range c.MultiGet(ctx, keys) {
+					if x.Err != nil {
+						t.Fatal(x.Err)
+					}
+				}
+			})
+		}, mget)
 	b := newBatcher(s, batch, 0)
-	r.contest("tcp Do of 64 with Into, keys a second, 1 goroutine, against go-redis MGet of 64", mops, atLeast(2), func() float64 {
-		return perSecond(turn, batch, func() {
-			if err := b.do(ctx, c, client.OpGet); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}, mget)
+	r.contest("tcp Do of 64 with Into, keys a second, 1 goroutine, against go-redis MGet of 64", mops, atLeast(2),
+		func() float64 {
+			return perSecond(turn, batch, func() {
+				if err := b.do(ctx, c, client.OpGet); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}, mget)
 }
-
-// ---- 4. processor time of the other side ---------------------------------------
 
 // spent is the processor time a process uses while f runs, beyond what it uses
 // when nobody asks anything of it: idle is how long that is looked at, half before
@@ -383,7 +384,8 @@ func compareCPU(t *testing.T, r *report, st *store) {
 		return max(float64(cpu(t, st.pid)-before), 1) / time.Since(began).Seconds()
 	}
 	i := 0
-	r.contest("the store's processor time a second while 1 goroutine GETs over shm, against that of an idle second", micros, atMost(2),
+	r.contest("the store's processor time a second while 1 goroutine GETs over shm, against that of an idle second",
+		micros, atMost(2),
 		func() float64 {
 			return rate(func() {
 				perSecond(look, 1, func() {
@@ -416,15 +418,14 @@ func compareCPU(t *testing.T, r *report, st *store) {
 				})
 			})) / float64(n)
 		}
-		r.contest(fmt.Sprintf("the store's processor time a tcp GET, %d at a time, against redis-server's", x.g), micros, atMost(x.want),
+		r.contest(fmt.Sprintf("the store's processor time a tcp GET, %d at a time, against redis-server's", x.g),
+			micros, atMost(x.want),
 			func() float64 { return of(st.pid, func(g, i int) error { _, err := c.Get(ctx, at(g, i)); return err }) },
 			func() float64 {
 				return of(rd.pid, func(g, i int) error { return rc.Get(ctx, string(at(g, i))).Err() })
 			})
 	}
 }
-
-// ---- 5. memory -----------------------------------------------------------------
 
 func compareMemory(t *testing.T, r *report, st *store) {
 	n := scaled(1_000_000, 10_000)
@@ -434,8 +435,9 @@ func compareMemory(t *testing.T, r *report, st *store) {
 	region := uint64(scaled(141<<20, 16<<20))
 	const percent = 9
 	index := (region/100*percent/layout.RegionPageSize - 1) * layout.RegionPageSize
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "memory", BytesPerNode: region, Replicas: 1, IndexPercent: percent,
-		Shards: 1, Segments: uint32(index / layout.SegmentSize)})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "memory", BytesPerNode: region, Replicas: 1,
+		IndexPercent: percent,
+		Shards:       1, Segments: uint32(index / layout.SegmentSize)})
 	c := st.open(t, "shm", "memory")
 	load(t, c, s)
 	shared := c.Stats()
@@ -458,12 +460,12 @@ func compareMemory(t *testing.T, r *report, st *store) {
 		{"the growth of memcached's resident memory", grown},
 	} {
 		theirs := float64(x.theirs) / float64(n)
-		r.add(fmt.Sprintf("registered memory a key, %s keys (the whole region), against %s", name(n), x.what), show, ours, theirs, ours/theirs, atMost(1))
+		r.add(fmt.Sprintf("registered memory a key, %s keys (the whole region), against %s", name(n), x.what), show,
+			ours, theirs, ours/theirs, atMost(1))
 	}
-	t.Logf("of the region: %d B a key granted to the client, of which %d B live", shared.GrantedUnits*layout.UnitSize/uint64(n), shared.LiveUnits*layout.UnitSize/uint64(n))
+	t.Logf("of the region: %d B a key granted to the client, of which %d B live",
+		shared.GrantedUnits*layout.UnitSize/uint64(n), shared.LiveUnits*layout.UnitSize/uint64(n))
 }
-
-// ---- rivals ----------------------------------------------------------------------
 
 type redisServer struct {
 	*process
@@ -482,7 +484,7 @@ func startRedis(tb testing.TB) *redisServer {
 	r.process = start(tb, exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--unixsocket", r.sock,
 		"--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", dir, "--loglevel", "warning"))
 	c := r.open(tb, 1)
-	until(tb, func() error { return c.Ping(tb.Context()).Err() })
+	testutil.UntilNone(tb, "redis-server answers", func() error { return c.Ping(tb.Context()).Err() })
 	return r
 }
 

@@ -18,16 +18,15 @@ import (
 	"github.com/kvd-project/kvd/internal/ycsb"
 )
 
-// ---- copies -------------------------------------------------------------------
-
 // compareReplicas compares Put with two copies and with one.
 func compareReplicas(t *testing.T, r *report, _ *store) {
 	st := startStore(t, 2<<30, 2)
 	s := newKeySet(scaled(100_000, 1_000))
 	for copies := range uint32(3) {
 		if copies > 0 {
-			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: fmt.Sprint("r", copies), Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
-				Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: fmt.Sprint("r", copies), Replicas: copies,
+				BytesPerNode: uint64(copies) * 128 << 20,
+				Shards:       2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
 		}
 	}
 	for _, x := range []struct {
@@ -51,8 +50,6 @@ func compareReplicas(t *testing.T, r *report, _ *store) {
 	}
 }
 
-// ---- growing ------------------------------------------------------------------
-
 // compareGrowing compares inserts into a namespace that begins with one segment, and splits
 // its shards all the time, with inserts into one that has room.
 func compareGrowing(t *testing.T, r *report, st *store) {
@@ -62,7 +59,8 @@ func compareGrowing(t *testing.T, r *report, st *store) {
 		return func() float64 {
 			made++
 			ns := fmt.Sprint("growing-", made)
-			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: 1, BytesPerNode: 64 << 20, Shards: 1, Segments: uint32(segments), IndexPercent: 5})
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: 1, BytesPerNode: 64 << 20, Shards: 1,
+				Segments: uint32(segments), IndexPercent: 5})
 			c := st.open(t, "shm", ns)
 			began := time.Now()
 			for i := range s.len() {
@@ -78,8 +76,6 @@ func compareGrowing(t *testing.T, r *report, st *store) {
 		func(v float64) float64 { return v }, atMost(2))
 }
 
-// ---- large values -------------------------------------------------------------
-
 func compareValues(t *testing.T, r *report, st *store) {
 	rd := startRedis(t)
 	ctx, key := t.Context(), []byte("large")
@@ -90,9 +86,10 @@ func compareValues(t *testing.T, r *report, st *store) {
 	}
 	turn := scaled(100*time.Millisecond, time.Millisecond)
 	for _, provider := range []string{"shm", "tcp"} {
-		// Each client has a namespace of its own: one that came to memory that another holds would find too little at first,
-		// and what goes on then is no part of a PUT.
-		st.namespace(t, &dirpb.CreateNamespaceRequest{Name: provider, Replicas: 1, BytesPerNode: 2 << 30, Shards: 1, Segments: 1, IndexPercent: 1})
+		// Each client has a namespace of its own: one that came to memory that another holds would find too little at
+		// first, and what goes on then is no part of a PUT.
+		st.namespace(t, &dirpb.CreateNamespaceRequest{Name: provider, Replicas: 1, BytesPerNode: 2 << 30, Shards: 1,
+			Segments: 1, IndexPercent: 1})
 		c := st.open(t, provider, provider)
 		o := &redis.Options{Addr: rd.addr, PoolSize: 1}
 		if provider == "shm" {
@@ -153,7 +150,8 @@ func compareValues(t *testing.T, r *report, st *store) {
 		latency
 		server, client float64
 	}
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "quarters", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1, Segments: 1, IndexPercent: 1})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "quarters", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1,
+		Segments: 1, IndexPercent: 1})
 	c, rc := st.open(t, "tcp", "quarters"), rd.open(t, 1)
 	v, calls := src[:256<<10], scaled(200, 20)
 	for range scaled(8192, 1) { // all of its pages
@@ -165,7 +163,8 @@ func compareValues(t *testing.T, r *report, st *store) {
 		return func() (p processor) {
 			self, other := cpu(t, os.Getpid()), cpu(t, pid)
 			p.latency = latencyOf(t, calls, f)
-			p.client, p.server = float64(cpu(t, os.Getpid())-self)/float64(calls), float64(cpu(t, pid)-other)/float64(calls)
+			p.client, p.server = float64(cpu(t, os.Getpid())-self)/float64(calls),
+				float64(cpu(t, pid)-other)/float64(calls)
 			return p
 		}
 	}
@@ -174,11 +173,13 @@ func compareValues(t *testing.T, r *report, st *store) {
 		measure(rd.pid, func() error { return rc.Set(ctx, string(key), v, 0).Err() }))
 	const what = "tcp PUT of 256 KiB, "
 	d.row(r, what+"p50, against go-redis SET", micros, func(p processor) float64 { return p.p50 }, atMost(1.2))
-	d.row(r, what+"the store's processor time, against redis-server's", micros, func(p processor) float64 { return p.server }, atMost(1.2))
-	d.row(r, what+"the client's processor time, against go-redis's", micros, func(p processor) float64 { return p.client }, nil)
+	d.row(r, what+"the store's processor time, against redis-server's", micros, func(p processor) float64 {
+		return p.server
+	}, atMost(1.2))
+	d.row(r, what+"the client's processor time, against go-redis's", micros, func(p processor) float64 {
+		return p.client
+	}, nil)
 }
-
-// ---- many records -------------------------------------------------------------
 
 // TestRecords prints how GETs over shm change as a namespace gets larger: YCSB's workload C,
 // values of 100 bytes, by two goroutines. It fails only if something does not work.
@@ -194,9 +195,12 @@ func TestRecords(t *testing.T) {
 			base := rows[min(len(rows), 2)-1] // of a million
 			what := fmt.Sprintf("%d records, ", n)
 			r.add(what+"loaded a second, against the rate of a million", kops, x.load, base.load, x.load/base.load, nil)
-			r.add(what+"GETs a second, against the rate of a million", mops, x.get, base.get, x.get/base.get, atLeast(0.8))
+			r.add(what+"GETs a second, against the rate of a million", mops, x.get, base.get, x.get/base.get,
+				atLeast(0.8))
 			r.add(what+"GET p99, against p50", micros, x.p99, x.p50, x.p99/x.p50, atMost(20))
-			r.add(what+"round trips a GET, against one", func(v float64) string { return fmt.Sprintf("%.2f", v) }, x.trips, 1, x.trips, nil)
+			r.add(what+"round trips a GET, against one", func(v float64) string {
+				return fmt.Sprintf("%.2f", v)
+			}, x.trips, 1, x.trips, nil)
 		})
 	}
 	r.print(began)
@@ -212,7 +216,8 @@ func measureRecords(t *testing.T, n int) (x records) {
 	// It begins with an eighth of its index, as namespaces do, and splits its shards while it is loaded.
 	slots := uint64(n) * 3 / shardSlots * layout.SegmentSize
 	region := uint64(n)*192*3/2 + slots + 64<<20
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "records", Replicas: 1, BytesPerNode: region, IndexPercent: uint32(slots*100/region + 1)})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "records", Replicas: 1, BytesPerNode: region,
+		IndexPercent: uint32(slots*100/region + 1)})
 	// Large shards of one placement group split one after the other, and a write into the last of them waits for
 	// all: longer than the 10 s of an operation, in the largest namespace.
 	c := st.openWith(t, "shm", client.Options{Namespace: "records", OpTimeout: 5 * time.Minute})
@@ -292,7 +297,8 @@ func readAll(t *testing.T, c *client.Client, n int) {
 }
 
 // getRecords reads for about d, as YCSB's workload C does among n records.
-func getRecords(t *testing.T, c *client.Client, n int, d time.Duration) (all *hdrhistogram.Histogram, took time.Duration) {
+func getRecords(t *testing.T, c *client.Client, n int, d time.Duration) (all *hdrhistogram.Histogram,
+	took time.Duration) {
 	t.Helper()
 	w, err := ycsb.ByName("C")
 	if err != nil {
@@ -302,14 +308,16 @@ func getRecords(t *testing.T, c *client.Client, n int, d time.Duration) (all *hd
 	var wg sync.WaitGroup
 	began := time.Now()
 	for g := range hists {
-		gen, err := ycsb.New(ycsb.Options{Workload: w, Keyspace: ycsb.NewKeyspace(uint64(n)), Seed: 1, Stream: uint64(g)})
+		gen, err := ycsb.New(ycsb.Options{Workload: w, Keyspace: ycsb.NewKeyspace(uint64(n)), Seed: 1,
+			Stream: uint64(g)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		hists[g] = newNanos()
 		wg.Go(func() {
 			key, dst := []byte(nil), make([]byte, recordLen)
-			for first := true; first || time.Since(began) < d; first = false { // the other's generator may have taken all of d
+			for first := true; first || time.Since(began) < d; first = false {
+				// the other's generator may have taken all of d
 				for range 64 {
 					key = ycsb.Key(key[:0], gen.Next().Record)
 					start := time.Now()

@@ -171,8 +171,10 @@ func each(v float64) string { return fmt.Sprintf("%.0f ns", 1e9/v) }
 // reader should know.
 func machine(began time.Time) string {
 	avg, _ := os.ReadFile("/proc/loadavg")
-	return fmt.Sprintf("%s, %d processors, GOMAXPROCS %d, %s, %s, %.0f s in all, load average at the end %.14s", cpuModel(), runtime.NumCPU(),
-		runtime.GOMAXPROCS(0), runtime.Version(), began.UTC().Format("2006-01-02 15:04 UTC"), time.Since(began).Seconds(), avg)
+	return fmt.Sprintf("%s, %d processors, GOMAXPROCS %d, %s, %s, %.0f s in all, load average at the end %.14s",
+		cpuModel(), runtime.NumCPU(),
+		runtime.GOMAXPROCS(0), runtime.Version(), began.UTC().Format("2006-01-02 15:04 UTC"),
+		time.Since(began).Seconds(), avg)
 }
 
 func cpuModel() string {
@@ -184,8 +186,6 @@ func cpuModel() string {
 	}
 	return "unknown processor"
 }
-
-// ---- the table itself ------------------------------------------------------------
 
 // judge records what a report complains of.
 type judge struct {
@@ -222,7 +222,10 @@ func TestReportRefuses(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	var order string
-	d := takeTurns(3, func() float64 { order += "a"; return 4 * float64(len(order)) }, func() float64 { order += "b"; return float64(len(order)) })
+	d := takeTurns(3, func() float64 {
+		order += "a"
+		return 4 * float64(len(order))
+	}, func() float64 { order += "b"; return float64(len(order)) })
 	if want := "abbaab"; order != want {
 		t.Errorf("turns were taken in the order %s, want %s", order, want)
 	}

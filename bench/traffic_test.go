@@ -222,8 +222,6 @@ func scan(tb testing.TB, c *client.Client) map[string]int {
 	return found
 }
 
-// ---- load ----------------------------------------------------------------------
-
 // traffic is a load: YCSB's workload A on all records there are, and a writer beside
 // it that can insert new ones. Its methods belong to one goroutine.
 type traffic struct {
@@ -478,8 +476,6 @@ func (w *worker) do(q ycsb.Request) (waited time.Duration, err error) {
 	}
 	return waited, err
 }
-
-// ---- the ledger itself -----------------------------------------------------------
 
 func TestLedgerNotices(t *testing.T) {
 	l := newLedger(2, 2)

@@ -175,8 +175,9 @@ func compareTransactions(t *testing.T, r *report, _ *store) {
 		t.Cleanup(func() { rc.Close() })
 		for copies := uint32(1); copies <= 2; copies++ {
 			ns := fmt.Sprint("txn-", p.provider, copies)
-			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
-				Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies,
+				BytesPerNode: uint64(copies) * 128 << 20,
+				Shards:       2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
 			c := st.open(t, p.provider, ns)
 			load(t, c, s)
 			for _, kind := range txnKinds {
@@ -186,8 +187,11 @@ func compareTransactions(t *testing.T, r *report, _ *store) {
 					skewed bool
 				}{{"1 goroutine", 1, false}, {"8 goroutines", 8, false}, {"8 goroutines, zipf(0.99)", 8, true}} {
 					what := fmt.Sprintf("%s %s, %s, r = %d", p.provider, kind.name, how.name, copies)
-					d := takeTurns(rounds(), ourTxns(t, c, s, kind, how.g, how.skewed), theirTxns(t, rc, s, kind, how.g, how.skewed))
-					d.row(r, what+", against Redis on "+p.beside, kops, func(x txnFigures) float64 { return x.rate }, nil)
+					d := takeTurns(rounds(), ourTxns(t, c, s, kind, how.g, how.skewed),
+						theirTxns(t, rc, s, kind, how.g, how.skewed))
+					d.row(r, what+", against Redis on "+p.beside, kops, func(x txnFigures) float64 {
+						return x.rate
+					}, nil)
 					of := func(xs []txnFigures, f func(txnFigures) float64) float64 {
 						var all []float64
 						for _, x := range xs {
@@ -196,8 +200,11 @@ func compareTransactions(t *testing.T, r *report, _ *store) {
 						return median(all)
 					}
 					p50, p99 := func(x txnFigures) float64 { return x.p50 }, func(x txnFigures) float64 { return x.p99 }
-					fmt.Fprintf(w, "%s\t%s\t%s\t%.2f %%\t%s\t%s\t\n", what, micros(of(d.ours, p50)), micros(of(d.ours, p99)),
-						100*of(d.ours, func(x txnFigures) float64 { return x.retried }), micros(of(d.other, p50)), micros(of(d.other, p99)))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%.2f %%\t%s\t%s\t\n", what, micros(of(d.ours, p50)),
+						micros(of(d.ours, p99)),
+						100*of(d.ours, func(x txnFigures) float64 {
+							return x.retried
+						}), micros(of(d.other, p50)), micros(of(d.other, p99)))
 				}
 			}
 		}
@@ -242,8 +249,9 @@ const (
 	contendedWriters = 4
 )
 
-// TestContendedReads shows how transactions that only read get on among writers of the same keys: KVD_BENCH=1 go test -v ./bench -run TestContendedReads.
-// Each that has ended has seen one instant. Writers take no notice of readers until these have the store keep the keys.
+// TestContendedReads shows how transactions that only read get on among writers of the same keys: KVD_BENCH=1 go test
+// -v ./bench -run TestContendedReads. Each that has ended has seen one instant. Writers take no notice of readers until
+// these have the store keep the keys.
 func TestContendedReads(t *testing.T) {
 	st := startStore(t, 1<<30, 2)
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
@@ -252,7 +260,8 @@ func TestContendedReads(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} {
 		for copies := uint32(1); copies <= 2; copies++ {
 			ns := fmt.Sprint("contended-", provider, copies)
-			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 64 << 20})
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies,
+				BytesPerNode: uint64(copies) * 64 << 20})
 			readers, writers := st.open(t, provider, ns), st.open(t, provider, ns)
 			keys, value := make([][]byte, contendedKeys), make([]byte, valueLen)
 			for i := range keys {
@@ -285,7 +294,8 @@ func TestContendedReads(t *testing.T) {
 				at := time.Now()
 				if err := client.Txn(t.Context(), readers, func(tx *client.Tx) error {
 					runs.Add(1)
-					for _, k := range keys { // one after the other, as functions do that do not know what they will need
+					for _, k := range keys {
+						// one after the other, as functions do that do not know what they will need
 						if _, err := tx.Get(k); err != nil {
 							return err
 						}
@@ -305,8 +315,10 @@ func TestContendedReads(t *testing.T) {
 			if len(took) == 0 {
 				continue
 			}
-			fmt.Fprintf(w, "%s, r = %d\t%.1f\t%s\t%s\t%s\t%.2f\t%.0f\t\n", provider, copies, float64(len(took))/seconds, micros(float64(took[len(took)/2])), micros(float64(took[len(took)*99/100])),
-				micros(float64(took[len(took)-1])), float64(runs.Load())/float64(max(reads.Load(), 1)), float64(written.Load())/seconds)
+			fmt.Fprintf(w, "%s, r = %d\t%.1f\t%s\t%s\t%s\t%.2f\t%.0f\t\n", provider, copies, float64(len(took))/seconds,
+				micros(float64(took[len(took)/2])), micros(float64(took[len(took)*99/100])),
+				micros(float64(took[len(took)-1])), float64(runs.Load())/float64(max(reads.Load(), 1)),
+				float64(written.Load())/seconds)
 		}
 	}
 }
@@ -317,15 +329,17 @@ func BenchmarkTxn(b *testing.B) {
 	s := newKeySet(scaled(100_000, 1_000))
 	for copies := uint32(1); copies <= 2; copies++ {
 		ns := fmt.Sprint("r", copies)
-		st.namespace(b, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
-			Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+		st.namespace(b, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies,
+			BytesPerNode: uint64(copies) * 128 << 20,
+			Shards:       2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
 		for _, provider := range []string{"shm", "tcp"} {
 			c := st.open(b, provider, ns)
 			load(b, c, s)
 			for _, kind := range txnKinds {
 				b.Run(fmt.Sprintf("%s/r%d/%s", provider, copies, kind.name), func(b *testing.B) {
 					b.ReportAllocs()
-					keys, ops, v := newChooser(s, 0, kind.keys, false), make([]client.Op, kind.keys), make([]byte, valueLen)
+					keys, ops, v := newChooser(s, 0, kind.keys, false), make([]client.Op, kind.keys),
+						make([]byte, valueLen)
 					for b.Loop() {
 						if err := kind.ours(b.Context(), c, keys.next(), ops, v); err != nil {
 							b.Fatal(err)

@@ -131,9 +131,9 @@ func (c *Client) doAll(ctx context.Context, ops []Op) (rounds int) {
 const (
 	// batchLimit bounds the operations of one round of Do, and so its buffers.
 	batchLimit = 1024
-	// nearLimit is the same for a store whose verbs are over when they are posted. There operations share no waits, and no more cache
-	// misses than a chain of engine.Hinted has; but all of them are looked at several times, half a KiB each, which the
-	// processor's nearest cache holds for so many.
+	// nearLimit is the same for a store whose verbs are over when they are posted. There operations share no waits, and
+	// no more cache misses than a chain of engine.Hinted has; but all of them are looked at several times, half a KiB
+	// each, which the processor's nearest cache holds for so many.
 	nearLimit = 32
 )
 
@@ -156,8 +156,8 @@ func (b *batch) touch(ops []Op) {
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
-// doSome performs at most batchLimit of a Do's operations together: the memory that they need while they run is bounded, however many
-// the caller has.
+// doSome performs at most batchLimit of a Do's operations together: the memory that they need while they run is
+// bounded, however many the caller has.
 func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 	b := batches.Get().(*batch)
 	b.calls = slices.Grow(b.calls, len(ops))[:len(ops)] // they do not move
@@ -194,7 +194,6 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 	return rounds
 }
 
-// answer fills in what a call of an Op has brought.
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
 		return // it is there
@@ -209,7 +208,6 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	}
 }
 
-// fill makes q what o asks for.
 func (c *Client) fill(q *call, o *Op) error {
 	if o.Kind != OpGet && c.o.ReadOnly {
 		return errReadOnly
@@ -282,8 +280,8 @@ func (q *call) reset() {
 // A user's note and flags, those that are not 0, are eight and four bytes behind the value of a record that
 // carries layout.FlagNote and layout.FlagUser.
 
-// withTail appends the user's note and flags to a value: they travel as its last bytes, so that records need no fields for them.
-// t is the value's type, which takes no room.
+// withTail appends the user's note and flags to a value: they travel as its last bytes, so that records need no fields
+// for them. t is the value's type, which takes no room.
 func withTail(value []byte, flags uint32, note uint64, t Type) ([]byte, layout.RecordFlags) {
 	f := layout.Type(t).Flags()
 	if flags == 0 && note == 0 {
@@ -330,7 +328,8 @@ func (it *Item) take(r *layout.Record, into []byte) {
 		into = make([]byte, 0, len(v))
 	}
 	it.Value = append(into[:0], v...)
-	it.Version, it.Flags, it.Note, it.Type, it.Expires = r.Version, flags, note, Type(r.Flags.TypeOf()), expires(r.Expiry)
+	it.Version, it.Flags, it.Note, it.Type, it.Expires = r.Version, flags, note, Type(r.Flags.TypeOf()),
+		expires(r.Expiry)
 }
 
 // expiryAt is t as records hold it, milliseconds since 1970; 0 is never.

@@ -28,7 +28,8 @@ func TestDo(t *testing.T) {
 		expires := time.Now().Add(time.Hour).Truncate(time.Millisecond)
 		count := func(cur client.Item, present bool) (client.Change, error) {
 			n, _ := strconv.Atoi(string(cur.Value))
-			return client.Change{Value: strconv.AppendInt(nil, int64(n+1), 10), Expires: cur.Expires, Flags: cur.Flags + 1}, nil
+			return client.Change{Value: strconv.AppendInt(nil, int64(n+1), 10), Expires: cur.Expires,
+				Flags: cur.Flags + 1}, nil
 		}
 		gone := func(cur client.Item, present bool) (client.Change, error) { return client.Change{Delete: true}, nil }
 		ops := []client.Op{
@@ -43,7 +44,8 @@ func TestDo(t *testing.T) {
 			{Key: []byte("x")},
 		}
 		c.Do(ctx, ops)
-		for i, want := range []error{nil, nil, client.ErrNotFound, nil, client.ErrNotFound, client.ErrNotFound, client.ErrNotFound, client.ErrInvalid, client.ErrInvalid} {
+		for i, want := range []error{nil, nil, client.ErrNotFound, nil, client.ErrNotFound, client.ErrNotFound,
+			client.ErrNotFound, client.ErrInvalid, client.ErrInvalid} {
 			if !errors.Is(ops[i].Err, want) {
 				t.Errorf("%s: op %d: %v, want %v", p, i, ops[i].Err, want)
 			}
@@ -110,7 +112,8 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// Events sees every operation, a batch as one, with its round trips. A delete that an update wants begins with the update's context.
+// Events sees every operation, a batch as one, with its round trips. A delete that an update wants begins with the
+// update's context.
 func TestEvents(t *testing.T) {
 	r := newRig(t, "shm", 1, 5*time.Second)
 	type mark struct{}
@@ -133,7 +136,8 @@ func TestEvents(t *testing.T) {
 				t.Errorf("%+v with context of %v", op, kind)
 			}
 			rounds := strconv.Itoa(op.Rounds)
-			if op.Rounds > 0 && (op.Kind == "transaction" || op.Kind == "scan") { // they depend on what is remembered, and on how long the index is
+			if op.Rounds > 0 && (op.Kind == "transaction" || op.Kind == "scan") {
+				// they depend on what is remembered, and on how long the index is
 				rounds = "some"
 			}
 			line := fmt.Sprintf("%s %s %s %v", kind, op.Key, rounds, op.Err)
@@ -158,8 +162,11 @@ func TestEvents(t *testing.T) {
 	_, _, errChanged := c.GetIfChanged(ctx, []byte("a"), v)
 	c.MultiGet(ctx, [][]byte{[]byte("a"), []byte("none")})
 	c.Do(ctx, []client.Op{{Kind: client.OpGet, Key: []byte("a")}, {Kind: client.OpDelete, Key: []byte("none")}})
-	errTxn := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("b"), Value: []byte("2")}, {Kind: client.OpKeep, Key: []byte("a")}})
-	_, errUpdate := c.Update(ctx, []byte("a"), func(client.Item, bool) (client.Change, error) { return client.Change{Delete: true}, nil })
+	errTxn := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("b"), Value: []byte("2")},
+		{Kind: client.OpKeep, Key: []byte("a")}})
+	_, errUpdate := c.Update(ctx, []byte("a"), func(client.Item, bool) (client.Change, error) {
+		return client.Change{Delete: true}, nil
+	})
 	c.Do(ctx, []client.Op{{Key: []byte("a")}})
 	if err := errors.Join(errGet, errChanged, errTxn, errUpdate); err != nil {
 		t.Fatal(err)
@@ -302,7 +309,8 @@ func TestBatchesGivenUp(t *testing.T) {
 	}
 }
 
-// A batch of many operations has a round trip, and over shm, where they share no waits, one for each part that fits the processor's caches.
+// A batch of many operations has a round trip, and over shm, where they share no waits, one for each part that fits the
+// processor's caches.
 func TestPartsOfBatch(t *testing.T) {
 	for provider, want := range map[string]int{"shm": 3, "tcp": 1} {
 		r := newRig(t, provider, 1, 5*time.Second)
@@ -337,8 +345,8 @@ func TestPartsOfBatch(t *testing.T) {
 	}
 }
 
-// Collections go through every way a value goes, short and long, with users' flags and without, and whoever does not ask for
-// them is refused.
+// Collections go through every way a value goes, short and long, with users' flags and without, and whoever does not
+// ask for them is refused.
 func TestTypes(t *testing.T) {
 	for _, p := range []string{"shm", "tcp"} {
 		r := newRig(t, p, 1, 5*time.Second)
@@ -372,18 +380,22 @@ func TestTypes(t *testing.T) {
 				if err := c.Touch(ctx, k, time.Hour); err != nil {
 					t.Errorf("%s: Touch: %v", k, err)
 				}
-				ops = []client.Op{{Kind: client.OpUpdate, Key: k, Typed: true, Update: func(cur client.Item, _ bool) (client.Change, error) {
-					if cur.Type != client.Hash || cur.Flags != flags {
-						t.Errorf("%s: Update sees a %v with flags %d", k, cur.Type, cur.Flags)
-					}
-					return client.Change{Value: cur.Value, Type: client.List, Flags: cur.Flags}, nil
-				}}}
+				ops = []client.Op{
+					{Kind: client.OpUpdate, Key: k, Typed: true, Update: func(cur client.Item, _ bool) (client.Change,
+						error) {
+						if cur.Type != client.Hash || cur.Flags != flags {
+							t.Errorf("%s: Update sees a %v with flags %d", k, cur.Type, cur.Flags)
+						}
+						return client.Change{Value: cur.Value, Type: client.List, Flags: cur.Flags}, nil
+					}}}
 				if c.Do(ctx, ops); ops[0].Err != nil {
 					t.Error(ops[0].Err)
 				}
 				ops = []client.Op{{Kind: client.OpGet, Key: k, Typed: true}}
-				if c.Do(ctx, ops); ops[0].Err != nil || ops[0].Item.Type != client.List || ops[0].Item.Flags != flags || !bytes.Equal(ops[0].Item.Value, v) {
-					t.Errorf("%s: %v, %v of %d bytes with flags %d", k, ops[0].Err, ops[0].Item.Type, len(ops[0].Item.Value), ops[0].Item.Flags)
+				if c.Do(ctx, ops); ops[0].Err != nil || ops[0].Item.Type != client.List || ops[0].Item.Flags != flags ||
+					!bytes.Equal(ops[0].Item.Value, v) {
+					t.Errorf("%s: %v, %v of %d bytes with flags %d", k, ops[0].Err, ops[0].Item.Type,
+						len(ops[0].Item.Value), ops[0].Item.Flags)
 				}
 			}
 		}
@@ -399,7 +411,8 @@ func TestTypes(t *testing.T) {
 		if _, err := c.Put(ctx, []byte("short0"), []byte("plain"), client.PutOptions{}); err != nil {
 			t.Error(err)
 		}
-		if it, err := c.Get(ctx, []byte("short0")); err != nil || it.Type != client.Plain || string(it.Value) != "plain" {
+		if it, err := c.Get(ctx, []byte("short0")); err != nil || it.Type != client.Plain ||
+			string(it.Value) != "plain" {
 			t.Errorf("%v, %v %q", err, it.Type, it.Value)
 		}
 	}

@@ -45,7 +45,6 @@ func checkValue(key, value []byte) error {
 // hash is the half of a key's hash that places it; the seed is the namespace's.
 func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
 
-// hashKey fills in the hashes of a call's key.
 func (s *sess) hashKey(q *call) {
 	h := xxh3.Hash128Seed(q.Key, s.seed.Load())
 	q.Hash, q.Check = h.Lo, h.Hi
@@ -186,7 +185,8 @@ func (c *Client) public(s *sess, q *call) error {
 	var tooLarge *engine.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
-		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrWrongType), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
+		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger),
+		errors.Is(err, ErrWrongType), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):

@@ -41,7 +41,7 @@ var (
 	ErrOverflow = errors.New("increment overflows int64")
 	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
-	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
+	// ErrTxnContended: others have kept a transaction from happening until its tries ended. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")
 	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
 	ErrWrongType = errors.New("value is a collection, not plain bytes")
@@ -60,7 +60,7 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
-	// ErrNoNamespace: the directory knows no such namespace, or no longer. A Client whose
+	// ErrNoNamespace: the directory knows no such namespace. A Client whose
 	// namespace was deleted returns it at once, and goes on by itself when a namespace of that name exists
 	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
@@ -115,8 +115,8 @@ type Options struct {
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
-	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless its context says
-	// how much it has. Default 10 s.
+	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless
+	// its context says how much it has. Default 10 s.
 	OpTimeout time.Duration
 	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
 	// nodes; nil means plain text.
@@ -143,8 +143,9 @@ type Options struct {
 // Identities says how the certificates of the store's processes name their owners and these owners' roles. The zero
 // value takes SPIFFE ids, spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, of any trust domain.
 type Identities struct {
-	TrustDomain string   // the only one that counts; empty: each one that the authorities vouch for
-	Units       []string // roles of certificates without a SPIFFE id by an organizational unit, such as "storage=memnode"
+	TrustDomain string // the only one that counts; empty: each one that the authorities vouch for
+	// roles of certificates without a SPIFFE id by an organizational unit, such as "storage=memnode"
+	Units []string
 }
 
 // TLSFiles names PEM files. Content that changes holds for connections that are made a second later: a
@@ -263,7 +264,8 @@ type API interface {
 	GetInto(ctx context.Context, key, dst []byte) (n int, err error)
 	Put(ctx context.Context, key, value []byte, o PutOptions) (version uint64, err error)
 	PutIfAbsent(ctx context.Context, key, value []byte, o PutOptions) (version uint64, err error)
-	CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (newVersion uint64, err error)
+	CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (newVersion uint64,
+		err error)
 	Delete(ctx context.Context, key []byte) error
 	DeleteVersion(ctx context.Context, key []byte, version uint64) error
 	Incr(ctx context.Context, key []byte, delta int64) (int64, error)

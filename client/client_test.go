@@ -98,10 +98,12 @@ func TestConnect(t *testing.T) {
 	}
 	for what, o := range map[string]client.Options{
 		`Provider: "rocket", want one of verbs, shm, tcp`: {Directory: st.Directory(), Provider: "rocket"},
-		`Provider: "tcp" is not among Devices`:            {Directory: st.Directory(), Provider: "tcp", Devices: st.Devices()[:1]},
-		"Directory: no address":                           {},
+		`Provider: "tcp" is not among Devices`: {Directory: st.Directory(), Provider: "tcp",
+			Devices: st.Devices()[:1]},
+		"Directory: no address": {},
 	} {
-		if _, err := client.Open(t.Context(), o); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), what) {
+		if _, err := client.Open(t.Context(), o); !errors.Is(err, client.ErrInvalid) ||
+			!strings.Contains(err.Error(), what) {
 			t.Errorf("got %v, want ErrInvalid and %q", err, what)
 		}
 	}
@@ -141,7 +143,8 @@ func TestOperations(t *testing.T) {
 		if it, err := c.Get(ctx, k); err != nil || len(it.Value) != 0 {
 			t.Fatalf("empty value: %q, %v", it.Value, err)
 		}
-		if _, err := c.CompareAndSwap(ctx, k, v1, []byte("no"), client.PutOptions{}); !errors.Is(err, client.ErrConflict) {
+		if _, err := c.CompareAndSwap(ctx, k, v1, []byte("no"), client.PutOptions{}); !errors.Is(
+			err, client.ErrConflict) {
 			t.Fatalf("cas with an old version: %v", err)
 		}
 		v3, err := c.CompareAndSwap(ctx, k, v2, []byte("three"), client.PutOptions{})
@@ -212,7 +215,8 @@ func TestSizes(t *testing.T) {
 			}
 		}
 		for _, bad := range []struct{ k, v int }{{0, 1}, {client.MaxKeyLen + 1, 1}, {1, client.MaxValueLen + 1}} {
-			if _, err := c.Put(ctx, make([]byte, bad.k), make([]byte, bad.v), client.PutOptions{}); !errors.Is(err, client.ErrInvalid) {
+			if _, err := c.Put(ctx, make([]byte, bad.k), make([]byte, bad.v), client.PutOptions{}); !errors.Is(
+				err, client.ErrInvalid) {
 				t.Errorf("key of %d, value of %d bytes: %v", bad.k, bad.v, err)
 			}
 		}
@@ -343,7 +347,8 @@ func TestTTL(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
 		st, c := open(t, p, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20}, client.Options{Lanes: 2})
-		c2, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: p, Lanes: 2})
+		c2, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(),
+			Provider: p, Lanes: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -82,7 +82,9 @@ func TestDamagedGroup(t *testing.T) {
 		t.Errorf("%d pages said that something was left out, want 1", said)
 	}
 	for i := range keys {
-		if want := !slices.ContainsFunc(lost, func(k []byte) bool { return string(k) == string(key(i)) }); found[string(key(i))] != want {
+		if want := !slices.ContainsFunc(lost, func(k []byte) bool {
+			return string(k) == string(key(i))
+		}); found[string(key(i))] != want {
 			t.Errorf("scan found %q: %v, want %v", key(i), !want, want)
 		}
 	}

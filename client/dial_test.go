@@ -80,7 +80,8 @@ func TestDialRefused(t *testing.T) {
 		Nanos: engine.Nanos, Millis: engine.Millis})
 	must(err)
 	end("session", core.Close)
-	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core, agenda: session.NewAgenda(core, session.AgendaOptions{Token: []byte("token")})}
+	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core,
+		agenda: session.NewAgenda(core, session.AgendaOptions{Token: []byte("token")})}
 	s.ctx, s.cancel = context.WithCancelCause(t.Context())
 	s.mu.nodes = map[uint32]*dirpb.Node{1: node}
 
@@ -92,7 +93,8 @@ func TestDialRefused(t *testing.T) {
 	}
 	admit = false
 	_, _, _, _, err = s.dial(core.Lanes()[0], 1)
-	if !errors.Is(err, rdma.ErrRefused) || errors.Is(err, errNoProvider) || strings.Count(err.Error(), refusal.Error()) != 2 {
+	if !errors.Is(err, rdma.ErrRefused) || errors.Is(err, errNoProvider) ||
+		strings.Count(err.Error(), refusal.Error()) != 2 {
 		t.Errorf("refused by both: %v", err)
 	}
 }
@@ -104,14 +106,17 @@ func TestDialNamelessHost(t *testing.T) {
 		dialed      bool
 	}{{"a", "a", true}, {"a", "b", false}, {"a", "", false}, {"", "a", false}, {"", "", false}} {
 		device := rdma.NewDevice("shm", sim.New(sim.Options{}).Device("c"))
-		core, err := engine.NewCore(engine.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: []*rdma.Device{device},
+		core, err := engine.NewCore(engine.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: []*rdma.Device{
+			device},
 			Nanos: engine.Nanos, Millis: engine.Millis})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, agenda: session.NewAgenda(core, session.AgendaOptions{}), host: c.here}
+		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core,
+			agenda: session.NewAgenda(core, session.AgendaOptions{}), host: c.here}
 		s.ctx, s.cancel = context.WithCancelCause(t.Context())
-		s.mu.nodes = map[uint32]*dirpb.Node{1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
+		s.mu.nodes = map[uint32]*dirpb.Node{
+			1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
 		_, _, _, _, err = s.dial(core.Lanes()[0], 1)
 		if dialed := !errors.Is(err, errNoProvider); err == nil || dialed != c.dialed {
 			t.Errorf("from host %q to %q: %v, want dialed: %v", c.here, c.there, err, c.dialed)

@@ -8,9 +8,9 @@ import (
 	"github.com/kvd-project/kvd/index"
 )
 
-// Events are called as operations begin and end, for tracing; package client/otelkvd, a module of its own, makes spans and
-// metrics of OpenTelemetry of them. Both functions may be called
-// concurrently and must not block, nor use the Client. Without Events nothing is measured.
+// Events are called as operations begin and end, for tracing; package client/otelkvd, a module of its own, makes spans
+// and metrics of OpenTelemetry of them. Both functions may be called concurrently and must not block, nor use the
+// Client. Without Events nothing is measured.
 type Events struct {
 	// Begin is called before an operation. The context that it returns is the operation's from then on, and
 	// End's; operations that it leads to begin with it. nil: nothing is called.
@@ -65,8 +65,10 @@ func (c *Client) begin(ctx context.Context, q *call) (context.Context, func()) {
 	}
 }
 
-// beginEvent tells of ev, which begins, and returns what is to be called when it ends. outside is the time that is not its own.
-func (c *Client) beginEvent(ctx context.Context, ev OpEvent) (context.Context, func(rounds int, outside time.Duration, err error)) {
+// beginEvent tells of ev, which begins, and returns what is to be called when it ends. outside is the time that is not
+// its own.
+func (c *Client) beginEvent(ctx context.Context, ev OpEvent) (context.Context,
+	func(rounds int, outside time.Duration, err error)) {
 	e := c.o.Events
 	at := time.Now()
 	if e.Begin != nil {

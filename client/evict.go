@@ -84,8 +84,8 @@ type recalling struct {
 	seen          time.Time // when it was under way last
 }
 
-// spares reports whether nothing is to be evicted for the stock: a recall is under way, or what it frees cannot be granted yet, and nobody has missed
-// memory since it began.
+// spares reports whether nothing is to be evicted for the stock: a recall is under way, or what it frees cannot be
+// granted yet, and nobody has missed memory since it began.
 func (r *recalling) spares(now time.Time, under, starving bool) bool {
 	if under && !r.under {
 		r.missed = false
@@ -160,7 +160,8 @@ func (f frequency) Touched(nowMillis uint64, old layout.AccessWord, hits uint32)
 	return f.c.policy.Touched(nowMillis, old, hits)
 }
 
-// newEvictor makes the evictor of a session. The policy, with what it has learnt, is the Client's and outlives sessions.
+// newEvictor makes the evictor of a session. The policy, with what it has learnt, is the Client's and outlives
+// sessions.
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
 	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(engine.Millis(), wheelBytes), 1
@@ -326,8 +327,8 @@ func (e *evictor) makeRoom() bool {
 	return true
 }
 
-// pressureOf is what is known of pg's memory, with what operations miss of it since, and the units of the largest place that
-// they do.
+// pressureOf is what is known of pg's memory, with what operations miss of it since, and the units of the largest place
+// that they do.
 func (e *evictor) pressureOf(pg *engine.PG, now time.Time) (p *pressure, need uint32) {
 	e.mu.Lock()
 	needs := e.mu.needs[pg.ID]
@@ -383,7 +384,8 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		supply = f.Supply()
 	}
 	limbo := e.limbo(now)
-	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(), Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
+	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(),
+		Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
 	target := demand.Supply()
 	if p.recall.spares(now, len(pg.Recalled) > 0, demand.Starving) {
 		target = 0
@@ -418,9 +420,10 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		works := make([]*repair.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
-					return engine.Welcome(h, wordsOf(list), stock)
-				})
+				w.Choose = e.chooserAmong(pg.ID, e.chooser(&mu, min(victims, evictSample)),
+					func(list []repair.Candidate) []int {
+						return engine.Welcome(h, wordsOf(list), stock)
+					})
 				works = append(works, w)
 			}
 		}
@@ -551,7 +554,8 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 }
 
 // chooserAmong chooses among those candidates that some may be, of memory that this session gets.
-func (e *evictor) chooserAmong(pg uint32, choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
+func (e *evictor) chooserAmong(pg uint32, choose func([]repair.Candidate) []int,
+	some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
 	return func(list []repair.Candidate) []int {
 		list, from := e.staying(pg, list)
 		at := some(list)
@@ -567,8 +571,9 @@ func (e *evictor) chooserAmong(pg uint32, choose func([]repair.Candidate) []int,
 	}
 }
 
-// staying is the candidates that do not lie in an extent being recalled, and their places in list. The others' memory comes back to nobody before the
-// recall is over, and what it has counted by then not even after it. So a session that evicts them, if it is all that the cache has, is never done.
+// staying is the candidates that do not lie in an extent being recalled, and their places in list. The others' memory
+// comes back to nobody before the recall is over, and what it has counted by then not even after it. So a session that
+// evicts them, if it is all that the cache has, is never done.
 func (e *evictor) staying(pg uint32, list []repair.Candidate) (stay []repair.Candidate, from []int) {
 	v := e.s.core.View() // the recall may have begun since the evictor looked
 	for i, c := range list {

@@ -20,7 +20,8 @@ func TestCacheTakesMore(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/r=%d", p, copies), func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t, p, copies, 5*time.Second)
-				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: uint32(copies), BytesPerNode: uint64(copies) * 4 << 20, Shards: 2})
+				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: uint32(copies),
+					BytesPerNode: uint64(copies) * 4 << 20, Shards: 2})
 				c := r.client(r.options())
 				ctx := t.Context()
 				rng := rand.New(rand.NewPCG(1, 2))
@@ -58,7 +59,8 @@ func TestCacheTakesMore(t *testing.T) {
 					}
 					return ""
 				})
-				t.Logf("%d keys of %d, %d evicted, %d notes; %d bytes granted, %d live, %d limbo; hot keys hit %.1f %%", n, keys, st.Evicted, st.Notes,
+				t.Logf("%d keys of %d, %d evicted, %d notes; %d bytes granted, %d live, %d limbo; hot keys hit %.1f %%",
+					n, keys, st.Evicted, st.Notes,
 					st.GrantedUnits*64, st.LiveUnits*64, st.LimboUnits*64, 100*float64(hot)/float64(keys))
 				if n < 1000 || st.GrantedUnits*64 > uint64(copies)*4<<20 {
 					t.Errorf("%d keys and %d evicted of %d, %d bytes granted", n, st.Evicted, keys, st.GrantedUnits*64)
@@ -109,7 +111,8 @@ func TestCacheTwoSessions(t *testing.T) {
 // A key whose groups have no slot left takes another's.
 func TestCacheFullIndex(t *testing.T) {
 	r := newRig(t, "shm", 1, 5*time.Second)
-	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 8 << 20, Shards: 1, Segments: 1, IndexPercent: 1})
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 8 << 20,
+		Shards: 1, Segments: 1, IndexPercent: 1})
 	c := r.client(r.options())
 	for i := range 5000 {
 		if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), nil, client.PutOptions{}); err != nil {
@@ -171,11 +174,13 @@ func TestExpiredMemoryComesBack(t *testing.T) {
 func TestLimit(t *testing.T) {
 	for _, mode := range []dirpb.NamespaceMode{cacheMode, dirpb.NamespaceMode_NAMESPACE_STORE} {
 		r := newRig(t, "shm", 1, 5*time.Second)
-		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 32 << 20, LimitBytes: 2 << 20})
+		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 32 << 20,
+			LimitBytes: 2 << 20})
 		c := r.client(r.options())
 		var err error
 		for i := range 8000 {
-			if _, err = c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), make([]byte, 1000), client.PutOptions{}); err != nil {
+			if _, err = c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), make([]byte, 1000),
+				client.PutOptions{}); err != nil {
 				break
 			}
 		}

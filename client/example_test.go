@@ -36,7 +36,8 @@ func Example() {
 	fmt.Printf("%s\n", item.Value)
 
 	// Only the version that was read is replaced.
-	if _, err := c.CompareAndSwap(ctx, []byte("greeting"), item.Version, []byte("hello, world"), client.PutOptions{}); err != nil {
+	if _, err := c.CompareAndSwap(ctx, []byte("greeting"), item.Version, []byte("hello, world"),
+		client.PutOptions{}); err != nil {
 		log.Fatal(err)
 	}
 	_, err = c.CompareAndSwap(ctx, []byte("greeting"), item.Version, []byte("too late"), client.PutOptions{})

@@ -31,8 +31,8 @@ func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }
 // EndStatus leaves the session without status words, as if the directory had ended it and nobody had told.
 func (c *Client) EndStatus() { c.sess.Load().status.end() }
 
-// Turns are how many asks the session's control has performed itself, and how many goroutines were started to perform others or to control
-// meanwhile.
+// Turns are how many asks the session's control has performed itself, and how many goroutines were started to perform
+// others or to control meanwhile.
 func (c *Client) Turns() (alone, begun uint64) {
 	s := c.sess.Load()
 	s.turn.Lock()

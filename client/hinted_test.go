@@ -35,7 +35,8 @@ func TestHintedCosts(t *testing.T) {
 		after := c.Stats()
 		for i := range ops {
 			o := &ops[i]
-			if o.Err != nil || o.Item.Version == 0 || o.Kind == client.OpGet && string(o.Item.Value) != "value of "+string(o.Key) {
+			if o.Err != nil || o.Item.Version == 0 || o.Kind == client.OpGet && string(o.Item.Value) != "value of "+
+				string(o.Key) {
 				t.Errorf("op %d: %q, version %d, %v", i, o.Item.Value, o.Item.Version, o.Err)
 			}
 		}
@@ -79,7 +80,8 @@ func hintedOrder(t *testing.T, provider string, rounds int) {
 	st, a := open(t, provider, devstore.Options{}, client.Options{Lanes: 2})
 	clients := []*client.Client{a}
 	for range 2 {
-		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: provider, Lanes: 1})
+		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(),
+			Provider: provider, Lanes: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +167,8 @@ func hintedOrder(t *testing.T, provider string, rounds int) {
 		}
 		for _, e := range history[k] {
 			if least := ends[e.begin]; e.version < least || e.put && e.version == least {
-				t.Fatalf("key %d: put %v, version %d, begun at %d, when %d had ended", k, e.put, e.version, e.begin, least)
+				t.Fatalf("key %d: put %v, version %d, begun at %d, when %d had ended", k, e.put, e.version, e.begin,
+					least)
 			}
 		}
 	}
@@ -196,7 +199,8 @@ func TestOnWait(t *testing.T) {
 				"Get": func() error { _, err := c.Get(ctx, []byte("a")); return err },
 				"Put": func() error { _, err := c.Put(ctx, []byte("a"), []byte("2"), client.PutOptions{}); return err },
 				"Do": func() error {
-					ops := []client.Op{{Kind: client.OpGet, Key: []byte("a")}, {Kind: client.OpPut, Key: []byte("b"), Value: []byte("3")}}
+					ops := []client.Op{{Kind: client.OpGet, Key: []byte("a")},
+						{Kind: client.OpPut, Key: []byte("b"), Value: []byte("3")}}
 					c.Do(ctx, ops)
 					return errors.Join(ops[0].Err, ops[1].Err)
 				},

@@ -12,11 +12,14 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// TestLastUse: in a cache the last use of a key is known until it is noted again, and asking for it is no use. Elsewhere nothing is
-// noted, and a key that is not there, or has expired, is not found.
+// TestLastUse: in a cache the last use of a key is known until it is noted again, and asking for it is no use.
+// Elsewhere nothing is noted, and a key that is not there, or has expired, is not found.
 func TestLastUse(t *testing.T) {
-	s, c := open(t, "shm", devstore.Options{Namespaces: []devstore.Namespace{{Name: "cache", Mode: cacheMode, BytesPerNode: 64 << 20}}}, client.Options{})
-	cache, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: "cache"})
+	s, c := open(t, "shm",
+		devstore.Options{Namespaces: []devstore.Namespace{{Name: "cache", Mode: cacheMode, BytesPerNode: 64 << 20}}},
+		client.Options{})
+	cache, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Devices: s.Devices(),
+		Namespace: "cache"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,11 +35,13 @@ func TestLastUse(t *testing.T) {
 			if _, err := c.Put(ctx, key, []byte("v"), client.PutOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if ago, noted, err := tools.LastUse(ctx, key); err != nil || noted != (name == "cache") || ago > time.Minute {
+			if ago, noted, err := tools.LastUse(ctx, key); err != nil || noted != (name == "cache") ||
+				ago > time.Minute {
 				t.Errorf("%s: a key of %d bytes: %v, %v, %v", name, n, ago, noted, err)
 			}
 		}
-		expired := []client.Op{{Kind: client.OpPut, Key: []byte("expired"), Value: []byte("v"), Expires: time.UnixMilli(1)}}
+		expired := []client.Op{
+			{Kind: client.OpPut, Key: []byte("expired"), Value: []byte("v"), Expires: time.UnixMilli(1)}}
 		c.Do(ctx, expired)
 		if _, _, err := tools.LastUse(ctx, []byte("expired")); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("%s: a key that has expired: %v", name, err)
@@ -54,7 +59,8 @@ func TestLastUse(t *testing.T) {
 }
 
 // until asks for the last use of a key until ok says so, and returns it.
-func until(ctx context.Context, t *testing.T, c *client.Client, key []byte, ok func(ago time.Duration) bool) time.Duration {
+func until(ctx context.Context, t *testing.T, c *client.Client, key []byte,
+	ok func(ago time.Duration) bool) time.Duration {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
 		ago, noted, err := inside.Of(c).LastUse(ctx, key)

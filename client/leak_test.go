@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -40,13 +40,7 @@ func stamp(b []byte, key, round uint64) {
 // eventually waits until cond answers "" and fails with what it said last.
 func eventually(t testing.TB, cond func() string) {
 	t.Helper()
-	last := ""
-	defer func() {
-		if last != "" {
-			t.Log(last)
-		}
-	}()
-	waiting.Until(t, "what the log says", func() bool { last = cond(); return last == "" })
+	testutil.UntilNone(t, "still so", cond)
 }
 
 // TestNoLeak churns a small region: every place that is unlinked comes back, so
@@ -206,7 +200,8 @@ func unitsFor(t testing.TB, key, value int) uint32 {
 // that was acknowledged stays, and deletes make room again.
 func TestFull(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
-		_, c := open(t, p, devstore.Options{CapacityBytes: 16 << 20, EpochInterval: 10 * time.Millisecond}, client.Options{})
+		_, c := open(t, p, devstore.Options{CapacityBytes: 16 << 20, EpochInterval: 10 * time.Millisecond},
+			client.Options{})
 		ctx := t.Context()
 		key := func(i int) []byte { return fmt.Appendf(nil, "k%d", i) }
 		value := func(i int) []byte {
@@ -230,7 +225,8 @@ func TestFull(t *testing.T) {
 			t.Fatalf("full after %d values", n)
 		}
 		// An update needs a place too. It is refused the same way and changes nothing.
-		if _, err := c.Put(ctx, key(0), value(1), client.PutOptions{}); !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No {
+		if _, err := c.Put(ctx, key(0), value(1), client.PutOptions{}); !errors.Is(err, client.ErrFull) ||
+			client.Outcome(err) != rdma.No {
 			t.Fatalf("update in a full region: %v", err)
 		}
 		if _, err := c.Get(ctx, key(n)); !errors.Is(err, client.ErrNotFound) {

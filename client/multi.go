@@ -7,7 +7,7 @@ import (
 
 // MultiGet gets every key; the phases of all of them share round trips: one or
 // two in all. Results stand in the order of keys, each with its own error. Values of up to 4 KiB lie in
-// one piece of memory, which lives as long as any of them.
+// one piece of memory, which lives until the last of them is let go.
 func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 	g := gets.Get().(*[]Op)
 	defer gets.Put(g)
@@ -22,7 +22,8 @@ func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 		ops[i].Kind, ops[i].Key = OpGet, keys[i]
 	}
 	c.Do(ctx, ops)
-	// A first pass adds up the lengths, so that one allocation holds all short values. Long ones keep the buffers that they were read to.
+	// A first pass adds up the lengths, so that one allocation holds all short values. Long ones keep the buffers that
+	// they were read to.
 	total := 0
 	for i := range ops {
 		if n := len(ops[i].Item.Value); n <= keptInto {

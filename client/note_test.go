@@ -15,15 +15,18 @@ func TestNotes(t *testing.T) {
 	_, c := open(t, "shm", devstore.Options{}, client.Options{})
 	for name, c := range map[string]client.API{"client": c, "clienttest": clienttest.New(clienttest.Options{})} {
 		for _, want := range []client.Item{
-			{Value: []byte("v"), Note: 1<<63 + 5}, {Value: []byte("v"), Note: 7, Flags: 9}, {Value: []byte{}, Note: 1, Flags: 1 << 31},
+			{Value: []byte("v"), Note: 1<<63 + 5}, {Value: []byte("v"), Note: 7, Flags: 9},
+			{Value: []byte{}, Note: 1, Flags: 1 << 31},
 			{Value: []byte("v"), Flags: 3}, {Value: []byte("v")},
-			{Value: bytes.Repeat([]byte("x"), 5<<20), Note: 77}, {Value: bytes.Repeat([]byte("y"), 5<<20), Note: 78, Flags: 79},
+			{Value: bytes.Repeat([]byte("x"), 5<<20), Note: 77}, {Value: bytes.Repeat([]byte("y"), 5<<20), Note: 78,
+				Flags: 79},
 		} {
 			key := []byte("k")
 			check := func(what string, it client.Item) {
 				t.Helper()
 				if !bytes.Equal(it.Value, want.Value) || it.Note != want.Note || it.Flags != want.Flags {
-					t.Errorf("%s: %s: %d bytes, note %#x, flags %#x, want %d, %#x, %#x", name, what, len(it.Value), it.Note, it.Flags,
+					t.Errorf("%s: %s: %d bytes, note %#x, flags %#x, want %d, %#x, %#x", name, what, len(it.Value),
+						it.Note, it.Flags,
 						len(want.Value), want.Note, want.Flags)
 				}
 			}
@@ -38,7 +41,8 @@ func TestNotes(t *testing.T) {
 				}
 				check("get", it)
 			}
-			if n, err := c.GetInto(t.Context(), key, make([]byte, len(want.Value))); n != len(want.Value) || err != nil {
+			if n, err := c.GetInto(t.Context(), key, make([]byte, len(want.Value))); n != len(want.Value) ||
+				err != nil {
 				t.Errorf("%s: GetInto: %d, %v", name, n, err)
 			}
 			if err := c.Touch(t.Context(), key, 0); err != nil {

@@ -70,8 +70,8 @@ func hintBytes(memory uint64) int {
 	return int(min(max(memory/16, least), most))
 }
 
-// memoryBytes is what the program may use of the machine's memory: as much as there is, as its control group has, or as the Go
-// runtime has been told (GOMEMLIMIT).
+// memoryBytes is what the program may use of the machine's memory: as much as there is, as its control group has, or as
+// the Go runtime has been told (GOMEMLIMIT).
 func memoryBytes() uint64 {
 	n := uint64(debug.SetMemoryLimit(-1)) // which only asks
 	var s unix.Sysinfo_t
@@ -182,11 +182,13 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 			err = errors.Join(err, c.release())
 		}
 	}()
-	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities, Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
+	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities,
+		Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
 		return nil, err
 	}
 	if len(o.Devices) == 0 {
-		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Identities: identities, Verbs: verbs.Options{Logger: o.Logger}})
+		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Identities: identities,
+			Verbs: verbs.Options{Logger: o.Logger}})
 		if err != nil {
 			return nil, fmt.Errorf("open provider: %w", err)
 		}
@@ -203,7 +205,6 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	return c, nil
 }
 
-// lanesFor is Options.Lanes for devices.
 func lanesFor(devices []*rdma.Device) int {
 	if !slices.ContainsFunc(devices, func(d *rdma.Device) bool { return d.Name() != "tcp" }) {
 		return 1
@@ -269,7 +270,8 @@ func (c *Client) reopen(old *sess) {
 				}
 				missing = true
 				close(old.missing)
-				c.o.Logger.Warn("the namespace was deleted, or is not for this client any more: operations fail until it can be used again", "namespace", c.o.Namespace, "id", old.nsID, "err", err)
+				c.o.Logger.Warn("the namespace was deleted, or is not for this client any more: operations fail "+
+					"until it can be used again", "namespace", c.o.Namespace, "id", old.nsID, "err", err)
 			default:
 				c.o.Logger.Warn("session not reopened yet", "err", err)
 			}

@@ -3,7 +3,6 @@ package client_test
 import (
 	"context"
 	"errors"
-	"net"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -45,17 +45,15 @@ func (f *forgetful) WatchMap(_ *dirpb.WatchMapRequest, s grpc.ServerStreamingSer
 
 // A session that is lost before its first map is opened again by whoever waits for it.
 func TestOpenLost(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	f, s := &forgetful{}, grpc.NewServer()
 	dirpb.RegisterDirectoryServer(s, f)
 	go s.Serve(l)
 	defer s.Stop()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
+	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{
+		rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
 	if c != nil || !errors.Is(err, client.ErrNoNamespace) {
 		t.Errorf("%v, %v; want what the third attempt found", c, err)
 	}
@@ -68,7 +66,8 @@ func TestDefaultLanes(t *testing.T) {
 		if n := c.Lanes(); n != want {
 			t.Errorf("%s: %d lanes, want %d", provider, n, want)
 		}
-		two, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: provider, Lanes: 2})
+		two, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(),
+			Provider: provider, Lanes: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

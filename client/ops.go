@@ -48,12 +48,14 @@ func (c *Client) PutIfAbsent(ctx context.Context, key, value []byte, o PutOption
 
 // CompareAndSwap is Put if key has the version given; else ErrConflict, or
 // ErrNotFound if it is absent.
-func (c *Client) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (uint64, error) {
+func (c *Client) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (
+	uint64, error) {
 	return c.put(ctx, key, value, o, index.IfVersion, version)
 }
 
 // put is all of Put, PutIfAbsent and CompareAndSwap: they differ in what must be there before.
-func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond index.Cond, version uint64) (uint64, error) {
+func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond index.Cond, version uint64) (
+	uint64, error) {
 	if err := checkValue(key, value); err != nil {
 		return 0, err
 	}

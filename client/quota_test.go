@@ -27,9 +27,12 @@ func TestQuotas(t *testing.T) {
 	}
 	t.Run("bytes", func(t *testing.T) {
 		r := newRig(t, "tcp", 1, 5*time.Second)
-		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, LimitBytes: 2 << 20})
+		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20,
+			LimitBytes: 2 << 20})
 		err := fill(t, r.client(r.options()), 1000)
-		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `quota bytes: namespace "default" has `) || !strings.Contains(err.Error(), ", of 2 MiB") {
+		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No ||
+			!strings.Contains(err.Error(), `quota bytes: namespace "default" has `) ||
+			!strings.Contains(err.Error(), ", of 2 MiB") {
 			t.Error(err)
 		}
 	})
@@ -37,10 +40,12 @@ func TestQuotas(t *testing.T) {
 		r := newRig(t, "tcp", 1, 5*time.Second)
 		r.startJanitor()
 		const quota = 8 * layout.SegmentSize
-		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, Shards: 1, Segments: 1, Quota: &dirpb.Quota{IndexBytes: quota}})
+		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20,
+			Shards: 1, Segments: 1, Quota: &dirpb.Quota{IndexBytes: quota}})
 		c := r.client(r.options())
 		err := fill(t, c, 10)
-		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `quota index: namespace "default" has `) {
+		if !errors.Is(err, client.ErrFull) || client.Outcome(err) != rdma.No ||
+			!strings.Contains(err.Error(), `quota index: namespace "default" has `) {
 			t.Error(err)
 		}
 		if used := r.status().Usage[0].IndexBytesUsed - layout.RegionPageSize; used > quota || used < quota/2 {
@@ -52,13 +57,15 @@ func TestQuotas(t *testing.T) {
 	})
 	t.Run("sessions", func(t *testing.T) {
 		r := newRig(t, "tcp", 1, 5*time.Second)
-		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, Quota: &dirpb.Quota{Sessions: 1}})
+		r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20,
+			Quota: &dirpb.Quota{Sessions: 1}})
 		r.client(r.options())
 		c, err := client.Open(t.Context(), r.options())
 		if err == nil {
 			_ = c.Close()
 		}
-		if !errors.Is(err, client.ErrUnavailable) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), "quota sessions") {
+		if !errors.Is(err, client.ErrUnavailable) || client.Outcome(err) != rdma.No ||
+			!strings.Contains(err.Error(), "quota sessions") {
 			t.Error(err)
 		}
 	})

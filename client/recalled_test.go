@@ -12,11 +12,13 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// While the only extent of a cache is recalled nothing that a session evicts gives it memory. It keeps the records, though writers wait.
+// While the only extent of a cache is recalled nothing that a session evicts gives it memory. It keeps the records,
+// though writers wait.
 func TestRecallOfAllMemoryKeepsCache(t *testing.T) {
 	// Nobody does the recall's work, so that it lasts.
 	s, c := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, NoJanitor: true,
-		Namespaces: []devstore.Namespace{{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 4 << 20}}}, client.Options{OpTimeout: 3 * time.Second})
+		Namespaces: []devstore.Namespace{{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 4 << 20}}},
+		client.Options{OpTimeout: 3 * time.Second})
 	ctx := t.Context()
 	value := make([]byte, 16<<10) // so that few keys fill it, and no shard grows
 	for i := range 1000 {
@@ -34,7 +36,8 @@ func TestRecallOfAllMemoryKeepsCache(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_RECALL, Namespace: "default", PgId: st.GetMap().GetPgs()[0].GetId()})
+		_, err = d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_RECALL, Namespace: "default",
+			PgId: st.GetMap().GetPgs()[0].GetId()})
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -20,8 +20,9 @@ func (r *rig) startJanitor() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := janitor.Run(ctx, janitor.Options{Directory: []string{r.dir.Addr()}, Devices: []*rdma.Device{dev}, Provider: r.provider,
-			Poll: 10 * time.Millisecond}); err != nil {
+		if err := janitor.Run(ctx, janitor.Options{Directory: []string{r.dir.Addr()}, Devices: []*rdma.Device{dev},
+			Provider: r.provider,
+			Poll:     10 * time.Millisecond}); err != nil {
 			r.t.Errorf("janitor: %v", err)
 		}
 	})
@@ -60,7 +61,8 @@ func (r *rig) whole(copies int) {
 	eventually(r.t, func() string {
 		st := r.status()
 		for _, pg := range st.GetMap().GetPgs() {
-			if pg.GetState() != dirpb.PGState_PG_ACTIVE || pg.GetJoining() || len(pg.GetMembers()) != copies || pg.GetPlanned() != nil || pg.GetLeaving() != nil {
+			if pg.GetState() != dirpb.PGState_PG_ACTIVE || pg.GetJoining() || len(pg.GetMembers()) != copies ||
+				pg.GetPlanned() != nil || pg.GetLeaving() != nil {
 				return fmt.Sprintf("%v, jobs %v", pg, st.GetJobs())
 			}
 		}
@@ -80,7 +82,8 @@ func TestReplicas(t *testing.T) {
 				t.Parallel()
 				lease := 2 * time.Second
 				r := newRig(t, p, copies+1, lease)
-				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: uint32(copies), BytesPerNode: 8 << 20})
+				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: uint32(copies),
+					BytesPerNode: 8 << 20})
 				r.startJanitor()
 				c := r.client(r.options())
 				ctx := t.Context()
@@ -105,7 +108,8 @@ func TestReplicas(t *testing.T) {
 							t.Fatalf("round %d: put %s: %v", round, key, err)
 						}
 					}
-					t.Logf("round %d: every key read and written %v after the loss", round, time.Since(begin).Round(time.Millisecond))
+					t.Logf("round %d: every key read and written %v after the loss", round,
+						time.Since(begin).Round(time.Millisecond))
 					r.startNode(i)
 					r.whole(copies)
 					l.progress(50)
@@ -130,7 +134,8 @@ func TestGrow(t *testing.T) {
 		t.Run(p, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, p, 2, 2*time.Second)
-			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 2, BytesPerNode: 16 << 20, Shards: 1, Segments: 1, IndexPercent: 1})
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 2, BytesPerNode: 16 << 20, Shards: 1,
+				Segments: 1, IndexPercent: 1})
 			r.startJanitor()
 			c := r.client(r.options())
 			ctx := t.Context()

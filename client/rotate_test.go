@@ -14,8 +14,8 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// TestKeysRotated makes a new key for session tokens every 100 ms, or as soon as everybody has the one before, beside a client that
-// goes on, clients that come and go, and connections that are made anew: nothing fails.
+// TestKeysRotated makes a new key for session tokens every 100 ms, or as soon as everybody has the one before, beside a
+// client that goes on, clients that come and go, and connections that are made anew: nothing fails.
 func TestKeysRotated(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
@@ -39,7 +39,8 @@ func TestKeysRotated(t *testing.T) {
 			}
 			tick := time.NewTicker(100 * time.Millisecond)
 			defer tick.Stop()
-			for deadline := time.Now().Add(60 * time.Second); rotations < want && time.Now().Before(deadline) && !t.Failed(); {
+			for deadline := time.Now().Add(60 * time.Second); rotations < want && time.Now().Before(deadline) &&
+				!t.Failed(); {
 				<-tick.C
 				switch err := r.rotate(false); status.Code(err) {
 				case codes.OK:

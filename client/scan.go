@@ -27,7 +27,6 @@ func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	}
 }
 
-// scanEvent is scan with Events.
 func (c *Client) scanEvent(ctx context.Context, o ScanOptions, yield func(KV, error) bool) {
 	ctx, end := c.beginEvent(ctx, OpEvent{Kind: index.Scan.String()})
 	var failed error
@@ -105,7 +104,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			if o.Match != nil && !o.Match(r.Key) {
 				continue
 			}
-			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf()), Len: lenOf(r)}
+			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry),
+				Type: Type(r.Flags.TypeOf()), Len: lenOf(r)}
 			switch {
 			case o.KeysOnly:
 			case r.Flags&layout.FlagManifest != 0:
@@ -148,7 +148,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		case err != nil:
 			return nil, cur, rounds, err
 		}
-		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags, Type: it.Type, Len: len(it.Value)})
+		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags,
+			Type: it.Type, Len: len(it.Value)})
 	}
 	return kvs, next, rounds, left
 }
@@ -195,7 +196,8 @@ func (c *Client) Count(ctx context.Context) (uint64, error) {
 			tail--
 		}
 		for at := uint32(0); at < sh.Segments; at += step {
-			b, err := tools{c}.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.SegmentSize, int(min(step, sh.Segments-at))*layout.SegmentSize)
+			b, err := tools{c}.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.SegmentSize,
+				int(min(step, sh.Segments-at))*layout.SegmentSize)
 			if err != nil {
 				return 0, err
 			}

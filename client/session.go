@@ -1,15 +1,10 @@
 package client
 
 import (
-	"cmp"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,12 +13,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvd-project/kvd/internal/alarm"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
-	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -71,9 +64,10 @@ type sess struct {
 	expiries []expiries // by lane: what was put, for the sweep
 	counted  bool       // its lanes are in Client.mu.past; guarded by Client.mu
 	status   statusWords
-	replaced chan struct{}         // closed when the Client has another session, or none for good
-	missing  chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more
-	refusal  atomic.Pointer[error] // why, from before missing is closed
+	replaced chan struct{} // closed when the Client has another session, or none for good
+	// closed when there is none, since the namespace was deleted or lets this client in no more
+	missing chan struct{}
+	refusal atomic.Pointer[error] // why, from before missing is closed
 }
 
 // openSession opens a session, waits for its first map and puts it in force. was is the namespace of the
@@ -92,12 +86,14 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		case codes.NotFound:
 			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, dirclient.Message(err))
 		case codes.PermissionDenied, codes.Unauthenticated:
-			return nil, fmt.Errorf("%w: %s", ErrForbidden, strings.TrimPrefix(dirclient.Message(err), ErrForbidden.Error()+": "))
+			return nil, fmt.Errorf("%w: %s", ErrForbidden,
+				strings.TrimPrefix(dirclient.Message(err), ErrForbidden.Error()+": "))
 		}
 		// A session that was opened unheard dies by itself; no operation has begun.
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, host: hostid.ID(), due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, host: hostid.ID(), due: make(chan struct{}, 1),
+		ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
@@ -110,20 +106,25 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = engine.NewCore(engine.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
+		FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
+		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring,
+		Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}
 	s.core.SetEpoch(rep.Epoch)
 	seq := s.core.BeginRenew()
 	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
-	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term, ReadOnly: c.o.ReadOnly, Token: rep.Token, TokenNumber: rep.TokenNumber,
-		RefusedPause: int64(50 * time.Millisecond), FencePause: int64(20 * time.Millisecond), SplitPause: int64(100 * time.Millisecond),
-		DialPause: int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond), DownPause: int64(20 * time.Millisecond)})
+	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term,
+		ReadOnly: c.o.ReadOnly, Token: rep.Token, TokenNumber: rep.TokenNumber,
+		RefusedPause: int64(50 * time.Millisecond), FencePause: int64(20 * time.Millisecond),
+		SplitPause: int64(100 * time.Millisecond),
+		DialPause:  int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond),
+		DownPause: int64(20 * time.Millisecond)})
 	s.expiries = make([]expiries, lanes)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if !c.o.ReadOnly && !c.o.NoEviction {
@@ -151,380 +152,10 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	return nil, fmt.Errorf("%w: no map for namespace %q: %w", ErrUnavailable, c.o.Namespace, context.Cause(s.ctx))
 }
 
-// ---- map -------------------------------------------------------------------
-
-// watch follows the map for as long as the session lives, and installs every version that the directory sends.
-func (s *sess) watch() {
-	err := s.c.dir.WatchMap(s.ctx, s.id, 0, func(m *dirpb.Map) error {
-		if m.GetRenew() {
-			s.agenda.Called()
-			s.wake()
-			return nil
-		}
-		if err := s.install(m); err != nil {
-			s.c.o.Logger.Error("map refused", "version", m.GetVersion(), "err", err)
-		}
-		return nil
-	})
-	if s.ctx.Err() == nil {
-		s.lost(fmt.Errorf("watch map: %w", err))
-	}
-}
-
-// install checks a map, which is hostile until then, and makes it the view.
-func (s *sess) install(m *dirpb.Map) error {
-	v, err := engine.ViewOf(m, s.nsID)
-	if err != nil {
-		return err
-	}
-	nodes := make(map[uint32]*dirpb.Node, len(m.GetNodes()))
-	for _, n := range m.GetNodes() {
-		nodes[n.GetId()] = n
-	}
-	for _, n := range m.GetNamespaces() {
-		if n.GetId() == s.nsID {
-			s.seed.Store(n.GetHashSeed())
-			s.limit.Store(n.GetLimitBytes())
-			s.evicts.Store(n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE)
-		}
-	}
-	s.mu.Lock()
-	s.mu.nodes = nodes
-	s.mu.Unlock()
-	s.core.InstallView(v)
-	for _, l := range s.core.Lanes() {
-		l.Visit()
-	}
-	s.agenda.NewMap()
-	s.wake()
-	if len(v.Shards) > 0 {
-		s.once.Do(func() { close(s.ready) })
-	}
-	return nil
-}
-
-// WantMap: the watch brings every version by itself; waiting tasks try again.
-func (s *sess) WantMap(uint64) { s.stir() }
-
-// ---- lease, reclaim epoch, memory ------------------------------------------------
-
-// control performs the session's agenda, until the session ends.
-func (s *sess) control() {
-	t := alarm.NewTimer(0)
-	defer t.Stop()
-	for s.ctx.Err() == nil {
-		s.pumpIdle()
-		asks := s.agenda.Due(s.oldest)
-		if len(asks) == 1 && s.agenda.Next() == math.MaxInt64 {
-			if !s.performAlone(asks[0]) {
-				return
-			}
-			continue
-		}
-		s.turn.Lock()
-		s.turn.begun += uint64(len(asks))
-		s.turn.Unlock()
-		for _, ask := range asks {
-			s.wg.Go(func() { s.perform(ask); s.wake() })
-		}
-		t.Reset(max(time.Duration(s.agenda.Next()-engine.Nanos()), 0))
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-t.C:
-		case <-s.due:
-		}
-	}
-}
-
-// performAlone performs the only ask that is due when nothing else will be until something
-// happens. To start a goroutine for it, and to be woken by that, would wake two more threads of an idle process.
-// It returns false if something has happened meanwhile: then there is another goroutine that controls.
-func (s *sess) performAlone(ask session.Ask) bool {
-	s.turn.Lock()
-	s.turn.away = true
-	s.turn.alone++
-	s.turn.Unlock()
-	select {
-	case <-s.due: // before it was away
-		s.wake()
-	default:
-	}
-	s.perform(ask)
-	s.turn.Lock()
-	back := s.turn.away
-	s.turn.away = false
-	s.turn.Unlock()
-	if !back {
-		s.wake() // it has looked at the agenda before the answer came
-	}
-	return back
-}
-
-// wakeIf has control look at the agenda if that has changed.
-func (s *sess) wakeIf(changed bool) {
-	if changed {
-		s.wake()
-	}
-}
-
-// wake has control look at the agenda.
-func (s *sess) wake() {
-	s.turn.Lock()
-	if s.turn.away {
-		s.turn.away = false
-		s.turn.begun++
-		s.wg.Go(s.control) // one that is away is counted until it sees this
-	}
-	s.turn.Unlock()
-	select {
-	case s.due <- struct{}{}:
-	default:
-	}
-}
-
-// stir has a quiet session renew its lease as often as others: an operation waits, and
-// renewals make it look again.
-func (s *sess) stir() { s.wakeIf(s.agenda.Stir()) }
-
-// pumpIdle has idle lanes look at the map, and notes whether any is not idle.
-func (s *sess) pumpIdle() {
-	performed, busy := uint64(0), false
-	for _, l := range s.core.Lanes() {
-		if !l.TryOwn() {
-			busy = true
-			continue
-		}
-		l.Turn()
-		busy = busy || l.Active() > 0
-		performed += l.Performed()
-		l.HandOver()
-	}
-	if busy || performed != s.performed {
-		s.performed = performed
-		s.agenda.Busy()
-	}
-}
-
-// perform asks the directory, or a memory node, and tells the agenda what came of it.
-func (s *sess) perform(ask session.Ask) {
-	switch ask.Kind {
-	case session.AskRenew:
-		s.renewOnce(ask)
-	case session.AskGrant:
-		s.grantOnce(ask)
-	case session.AskFence:
-		s.fenceOnce(ask)
-	case session.AskSplit:
-		s.splitOnce(ask)
-	case session.AskHangup:
-		s.closeQP(ask)
-		s.agenda.Answer(ask, session.Reply{})
-	case session.AskDial:
-		s.dialOnce(ask)
-	}
-}
-
-// renewOnce performs one renewal. Tries after the first are renewals of their own, as the first may have been served.
-func (s *sess) renewOnce(ask session.Ask) {
-	ctx, cancel := alarm.WithTimeout(s.ctx, time.Duration(ask.Within))
-	defer cancel()
-	var r session.Reply
-	tries := 0
-	back := s.status.back()
-	r.Err = s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-		if tries++; tries > 1 {
-			ask = s.agenda.Again(ask)
-		}
-		ask.Renew.StatusBack = back
-		r.Sent = engine.Nanos()
-		r.Renew, err = dc.Renew(ctx, ask.Renew)
-		return err
-	})
-	s.agenda.Answer(ask, r)
-	if r.Err == nil {
-		s.status.heard(back)
-		for _, l := range s.core.Lanes() {
-			s.sweep(l)
-		}
-		return
-	}
-	if s.ctx.Err() == nil {
-		switch status.Code(r.Err) {
-		case codes.NotFound, codes.PermissionDenied:
-			s.lost(r.Err)
-			return
-		}
-		s.c.o.Logger.Warn("lease not renewed", "session", s.id, "err", r.Err)
-	}
-}
-
-// oldest is the least reclaim epoch at the start of any operation in flight.
-func (s *sess) oldest() (epoch uint64, ok bool) {
-	for _, l := range s.core.Lanes() {
-		if e, some := l.Under(); some && (!ok || e < epoch) {
-			epoch, ok = e, true
-		}
-	}
-	return epoch, ok
-}
-
-// sweep lets an idle lane release its limbo and give places back to lanes that
-// starve; a busy one is told and does so itself.
-func (s *sess) sweep(l *engine.Lane) {
-	if l.TryOwn() {
-		l.GiveBack(false)
-		l.Turn()
-		l.HandOver()
-		return
-	}
-	l.Deliver(func(*engine.Lane) {})
-}
-
-var errSessionLost = errors.New("session lost")
-
-// lost ends the session from outside; the Client opens another.
-func (s *sess) lost(err error) {
-	if !s.core.End() {
-		return
-	}
-	s.c.o.Logger.Warn("session lost", "session", s.id, "err", err)
-	early := s.opened.CompareAndSwap(0, 2) // openSession says so
-	s.cancel(fmt.Errorf("%w: %w", errSessionLost, err))
-	if !early && s.opened.Load() == 1 {
-		s.c.reopen(s)
-	}
-}
-
-// ---- connections -------------------------------------------------------------
-
-// WantConn has the agenda replace a connection.
-func (s *sess) WantConn(l *engine.Lane, node uint32) {
-	s.agenda.WantConn(l, node)
-	s.wake()
-}
-
-// dialOnce connects a lane to a memory node. The lane's owner takes the queue pair over.
-func (s *sess) dialOnce(ask session.Ask) {
-	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
-	s.mu.Lock()
-	news, was := false, s.mu.connErr[ask.Node]
-	if s.mu.connErr[ask.Node] = err; err == nil {
-		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
-		s.mu.provider[ask.Node] = how
-	}
-	s.mu.Unlock()
-	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
-		s.c.o.Logger.Warn("a process that is no memory node answers at a memory node's address", "node", ask.Node, "err", err)
-	}
-	if news {
-		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", how)
-	}
-	s.agenda.Answer(ask, session.Reply{QP: qp, Dev: dev, Incarnation: inc, Err: err, Lost: errors.Is(err, errNoProvider)})
-}
-
-// closeQP closes a queue pair, without waiting for its peer once that is declared
-// lost.
-func (s *sess) closeQP(ask session.Ask) {
-	closed := make(chan struct{})
-	go func() {
-		_ = ask.QP.Close()
-		close(closed)
-	}()
-	t := time.NewTicker(5 * time.Millisecond)
-	defer t.Stop()
-	for {
-		select {
-		case <-closed:
-			return
-		case <-t.C:
-			if !s.agenda.Has(ask.Node, ask.Incarnation, ask.Version) {
-				_ = ask.QP.Abort()
-				<-closed
-				return
-			}
-		}
-	}
-}
-
-// onLane runs f on the lane and waits for it; false if the session ended first.
-func (s *sess) onLane(l *engine.Lane, f func(*engine.Lane)) bool {
-	done := make(chan struct{})
-	l.Deliver(func(l *engine.Lane) { f(l); close(done) })
-	l.Visit()
-	select {
-	case <-done:
-		return true
-	case <-s.ctx.Done():
-		return false
-	}
-}
-
-var errNoProvider = errors.New("no provider in common")
-
-// via says by what way verbs go; see Stats.Connections.
-func via(provider string, by dirpb.AtomicsBy, agent bool) string {
-	switch {
-	case agent || by == dirpb.AtomicsBy_ATOMICS_BY_AGENT:
-		return provider + " (CAS by the memory node's agent)"
-	case by == dirpb.AtomicsBy_ATOMICS_BY_PROXY:
-		return provider + " (CAS proxied to the adapter)"
-	}
-	return provider
-}
-
-// dial connects to the node with the best provider that both ends have and the
-// node admits.
-func (s *sess) dial(l *engine.Lane, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
-	s.mu.Lock()
-	n := s.mu.nodes[id]
-	s.mu.Unlock()
-	if n == nil {
-		return nil, 0, "", 0, fmt.Errorf("memory node %d is not in the map", id)
-	}
-	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), uint32(l.ID()))
-	var errs []error
-	tried := false
-	for i, d := range s.c.o.Devices {
-		if p := s.c.o.Provider; p != "" && p != d.Name() {
-			continue
-		}
-		if d.Name() == "shm" && !hostid.Same(n.GetHostId(), s.host) {
-			errs = append(errs, errors.New("shm: on another host"))
-			continue
-		}
-		for _, e := range n.GetEndpoints() {
-			if e.GetProvider() != d.Name() {
-				continue
-			}
-			tried = true
-			ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
-			qp, err := d.Dial(ctx, s.core.PD(i), l.CQ(i), e.GetAddr(), private)
-			cancel()
-			if err == nil {
-				return qp, i, via(d.Name(), e.GetAtomics(), qp.AtomicsByAgent()), n.GetIncarnation(), nil
-			}
-			errs = append(errs, err)
-		}
-	}
-	err = errors.Join(errs...)
-	if !tried {
-		want := s.c.o.Provider
-		if want == "" {
-			want = "any of this client's"
-		}
-		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
-			cmp.Or(err, errors.New("none tried")))
-	}
-	return nil, 0, "", 0, err
-}
-
-// ---- memory ------------------------------------------------------------------
-
-// WantMemory has the agenda ask the directory for a run.
 func (s *sess) WantMemory(pg, units uint32) {
 	s.stir()
-	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil && v.PGs[pg].AccessOff != 0 {
+	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil &&
+		v.PGs[pg].AccessOff != 0 {
 		s.evictor.starves(pg, units) // which asks the directory again now and then
 		return
 	}
@@ -561,7 +192,6 @@ func (s *sess) grantOnce(ask session.Ask) {
 	}
 }
 
-// WantFenced has the agenda ask whether a lock's owner is confirmed fenced.
 func (s *sess) WantFenced(id uint32) { s.wakeIf(s.agenda.WantFenced(id)) }
 
 // fenceOnce asks whether another session is fenced: until it is, its locks are not broken.
@@ -576,7 +206,6 @@ func (s *sess) fenceOnce(ask session.Ask) {
 	s.agenda.Answer(ask, r)
 }
 
-// WantSplit has the agenda ask the directory to split a shard that fills up.
 func (s *sess) WantSplit(shard uint32) { s.wakeIf(s.agenda.WantSplit(shard)) }
 
 // splitOnce tells the directory of a shard that lacks room. The map brings the answer.
@@ -598,8 +227,6 @@ func (s *sess) splitOnce(ask session.Ask) {
 	}
 }
 
-// ---- end ---------------------------------------------------------------------
-
 // close ends the session: operations under way get until ctx, queue pairs are
 // closed, memory goes back. A lost session (ctx of it cancelled) only frees what
 // is local; the directory fences it. It is idempotent.
@@ -607,8 +234,8 @@ func (s *sess) close(ctx context.Context) {
 	s.closing.Do(func() { s.end(ctx) })
 }
 
-// end closes the session in the order that loses nothing: no more operations, then no more grants, then what the session holds is
-// handed back with its end, and only then its connections and memory go.
+// end closes the session in the order that loses nothing: no more operations, then no more grants, then what the
+// session holds is handed back with its end, and only then its connections and memory go.
 func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
 	settled := s.status.drain(ctx)
@@ -630,7 +257,8 @@ func (s *sess) end(ctx context.Context) {
 		hold()
 	}
 	// Memory that a grant under way brings is to go back with the rest.
-	for end := time.Now().Add(endGrants); graceful && !s.agenda.Ending() && ctx.Err() == nil && s.ctx.Err() == nil && time.Now().Before(end); {
+	for end := time.Now().Add(endGrants); graceful && !s.agenda.Ending() && ctx.Err() == nil && s.ctx.Err() == nil &&
+		time.Now().Before(end); {
 		time.Sleep(200 * time.Microsecond)
 	}
 	// Owners of lanes give up now; a lane's buffers must not go before its owner.

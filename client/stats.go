@@ -126,12 +126,13 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.wentBy(x.went, session.Counts{})
 }
 
-// into shows the totals in the fields of the public Stats.
 func (t *laneTotals) into(st *Stats) {
 	for k := index.Get; k < index.NumKinds; k++ {
 		st.Ops[k.String()], st.Rounds[k.String()] = t.ops[k], t.rounds[k]
 	}
-	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes, st.Mended = t.verbs, t.cacheHits, t.casLosses, t.unknown, t.notes, t.mended
-	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned, t.went.Received, t.went.Refused
+	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes, st.Mended = t.verbs, t.cacheHits, t.casLosses,
+		t.unknown, t.notes, t.mended
+	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned,
+		t.went.Received, t.went.Refused
 	st.LostUnits, st.MemoryWaits = t.leaked, t.memoryWaits
 }

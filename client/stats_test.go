@@ -12,7 +12,8 @@ import (
 // not fall when their sessions end.
 func TestStatsOfMemoryThatGoesHome(t *testing.T) {
 	st, a := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20}, client.Options{})
-	b, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: "shm"})
+	b, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(),
+		Provider: "shm"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,8 @@ func TestStatsOfMemoryThatGoesHome(t *testing.T) {
 	eventually(t, func() string {
 		x, y := a.Stats(), b.Stats()
 		if x.ReceivedUnits != live || y.HandedBackUnits != live || y.ForeignUnits != 0 || x.RefusedUnits != 0 {
-			return fmt.Sprintf("of %d units %d were handed back and %d received, %d refused, %d are foreign", live, y.HandedBackUnits, x.ReceivedUnits, x.RefusedUnits, y.ForeignUnits)
+			return fmt.Sprintf("of %d units %d were handed back and %d received, %d refused, %d are foreign", live,
+				y.HandedBackUnits, x.ReceivedUnits, x.RefusedUnits, y.ForeignUnits)
 		}
 		return ""
 	})
@@ -45,7 +47,8 @@ func TestStatsOfMemoryThatGoesHome(t *testing.T) {
 			t.Error(err)
 		}
 		after := c.Stats()
-		if after.HandedBackUnits < before.HandedBackUnits || after.ReturnedUnits < before.ReturnedUnits+before.FreeUnits ||
+		if after.HandedBackUnits < before.HandedBackUnits || after.ReturnedUnits < before.ReturnedUnits+
+			before.FreeUnits ||
 			after.ReceivedUnits < before.ReceivedUnits || after.MemoryWaits < before.MemoryWaits {
 			t.Errorf("before it closed: %+v\nafter: %+v", before, after)
 		}

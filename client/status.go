@@ -85,8 +85,8 @@ func (w *statusWords) take(ctx context.Context, pg uint32) (*statusWord, error) 
 	}
 }
 
-// tryTake takes a word that is free. Otherwise changed is closed when there may be one, or the caller is to ask for another block: there
-// are ask of them.
+// tryTake takes a word that is free. Otherwise changed is closed when there may be one, or the caller is to ask for
+// another block: there are ask of them.
 func (w *statusWords) tryTake(pg uint32) (x *statusWord, changed <-chan struct{}, ask int, err error) {
 	v := w.s.core.View()
 	p := v.PG(pg)
@@ -139,20 +139,25 @@ func (w *statusWords) ask(ctx context.Context, pg uint32, held int) (err error) 
 		return err
 	}
 	if b.GetGeneration() != q.generation {
-		return fmt.Errorf("%w: placement group %d has lost its memory", engine.ErrLease, pg) // the map is about to say so
+		// the map is about to say so
+		return fmt.Errorf("%w: placement group %d has lost its memory", engine.ErrLease, pg)
 	}
 	if slices.Contains(q.blocks, b.GetOffset()) {
-		return fmt.Errorf("%w: the directory granted the status block at %#x of placement group %d twice", ErrUnavailable, b.GetOffset(), pg)
+		return fmt.Errorf("%w: the directory granted the status block at %#x of placement group %d twice",
+			ErrUnavailable, b.GetOffset(), pg)
 	}
 	q.blocks = append(q.blocks, b.GetOffset())
 	for i, x := range slices.Backward(words) { // the first one is taken first
-		// The last owner may have begun the next transaction, and an intent of that be lost with the only copy, which somebody has read.
-		// It says nothing, so this owner begins with the one after it.
+		// The last owner may have begun the next transaction, and an intent of that be lost with the only copy, which
+		// somebody has read. It says nothing, so this owner begins with the one after it.
 		seq := x.Seq() + 1
 		if seq >= layout.MaxStatusSeq-1 {
 			continue
 		}
-		q.free = append(q.free, &statusWord{word: x, at: index.StatusAt{PG: pg, Generation: q.generation, Off: b.GetOffset() + layout.SlotOff(i), Seq: seq}})
+		q.free = append(
+			q.free, &statusWord{
+				word: x, at: index.StatusAt{PG: pg, Generation: q.generation, Off: b.GetOffset() + layout.SlotOff(i),
+					Seq: seq}})
 	}
 	return nil
 }
@@ -181,21 +186,25 @@ func (w *statusWords) grant(ctx context.Context, pg uint32, held int) (*dirpb.St
 		return b, nil, nil
 	}
 	end := p.IndexBytes
-	if off := b.GetOffset(); b.GetPgId() != pg || off%layout.GroupSize != 0 || off < layout.RegionPageSize || off > end-layout.GroupSize {
-		return nil, nil, fmt.Errorf("%w: the directory granted a status block at %#x of placement group %d, whose index ends at %#x", ErrUnavailable, off, b.GetPgId(), end)
+	if off := b.GetOffset(); b.GetPgId() != pg || off%layout.GroupSize != 0 || off < layout.RegionPageSize ||
+		off > end-layout.GroupSize {
+		return nil, nil, fmt.Errorf("%w: the directory granted a status block at %#x of placement group %d, whose "+
+			"index ends at %#x", ErrUnavailable, off, b.GetPgId(), end)
 	}
 	words, err := w.readBlock(ctx, b)
 	return b, words, err
 }
 
-// readBlock reads the words of a block at the head, and brings the other replicas up: their last owner may have died in between.
+// readBlock reads the words of a block at the head, and brings the other replicas up: their last owner may have died in
+// between.
 func (w *statusWords) readBlock(ctx context.Context, b *dirpb.StatusBlock) ([]layout.Status, error) {
 	var calls [layout.GroupSlots]call
 	var txns [layout.GroupSlots]index.Txn
 	reqs := make([]*engine.Op, len(calls))
 	for i := range calls {
 		q := &calls[i]
-		txns[i].Status = index.StatusAt{PG: b.GetPgId(), Generation: b.GetGeneration(), Off: b.GetOffset() + layout.SlotOff(i), Seq: 1}
+		txns[i].Status = index.StatusAt{PG: b.GetPgId(), Generation: b.GetGeneration(), Off: b.GetOffset() +
+			layout.SlotOff(i), Seq: 1}
 		q.Kind, q.Lane, q.Asker, q.item, q.Txn = index.Decide, 1, q, &q.own, &txns[i]
 		reqs[i] = &q.Op
 	}
@@ -216,7 +225,8 @@ func (w *statusWords) readBlock(ctx context.Context, b *dirpb.StatusBlock) ([]la
 	return words, nil
 }
 
-// put gives back a word that no intent names. aside: one that some intent may name still, or come to name; nobody uses it again.
+// put gives back a word that no intent names. aside: one that some intent may name still, or come to name; nobody uses
+// it again.
 func (w *statusWords) put(x *statusWord, aside bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -273,8 +283,8 @@ func (w *statusWords) end() {
 	w.mu.closing, w.mu.ended = true, true
 }
 
-// back gives the blocks that the session can give back: it has none to write to in their placement groups any more. They are
-// named until the directory has heard of them.
+// back gives the blocks that the session can give back: it has none to write to in their placement groups any more.
+// They are named until the directory has heard of them.
 func (w *statusWords) back() (list []*dirpb.StatusBlock) {
 	v := w.s.core.View()
 	w.mu.Lock()
@@ -285,7 +295,9 @@ func (w *statusWords) back() (list []*dirpb.StatusBlock) {
 			delete(w.mu.pgs, id) // its memory has gone
 			continue
 		}
-		if q.given == 0 && !q.asking && len(q.blocks) > 0 && !slices.ContainsFunc(v.Shards, func(s engine.Shard) bool { return s.PG == p }) {
+		if q.given == 0 && !q.asking && len(q.blocks) > 0 && !slices.ContainsFunc(v.Shards, func(s engine.Shard) bool {
+			return s.PG == p
+		}) {
 			for _, off := range q.blocks {
 				q.leaving = append(q.leaving, &dirpb.StatusBlock{PgId: id, Generation: q.generation, Offset: off})
 			}
@@ -302,7 +314,9 @@ func (w *statusWords) heard(list []*dirpb.StatusBlock) {
 	defer w.mu.Unlock()
 	for _, b := range list {
 		if q := w.mu.pgs[b.GetPgId()]; q != nil && q.generation == b.GetGeneration() {
-			q.leaving = slices.DeleteFunc(q.leaving, func(x *dirpb.StatusBlock) bool { return x.GetOffset() == b.GetOffset() })
+			q.leaving = slices.DeleteFunc(q.leaving, func(x *dirpb.StatusBlock) bool {
+				return x.GetOffset() == b.GetOffset()
+			})
 			q.wakeLocked()
 		}
 	}

@@ -30,7 +30,8 @@ func TestStoreOfShortLives(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, p, 1, 5*time.Second)
 			const limit = 8 << 20
-			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, LimitBytes: limit})
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1,
+				BytesPerNode: 24 << 20, LimitBytes: limit})
 			c := r.client(r.options())
 			// Half of the memory is live: a put waits until that half a memory before it has expired.
 			const half, puts = limit / (sweepUnits * 64) / 2, 11 * limit / (sweepUnits * 64)
@@ -42,12 +43,14 @@ func TestStoreOfShortLives(t *testing.T) {
 					<-time.After(d)
 				}
 				*end = time.Now().Add(time.Second)
-				if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), value, client.PutOptions{TTL: time.Second}); err != nil {
+				if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), value,
+					client.PutOptions{TTL: time.Second}); err != nil {
 					t.Fatalf("put %d of %d: %v", i, puts, err)
 				}
 			}
 			st := c.Stats()
-			t.Logf("%d puts in %v; %d expired; %d units granted, %d live, %d free, %d limbo", puts, time.Since(begin), st.Expired, st.GrantedUnits, st.LiveUnits, st.FreeUnits, st.LimboUnits)
+			t.Logf("%d puts in %v; %d expired; %d units granted, %d live, %d free, %d limbo", puts, time.Since(begin),
+				st.Expired, st.GrantedUnits, st.LiveUnits, st.FreeUnits, st.LimboUnits)
 			if st.Evicted != 0 || st.EvictedBytes != st.Expired*sweepUnits*64 {
 				t.Errorf("%d evicted, %d expired, together of %d bytes", st.Evicted, st.Expired, st.EvictedBytes)
 			}
@@ -61,7 +64,8 @@ func TestStoreOfAnothersExpired(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "shm", 1, 5*time.Second)
 	const limit = 8 << 20
-	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20, LimitBytes: limit})
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: storeMode, Replicas: 1, BytesPerNode: 24 << 20,
+		LimitBytes: limit})
 	o := r.options()
 	o.NoEviction = true
 	a := r.client(o)
@@ -86,7 +90,8 @@ func TestStoreOfAnothersExpired(t *testing.T) {
 	done, begin := 0, time.Now()
 	eventually(t, func() string {
 		for ; done < left/2; done++ {
-			if _, err := b.Put(t.Context(), fmt.Appendf(nil, "b%d", done), value, client.PutOptions{}); errors.Is(err, client.ErrFull) {
+			if _, err := b.Put(t.Context(), fmt.Appendf(nil, "b%d", done), value, client.PutOptions{}); errors.Is(
+				err, client.ErrFull) {
 				return fmt.Sprintf("%d of %d puts: %v", done, left/2, err)
 			} else if err != nil {
 				t.Fatal(err)
@@ -95,7 +100,8 @@ func TestStoreOfAnothersExpired(t *testing.T) {
 		return ""
 	})
 	st := b.Stats()
-	t.Logf("%d records filled the store; another client wrote %d in %v, and swept %d", left, done, time.Since(begin), st.Expired)
+	t.Logf("%d records filled the store; another client wrote %d in %v, and swept %d", left, done, time.Since(begin),
+		st.Expired)
 	for i := 0; i < left; i += 10 {
 		if _, err := b.Get(t.Context(), fmt.Appendf(nil, "a%d", i)); err != nil {
 			t.Fatalf("record %d, which has not expired: %v", i, err)
@@ -172,7 +178,8 @@ func TestSweepRemembers(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "shm", 1, 5*time.Second)
 			// 30,720 slots in home groups. At rest the way round them takes 7 s in a store.
-			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 24 << 20, Shards: 1, Segments: 64})
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 24 << 20,
+				Shards: 1, Segments: 64})
 			c := r.client(r.options())
 			const keys, some = 23_000, 400 // one in 15 of the last ones is in a stash
 			for i := range keys {

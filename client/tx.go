@@ -13,7 +13,8 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// A transaction has at most MaxTxnKeys keys, sixteen times as many if it writes nothing. Its keys and the values that it writes have at most MaxTxnBytes.
+// A transaction has at most MaxTxnKeys keys, sixteen times as many if it writes nothing. Its keys and the values that
+// it writes have at most MaxTxnBytes.
 const (
 	MaxTxnKeys  = 1024
 	MaxTxnBytes = 64 << 20
@@ -41,7 +42,8 @@ type Tx struct {
 	at    map[string]int // of ops, by key; nil while there are fewTxKeys of them at most
 	err   error
 
-	// ahead is what is known of keys that the try before has named, before this one does; with instant all of it was there at one.
+	// ahead is what is known of keys that the try before has named, before this one does; with instant all of it was
+	// there at one.
 	ahead   map[string]Item
 	instant bool
 	// seen is what confirm has found of all keys, for the next try.
@@ -59,7 +61,6 @@ type Tx struct {
 // fewTxKeys is how many keys are looked for one by one.
 const fewTxKeys = 4
 
-// txKey is what a transaction knows of a key.
 type txKey struct {
 	item     Item // if it was read; Version 0: there was nothing
 	read     bool
@@ -136,16 +137,19 @@ func timeOf(c API) time.Duration {
 	return txnTime
 }
 
-// contended is err, or, if that is the end of the transaction's own time, what it comes from. An unknown outcome stays one.
+// contended is err, or, if that is the end of the transaction's own time, what it comes from. An unknown outcome stays
+// one.
 func contended(ctx context.Context, err error, tries int, began time.Time) error {
 	if err == nil || !errors.Is(context.Cause(ctx), errTxnTime) || errors.Is(err, ErrUnknownOutcome) {
 		return err
 	}
-	return fmt.Errorf("%w: what it reads has changed %d times in %v, nothing was done", ErrTxnContended, tries, time.Since(began).Round(time.Millisecond))
+	return fmt.Errorf("%w: what it reads has changed %d times in %v, nothing was done", ErrTxnContended, tries,
+		time.Since(began).Round(time.Millisecond))
 }
 
-// follow makes what last, the try before, has named known to this one: by what last has found when it was refused, by reading it again in one round trip, or
-// by having the store keep it. A key that cannot be read is left to the function.
+// follow makes what last, the try before, has named known to this one: by what last has found when it was refused, by
+// reading it again in one round trip, or by having the store keep it. A key that cannot be read is left to the
+// function.
 func (tx *Tx) follow(last *Tx, tries int) error {
 	reads := !last.writes()
 	if reads && tries >= txnReads {
@@ -226,7 +230,6 @@ func (tx *Tx) snapshot(last *Tx) error {
 	return nil
 }
 
-// writes reports whether the transaction does more than read.
 func (tx *Tx) writes() bool {
 	return slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
 }
@@ -270,11 +273,10 @@ func (tx *Tx) place(key []byte) int {
 	return i
 }
 
-// op is the Op of key.
 func (tx *Tx) op(key []byte) *Op { return &tx.ops[tx.place(key)] }
 
-// Get is what key is to this transaction: what it wrote last, else what the store has. The Item is the transaction's, and may not be changed. A
-// value of any type is given: look at Item.Type.
+// Get is what key is to this transaction: what it wrote last, else what the store has. The Item is the transaction's,
+// and may not be changed. A value of any type is given: look at Item.Type.
 func (tx *Tx) Get(key []byte) (Item, error) {
 	if err := tx.load(key); err != nil {
 		return Item{}, err
@@ -301,7 +303,9 @@ func (tx *Tx) load(keys ...[]byte) error {
 	ops := tx.few.loads[:0]
 	for _, k := range keys {
 		i := tx.find(k)
-		if i >= 0 && (tx.known[i].read || tx.ops[i].Kind != OpKeep) || slices.ContainsFunc(ops, func(o Op) bool { return bytes.Equal(o.Key, k) }) {
+		if i >= 0 && (tx.known[i].read || tx.ops[i].Kind != OpKeep) || slices.ContainsFunc(ops, func(o Op) bool {
+			return bytes.Equal(o.Key, k)
+		}) {
 			continue
 		}
 		if it, ok := tx.ahead[string(k)]; ok {
@@ -323,7 +327,6 @@ func (tx *Tx) load(keys ...[]byte) error {
 	return nil
 }
 
-// found notes what was read of key.
 func (tx *Tx) found(key []byte, it Item) {
 	i := tx.place(key)
 	w := &tx.known[i]
@@ -408,9 +411,10 @@ func (tx *Tx) agree() (known bool, err error) {
 	return true, err
 }
 
-// confirm makes sure that all that was read was there at one time. No two writes share a version: a key that has the same one again has had it all the
-// while. A key that is absent again may have come and gone, and others with it, so that the store has to keep it absent: at the
-// instant at which it does, the others are what they were before and are afterwards.
+// confirm makes sure that all that was read was there at one time. No two writes share a version: a key that has the
+// same one again has had it all the while. A key that is absent again may have come and gone, and others with it, so
+// that the store has to keep it absent: at the instant at which it does, the others are what they were before and are
+// afterwards.
 func (tx *Tx) confirm() error {
 	var absent, present []Op
 	var which [2][]*Op
@@ -489,7 +493,8 @@ func checkTxn(ops []Op) error {
 	return nil
 }
 
-// duplicates tells whether the key of ops[i] is that of an earlier one, for each i in turn. A few are compared without more ado.
+// duplicates tells whether the key of ops[i] is that of an earlier one, for each i in turn. A few are compared without
+// more ado.
 func duplicates(ops []Op) func(i int) bool {
 	if len(ops) <= 16 {
 		return func(i int) bool {

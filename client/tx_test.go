@@ -14,7 +14,8 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// TestTxn: a transaction sees its own writes, happens as a whole, runs again if what it read has changed, and not if what it requires does not hold.
+// TestTxn: a transaction sees its own writes, happens as a whole, runs again if what it read has changed, and not if
+// what it requires does not hold.
 func TestTxn(t *testing.T) {
 	s := clienttest.New(clienttest.Options{})
 	ctx := t.Context()
@@ -94,7 +95,10 @@ func TestTxn(t *testing.T) {
 	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); return mine }); !errors.Is(err, mine) {
 		t.Error(err)
 	}
-	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Put(a, nil, client.PutOptions{TTL: -1}); return nil }); !errors.Is(err, client.ErrInvalid) {
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		tx.Put(a, nil, client.PutOptions{TTL: -1})
+		return nil
+	}); !errors.Is(err, client.ErrInvalid) {
 		t.Error(err)
 	}
 	s.Fail(func(_ context.Context, o *client.Op) clienttest.Fault {
@@ -103,10 +107,18 @@ func TestTxn(t *testing.T) {
 		}
 		return clienttest.Fault{}
 	})
-	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); tx.Delete(b); return nil }); !errors.Is(err, client.ErrUnavailable) || get("a") != "4" {
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		tx.Delete(a)
+		tx.Delete(b)
+		return nil
+	}); !errors.Is(err, client.ErrUnavailable) || get("a") != "4" {
 		t.Errorf("%v, a is %s", err, get("a"))
 	}
-	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); _, err := tx.Get(b); return err }); !errors.Is(err, client.ErrUnavailable) {
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		tx.Delete(a)
+		_, err := tx.Get(b)
+		return err
+	}); !errors.Is(err, client.ErrUnavailable) {
 		t.Error(err)
 	}
 	s.Fail(nil)
@@ -156,11 +168,21 @@ func TestTxn(t *testing.T) {
 		t.Errorf("%v after %d runs", err, runs)
 	}
 	s.Fail(nil)
-	if err := client.Txn(ctx, s, func(tx *client.Tx) error { _, err := tx.Get(a); put("a", "6"); return err }); err != nil {
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		_, err := tx.Get(a)
+		put("a", "6")
+		return err
+	}); err != nil {
 		t.Errorf("one key: %v", err)
 	}
 	runs = 0
-	if err := client.Txn(ctx, s, func(tx *client.Tx) error { runs++; _, err := tx.Get(a); tx.Delete(b); put("a", "7"); return err }); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || get("b") != "3" {
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		runs++
+		_, err := tx.Get(a)
+		tx.Delete(b)
+		put("a", "7")
+		return err
+	}); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || get("b") != "3" {
 		t.Errorf("%v after %d runs, b is %s", err, runs, get("b"))
 	}
 }
@@ -183,8 +205,9 @@ func (a *trips) MultiCAS(ctx context.Context, ops []client.Op) error {
 
 func (a *trips) OpTimeout() time.Duration { return a.time }
 
-// A retry reads what the try before has read in one round trip, however many the function takes; what the confirmation has read is not read again. After
-// a few tries one MultiCAS tells all keys as they are at one instant, and a key that the function names besides is confirmed with them.
+// A retry reads what the try before has read in one round trip, however many the function takes; what the confirmation
+// has read is not read again. After a few tries one MultiCAS tells all keys as they are at one instant, and a key that
+// the function names besides is confirmed with them.
 func TestTxnRetries(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	a := &trips{API: store}
@@ -266,13 +289,15 @@ func TestTxnTime(t *testing.T) {
 		}
 		began := time.Now()
 		err := try(t.Context())
-		if took := time.Since(began); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), "in 50ms") || took != 50*time.Millisecond {
+		if took := time.Since(began); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No ||
+			!strings.Contains(err.Error(), "in 50ms") || took != 50*time.Millisecond {
 			t.Errorf("%v after %v", err, took)
 		}
 		began = time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		if err := try(ctx); !errors.Is(err, context.DeadlineExceeded) || client.Outcome(err) != rdma.No || time.Since(began) != 200*time.Millisecond {
+		if err := try(ctx); !errors.Is(err, context.DeadlineExceeded) || client.Outcome(err) != rdma.No ||
+			time.Since(began) != 200*time.Millisecond {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		if it, err := store.Get(t.Context(), key); err != nil || string(it.Value) != "other" {
@@ -281,8 +306,8 @@ func TestTxnTime(t *testing.T) {
 	})
 }
 
-// TestTxnBlindWrites: a transaction that looks at what it has written itself, or is to delete, has read nothing of the store: others may write
-// those keys meanwhile, and it neither fails nor runs again.
+// TestTxnBlindWrites: a transaction that looks at what it has written itself, or is to delete, has read nothing of the
+// store: others may write those keys meanwhile, and it neither fails nor runs again.
 func TestTxnBlindWrites(t *testing.T) {
 	s := clienttest.New(clienttest.Options{})
 	ctx := t.Context()

@@ -26,7 +26,8 @@ import (
 // So several such Ops read keys as they are at one instant. Other errors: ErrTxnTooLarge, ErrTxnContended (others
 // kept it from happening until the OpTimeout), or those of a Put; Outcome tells whether it happened.
 //
-// With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the answer.
+// With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the
+// answer.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 	if err := checkTxn(ops); err != nil {
 		return err
@@ -105,7 +106,8 @@ func (o *Op) refused(version uint64) error {
 	return nil
 }
 
-// multiCAS performs ops as a transaction: it is tried until it is decided, refused or out of time. rounds are the round trips to the answer.
+// multiCAS performs ops as a transaction: it is tried until it is decided, refused or out of time. rounds are the round
+// trips to the answer.
 func (c *Client) multiCAS(ctx context.Context, ops []Op) (rounds int, err error) {
 	began := uint64(time.Now().UnixNano())
 	until := int64(0)
@@ -135,7 +137,8 @@ func (c *Client) multiCAS(ctx context.Context, ops []Op) (rounds int, err error)
 	}
 }
 
-// pauseTxn waits before a transaction is tried again that others have aborted: longer from try to try, so that they get on.
+// pauseTxn waits before a transaction is tried again that others have aborted: longer from try to try, so that they get
+// on.
 func (c *Client) pauseTxn(ctx context.Context, try int, lost bool) error {
 	if !lost {
 		return c.pause(ctx)
@@ -157,8 +160,9 @@ func (c *Client) pauseTxn(ctx context.Context, try int, lost bool) error {
 // errTxnLost: somebody aborted the transaction, or a key is on its way elsewhere. Nothing was done.
 var errTxnLost = errors.New("aborted by others")
 
-// txn is one attempt at a transaction; its coordinator is the goroutine that performs it, and, behind the answer, another one. A
-// lane may look at it still if an operation's outcome is unknown, so nothing of it is used for another attempt.
+// txn is one attempt at a transaction; its coordinator is the goroutine that performs it, and, behind the answer,
+// another one. A lane may look at it still if an operation's outcome is unknown, so nothing of it is used for another
+// attempt.
 type txn struct {
 	s      *sess
 	ops    []Op
@@ -196,7 +200,6 @@ type leg struct {
 	intent, after   index.Txn // of these calls
 }
 
-// newTxn makes an attempt at ops.
 func (s *sess) newTxn(ops []Op, began uint64, try int) *txn {
 	t := &txn{s: s, ops: ops, began: began, try: try}
 	if t.legs, t.reqs = t.few.legs[:], t.few.reqs[:]; len(ops) > fewLegs {
@@ -230,8 +233,8 @@ func (t *txn) perform(ctx context.Context) error {
 	return err
 }
 
-// home is the placement group of the status word: that of the first key that is written, so that if all its copies are lost there is
-// such a key among what is lost.
+// home is the placement group of the status word: that of the first key that is written, so that if all its copies are
+// lost there is such a key among what is lost.
 func (t *txn) home() (pg uint32, err error) {
 	i := 0
 	for i < len(t.ops)-1 && t.ops[i].Kind == OpKeep {
@@ -252,7 +255,8 @@ func (t *txn) home() (pg uint32, err error) {
 func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 	for i := range t.ops {
 		o, q := &t.ops[i], &t.legs[i].prepare
-		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion, q.typed = index.Prepare, o.Key, q, &q.own, o.Cond, o.Version, o.Kind == OpKeep && o.Typed
+		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion, q.typed = index.Prepare, o.Key, q, &q.own, o.Cond,
+			o.Version, o.Kind == OpKeep && o.Typed
 		effect := index.KeepKey
 		switch o.Kind {
 		case OpPut:
@@ -263,7 +267,8 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 			effect = index.DeleteKey
 		}
 		q.Txn = &t.legs[i].intent
-		*q.Txn = index.Txn{Status: t.at, Effect: effect, TS: t.began, Coord: uint64(t.s.id), Try: uint8(min(t.try, 255))}
+		*q.Txn = index.Txn{Status: t.at, Effect: effect, TS: t.began, Coord: uint64(t.s.id),
+			Try: uint8(min(t.try, 255))}
 		t.s.hashKey(q)
 		t.reqs[i] = &q.Op
 	}
@@ -283,7 +288,8 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 	return placed, err
 }
 
-// failed is the attempt's error if its Op's Prepare, q, has failed. That may have placed an intent, which will never lead to anything: nothing has happened.
+// failed is the attempt's error if its Op's Prepare, q, has failed. That may have placed an intent, which will never
+// lead to anything: nothing has happened.
 func (t *txn) failed(o *Op, q *call) error {
 	switch err := q.Err; {
 	case errors.Is(err, index.ErrMoving):
@@ -384,8 +390,9 @@ func versionOf(p *index.Placed) uint64 {
 	return p.Version
 }
 
-// afterwards settles what the attempt has left, behind the answer: at once if the provider executes within PostSend, and else, or
-// if that does not do, by another goroutine. verdict is what is decided; Undecided: not known yet, and to be ABORT.
+// afterwards settles what the attempt has left, behind the answer: at once if the provider executes within PostSend,
+// and else, or if that does not do, by another goroutine. verdict is what is decided; Undecided: not known yet, and to
+// be ABORT.
 func (t *txn) afterwards(ctx context.Context, verdict layout.Verdict) {
 	s := t.s
 	var left []*engine.Op
@@ -420,7 +427,8 @@ func (t *txn) afterwards(ctx context.Context, verdict layout.Verdict) {
 			left = t.settleSome(s.ctx, left)
 		}
 		for _, key := range doubt {
-			// An intent may be there, or come: keeping the key takes it away, and then nothing can land that expects the word before.
+			// An intent may be there, or come: keeping the key takes it away, and then nothing can land that expects
+			// the word before.
 			_, _ = s.c.multiCAS(s.ctx, []Op{{Kind: OpKeep, Key: key}})
 		}
 		if len(left) == 0 {
@@ -435,8 +443,8 @@ func (t *txn) done() {
 	t.s.status.put(t.x, len(t.doubt) > 0)
 }
 
-// resolve aborts the transaction, unless it is decided, and goes on until that is known; Undecided: it never will be, since the
-// session has ended.
+// resolve aborts the transaction, unless it is decided, and goes on until that is known; Undecided: it never will be,
+// since the session has ended.
 func (t *txn) resolve(ctx context.Context) layout.Verdict {
 	for {
 		v, _, err := t.decide(ctx, layout.Abort)
@@ -470,7 +478,8 @@ func (t *txn) settles(verdict layout.Verdict) []*engine.Op {
 		}
 		q := &g.settle
 		g.after = index.Txn{Status: t.at, Placed: g.intent.Placed, Verdict: verdict}
-		q.Kind, q.Hash, q.Check, q.Txn, q.Asker, q.item = index.Settle, g.prepare.Hash, g.prepare.Check, &g.after, q, &q.own
+		q.Kind, q.Hash, q.Check, q.Txn, q.Asker, q.item = index.Settle, g.prepare.Hash, g.prepare.Check, &g.after, q,
+			&q.own
 		left = append(left, &q.Op)
 	}
 	return left

@@ -26,7 +26,8 @@ func TestMultiCAS(t *testing.T) {
 		for replicas := range 2 {
 			t.Run(fmt.Sprintf("%s r=%d", p, replicas+1), func(t *testing.T) {
 				r := newRig(t, p, replicas+1, 5*time.Second)
-				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1), BytesPerNode: 24 << 20})
+				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1),
+					BytesPerNode: 24 << 20})
 				o := r.options()
 				o.Namespace = "n"
 				c := r.client(o)
@@ -43,7 +44,8 @@ func TestMultiCAS(t *testing.T) {
 				}
 				expires := time.Now().Add(time.Hour).Truncate(time.Millisecond)
 				ops := []client.Op{
-					{Kind: client.OpPut, Key: []byte("a"), Value: []byte("1"), Cond: client.IfAbsent, Flags: 7, Note: 8, Expires: expires},
+					{Kind: client.OpPut, Key: []byte("a"), Value: []byte("1"), Cond: client.IfAbsent, Flags: 7, Note: 8,
+						Expires: expires},
 					{Kind: client.OpPut, Key: []byte("b"), Value: []byte("2")},
 					{Kind: client.OpDelete, Key: []byte("c")},
 					{Kind: client.OpKeep, Key: []byte("d"), Cond: client.IfAbsent},
@@ -52,28 +54,34 @@ func TestMultiCAS(t *testing.T) {
 					t.Fatal(err)
 				}
 				a, err := c.Get(ctx, []byte("a"))
-				if err != nil || string(a.Value) != "1" || a.Version != ops[0].Item.Version || a.Flags != 7 || a.Note != 8 || !a.Expires.Equal(expires) {
+				if err != nil || string(a.Value) != "1" || a.Version != ops[0].Item.Version || a.Flags != 7 ||
+					a.Note != 8 || !a.Expires.Equal(expires) {
 					t.Errorf("a is %+v, %v, want version %d", a, err, ops[0].Item.Version)
 				}
-				if s := get("b") + get("c") + get("d"); s != "2--" || ops[2].Item.Version != 0 || ops[3].Item.Version != 0 {
+				if s := get("b") + get("c") + get("d"); s != "2--" || ops[2].Item.Version != 0 ||
+					ops[3].Item.Version != 0 {
 					t.Errorf("b, c, d are %s", s)
 				}
 				for _, bad := range []struct {
 					op   client.Op
 					want error
 				}{
-					{client.Op{Kind: client.OpPut, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version - 1}, client.ErrConflict},
+					{client.Op{Kind: client.OpPut, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version - 1},
+						client.ErrConflict},
 					{client.Op{Kind: client.OpPut, Key: []byte("a"), Cond: client.IfAbsent}, client.ErrExists},
-					{client.Op{Kind: client.OpDelete, Key: []byte("a"), Cond: client.IfVersion, Version: 1}, client.ErrConflict},
+					{client.Op{Kind: client.OpDelete, Key: []byte("a"), Cond: client.IfVersion, Version: 1},
+						client.ErrConflict},
 					{client.Op{Kind: client.OpKeep, Key: []byte("a"), Cond: client.IfAbsent}, client.ErrExists},
 					{client.Op{Kind: client.OpKeep, Key: []byte("none"), Cond: client.IfPresent}, client.ErrNotFound},
-					{client.Op{Kind: client.OpKeep, Key: []byte("none"), Cond: client.IfVersion, Version: 1}, client.ErrNotFound},
+					{client.Op{Kind: client.OpKeep, Key: []byte("none"), Cond: client.IfVersion, Version: 1},
+						client.ErrNotFound},
 					{client.Op{Kind: client.OpPut, Key: []byte("none"), Cond: client.IfPresent}, client.ErrNotFound},
 				} {
 					for _, other := range []string{"b", "fresh"} {
 						ops := []client.Op{{Kind: client.OpPut, Key: []byte(other), Value: []byte("3")}, bad.op}
 						err := c.MultiCAS(ctx, ops)
-						if !errors.Is(err, bad.want) || !errors.Is(ops[1].Err, bad.want) || ops[0].Err != nil || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), string(bad.op.Key)) {
+						if !errors.Is(err, bad.want) || !errors.Is(ops[1].Err, bad.want) || ops[0].Err != nil ||
+							client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), string(bad.op.Key)) {
 							t.Errorf("%+v: %v, by op %v and %v, want %v", bad.op, err, ops[0].Err, ops[1].Err, bad.want)
 						}
 						if err := c.MultiCAS(ctx, []client.Op{bad.op}); !errors.Is(err, bad.want) {
@@ -84,8 +92,11 @@ func TestMultiCAS(t *testing.T) {
 				if s := get("a") + get("b") + get("fresh"); s != "12-" {
 					t.Errorf("after refusals a, b and fresh are %s", s)
 				}
-				// A key that was kept has the version it had, and every way to change a key works on what a transaction left.
-				ops = []client.Op{{Kind: client.OpKeep, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version}, {Kind: client.OpDelete, Key: []byte("b"), Cond: client.IfPresent}, {Kind: client.OpPut, Key: []byte("n"), Value: []byte("5")}}
+				// A key that was kept has the version it had, and every way to change a key works on what a transaction
+				// left.
+				ops = []client.Op{{Kind: client.OpKeep, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version},
+					{Kind: client.OpDelete, Key: []byte("b"), Cond: client.IfPresent},
+					{Kind: client.OpPut, Key: []byte("n"), Value: []byte("5")}}
 				if err := c.MultiCAS(ctx, ops); err != nil || ops[0].Item.Version != a.Version {
 					t.Errorf("keep: %v, version %d, want %d", err, ops[0].Item.Version, a.Version)
 				}
@@ -110,7 +121,8 @@ func TestMultiCAS(t *testing.T) {
 						t.Errorf("%+v: %v", bad, err)
 					}
 				}
-				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(err, client.ErrTxnTooLarge) {
+				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(
+					err, client.ErrTxnTooLarge) {
 					t.Errorf("too many: %v", err)
 				}
 				kept := make([]client.Op, 16*client.MaxTxnKeys+1)
@@ -124,7 +136,8 @@ func TestMultiCAS(t *testing.T) {
 					t.Errorf("many to keep: %v", err)
 				}
 				half := make([]byte, client.MaxTxnBytes/2)
-				if err := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("x"), Value: half}, {Kind: client.OpPut, Key: []byte("y"), Value: half}}); !errors.Is(err, client.ErrTxnTooLarge) {
+				if err := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("x"), Value: half},
+					{Kind: client.OpPut, Key: []byte("y"), Value: half}}); !errors.Is(err, client.ErrTxnTooLarge) {
 					t.Errorf("too long: %v", err)
 				}
 			})
@@ -132,7 +145,8 @@ func TestMultiCAS(t *testing.T) {
 	}
 }
 
-// TestTxnBank: transfers by several clients, each with several goroutines, keep the sum, in every sweep; and writers of single keys lose nothing.
+// TestTxnBank: transfers by several clients, each with several goroutines, keep the sum, in every sweep; and writers of
+// single keys lose nothing.
 func TestTxnBank(t *testing.T) {
 	const accounts, each = 16, 100
 	transfers, counts := 60, 200 // of each goroutine
@@ -143,7 +157,8 @@ func TestTxnBank(t *testing.T) {
 		for replicas := range 2 {
 			t.Run(fmt.Sprintf("%s r=%d", p, replicas+1), func(t *testing.T) {
 				r := newRig(t, p, replicas+1, 5*time.Second)
-				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1), BytesPerNode: 24 << 20})
+				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1),
+					BytesPerNode: 24 << 20})
 				o := r.options()
 				o.Namespace = "n"
 				ctx := t.Context()
@@ -175,7 +190,8 @@ func TestTxnBank(t *testing.T) {
 					for range 2 {
 						wg.Go(func() {
 							for range transfers {
-								if err := transfer(ctx, c, key(rand.IntN(accounts)), key(rand.IntN(accounts)), rand.IntN(5)); err != nil {
+								if err := transfer(ctx, c, key(rand.IntN(accounts)), key(rand.IntN(accounts)),
+									rand.IntN(5)); err != nil {
 									t.Error(err)
 								}
 							}
@@ -213,7 +229,6 @@ func TestTxnBank(t *testing.T) {
 	}
 }
 
-// transfer moves an amount from an account to another.
 func transfer(ctx context.Context, c client.API, from, to []byte, n int) error {
 	return client.Txn(ctx, c, func(tx *client.Tx) error {
 		add := func(key []byte, n int) error {
@@ -229,7 +244,8 @@ func transfer(ctx context.Context, c client.API, from, to []byte, n int) error {
 	})
 }
 
-// TestTxnCosts counts what a transaction costs: with hints, 2r round trips to the answer, 3nr + r verbs to it and nr behind it.
+// TestTxnCosts counts what a transaction costs: with hints, 2r round trips to the answer, 3nr + r verbs to it and nr
+// behind it.
 func TestTxnCosts(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
 		r := newRig(t, "shm", replicas, 5*time.Second)
@@ -252,7 +268,8 @@ func TestTxnCosts(t *testing.T) {
 				t.Fatal(err)
 			}
 			after := c.Stats()
-			rounds := (after.Rounds["prepare"]-before.Rounds["prepare"])/uint64(n) + after.Rounds["decide"] - before.Rounds["decide"]
+			rounds := (after.Rounds["prepare"]-before.Rounds["prepare"])/uint64(n) +
+				after.Rounds["decide"] - before.Rounds["decide"]
 			verbs := after.Verbs.Total() - before.Verbs.Total()
 			if want := uint64(2 * replicas); rounds != want {
 				t.Errorf("r = %d, %d keys: %d round trips, want %d", replicas, n, rounds, want)
@@ -264,7 +281,8 @@ func TestTxnCosts(t *testing.T) {
 	}
 }
 
-// TestTxnWithoutSession: a session that has ended, and that no other one follows in time, is an error that callers know.
+// TestTxnWithoutSession: a session that has ended, and that no other one follows in time, is an error that callers
+// know.
 func TestTxnWithoutSession(t *testing.T) {
 	r := newRig(t, "shm", 1, time.Minute)
 	r.create(&dirpb.CreateNamespaceRequest{Name: "n", BytesPerNode: 24 << 20})
@@ -278,8 +296,8 @@ func TestTxnWithoutSession(t *testing.T) {
 	}
 }
 
-// TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and is there as a whole or
-// not at all.
+// TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and
+// is there as a whole or not at all.
 func TestTxnOutcomes(t *testing.T) {
 	for replicas := 1; replicas <= 2; replicas++ {
 		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
@@ -310,7 +328,9 @@ func TestTxnOutcomes(t *testing.T) {
 							{Kind: client.OpPut, Key: b, Value: v, Cond: client.IfAbsent},
 							{Kind: client.OpPut, Key: []byte("last"), Value: v}, // all of them meet here
 						})
-						if outcomes[g][i] = client.Outcome(err); ctx.Err() == nil && err != nil && !errors.Is(err, client.ErrUnknownOutcome) && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrTxnContended) {
+						if outcomes[g][i] = client.Outcome(err); ctx.Err() == nil && err != nil &&
+							!errors.Is(err, client.ErrUnknownOutcome) && !errors.Is(err, client.ErrUnavailable) &&
+							!errors.Is(err, client.ErrTxnContended) {
 							t.Errorf("transaction %d: an error of no known type: %v", i, err)
 						}
 						cancel()
@@ -347,7 +367,8 @@ func TestTxnOutcomes(t *testing.T) {
 			progress(50)
 			stop.Store(true)
 			wg.Wait()
-			other := r.client(client.Options{Directory: []string{r.dir.Addr()}, Devices: r.devices, Provider: "tcp", Namespace: "n"})
+			other := r.client(client.Options{Directory: []string{r.dir.Addr()}, Devices: r.devices, Provider: "tcp",
+				Namespace: "n"})
 			counts := map[rdma.Outcome]int{}
 			for _, m := range outcomes {
 				for i, out := range m {
@@ -368,10 +389,12 @@ func TestTxnOutcomes(t *testing.T) {
 	}
 }
 
-// TestTxnInDoubt: a status word that an intent may come to name serves no other transaction. A memory node falls silent after an intent was
-// sent to it; the transaction is refused, others of the same placement group commit, and then the intent lands.
+// TestTxnInDoubt: a status word that an intent may come to name serves no other transaction. A memory node falls silent
+// after an intent was sent to it; the transaction is refused, others of the same placement group commit, and then the
+// intent lands.
 func TestTxnInDoubt(t *testing.T) {
-	for name, cond := range map[string]client.Cond{"with another intent": client.Always, "as the only intent": client.IfAbsent} {
+	for name, cond := range map[string]client.Cond{"with another intent": client.Always,
+		"as the only intent": client.IfAbsent} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "tcp", 2, time.Minute)
@@ -420,7 +443,8 @@ func TestTxnInDoubt(t *testing.T) {
 			r.nodes[0].proxy.stall()
 			defer r.nodes[0].proxy.resume()
 			err = c.MultiCAS(ctx, []client.Op{put(home, "2", cond), put(silent, "2", client.Always)})
-			if client.Outcome(err) != rdma.No || !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrExists) {
+			if client.Outcome(err) != rdma.No || !errors.Is(err, client.ErrUnavailable) &&
+				!errors.Is(err, client.ErrExists) {
 				t.Fatalf("a transaction with a silent memory node: %v", err)
 			}
 			settled()
@@ -435,7 +459,8 @@ func TestTxnInDoubt(t *testing.T) {
 	}
 }
 
-// TestTxnReadsAmongWriters: a transaction that only reads ends after a few tries, whoever writes its keys, and sees them as of one instant.
+// TestTxnReadsAmongWriters: a transaction that only reads ends after a few tries, whoever writes its keys, and sees
+// them as of one instant.
 func TestTxnReadsAmongWriters(t *testing.T) {
 	for replicas := 1; replicas <= 2; replicas++ {
 		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
@@ -457,12 +482,14 @@ func TestTxnReadsAmongWriters(t *testing.T) {
 					for n := 0; !stop.Load(); n++ {
 						ops := make([]client.Op, len(keys))
 						for i, k := range keys {
-							ops[i] = client.Op{Kind: client.OpPut, Key: k, Value: fmt.Appendf(bytes.Clone(long), "%d.%d", g, n)}
+							ops[i] = client.Op{Kind: client.OpPut, Key: k,
+								Value: fmt.Appendf(bytes.Clone(long), "%d.%d", g, n)}
 							if i == 3 && n%3 == 0 {
 								ops[i].Kind = client.OpDelete
 							}
 						}
-						if err := other.MultiCAS(t.Context(), ops); err != nil && !errors.Is(err, client.ErrTxnContended) {
+						if err := other.MultiCAS(t.Context(), ops); err != nil &&
+							!errors.Is(err, client.ErrTxnContended) {
 							t.Error(err)
 							return
 						}

@@ -25,6 +25,8 @@ import (
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // scrape, rule and firing are what promql eval reads and prints.
@@ -82,7 +84,8 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 			exprs.WriteString(a.Expr + "\n")
 		}
 	}
-	names := slices.Compact(slices.Sorted(slices.Values(regexp.MustCompile(`kvd_\w+`).FindAllString(exprs.String(), -1))))
+	names := slices.Compact(
+		slices.Sorted(slices.Values(regexp.MustCompile(`kvd_\w+`).FindAllString(exprs.String(), -1))))
 	w.names = regexp.MustCompile(`(?m)^(` + strings.Join(names, "|") + `)[{ ].*\n`)
 	return w
 }
@@ -90,7 +93,8 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 // scrapeTargets scrapes every target; one that does not answer serves nothing.
 func (w *watcher) scrapeTargets() []scrape {
 	var now []scrape
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: w.tls}}
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: w.tls}}
 	scheme := "http://"
 	if w.tls != nil {
 		scheme = "https://"
@@ -183,24 +187,14 @@ func (w *watcher) until(what string, d time.Duration, ok func(map[string][]firin
 	w.t.Helper()
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	await(w.t, func() string { return fmt.Sprintf("%s: fire %v", what, slices.Sorted(maps.Keys(all))) }, func() bool {
+	testutil.UntilNone(w.t, what, func() string {
 		w.past, w.now = past, now
 		w.hold(w.scrapeTargets(), d)
-		all = w.firing()
-		return ok(all)
-	})
-}
-
-// await waits for a condition; else says what is missing.
-func await(t *testing.T, missing func() string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(patience); !cond(); <-tick.C {
-		if time.Now().After(end) {
-			t.Fatal(missing())
+		if all = w.firing(); ok(all) {
+			return ""
 		}
-	}
+		return fmt.Sprintf("fire %v", slices.Sorted(maps.Keys(all)))
+	})
 }
 
 // fires waits until alerts fire, if what is so stays so for as long as they ask.
@@ -282,8 +276,10 @@ func newTried(t *testing.T, base int) *tried {
 func (s *tried) directory(n int, flags ...string) {
 	s.t.Helper()
 	name, at := fmt.Sprint("d", n), host(s.base+n)
-	args := append([]string{commands(s.t) + "/kvd", "directory", "--id", name, "--data-dir", filepath.Join(s.env[0][len("XDG_RUNTIME_DIR="):], name),
-		"--listen", at + ":7400", "--raft-listen", at + ":7401", "--http-listen", at + ":7480", "--epoch-interval", "10ms"}, flags...)
+	args := append([]string{commands(s.t) + "/kvd", "directory", "--id", name, "--data-dir",
+		filepath.Join(s.env[0][len("XDG_RUNTIME_DIR="):], name),
+		"--listen", at + ":7400", "--raft-listen", at + ":7401", "--http-listen", at + ":7480", "--epoch-interval",
+		"10ms"}, flags...)
 	if n == 1 {
 		args = append(args, "--bootstrap")
 	} else {
@@ -307,16 +303,19 @@ func (s *tried) gateway(n int, databases string, flags ...string) string {
 	s.t.Helper()
 	name, at := fmt.Sprint("g", n), host(s.base+30+n)
 	s.web[name] = at + ":7483"
-	s.run[name] = start(s.t, s.env, append([]string{commands(s.t) + "/kvd", "gateway", "--directory", s.directories(), "--databases", databases,
-		"--listen", at + ":6379", "--listen-memcached", "off", "--http-listen", s.web[name]}, flags...)...)
+	s.run[name] = start(s.t, s.env,
+		append([]string{commands(s.t) + "/kvd", "gateway", "--directory", s.directories(), "--databases", databases,
+			"--listen", at + ":6379", "--listen-memcached", "off", "--http-listen", s.web[name]}, flags...)...)
 	return at + ":6379"
 }
 
 func (s *tried) memnodeArgs(n int) []string {
 	at := host(s.base + 10 + n)
 	s.web[fmt.Sprint("m", n)] = at + ":7481"
-	return []string{commands(s.t) + "/kvd", "memnode", "--name", fmt.Sprint("m", n), "--memory", "64MiB", "--directory", s.directories(),
-		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481", "--keep", "off"} // what happens to it happens to one process
+	return []string{commands(s.t) + "/kvd", "memnode", "--name", fmt.Sprint("m", n), "--memory", "64MiB", "--directory",
+		s.directories(),
+		// what happens to it happens to one process
+		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481", "--keep", "off"}
 }
 
 func (s *tried) memnode(n int) {
@@ -330,13 +329,14 @@ func (s *tried) kvctl(directory string, args ...string) string {
 	if directory == "" {
 		directory = s.directories()
 	}
-	return output(s.t, append(s.env, "KVD_DIRECTORY="+directory), append([]string{commands(s.t) + "/kvctl"}, args...)...)
+	return output(s.t, append(s.env, "KVD_DIRECTORY="+directory),
+		append([]string{commands(s.t) + "/kvctl"}, args...)...)
 }
 
 // leader is the number of the directory node that leads.
 func (s *tried) leader() (n int) {
 	s.t.Helper()
-	await(s.t, func() string { return "no directory node leads" }, func() bool {
+	testutil.Until(s.t, "a directory node leads", func() bool {
 		for i := 1; s.run[fmt.Sprint("d", i)] != nil; i++ {
 			if strings.Contains(s.get(fmt.Sprint("d", i), "/metrics"), "\nkvd_directory_leader 1\n") {
 				n = i
@@ -365,8 +365,9 @@ func TestAlertsFire(t *testing.T) {
 	promql := buildPromQL(t)
 	fired := make(map[string]bool)
 	stores := map[string]func(*testing.T, string, map[string]bool){
-		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo, "damage": damage,
-		"index": damagedIndex, "load": load, "certificates": certificates,
+		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo,
+		"damage": damage,
+		"index":  damagedIndex, "load": load, "certificates": certificates,
 	}
 	ran := 0
 	for name, try := range stores {
@@ -406,7 +407,7 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	for range 5 {
 		p := s.run[fmt.Sprint("d", s.leader())]
 		p.signal(syscall.SIGSTOP)
-		await(t, func() string { return "nobody takes over" }, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
+		testutil.Until(t, "another one leads", func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
 		p.signal(syscall.SIGCONT)
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
@@ -418,7 +419,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	w.fires("KvdMemoryNodeDown", "KvdCopiesMissing", "KvdNoRoomForCopies", "KvdPlacementGroupLost", "KvdDataLost")
 	follower := s.leader()%3 + 1
 	status := s.kvctl(host(s.base+follower)+":7400", "status")
-	for _, want := range []string{"namespace once lost keys", "-> kvctl namespace accept-loss once", "memory node m2 is down", "-> kvd memnode --name m2",
+	for _, want := range []string{"namespace once lost keys", "-> kvctl namespace accept-loss once",
+		"memory node m2 is down", "-> kvd memnode --name m2",
 		"namespace twice: placement groups", "no other memory node has room", "reclaim epoch  "} {
 		if !strings.Contains(status, want) {
 			t.Errorf("kvctl status of a follower lacks %q:\n%s", want, status)
@@ -440,7 +442,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	s.memnode(2)
 	w.fires("KvdDataLost")
 	w.only("KvdDataLost")
-	if text := s.get(fmt.Sprint("d", s.leader()), "/metrics"); !strings.Contains(text, "kvd_directory_lost_total{namespace=\"once\"} 2\n") {
+	if text := s.get(fmt.Sprint("d", s.leader()), "/metrics"); !strings.Contains(
+		text, "kvd_directory_lost_total{namespace=\"once\"} 2\n") {
 		t.Errorf("losses are not counted:\n%s", regexp.MustCompile(`(?m)^kvd_directory_los.*`).FindAllString(text, -1))
 	}
 	s.kvctl("", "namespace", "accept-loss", "once")
@@ -451,7 +454,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	s.run[fmt.Sprint("d", leader%3+1)].kill()
 	w.fires("KvdDirectoryNodeDown")
 	w.only("KvdDirectoryNodeDown")
-	if status := s.kvctl("", "status"); !strings.Contains(status, fmt.Sprintf("kvctl directory remove d%d", leader%3+1)) {
+	if status := s.kvctl("", "status"); !strings.Contains(
+		status, fmt.Sprintf("kvctl directory remove d%d", leader%3+1)) {
 		t.Errorf("kvctl status does not say which directory node is silent:\n%s", status)
 	}
 	s.run[fmt.Sprint("d", leader)].kill()
@@ -467,7 +471,8 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	})
 	w.fires("KvdDirectoryWithoutLeader", "KvdNotReady", "KvdMemoryNodeUnregistered")
 	status = s.kvctl("", "status")
-	for _, want := range []string{"does not lead: it is ", " old", "the directory has no leader: 2 of its 3 nodes must run", "-> start those that are down: kvd directory"} {
+	for _, want := range []string{"does not lead: it is ", " old",
+		"the directory has no leader: 2 of its 3 nodes must run", "-> start those that are down: kvd directory"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("kvctl status without a leader lacks %q:\n%s", want, status)
 		}
@@ -491,9 +496,11 @@ func secured(t *testing.T, at string, days int) (dir string, flags []string, cli
 	if err != nil {
 		t.Fatal(err)
 	}
-	client = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}}
+	client = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{
+		pair}}
 	client.RootCAs.AppendCertsFromPEM([]byte(read(t, file("ca.pem"))))
-	return dir, []string{"--tls-ca", file("ca.pem"), "--tls-cert", file("d1.pem"), "--tls-key", file("d1-key.pem")}, client
+	return dir, []string{"--tls-ca", file("ca.pem"), "--tls-cert", file("d1.pem"), "--tls-key", file("d1-key.pem")},
+		client
 }
 
 // certificates: one expires soon, and its file is replaced by half of another.
@@ -512,9 +519,11 @@ func certificates(t *testing.T, promql string, fired map[string]bool) {
 	}
 	refused := regexp.MustCompile(`(?m)^kvd_tls_reloads_total{.*result="refused"} [3-9]`)
 	var after []scrape
-	await(t, func() string { return fmt.Sprint("the files are not refused: ", after) }, func() bool {
-		after = w.scrapeTargets()
-		return refused.MatchString(after[0].Text)
+	testutil.UntilNone(t, "the files are refused", func() string {
+		if after = w.scrapeTargets(); refused.MatchString(after[0].Text) {
+			return ""
+		}
+		return fmt.Sprint(after)
 	})
 	w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
 	w.firesNow("KvdCertificateFilesRefused")
@@ -625,7 +634,8 @@ func memory(t *testing.T, promql string, fired map[string]bool) {
 	w.fires("KvdNamespaceFull")
 
 	// An index with no room for another shard.
-	out, err := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "index", "--bytes", "8MiB",
+	out, err := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "index",
+		"--bytes", "8MiB",
 		"--shards", "1", "--segments", "1000000").CombinedOutput()
 	m := regexp.MustCompile(`has room for (\d+) in each`).FindSubmatch(out)
 	if err == nil || m == nil {
@@ -728,12 +738,13 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 	w.firesNow("KvdUnknownOutcomes")
 
 	// A memory node may have no more address space. The directory may have given it up while it stood still.
-	await(t, func() string { return "the memory node is not back" }, func() bool {
+	testutil.Until(t, "the memory node is back", func() bool {
 		return strings.Contains(s.get("d1", "/metrics"), "\nkvd_directory_node_up{node=\"m1\"} 1\n")
 	})
 	s.run["m1"].limitSpace(32 << 20)
-	await(t, func() string { return "no memory node is up" }, func() bool { // it may still miss a lease
-		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more", "--bytes", "40MiB").Run() == nil
+	testutil.Until(t, "a memory node is up", func() bool { // it may still miss a lease
+		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more",
+			"--bytes", "40MiB").Run() == nil
 	})
 	w.fires("KvdRegionsFailing")
 }
@@ -783,7 +794,7 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 	s.kvctl("", "--namespace", "n", "shards", "split", "--all")
 	failed := regexp.MustCompile(`kvd_janitor_jobs_total\{kind="move",result="failed"\} (\d+)`)
 	for n := 1; n <= 4; n++ {
-		await(t, func() string { return fmt.Sprintf("fewer than %d jobs failed:\n%s", n, s.kvctl("", "jobs")) }, func() bool {
+		testutil.Until(t, fmt.Sprintf("%d jobs failed", n), func() bool {
 			m := failed.FindStringSubmatch(s.get("m1", "/metrics"))
 			if m == nil {
 				return false
@@ -807,8 +818,10 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	w := watch(t, promql, time.Minute, fired, s.web)
 	s.kvctl("", "namespace", "create", "n", "--bytes", "32MiB")
 	w.only()
-	bench := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "--namespace", "n", "--provider", "tcp", "bench",
-		"--workload", "C", "--value-size", "16384", "--records", "1000", "--threads", "16", "--lanes", "8", "--batch", "16", "--duration", "1h")
+	bench := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "--namespace", "n", "--provider", "tcp",
+		"bench",
+		"--workload", "C", "--value-size", "16384", "--records", "1000", "--threads", "16", "--lanes", "8", "--batch",
+		"16", "--duration", "1h")
 	if err := bench.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -831,7 +844,7 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	}
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	await(t, func() string { return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all))) }, func() bool {
+	testutil.Until(t, "the load matters", func() bool {
 		w.past, w.now = past, now
 		before, began := w.scrapeTargets(), ran()
 		time.Sleep(time.Second / 2) // what is asked is how much happens in a time
@@ -852,9 +865,11 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 	at := host(180)
 	s := newTried(t, 180)
 	s.web["dev"] = at + ":7480"
-	start(t, s.env, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen", at+":7400", "--redis", at+":6379", "--memcached", "off", "--http", s.web["dev"])
+	start(t, s.env, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen", at+":7400", "--redis", at+":6379",
+		"--memcached", "off", "--http", s.web["dev"])
 	s.web["g"] = at + ":7483"
-	g := start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen", at+":6380",
+	g := start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen",
+		at+":6380",
 		"--listen-memcached", "off", "--http-listen", s.web["g"], "--max-connections", "1")
 	w := watch(t, promql, time.Minute, fired, s.web)
 	r := dialRedis(t, at+":6379")
@@ -904,7 +919,7 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 	}
 	failed := regexp.MustCompile(`kvd_listener_accept_failures_total\{.*listener="redis".*\} [1-9]`)
 	var last []scrape
-	await(t, func() string { return "no failure to accept is counted" }, func() bool {
+	testutil.Until(t, "a failure to accept is counted", func() bool {
 		limit(3) // only the standard ones
 		c, err := net.DialTimeout("tcp", at+":6380", patience)
 		if err != nil {

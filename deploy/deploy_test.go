@@ -25,10 +25,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvd-project/kvd/internal/config"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 var binDir string
 
@@ -91,14 +91,17 @@ func TestSizes(t *testing.T) {
 			}
 		}
 		if st.Size() > most {
-			t.Errorf("%s has %d bytes, want at most %d: go list -deps ./cmd/%s shows what came in; a use of text/template or reflect's MethodByName keeps all methods of all types", name, st.Size(), most, name)
+			t.Errorf("%s has %d bytes, want at most %d: go list -deps ./cmd/%s shows what came in; a use of "+
+				"text/template or reflect's MethodByName keeps all methods of all types", name, st.Size(), most, name)
 		}
 	}
 }
 
-// The profile by which kvd is compiled is of kvd as it is: nearly all that the profile found of its own code to take time is still there by that name.
+// The profile by which kvd is compiled is of kvd as it is: nearly all that the profile found of its own code to take
+// time is still there by that name.
 func TestProfileIsOfThisCode(t *testing.T) {
-	out, err := exec.Command("go", "tool", "pprof", "-top", "-nodecount=1000000", "-nodefraction=0", "-unit=ns", "kvd.pgo").Output()
+	out, err := exec.Command("go", "tool", "pprof", "-top", "-nodecount=1000000", "-nodefraction=0", "-unit=ns",
+		"kvd.pgo").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +128,8 @@ func TestProfileIsOfThisCode(t *testing.T) {
 		}
 	}
 	if t.Logf("%.1f s, of which %.3f are gone", all/1e9, 1-here/all); all < 1e9 || here < 0.9*all {
-		t.Errorf("kvd.pgo is of other code (make profile makes it anew): of %.1f s in functions of this module only %.1f are in functions that are still there; gone are %q", all/1e9, here/1e9, gone)
+		t.Errorf("kvd.pgo is of other code (make profile makes it anew): of %.1f s in functions of this module only "+
+			"%.1f are in functions that are still there; gone are %q", all/1e9, here/1e9, gone)
 	}
 }
 
@@ -238,11 +242,13 @@ func TestSampleSettings(t *testing.T) {
 	if err := config.Load(g, "gateway.yaml", nil); err != nil {
 		t.Error(err)
 	}
-	if !slices.Equal(g.Databases, []string{"cache"}) || d.HTTPListen == config.Off || m.HTTPListen == config.Off || g.HTTPListen == config.Off {
+	if !slices.Equal(g.Databases, []string{"cache"}) || d.HTTPListen == config.Off || m.HTTPListen == config.Off ||
+		g.HTTPListen == config.Off {
 		t.Errorf("gateway.yaml gives %+v", g)
 	}
 	// Settings that are commented out are right as well, once the comment signs are gone.
-	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(), "memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway()} {
+	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(),
+		"memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway()} {
 		file := filepath.Join(t.TempDir(), name)
 		var lines []string
 		setting := regexp.MustCompile(`^#(?: ([a-z-]+: \S.*)|(  [a-z-]+: \S.*))$`)
@@ -267,11 +273,44 @@ func TestSampleSettings(t *testing.T) {
 		if g, is := s.(*config.Gateway); is {
 			_, port, _ := net.SplitHostPort(g.ListenPeers)
 			if _, said, _ := net.SplitHostPort(g.AdvertisePeers); port == "0" || said != port {
-				t.Errorf("%s: other gateways are told to call %s, and listen-peers is %s", name, g.AdvertisePeers, g.ListenPeers)
+				t.Errorf("%s: other gateways are told to call %s, and listen-peers is %s", name, g.AdvertisePeers,
+					g.ListenPeers)
 			}
 		}
-		if !strings.Contains(strings.Join(lines, "\n"), "\n  ca: /etc") || !strings.Contains(strings.Join(lines, "\n"), "0.0.0.0:") {
+		if !strings.Contains(strings.Join(lines, "\n"), "\n  ca: /etc") || !strings.Contains(strings.Join(lines, "\n"),
+			"0.0.0.0:") {
 			t.Errorf("%s: its comments were not tried:\n%s", name, strings.Join(lines, "\n"))
+		}
+	}
+}
+
+// Settings that docs/install.md shows are complete, and over TLS: each of a machine among several.
+func TestDocumentedSettings(t *testing.T) {
+	for role, defaults := range map[string]func() config.Settings{
+		"directory": func() config.Settings { return config.DefaultDirectoryNode() },
+		"memnode":   func() config.Settings { return config.DefaultMemNode() },
+		"gateway":   func() config.Settings { return config.DefaultGateway() },
+	} {
+		_, rest, found := strings.Cut(read(t, "../docs/install.md"), "```yaml\n# /etc/kvd/"+role+".yaml\n")
+		text, _, ended := strings.Cut(rest, "```\n")
+		if !found || !ended {
+			t.Errorf("docs/install.md has no %s.yaml", role)
+			continue
+		}
+		file := filepath.Join(t.TempDir(), role+".yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Load(defaults(), file, nil); err != nil {
+			t.Errorf("%s: %v", role, err)
+		}
+		// Without its certificate it would be refused: it listens beyond this machine.
+		without, _, _ := strings.Cut(text, "tls:\n")
+		if err := os.WriteFile(file, []byte(without), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Load(defaults(), file, nil); err == nil {
+			t.Errorf("%s: accepted without TLS", role)
 		}
 	}
 }
@@ -317,7 +356,8 @@ func TestUnitsVerify(t *testing.T) {
 	if err := os.Mkdir(dropIn, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dropIn, "rdma.conf"), []byte(read(t, "kvd-memnode-rdma.conf")), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dropIn, "rdma.conf"), []byte(read(t, "kvd-memnode-rdma.conf")), 0o600); err !=
+		nil {
 		t.Fatal(err)
 	}
 	// It warns about a misspelt setting, and goes on.
@@ -331,7 +371,8 @@ func TestUnitsVerify(t *testing.T) {
 func TestUnitsStart(t *testing.T) {
 	root := t.TempDir() // stands for /
 	at := host(1)
-	sub := strings.NewReplacer("/usr/local/bin/", commands(t)+"/", "/etc/kvd/", root+"/etc/", "/var/lib/", root+"/lib/", "127.0.0.1", at)
+	sub := strings.NewReplacer("/usr/local/bin/", commands(t)+"/", "/etc/kvd/", root+"/etc/", "/var/lib/", root+"/lib/",
+		"127.0.0.1", at)
 	if err := os.Mkdir(root+"/etc", 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -360,14 +401,17 @@ func TestUnitsStart(t *testing.T) {
 	kvctl := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	for _, file := range units {
 		if file == "kvd-gateway.service" { // it makes no namespace
-			output(t, kvctl, commands(t)+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "256MiB")
+			output(t, kvctl, commands(t)+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes",
+				"256MiB")
 		}
 		u := unit(t, file, "Service")
 		if got := u["Type"]; !slices.Equal(got, []string{"notify"}) {
 			t.Fatalf("%s: Type=%q", file, got)
 		}
 		// There is no store here for what the environment says of it; systemd_test.go has it.
-		env := append(slices.DeleteFunc(u["Environment"], func(e string) bool { return strings.HasPrefix(e, "FDSTORE=") }), "NOTIFY_SOCKET="+notify)
+		env := append(slices.DeleteFunc(u["Environment"], func(e string) bool {
+			return strings.HasPrefix(e, "FDSTORE=")
+		}), "NOTIFY_SOCKET="+notify)
 		for _, d := range u["RuntimeDirectory"] {
 			d = filepath.Join(root, d)
 			if err := os.Mkdir(d, 0o755); err != nil {
@@ -385,7 +429,8 @@ func TestUnitsStart(t *testing.T) {
 	}
 	for _, provider := range []string{"shm", "tcp"} {
 		output(t, kvctl, commands(t)+"/kvctl", "--provider="+provider, "put", provider, "value")
-		if got := output(t, kvctl, commands(t)+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(got) != "value" {
+		if got := output(t, kvctl, commands(t)+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(
+			got) != "value" {
 			t.Errorf("get over %s: %q", provider, got)
 		}
 	}
@@ -617,7 +662,8 @@ func TestComposeStarts(t *testing.T) {
 		t.Errorf("get: %q", got)
 	}
 	once := c.Services["namespaces"]
-	if !slices.Equal(once.Entrypoint, []string{"/kvctl"}) || once.Restart != "no" || !slices.Equal(once.Profiles, c.Services["g1"].Profiles) ||
+	if !slices.Equal(once.Entrypoint, []string{"/kvctl"}) || once.Restart != "no" ||
+		!slices.Equal(once.Profiles, c.Services["g1"].Profiles) ||
 		c.Services["g1"].DependsOn["namespaces"].Condition != "service_completed_successfully" {
 		t.Errorf("service namespaces is %+v", once)
 	}
@@ -667,7 +713,8 @@ func TestEngine(t *testing.T) {
 		t.Helper()
 		return output(t, os.Environ(), append([]string{"docker"}, args...)...)
 	}
-	docker("build", "--tag", "kvd:latest", "--build-arg", "VERSION=v1.2.3", "--file", "Dockerfile", "../dist/image") // of make image-context
+	// of make image-context
+	docker("build", "--tag", "kvd:latest", "--build-arg", "VERSION=v1.2.3", "--file", "Dockerfile", "../dist/image")
 	label := `{{index .Config.Labels "org.opencontainers.image.version"}}`
 	if got := strings.TrimSpace(docker("image", "inspect", "--format", label, "kvd:latest")); got != "v1.2.3" {
 		t.Errorf("the image's label of its version is %q", got)
@@ -700,7 +747,8 @@ func TestEngine(t *testing.T) {
 	})
 	// An engine without CAP_SYS_RESOURCE, as in a sandbox, cannot raise a limit.
 	limits := true
-	if out, err := exec.Command("docker", "run", "--rm", "--ulimit", "memlock=-1", "kvd:latest", "version").CombinedOutput(); err != nil {
+	if out, err := exec.Command("docker", "run", "--rm", "--ulimit", "memlock=-1", "kvd:latest",
+		"version").CombinedOutput(); err != nil {
 		if !strings.Contains(string(out), "error setting rlimit") {
 			t.Fatalf("docker run: %v\n%s", err, out)
 		}
@@ -790,7 +838,8 @@ func ensureEngine(t *testing.T) {
 	}
 	dir := t.TempDir()
 	sock := "unix://" + dir + "/docker.sock"
-	cmd := exec.Command("dockerd", "--host", sock, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid")
+	cmd := exec.Command("dockerd", "--host", sock, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile",
+		dir+"/pid")
 	var log lockedBuffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
@@ -847,7 +896,8 @@ func TestWorkflow(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate, ok := w.Jobs["gate"]
-	if !ok || len(w.Jobs) != 1 || len(gate.Steps) == 0 || !slices.Contains(strings.Split(gate.Steps[len(gate.Steps)-1].Run, "\n"), ".ci/run") {
+	if !ok || len(w.Jobs) != 1 || len(gate.Steps) == 0 ||
+		!slices.Contains(strings.Split(gate.Steps[len(gate.Steps)-1].Run, "\n"), ".ci/run") {
 		t.Errorf("the last step of the only job, gate, does not call .ci/run: %+v", w.Jobs)
 	}
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read(t, "../go.mod"))

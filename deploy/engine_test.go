@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// engineRestart restarts and kills the container of a memory node with the only copy of every key, whose memory is files in a folder that
-// the machine has on a tmpfs: the keys are there.
+// engineRestart restarts and kills the container of a memory node with the only copy of every key, whose memory is
+// files in a folder that the machine has on a tmpfs: the keys are there.
 func engineRestart(t *testing.T) {
 	docker := func(args ...string) string {
 		t.Helper()
@@ -31,7 +31,8 @@ func engineRestart(t *testing.T) {
 	run := func(n string, args ...string) {
 		t.Helper()
 		s := c.Services[n]
-		a := []string{"run", "--detach", "--name", prefix + n, "--network", prefix + "store", "--network-alias", n, "--read-only", "--cap-drop", "ALL"}
+		a := []string{"run", "--detach", "--name", prefix + n, "--network", prefix + "store", "--network-alias", n,
+			"--read-only", "--cap-drop", "ALL"}
 		for k, v := range s.Environment {
 			a = append(a, "--env", k+"="+v)
 		}
@@ -41,12 +42,14 @@ func engineRestart(t *testing.T) {
 	}
 	kvctl := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(docker(append([]string{"run", "--rm", "--network", prefix + "store", "--env", "KVD_DIRECTORY=d1:7400", "--env", "KVD_INSECURE=true", "--entrypoint", "/kvctl", "kvd:latest", "--timeout=1m"}, args...)...))
+		return strings.TrimSpace(
+			docker(append([]string{"run", "--rm", "--network", prefix + "store", "--env", "KVD_DIRECTORY=d1:7400",
+				"--env", "KVD_INSECURE=true", "--entrypoint", "/kvctl", "kvd:latest", "--timeout=1m"}, args...)...))
 	}
 	docker("volume", "create", prefix+"data")
 	undo = append(undo, []string{"volume", "rm", prefix + "data"})
-	// Not a volume of type tmpfs: the engine unmounts that when the only container that uses it stops. Everybody may make folders here, as in an
-	// emptyDir of Kubernetes.
+	// Not a volume of type tmpfs: the engine unmounts that when the only container that uses it stops. Everybody may
+	// make folders here, as in an emptyDir of Kubernetes.
 	memory, err := os.MkdirTemp("/dev/shm", "kvd-path-")
 	if err != nil {
 		t.Fatal(err)

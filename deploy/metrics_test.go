@@ -69,7 +69,8 @@ func expressions(t *testing.T) map[string]string {
 	for _, g := range r.Groups {
 		for _, a := range g.Rules {
 			where := "alert " + a.Alert
-			if all[where] != "" || !slices.Contains([]string{"info", "warning", "critical"}, a.Labels["severity"]) || a.Annotations["summary"] == "" {
+			if all[where] != "" || !slices.Contains([]string{"info", "warning", "critical"}, a.Labels["severity"]) ||
+				a.Annotations["summary"] == "" {
 				t.Errorf("%s: twice, or without severity or summary", where)
 			}
 			if a.For != "" {
@@ -119,8 +120,8 @@ type selected struct {
 	Labels []string
 }
 
-// buildPromQL builds the command promql, which has a module of its own. Its modules are not among those that this one downloads: a test is
-// skipped where they do not come by the network, but not in CI.
+// buildPromQL builds the command promql, which has a module of its own. Its modules are not among those that this one
+// downloads: a test is skipped where they do not come by the network, but not in CI.
 func buildPromQL(t *testing.T) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "promql")
@@ -128,7 +129,8 @@ func buildPromQL(t *testing.T) string {
 	switch {
 	case err == nil:
 	case noNetwork.MatchString(out) && os.Getenv("CI") == "":
-		t.Skipf("Prometheus's parser is not among the modules that are here, and there is no network to get it: go -C deploy/promql mod download. %.300s", out)
+		t.Skipf("Prometheus's parser is not among the modules that are here, and there is no network to get it: go "+
+			"-C deploy/promql mod download. %.300s", out)
 	default:
 		t.Fatalf("build promql: %v\n%s", err, out)
 	}
@@ -143,13 +145,15 @@ func goBuild(bin string, env ...string) (out string, err error) {
 	return string(b), err
 }
 
-// noNetwork is what the go command, and the git that it may call, say of a network that is not there. A wrong checksum is something else.
+// noNetwork is what the go command, and the git that it may call, say of a network that is not there. A wrong checksum
+// is something else.
 var noNetwork = regexp.MustCompile(`dial tcp|no such host|module lookup disabled by GOPROXY=off|Couldn't connect to server|Could not resolve host|i/o timeout|TLS handshake timeout|network is unreachable`)
 
 // TestNoNetwork: modules that do not come are told from code that does not compile.
 func TestNoNetwork(t *testing.T) {
 	for name, proxy := range map[string]string{"refused": "http://127.0.0.1:1", "off": "off"} {
-		out, err := goBuild(os.DevNull, "GOFLAGS=-modcacherw", "GOPROXY="+proxy, "GOMODCACHE="+t.TempDir(), "GOTOOLCHAIN=local", "GONOSUMDB=*")
+		out, err := goBuild(os.DevNull, "GOFLAGS=-modcacherw", "GOPROXY="+proxy, "GOMODCACHE="+t.TempDir(),
+			"GOTOOLCHAIN=local", "GONOSUMDB=*")
 		if err == nil || !noNetwork.MatchString(out) {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
@@ -157,7 +161,8 @@ func TestNoNetwork(t *testing.T) {
 	if !noNetwork.MatchString("dial tcp: lookup proxy.example on 192.0.2.53:53: no such host") {
 		t.Error("a name that is not found is not taken for a network that is not there")
 	}
-	for _, out := range []string{"verifying module: checksum mismatch", "./main.go:9:2: undefined: x", "go.mod:3: invalid go version", "unknown revision v0.316.0"} {
+	for _, out := range []string{"verifying module: checksum mismatch", "./main.go:9:2: undefined: x",
+		"go.mod:3: invalid go version", "unknown revision v0.316.0"} {
 		if noNetwork.MatchString(out) {
 			t.Errorf("%q is taken for a network that is not there", out)
 		}
@@ -193,7 +198,8 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	at := host(40)
 	web := at + ":7480"
-	start(t, []string{"XDG_RUNTIME_DIR=" + t.TempDir()}, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen="+at+":7400",
+	start(t, []string{"XDG_RUNTIME_DIR=" + t.TempDir()}, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen="+at+
+		":7400",
 		"--redis="+at+":6379", "--memcached="+at+":11211", "--http="+web)
 	throughGateway(t, at)
 	conn, err := net.DialTimeout("tcp", at+":6379", patience)

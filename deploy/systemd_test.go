@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // manager is a systemd that is process 1 of namespaces of its own, with the network of the machine.
@@ -22,7 +24,8 @@ type manager struct {
 	log string
 }
 
-// bootScript makes the namespaces' file systems and becomes process 1. $1 is what is to be found in /run/kvd, $2 the units.
+// bootScript makes the namespaces' file systems and becomes process 1. $1 is what is to be found in /run/kvd, $2 the
+// units.
 const bootScript = `set -e
 mount --make-rprivate /
 umount --recursive /sys/fs/cgroup
@@ -38,7 +41,8 @@ func boot(t *testing.T, files, units string) *manager {
 	t.Helper()
 	group := cgroup(t)
 	m := &manager{t: t}
-	cmd := exec.Command("unshare", "--pid", "--mount", "--cgroup", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child", "sh", "-c", bootScript, "sh", files, units)
+	cmd := exec.Command("unshare", "--pid", "--mount", "--cgroup", "--uts", "--ipc", "--fork", "--mount-proc",
+		"--kill-child", "sh", "-c", bootScript, "sh", files, units)
 	var out lockedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	dir, err := os.Open(group)
@@ -127,20 +131,13 @@ func childOf(parent int) int {
 
 func (m *manager) until(what string, ok func() bool) {
 	m.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for until := time.After(patience); !ok(); {
-		select {
-		case <-until:
-			m.t.Fatalf("waited %v for %s", patience, what)
-		case <-tick.C:
-		}
-	}
+	testutil.Until(m.t, what, ok)
 }
 
 // command is one that runs in the namespaces.
 func (m *manager) command(args ...string) *exec.Cmd {
-	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.pid), "--mount", "--pid", "--"}, args...)...)
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.pid), "--mount", "--pid", "--"},
+		args...)...)
 	cmd.WaitDelay = time.Second // nsenter that is killed leaves a child, which has the pipes
 	return cmd
 }
@@ -208,8 +205,9 @@ func systemdHere() error {
 	return nil
 }
 
-// TestSystemd runs the unit of a memory node, with the only copy of every key, under a real systemd: it loses nothing when it is restarted, when its
-// keeper is killed, and when all of its processes are, with a client of this machine connected all the while. It does when it is stopped.
+// TestSystemd runs the unit of a memory node, with the only copy of every key, under a real systemd: it loses nothing
+// when it is restarted, when its keeper is killed, and when all of its processes are, with a client of this machine
+// connected all the while. It does when it is stopped.
 func TestSystemd(t *testing.T) {
 	if os.Getenv("KVD_TEST_ENGINE") == "" {
 		t.Skip("KVD_TEST_ENGINE is not set: run make test-deploy")
@@ -242,10 +240,13 @@ func TestSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nothing but the unit is started, and there is no journal.
-	write(units+"/"+memnodeUnit+".d/test.conf", "[Unit]\nDefaultDependencies=no\nStartLimitIntervalSec=0\n[Service]\nStandardOutput=append:/run/kvd/log\nStandardError=append:/run/kvd/log\n")
+	write(units+"/"+memnodeUnit+".d/test.conf",
+		"[Unit]\nDefaultDependencies=no\nStartLimitIntervalSec=0\n[Service]\n"+
+			"StandardOutput=append:/run/kvd/log\nStandardError=append:/run/kvd/log\n")
 	write(units+"/kvd.target", "[Unit]\nDefaultDependencies=no\n")
 
-	start(t, []string{"TMPDIR=" + t.TempDir()}, commands(t)+"/kvd", "directory", "--id=d1", "--bootstrap", "--listen="+at+":7400", "--raft-listen="+at+":7401", "--data-dir="+t.TempDir())
+	start(t, []string{"TMPDIR=" + t.TempDir()}, commands(t)+"/kvd", "directory", "--id=d1", "--bootstrap", "--listen="+
+		at+":7400", "--raft-listen="+at+":7401", "--data-dir="+t.TempDir())
 	m := boot(t, files, units)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -257,12 +258,14 @@ func TestSystemd(t *testing.T) {
 	env := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	kvctl := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(output(t, env, append([]string{commands(t) + "/kvctl", "--provider=tcp", "--timeout=1m"}, args...)...))
+		return strings.TrimSpace(
+			output(t, env, append([]string{commands(t) + "/kvctl", "--provider=tcp", "--timeout=1m"}, args...)...))
 	}
 	kvctl("namespace", "create", "cache", "--mode=cache", "--bytes=64MiB")
 
 	// A gateway among the processes of that machine reaches the memory by shm.
-	gateway := m.command("/run/kvd/kvd", "gateway", "--databases=cache", "--provider=shm", "--directory="+at+":7400", "--listen="+at+":6379", "--listen-memcached=off")
+	gateway := m.command("/run/kvd/kvd", "gateway", "--databases=cache", "--provider=shm", "--directory="+at+":7400",
+		"--listen="+at+":6379", "--listen-memcached=off")
 	var log lockedBuffer
 	gateway.Stdout, gateway.Stderr = &log, &log
 	if err := gateway.Start(); err != nil {
@@ -298,7 +301,9 @@ func TestSystemd(t *testing.T) {
 		before := m.show("MainPID")
 		stored := m.show("NFileDescriptorStore")
 		act()
-		m.until("another process after "+how, func() bool { return m.show("MainPID") != before && m.show("ActiveState") == "active" })
+		m.until("another process after "+how, func() bool {
+			return m.show("MainPID") != before && m.show("ActiveState") == "active"
+		})
 		lives++
 		if n := m.said("memory kept by the keeper is taken over"); n != lives-1 {
 			t.Errorf("%s: %d processes took the memory over, want %d", how, n, lives-1)
@@ -313,7 +318,9 @@ func TestSystemd(t *testing.T) {
 		t.Logf("%s: %s descriptors were stored", how, stored)
 	}
 	survives("systemctl restart", func() { m.must("systemctl", "restart", memnodeUnit) })
-	survives("kill -9 of the keeper", func() { m.must("systemctl", "kill", "--kill-who=main", "--signal=KILL", memnodeUnit) })
+	survives("kill -9 of the keeper", func() {
+		m.must("systemctl", "kill", "--kill-who=main", "--signal=KILL", memnodeUnit)
+	})
 	survives("kill -9 of all processes", func() { m.must("systemctl", "kill", "--signal=KILL", memnodeUnit) })
 	survives("systemctl restart, again", func() { m.must("systemctl", "restart", memnodeUnit) })
 	if n := m.said("outlive its keeper"); n != 0 {

@@ -147,7 +147,8 @@ func TestSameText(t *testing.T) {
 		want, got string
 		same      bool
 	}{
-		{"hello", "hello", true}, {"hello", "hullo", false}, {"2", "3", false}, {"version 1764148823961337857", "version 12", true},
+		{"hello", "hello", true}, {"hello", "hullo", false}, {"2", "3", false},
+		{"version 1764148823961337857", "version 12", true},
 		{"29.97s", "30s", true}, {"29.97s", "30ms", false}, {" a  ─── 0.3", "a ───── 17.0", true}, {"a b", "a", false},
 		{"d1 leader", "d1 voter", true}, {"tcp 10.0.0.21:7402", "tcp 10.0.0.22:7402", false},
 		{"2025-11-26T09:20:53.971Z", "2026-01-01T00:00:00.000Z", true}, {"kvd_ready 1", "kvd_ready 0", false},
@@ -164,17 +165,21 @@ var world = []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", 
 
 func needWorld(t *testing.T) {
 	t.Helper()
-	probe := "ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && ip link add br0 type bridge && ip link add v type veth peer name w"
+	probe := "ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && ip link add br0 type " +
+		"bridge && ip link add v type veth peer name w"
 	if out, err := exec.Command(world[0], append(world[1:], "sh", "-c", probe)...).CombinedOutput(); err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("no network of its own: %v: %s", err, out)
 		}
-		t.Skipf("the commands need ports, files and processes of their own, for which this machine gives no namespaces (unshare, ip): %v: %s", err, out)
+		t.Skipf("the commands need ports, files and processes of their own, for which this machine gives no "+
+			"namespaces (unshare, ip): %v: %s", err, out)
 	}
 }
 
-// operating are the pages for operators, in the order in which one reads them: a page goes on with the store of those before.
-var operating = []string{"docs/install.md", "docs/tls.md", "docs/gateway.md", "docs/memory.md", "docs/backup.md", "docs/changes.md", "docs/watching.md"}
+// operating are the pages for operators, in the order in which one reads them: a page goes on with the store of those
+// before.
+var operating = []string{"docs/install.md", "docs/tls.md", "docs/gateway.md", "docs/memory.md", "docs/backup.md",
+	"docs/changes.md", "docs/watching.md"}
 
 // toured are the documents whose commands are run, each group in a world of its own.
 var toured = [][]string{{"README.md"}, {"docs/first-hour.md"}, {"examples/README.md"}, {"docs/failures.md"}, operating}
@@ -210,8 +215,8 @@ func TestTour(t *testing.T) {
 	}
 }
 
-// tourLimit is how long a tour may take. On a busy machine that is ten times of what it takes alone; it ends a minute before its package has to, to
-// tell what it has seen.
+// tourLimit is how long a tour may take. On a busy machine that is ten times of what it takes alone; it ends a minute
+// before its package has to, to tell what it has seen.
 func tourLimit(t *testing.T) time.Duration {
 	limit := 15 * time.Minute
 	if end, ok := t.Deadline(); ok {
@@ -239,7 +244,9 @@ func leftOut(run []said) (all [][]said, what []string) {
 		}
 		for _, m := range strings.Fields(of) {
 			fewer := slices.Clone(run)
-			fewer[i].command = "for m in " + strings.Join(slices.DeleteFunc(strings.Fields(of), func(w string) bool { return w == m }), " ") + ";" + tail
+			fewer[i].command = "for m in " + strings.Join(slices.DeleteFunc(strings.Fields(of), func(w string) bool {
+				return w == m
+			}), " ") + ";" + tail
 			all = append(all, fewer)
 			what = append(what, m+" of "+s.command)
 		}
@@ -314,7 +321,8 @@ func goTour(t *testing.T, limit time.Duration, run []said, machines []machine) [
 	home, all := filepath.Join(dir, "home"), filepath.Join(dir, "machines")
 	for name, text := range map[string]string{"todo": strings.Repeat("call somebody\n", 80), "more/ideas": "x\n"} {
 		name = filepath.Join(home, "notes", name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err !=
+			nil {
 			t.Fatal(err)
 		}
 	}
@@ -328,8 +336,10 @@ func goTour(t *testing.T, limit time.Duration, run []said, machines []machine) [
 	defer cancel()
 	cmd := exec.CommandContext(ctx, world[0], append(world[1:], "bash", "-c", script(run, machines, home, limit))...)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_RUNTIME_DIR="+home, "RUNTIME_DIRECTORY=", "GOPROXY=off", "GOFLAGS=", "GOBIN="+filepath.Join(home, "bin"),
-		"MACHINES="+all, "SYSTEM="+os.Getenv("PATH"), "PATH="+filepath.Join(home, "bin")+":"+bin+":"+os.Getenv("PATH"), "KVD_DIRECTORY=")
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_RUNTIME_DIR="+home, "RUNTIME_DIRECTORY=", "GOPROXY=off",
+		"GOFLAGS=", "GOBIN="+filepath.Join(home, "bin"),
+		"MACHINES="+all, "SYSTEM="+os.Getenv("PATH"), "PATH="+filepath.Join(home, "bin")+":"+bin+":"+os.Getenv("PATH"),
+		"KVD_DIRECTORY=")
 	for _, v := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} {
 		out, err := exec.Command("go", "env", v).Output()
 		if err != nil {
@@ -364,7 +374,8 @@ func writeProgram(t *testing.T, dir string, i int, text string) string {
 // it comes across.
 func TestPrograms(t *testing.T) {
 	found := 0
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../examples/*.md", "../docs/rfcs/*.md", "../rdma/*/README.md"} {
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../examples/*.md", "../docs/rfcs/*.md",
+		"../rdma/*/README.md"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -422,7 +433,8 @@ const separator = "\x1e"
 // ends otherwise than the document says. Those that serve are left running; they may take until limit to become ready.
 func script(run []said, machines []machine, dir string, limit time.Duration) string {
 	var b strings.Builder
-	b.WriteString("ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	b.WriteString("ip link set lo up && mount -t proc none /proc && mount -t tmpfs none /var/lib && mkdir " +
+		"/var/lib/kvd || exit 1\nexec </dev/null\n")
 	if len(machines) > 0 {
 		b.WriteString(". deploy/testdata/machines.sh\n")
 	}
@@ -436,8 +448,10 @@ func script(run []said, machines []machine, dir string, limit time.Duration) str
 			log := filepath.Join(dir, fmt.Sprint("served.", i))
 			// The process may take a while to build, or to find a leader.
 			text = fmt.Sprintf("{ %[1]s\n} >%[2]s 2>&1 &\n"+
-				"p=$!; for _ in $(seq %[4]d); do grep -q '^ready ' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
-				"grep -q '^ready ' %[2]s || { cat %[2]s %[3]s; false; }\n", s.command, log, strings.TrimPrefix(errorsTo.FindString(s.command), "2>"), limit/(100*time.Millisecond))
+				"p=$!; for _ in $(seq %[4]d); do grep -q '^ready ' %[2]s && break; kill -0 $p 2>/dev/null || break; "+
+				"sleep 0.1; done\n"+
+				"grep -q '^ready ' %[2]s || { cat %[2]s %[3]s; false; }\n", s.command, log,
+				strings.TrimPrefix(errorsTo.FindString(s.command), "2>"), limit/(100*time.Millisecond))
 		}
 		if s.machine != "" {
 			text = fmt.Sprintf("on %s <<'%[2]s'\n%[3]s%[2]s\n", s.machine, separator, text)
@@ -478,8 +492,6 @@ func compare(run []said, out string) (problems []string) {
 	return problems
 }
 
-// ---- commands that are only named --------------------------------------------
-
 // named matches kvctl or kvd with the words and flags behind it.
 var named = regexp.MustCompile(`\b(kvctl|kvd)((?: +(?:[a-z][a-z-]*|--[a-z-]+|-[a-z]))*)`)
 
@@ -510,8 +522,11 @@ func understood(bin, program string, words []string) error {
 func TestNamedCommands(t *testing.T) {
 	bin := commands(t)
 	span := regexp.MustCompile("`([^`\n]+)`")
-	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md", "../docs/failures.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md", "../docs/compared.md",
-		"../docs/install.md", "../docs/tls.md", "../docs/gateway.md", "../docs/memory.md", "../docs/changes.md", "../docs/backup.md", "../docs/watching.md"} {
+	for _, file := range []string{"../README.md", "../examples/README.md", "../docs/README.md", "../docs/first-hour.md",
+		"../docs/failures.md", "../docs/compatibility.md", "../docs/performance.md", "../docs/rdma.md",
+		"../docs/compared.md",
+		"../docs/install.md", "../docs/tls.md", "../docs/gateway.md", "../docs/memory.md", "../docs/changes.md",
+		"../docs/backup.md", "../docs/watching.md"} {
 		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
 			c := named.FindStringSubmatch(m[1])
 			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {

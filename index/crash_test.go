@@ -46,7 +46,8 @@ var crashScripts = []struct {
 // finish, see the operation as happened or not happened, and agree on it from the
 // first of them on.
 func TestCrashAtEveryStep(t *testing.T) {
-	followUps := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *", "put kk other"}
+	followUps := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *",
+		"put kk other"}
 	crashes := 0
 	for _, s := range crashScripts {
 		for r := uint8(1); r <= 3; r++ {

@@ -29,14 +29,18 @@ func TestDamagedGroup(t *testing.T) {
 						g[1] = 1 // OVF
 						copy(w.region[k][off:], bytes.Repeat([]byte{0xff}, damage))
 					}
-					for _, op := range []string{"get a", "put a v", "put a v if-absent", "put a v if-present", "put a v if=3", "del a", "del a if=3", "append a x"} {
+					for _, op := range []string{"get a", "put a v", "put a v if-absent", "put a v if-present",
+						"put a v if=3", "del a", "del a if=3", "append a x"} {
 						err := c.do(t, strings.Fields(op)...)
 						var corrupt *layout.CorruptError
 						if !errors.As(err, &corrupt) || corrupt.What != "group" {
 							t.Errorf("%s: %v, want a corrupt group", op, err)
 							continue
 						}
-						if want := fmt.Sprintf("pg 1 replica %d: group at %#x: ", replicas-1, off); !strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), strings.Replace(want, fmt.Sprint("replica ", replicas-1), "replica 0", 1)) {
+						if want := fmt.Sprintf("pg 1 replica %d: group at %#x: ", replicas-1, off); !strings.Contains(
+							err.Error(), want) &&
+							!strings.Contains(err.Error(), strings.Replace(want, fmt.Sprint("replica ", replicas-1),
+								"replica 0", 1)) {
 							t.Errorf("%s: %q does not say where: %q", op, err, want)
 						}
 						if errors.Is(err, index.ErrUnknown) {
@@ -72,7 +76,8 @@ func TestMoveDamaged(t *testing.T) {
 				_, done = c.advance(1<<30, noFault)
 			}
 			var corrupt *layout.CorruptError
-			if !errors.As(c.op.Err, &corrupt) || !strings.Contains(c.op.Err.Error(), fmt.Sprintf("pg 1 replica 0: group at %#x: ", home())) {
+			if !errors.As(c.op.Err, &corrupt) ||
+				!strings.Contains(c.op.Err.Error(), fmt.Sprintf("pg 1 replica 0: group at %#x: ", home())) {
 				t.Errorf("%v, want the corrupt group at %#x", c.op.Err, home())
 			}
 			if l := w.groupAt(0, home()).Lock(); l != 0 {
@@ -115,7 +120,8 @@ func TestScanDamaged(t *testing.T) {
 		}
 		for _, want := range []string{
 			fmt.Sprintf("pg 1 replica %d: group at %#x: corrupt group at +0: reserved header bits", replicas-1, group5),
-			fmt.Sprintf("group at %#x: corrupt group at +%d: slot names units outside the heap", shardOff+7*layout.GroupSize, layout.SlotOff(i)),
+			fmt.Sprintf("group at %#x: corrupt group at +%d: slot names units outside the heap",
+				shardOff+7*layout.GroupSize, layout.SlotOff(i)),
 			fmt.Sprintf("record at %#x: corrupt record at +24: CRC-32C", x.Off()),
 		} {
 			if err := c.op.Scan.Corrupt; err == nil || !strings.Contains(err.Error(), want) {
@@ -193,7 +199,9 @@ func TestMovedNowhere(t *testing.T) {
 					t.Errorf("%s: %s, %v; want that it waits", what, got, err)
 				}
 				got, err := try(op, 1)
-				if got != ends || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("group at %#x: corrupt group at +", home())) || !strings.Contains(fmt.Sprint(err), "pg 1 replica ") {
+				if got != ends ||
+					!strings.Contains(fmt.Sprint(err), fmt.Sprintf("group at %#x: corrupt group at +", home())) ||
+					!strings.Contains(fmt.Sprint(err), "pg 1 replica ") {
 					t.Errorf("%s: %s, %v; want where it is corrupt", what, got, err)
 				}
 				if errors.Is(err, index.ErrUnknown) {
@@ -209,7 +217,6 @@ func TestMovedNowhere(t *testing.T) {
 	}
 }
 
-// scanCorrupt is what a Scan could not read.
 func scanCorrupt(o *index.Op) error {
 	if o.Scan == nil {
 		return nil
@@ -217,10 +224,12 @@ func scanCorrupt(o *index.Op) error {
 	return o.Scan.Corrupt
 }
 
-// damage flips a byte of key's record at some replicas: at an offset in its header, or the first byte of its "key" or "value".
+// damage flips a byte of key's record at some replicas: at an offset in its header, or the first byte of its "key" or
+// "value".
 func (w *world) damage(t *testing.T, key string, replicas []uint8, where string) {
 	t.Helper()
-	off := map[string]uint64{"version": 6, "key length": 8, "flags": 10, "format": 11, "value length": 12, "expiry": 21, "crc": 24, "writer": 28,
+	off := map[string]uint64{"version": 6, "key length": 8, "flags": 10, "format": 11, "value length": 12, "expiry": 21,
+		"crc": 24, "writer": 28,
 		"key": layout.RecordHeaderSize, "value": layout.RecordHeaderSize + uint64(len(key))}[where]
 	_, _, x, ok := w.find(0, key)
 	if !ok {
@@ -242,11 +251,14 @@ func (w *world) copiesWhole(x layout.Word, key string) (n int) {
 }
 
 // A damaged record is mended from another copy by whoever meets it, and without one it does not stand in the way of
-// who wants something else there: a put or a delete without a condition. To all others it is damaged, at once, and nothing else is.
+// who wants something else there: a put or a delete without a condition. To all others it is damaged, at once, and
+// nothing else is.
 func TestDamagedRecord(t *testing.T) {
-	places := []string{"version", "key length", "flags", "format", "value length", "expiry", "crc", "writer", "key", "value"}
+	places := []string{"version", "key length", "flags", "format", "value length", "expiry", "crc", "writer", "key",
+		"value"}
 	of := map[uint8][][]uint8{1: {{0}}, 2: {{0}, {1}, {0, 1}}, 3: {{0}, {1}, {2}, {0, 2}, {0, 1, 2}}}
-	ops := []string{"get k", "put k v", "put k v if-absent", "put k v if-present", "put k v if=11", "del k", "del k if=11", "append k x", "refuse k", "scan"}
+	ops := []string{"get k", "put k v", "put k v if-absent", "put k v if-present", "put k v if=11", "del k",
+		"del k if=11", "append k x", "refuse k", "scan"}
 	for r := uint8(1); r <= 3; r++ {
 		for _, damaged := range of[r] {
 			for _, where := range places {
@@ -272,10 +284,12 @@ func TestDamagedRecord(t *testing.T) {
 						switch {
 						case op == "scan":
 							got := c.answer()
-							if (errors.As(c.op.Scan.Corrupt, &corrupt)) != lost || strings.Contains(got, "[k other]") == lost || !strings.Contains(got, "other]") {
+							if (errors.As(c.op.Scan.Corrupt, &corrupt)) != lost || strings.Contains(got, "[k other]") ==
+								lost || !strings.Contains(got, "other]") {
 								t.Errorf("%s: %s, %v", name, got, c.op.Scan.Corrupt)
 							}
-						case lost && !blind && hinted && op == "del k if=11", lost && !blind && hinted && op == "put k v if=11":
+						case lost && !blind && hinted && op == "del k if=11", lost && !blind && hinted &&
+							op == "put k v if=11":
 							must(t, err) // by the hint's word, which says which version it is
 						case lost && !blind:
 							if !errors.As(err, &corrupt) || errors.Is(err, index.ErrUnknown) {
@@ -296,11 +310,13 @@ func TestDamagedRecord(t *testing.T) {
 							t.Errorf("%s: %d rounds", name, c.op.Rounds)
 						}
 						_, _, y, there := w.find(0, "k")
-						met := slices.Contains(damaged, r-1) && (hinted || op != "put k v if-absent") // that looks at the head
+						// that looks at the head
+						met := slices.Contains(damaged, r-1) && (hinted || op != "put k v if-absent")
 						if n := w.copiesWhole(x, "k"); met && there && y == x && !lost && n < int(r) {
 							t.Errorf("%s: %d whole copies: who has met the damage has to mend it", name, n)
 						}
-						want := map[string]string{"put k v": "v", "put k v if-present": "v", "put k v if=11": "v", "append k x": "oldx", "del k": "", "del k if=11": ""}
+						want := map[string]string{"put k v": "v", "put k v if-present": "v", "put k v if=11": "v",
+							"append k x": "oldx", "del k": "", "del k if=11": ""}
 						v, replaced := want[op]
 						if lost && !blind && !(hinted && strings.HasSuffix(op, "if=11")) {
 							replaced = false
@@ -341,8 +357,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// Of a record that nobody can read, not even whose it is, nothing is assumed: a key that it may be keeps its error, and whoever
-// asks for the key elsewhere finds it.
+// Of a record that nobody can read, not even whose it is, nothing is assumed: a key that it may be keeps its error, and
+// whoever asks for the key elsewhere finds it.
 func TestUnreadableRecord(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		w := newWorld(r, 256)
@@ -373,8 +389,8 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// A replica that lacks a word whose record is damaged gets both: from a copy that is whole, and if none is with the damage. It must
-// not show that there is no such key.
+// A replica that lacks a word whose record is damaged gets both: from a copy that is whole, and if none is with the
+// damage. It must not show that there is no such key.
 func TestSyncDamaged(t *testing.T) {
 	for _, c := range []struct {
 		replicas uint8
@@ -383,7 +399,8 @@ func TestSyncDamaged(t *testing.T) {
 		mine     bool    // the next one has the record already
 		want     bool    // it is to be had
 	}{
-		{2, []uint8{0}, 0, false, false}, {2, []uint8{0}, 0, true, true}, {3, []uint8{0}, 1, false, true}, {3, []uint8{1}, 1, false, true}, {3, []uint8{0, 1}, 1, false, false},
+		{2, []uint8{0}, 0, false, false}, {2, []uint8{0}, 0, true, true}, {3, []uint8{0}, 1, false, true},
+		{3, []uint8{1}, 1, false, true}, {3, []uint8{0, 1}, 1, false, false},
 	} {
 		for _, op := range []string{"sync", "scrub", "put m v"} {
 			name := fmt.Sprintf("%+v %s", c, op)
@@ -433,10 +450,13 @@ func TestDamagedChunk(t *testing.T) {
 				lost := len(damaged) == int(r)
 				err = w.client(2).do(t, strings.Fields(op)...)
 				var corrupt *layout.CorruptError
-				if reads := op == "get k" || op == "append k x"; reads && lost != errors.As(err, &corrupt) || !(reads && lost) && err != nil {
+				if reads := op == "get k" || op == "append k x"; reads && lost != errors.As(err, &corrupt) ||
+					!(reads && lost) && err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if op == "get k" && !lost && damaged[0] == r-1 && w.region[0][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] != w.region[r-1][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] {
+				if op == "get k" && !lost && damaged[0] == r-1 &&
+					w.region[0][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] !=
+						w.region[r-1][uint64(m.Chunks[0].Unit)*layout.UnitSize+100] {
 					t.Errorf("%s: not mended", name)
 				}
 			}

@@ -92,7 +92,8 @@ func everyForm(t *testing.T, run func(t *testing.T, w *world)) {
 	}
 }
 
-// Expired records go, with access words and without; a record that has not expired stays, whatever its access word says.
+// Expired records go, with access words and without; a record that has not expired stays, whatever its access word
+// says.
 func TestEvictExpired(t *testing.T) {
 	everyForm(t, func(t *testing.T, w *world) {
 		c := w.client(1)

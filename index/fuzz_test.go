@@ -38,19 +38,26 @@ func FuzzOp(f *testing.F) {
 		case 3:
 			w.child = nil
 		}
-		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
-			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500}, Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
-			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("v"), 0, 0, nil }}
+		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4),
+			Key: []byte("key"), Value: []byte("value"),
+			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500},
+			Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
+			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+				return []byte("v"), 0, 0, nil
+			}}
 		if o.Kind == index.Prepare || o.Kind == index.Settle || o.Kind == index.Decide {
-			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1}, Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(cond % 3)}
+			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1},
+				Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(cond % 3)}
 			if o.Kind == index.Settle {
 				x := layout.MakeLive(1, layout.FP(o.Hash), 0, heapLo+1)
-				o.Txn.Placed = index.Placed{Word: layout.MakeLive(1, layout.FP(o.Hash), 1, heapLo).WithState(layout.Frozen),
+				o.Txn.Placed = index.Placed{
+					Word:   layout.MakeLive(1, layout.FP(o.Hash), 1, heapLo).WithState(layout.Frozen),
 					Intent: layout.Intent{Kind: layout.IntentPut, Seq: 1, Parent: x, Final: x}}
 			}
 		}
 		if o.Kind >= index.Sync {
-			x := &repair.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0, Target: uint32(replicas % 3)}
+			x := &repair.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0,
+				Target: uint32(replicas % 3)}
 			if o.Kind == index.Clean || o.Kind == index.Relocate {
 				x.Off = home()
 			}
@@ -212,6 +219,7 @@ func (h *hostile) answer(a *index.Access) {
 
 func (h *hostile) record(b []byte, f layout.RecordFlags, key string, value []byte) {
 	if len(b) >= layout.RecordLen(len(key), len(value)) {
-		layout.EncodeRecord(b, layout.RecordHeader{Version: uint64(h.byte()), Flags: f, Expiry: uint64(h.byte() % 2)}, []byte(key), value)
+		layout.EncodeRecord(b, layout.RecordHeader{Version: uint64(h.byte()), Flags: f, Expiry: uint64(h.byte() % 2)},
+			[]byte(key), value)
 	}
 }

@@ -59,20 +59,20 @@ func (o *Op) checkedSlot() Action {
 		o.env.Remember(o, h)
 		o.Version = o.xVersion
 		return o.finish(ErrUnchanged)
-	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) && layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) &&
+		layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 		return o.getCached(h)
 	}
 	o.env.Forget(o)
 	return o.readGroup()
 }
 
-// noteDue reports whether the access is to be noted.
 func (o *Op) noteDue() bool {
 	return o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
 }
 
-// noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round that ends at its
-// replica: this one if there is a single copy, else publish's.
+// noteUpdate notes the access of a PUT or a Modify that is about to be decided. The access word is read in the round
+// that ends at its replica: this one if there is a single copy, else publish's.
 func (o *Op) noteUpdate(due bool) {
 	if o.Route.PG.Replicas == 1 {
 		o.noteAccess(o.slot, due)
@@ -93,7 +93,6 @@ func (o *Op) noteAccess(slot uint8, due bool) {
 	}
 }
 
-// writeAccess writes the access word of the record that the Op found or wrote.
 func (o *Op) writeAccess() {
 	if o.far != nil {
 		o.syncBase = 0

@@ -67,7 +67,8 @@ func (w *world) asCache() *world {
 
 // access is the access word of a slot of the home group, at the tail.
 func (w *world) access(slot int) layout.AccessWord {
-	return layout.AccessWord(binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
+	return layout.AccessWord(
+		binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
 }
 
 // client is one session with one operation at a time; it is the operation's Env.
@@ -199,7 +200,6 @@ func (c *client) Unlinked(pg *index.PG, w layout.Word) { c.place("unlinked", pg,
 func (c *client) Retire(pg *index.PG, w layout.Word)   { c.place("retire", pg, w) }
 func (c *client) Leak(pg *index.PG, w layout.Word)     { c.place("leak", pg, w) }
 
-// of is the memory of a placement group.
 func (w *world) of(id uint32) *world {
 	if id == 2 {
 		return w.other
@@ -207,7 +207,6 @@ func (w *world) of(id uint32) *world {
 	return w
 }
 
-// mem is the memory that the operation works on.
 func (c *client) mem() *world { return c.w.of(c.op.Route.PG.ID) }
 
 // hashOf puts every key in one group, but "…@5" in group 5. A key's first letter is its
@@ -229,10 +228,15 @@ func hashOf(key string) uint64 {
 	return bit | uint64(key[0]%4)<<42 | group<<12 | fp
 }
 
-// start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS] [whole=BYTES], del k [if=VERSION], append k v, which
-// refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
-// abandon, relocate, evict k.
+// start begins an operation given in words:
+//
+//	get k
+//	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
+//	del k [if=VERSION]
+//	append k v    refuses a value that ends with v
+//	refuse k
+//	scan, raw
+//	sync, scrub, move, clean [wipe], abandon, relocate, evict k    a janitor's
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {
@@ -498,7 +502,6 @@ func (c *client) run(maxActions int) (lines []string, err error) {
 	return lines, fmt.Errorf("no end after %d actions, in step %v", maxActions, c.op.Step())
 }
 
-// do runs one operation and returns its error.
 func (c *client) do(t testing.TB, words ...string) error {
 	t.Helper()
 	if err := c.start(words); err != nil {
@@ -517,7 +520,8 @@ func (c *client) answer() string {
 	case o.Err != nil:
 		return fmt.Sprintf("done: %v %s", o.Err, at)
 	case o.Kind == index.Get && o.Parts() != nil:
-		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts(), nil)), len(o.Parts()), o.Version, at)
+		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts(), nil)), len(o.Parts()),
+			o.Version, at)
 	case o.Kind == index.Get:
 		return fmt.Sprintf("done: %q version %d %s", short(o.Record.Value), o.Version, at)
 	case o.Kind == index.Scan:
@@ -544,8 +548,6 @@ func short(b []byte) string {
 	}
 	return string(b)
 }
-
-// ---- memory ----------------------------------------------------------------
 
 // perform lets one verb take effect and says what it found.
 func (w *world) perform(a *index.Access) string {
@@ -761,7 +763,8 @@ func (w *world) find(r uint8, key string) (group uint64, i int, x layout.Word, o
 			if x.State() == layout.Empty {
 				continue
 			}
-			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil && string(rec.Key) == key {
+			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil &&
+				string(rec.Key) == key {
 				return g, i, x, true
 			}
 		}

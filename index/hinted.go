@@ -56,8 +56,8 @@ func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
 // more is a with n Accesses behind it, which are to be set.
 func more(a []Access, n int) []Access { return slices.Grow(a, n)[:len(a)+n] }
 
-// set makes x an access of which nothing is known yet, field by field: a processor that copies, in pieces of 16 bytes, a struct
-// that it wrote in smaller ones a moment ago waits until all of them have left its store buffer.
+// set makes x an access of which nothing is known yet, field by field: a processor that copies, in pieces of 16 bytes,
+// a struct that it wrote in smaller ones a moment ago waits until all of them have left its store buffer.
 func (x *Access) set(v Verb, s Space, replica uint8, off uint64, buf []byte, expect, word uint64) {
 	x.Verb, x.Space, x.Replica, x.Off, x.Buf = v, s, replica, off, buf
 	x.NoWait, x.Failed, x.Refused = false, false, false

@@ -253,7 +253,8 @@ var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "rea
 	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
 	"abort-status", "sync-status", "read-intent", "sync-intent",
 	"mend-words", "mend-copies", "mend-write", "mend-sync",
-	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words", "set-headers",
+	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words",
+	"set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",
 	"write-copies", "sample-groups", "read-victims",
 	"read-behind", "read-before", "verify-behind", "cas-behind", "done"}

@@ -23,16 +23,17 @@ type meeting struct {
 	resume  bool // the Op waits, and looks at the status word next
 	verdict layout.Verdict
 	recs    [2][]byte // of the records before and after
-	// settled is an intent whose verdict every replica of its status word shows. It counts as a LIVE word of the record that
-	// stands names, 0: of none.
+	// settled is an intent whose verdict every replica of its status word shows. It counts as a LIVE word of the record
+	// that stands names, 0: of none.
 	settled, stands layout.Word
 	// How often a writer has waited for the intent waitedFor.
 	waitedFor layout.Word
 	waits     int32
 	intents   []layout.Word // FROZEN words of the key's group that are known to be intents
 	list      []met         // that a scan has yet to look through
-	copies    [2][]byte     // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
-	copyOff   uint64
+	// of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
+	copies  [2][]byte
+	copyOff uint64
 }
 
 // met is an intent on a scan's page.
@@ -41,7 +42,8 @@ type met struct {
 	in  layout.Intent
 }
 
-// isSettled reports whether the word under change is an intent that counts as the word of the record that it stands for.
+// isSettled reports whether the word under change is an intent that counts as the word of the record that it stands
+// for.
 func (o *Op) isSettled() bool { return o.far != nil && o.met.settled != 0 && o.met.settled == o.x }
 
 // meet goes on at the intent record r, found at the tail under w.
@@ -97,7 +99,8 @@ func (o *Op) readStatus() Action {
 		return o.statusKnown()
 	}
 	if end := statusEnd(r.PG); !layout.StatusOff(m.in.Off, end) {
-		return o.badIntent(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end})
+		return o.badIntent(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word",
+			Got: m.in.Off, Want: end})
 	}
 	o.begin()
 	here := r.PG.ID == o.Route.PG.ID && !m.named
@@ -123,8 +126,8 @@ func (o *Op) readStatus() Action {
 	return o.post(stepReadStatus)
 }
 
-// statusReads is of how many replicas a writer reads the status word at once: of all, so that it need not bring up those that
-// show the verdict already.
+// statusReads is of how many replicas a writer reads the status word at once: of all, so that it need not bring up
+// those that show the verdict already.
 func (o *Op) statusReads() uint8 {
 	if n := o.Route.PG.Replicas; int(n) <= len(o.cells)/8 {
 		return n
@@ -132,8 +135,8 @@ func (o *Op) statusReads() uint8 {
 	return 1
 }
 
-// needsRecord reports whether a writer that meets an intent needs the record that it stands for: a Prepare that puts or deletes the
-// key whatever it holds does without.
+// needsRecord reports whether a writer that meets an intent needs the record that it stands for: a Prepare that puts or
+// deletes the key whatever it holds does without.
 func (o *Op) needsRecord() bool {
 	switch o.Kind {
 	case Settle:
@@ -196,7 +199,6 @@ func (o *Op) gotStatus() Action {
 	return o.judgeStatus(s)
 }
 
-// judgeStatus acts on what the status word says.
 func (o *Op) judgeStatus(s layout.Status) Action {
 	m := &o.met
 	if err := s.Check(m.in.Off); err != nil {
@@ -222,7 +224,8 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 	case v != layout.Undecided:
 		return o.sync(0, 1, stepSyncStatus)
 	}
-	if m.waitedFor != m.word { // others get on: the waits begin anew, short, or whoever came later would always be first
+	if m.waitedFor != m.word {
+		// others get on: the waits begin anew, short, or whoever came later would always be first
 		m.waitedFor, m.waits, o.Waits = m.word, 0, 0
 	}
 	if m.waits < o.patienceFor(&m.in) {
@@ -232,12 +235,13 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 		return o.again(Backoff)
 	}
 	o.begin()
-	o.add(Access{Verb: CAS, Space: Index, Off: m.in.Off, Expect: uint64(s), New: uint64(s.With(m.in.Seq, layout.Abort))})
+	o.add(Access{Verb: CAS, Space: Index, Off: m.in.Off, Expect: uint64(s),
+		New: uint64(s.With(m.in.Seq, layout.Abort))})
 	return o.post(stepAbortStatus)
 }
 
-// resumes reports whether the Op goes on where it waited for an intent. The map is the same as then, so that one look at the
-// status word tells as much as beginning anew would.
+// resumes reports whether the Op goes on where it waited for an intent. The map is the same as then, so that one look
+// at the status word tells as much as beginning anew would.
 func (o *Op) resumes(was *Route) bool {
 	if o.far == nil || !o.met.resume {
 		return false
@@ -246,8 +250,8 @@ func (o *Op) resumes(was *Route) bool {
 	return was.PG == o.Route.PG && was.MapVersion == o.Route.MapVersion && was.Shard == o.Route.Shard
 }
 
-// patienceFor is how often the Op waits for the transaction of an intent before aborting it: a few times if that is younger, and
-// else more often with each of its attempts. The waits get longer each time, up to a millisecond.
+// patienceFor is how often the Op waits for the transaction of an intent before aborting it: a few times if that is
+// younger, and else more often with each of its attempts. The waits get longer each time, up to a millisecond.
 func (o *Op) patienceFor(in *layout.Intent) int32 {
 	n := int32(defaultPatience)
 	switch {
@@ -264,7 +268,6 @@ func (o *Op) patienceFor(in *layout.Intent) int32 {
 // youngerPatience is how often a transaction waits for a younger one, which most often is about to be decided.
 const youngerPatience = 2
 
-// defaultPatience is Op.Patience by default.
 const defaultPatience = 20
 
 func (o *Op) gotAbort() Action {
@@ -309,7 +312,6 @@ func (o *Op) statusKnown() Action {
 	return o.readStands(w)
 }
 
-// readStands reads the record under w, which the intent stands for.
 func (o *Op) readStands(w layout.Word) Action {
 	o.met.stands = w
 	o.begin()
@@ -322,7 +324,8 @@ func (o *Op) gotStands() Action {
 		return o.settleCopy()
 	}
 	r, err := layout.ParseRecord(o.met.recs[0])
-	if err == nil && (r.Flags&(layout.FlagIntent|layout.FlagChunk) != 0 || o.Kind != Scan && !bytes.Equal(r.Key, o.Key)) {
+	if err == nil && (r.Flags&(layout.FlagIntent|layout.FlagChunk) != 0 || o.Kind != Scan &&
+		!bytes.Equal(r.Key, o.Key)) {
 		err = errors.New("names a record of another key, or kind")
 	}
 	if err != nil {
@@ -378,8 +381,8 @@ func (o *Op) standsFor(r *layout.Record) Action {
 	return o.changeAtA(r)
 }
 
-// standsForWord acts on the record under w, of which nobody needs to know more than the intent says: it is the i-th of the two that
-// this names.
+// standsForWord acts on the record under w, of which nobody needs to know more than the intent says: it is the i-th of
+// the two that this names.
 func (o *Op) standsForWord(w layout.Word, i int) Action {
 	m := &o.met
 	m.stands, m.settled = w, m.word
@@ -391,14 +394,15 @@ func (o *Op) standsForWord(w layout.Word, i int) Action {
 	return o.place(nil)
 }
 
-// settledMeanwhile goes on after a CAS that expected a settled intent and found what it stands for, c: its owner was first.
+// settledMeanwhile goes on after a CAS that expected a settled intent and found what it stands for, c: its owner was
+// first.
 func (o *Op) settledMeanwhile(c layout.Word) Action {
 	o.x, o.met.settled = c, 0
 	return o.place(nil)
 }
 
-// changeAtA changes what x stands for at the head, of which r is the record, nil if the key is absent, if the Op's condition holds.
-// Nobody learns of a state that the tail does not show.
+// changeAtA changes what x stands for at the head, of which r is the record, nil if the key is absent, if the Op's
+// condition holds. Nobody learns of a state that the tail does not show.
 func (o *Op) changeAtA(r *layout.Record) Action {
 	if o.Kind == Modify {
 		return o.modify(r)
@@ -430,8 +434,9 @@ func (o *Op) refuted(r *layout.Record) error {
 	return nil
 }
 
-// manifestsMet lists those manifests whose chunks go with a settled intent. Those of the record that it stands for stay if that
-// goes on: in the slot, as a copy, or as the parent of another intent. A guard's two records share their chunks.
+// manifestsMet lists those manifests whose chunks go with a settled intent. Those of the record that it stands for stay
+// if that goes on: in the slot, as a copy, or as the parent of another intent. A guard's two records share their
+// chunks.
 func (o *Op) manifestsMet() (list []layout.Word) {
 	in, kept := &o.met.in, layout.Word(0)
 	if o.Kind == Settle || o.Kind == Prepare {
@@ -452,8 +457,8 @@ func (o *Op) manifestsMet() (list []layout.Word) {
 	return list
 }
 
-// unlinkMet hands over the places that go with a settled intent: of the records before and after, unless n, or the intent
-// that takes its place, names one of them still.
+// unlinkMet hands over the places that go with a settled intent: of the records before and after, unless n, or the
+// intent that takes its place, names one of them still.
 func (o *Op) unlinkMet() {
 	m := &o.met
 	for _, w := range [...]layout.Word{m.in.Parent, m.in.Final} {
@@ -464,13 +469,12 @@ func (o *Op) unlinkMet() {
 	}
 }
 
-// ---- under the lock -----------------------------------------------------------
-
 // maxIntentRead is the longest READ of an intent's record, in bytes: a longer FROZEN record is a mover's.
 const maxIntentRead = (layout.RecordHeaderSize + layout.MaxKeyLen + layout.IntentLen) * 17 / 16
 
-// readFrozen reads the records of those FROZEN words of the locked group g of which it is not known whether they are intents, and lets the
-// lock go: an intent does not keep others from inserting, a mover does. It is false if there is none, or if another word tells of a mover.
+// readFrozen reads the records of those FROZEN words of the locked group g of which it is not known whether they are
+// intents, and lets the lock go: an intent does not keep others from inserting, a mover does. It is false if there is
+// none, or if another word tells of a mover.
 func (o *Op) readFrozen(g layout.Group) bool {
 	if o.movedUnfinished(g) {
 		return false
@@ -491,7 +495,8 @@ func (o *Op) readFrozen(g layout.Group) bool {
 func (o *Op) frozenIn(g layout.Group) (list []layout.Word) {
 	for i := range layout.GroupSlots {
 		w := g.Slot(i)
-		if w.State() == layout.Frozen && !o.isIntent(w) && w.ReadLen() <= maxIntentRead && layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		if w.State() == layout.Frozen && !o.isIntent(w) && w.ReadLen() <= maxIntentRead &&
+			layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 			list = append(list, w)
 		}
 	}
@@ -514,10 +519,8 @@ func (o *Op) gotFrozen() Action {
 	return o.lockGroup()
 }
 
-// ---- sync -----------------------------------------------------------------------
-
-// syncIntent brings the records that an intent names to R[k], one by one and each behind its chunks, before the intent: the key's value
-// is that of either of them.
+// syncIntent brings the records that an intent names to R[k], one by one and each behind its chunks, before the intent:
+// the key's value is that of either of them.
 func (o *Op) syncIntent() Action {
 	r, err := layout.ParseRecord(o.syncRecs[1])
 	if err != nil {
@@ -598,8 +601,6 @@ func (o *Op) copyNamed() Action {
 	o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.met.copyOff, Buf: o.met.copies[1]})
 	return o.post(stepSyncIntent)
 }
-
-// ---- scan ---------------------------------------------------------------------
 
 // scanIntents looks through the intents on a scan's page, one after the other.
 func (o *Op) scanIntents() Action {

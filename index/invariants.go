@@ -46,7 +46,8 @@ func (o *Op) checkAction(act Action) {
 		case Write:
 			a(x.Space == Heap, "a WRITE into the index")
 			a(len(x.Buf) > 0 && !x.NoWait, "a WRITE of nothing, or off the path")
-			a(x.Off >= uint64(pg.HeapLo)*layout.UnitSize && x.Off+uint64(len(x.Buf)) <= uint64(pg.HeapHi)*layout.UnitSize, "a WRITE outside the heap")
+			a(x.Off >= uint64(pg.HeapLo)*layout.UnitSize && x.Off+uint64(len(x.Buf)) <= uint64(
+				pg.HeapHi)*layout.UnitSize, "a WRITE outside the heap")
 			a(!o.env.ReadOnly(), "a WRITE of a reader")
 		default:
 			a(x.Verb == Read && len(x.Buf) > 0 && !x.NoWait, "no READ, or one of nothing")
@@ -58,12 +59,15 @@ func (o *Op) checkAction(act Action) {
 		a(o.Kind.isTxn() || o.Kind == Delete == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
 		a(o.Kind != Prepare || o.intent.have && o.n.State() == layout.Frozen, "places no intent")
 		a(o.Kind != Decide || o.n.State() == layout.Empty && o.x.State() == layout.Empty, "decides on no status word")
-		a(o.Kind.isTxn() || o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash), "decides on a record that is not its own")
-		a(o.n.State() == layout.Empty || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi), "decides on a place outside the heap")
+		a(o.Kind.isTxn() || o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash),
+			"decides on a record that is not its own")
+		a(o.n.State() == layout.Empty || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi),
+			"decides on a place outside the heap")
 	}
 	if o.step == stepPublish && act == Post && o.havePlace {
 		x := &o.Accesses[0]
-		a(o.written > o.pubK || o.written == o.pubK && x.Verb == Write && x.Replica == o.pubK && x.Off == o.n.Off(), "publishes before its record is there")
+		a(o.written > o.pubK || o.written == o.pubK && x.Verb == Write && x.Replica == o.pubK && x.Off == o.n.Off(),
+			"publishes before its record is there")
 	}
 	a(!o.locked || o.lock != 0, "holds a lock that has no word")
 	a(!(o.deciding && o.won), "decided twice")

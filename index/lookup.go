@@ -88,9 +88,9 @@ func (o *Op) readCandidates(replica uint8) {
 	}
 }
 
-// match finds the key among the candidates' records. bad is the first of those that are not whole and of which no other copy was
-// looked for yet, -1: there is none. Records that a word named when this Op read it cannot have been reused meanwhile ("Allocation
-// and reuse" in docs/protocol.md), so a bad one is damaged.
+// match finds the key among the candidates' records. bad is the first of those that are not whole and of which no other
+// copy was looked for yet, -1: there is none. Records that a word named when this Op read it cannot have been reused
+// meanwhile ("Allocation and reuse" in docs/protocol.md), so a bad one is damaged.
 func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, bad int) {
 	bad = -1
 	for i, s := range o.cand {
@@ -129,7 +129,6 @@ func (o *Op) gotRecords() Action {
 	return o.notStashed()
 }
 
-// notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	if s, hides := o.joinerHides(g); hides {
@@ -190,7 +189,6 @@ func (o *Op) gotStash() Action {
 	return o.post(stepReadStashRecords)
 }
 
-// notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
 	if s, hides := o.joinerHides(o.groups[2]); hides {
 		return o.joinerBehind(StashSlot + s)
@@ -208,7 +206,8 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	if r.Flags&layout.FlagIntent != 0 {
 		return o.meet(slot, w, &r)
 	}
-	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})
+	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot,
+		Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
@@ -241,7 +240,6 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	}
 }
 
-// gotten answers a Get with the key's record.
 func (o *Op) gotten(r *layout.Record) Action {
 	o.Version = r.Version
 	switch {
@@ -307,9 +305,10 @@ func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
 	return 0, false
 }
 
-// joinerHides finds a slot that both the joiner and group g before it show EMPTY, with another word each. Words that are equal say that
-// nothing is on its way between the two. Of others, the joiner's may be from before the key came to it, and the one
-// before it of a delete that the joiner has yet to see: whoever takes the joiner for the tail next would find the key.
+// joinerHides finds a slot that both the joiner and group g before it show EMPTY, with another word each. Words that
+// are equal say that nothing is on its way between the two. Of others, the joiner's may be from before the key came to
+// it, and the one before it of a delete that the joiner has yet to see: whoever takes the joiner for the tail next
+// would find the key.
 func (o *Op) joinerHides(g layout.Group) (slot uint8, hides bool) {
 	if !o.Route.PG.Joining {
 		return 0, false
@@ -332,7 +331,6 @@ func (o *Op) damaged(g layout.Group, off uint64, k uint8) error {
 	return o.groupError(off, k, err)
 }
 
-// groupError says where the group is that err is about.
 func (o *Op) groupError(off uint64, k uint8, err error) error {
 	return fmt.Errorf("pg %d replica %d: group at %#x: %w", o.Route.PG.ID, k, off, err)
 }

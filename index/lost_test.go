@@ -11,8 +11,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// TestIntentOfLostMemory: an intent whose status word's placement group has lost its memory counts as aborted for everybody,
-// whatever stands by now where the word was: another transaction's verdict there is not its own.
+// TestIntentOfLostMemory: an intent whose status word's placement group has lost its memory counts as aborted for
+// everybody, whatever stands by now where the word was: another transaction's verdict there is not its own.
 func TestIntentOfLostMemory(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		for _, next := range []string{"get k", "append k +x", "prepare k put mine x=4 seq=1 ts=9"} {
@@ -37,7 +37,8 @@ func TestIntentOfLostMemory(t *testing.T) {
 	}
 }
 
-// TestModifyOfChunks: a function that modifies a value in chunks is given the whole of it, and nothing of how it is kept.
+// TestModifyOfChunks: a function that modifies a value in chunks is given the whole of it, and nothing of how it is
+// kept.
 func TestModifyOfChunks(t *testing.T) {
 	for r := uint8(1); r <= 2; r++ {
 		w := newWorld(r, 200_000)
@@ -60,8 +61,8 @@ func TestModifyOfChunks(t *testing.T) {
 	}
 }
 
-// TestSettleOvertaken: of two who take an aborted intent away at once, with a copy of the record before each, the slower one gives the
-// place of its copy back, or leaves it to a recall if its compare-and-swap was not heard of.
+// TestSettleOvertaken: of two who take an aborted intent away at once, with a copy of the record before each, the
+// slower one gives the place of its copy back, or leaves it to a recall if its compare-and-swap was not heard of.
 func TestSettleOvertaken(t *testing.T) {
 	for _, f := range []fault{noFault, failBefore} {
 		for r := uint8(1); r <= 3; r++ {

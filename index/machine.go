@@ -360,13 +360,15 @@ func (o *Op) dispatch() Action {
 		return o.readSegment()
 	case Raw:
 		o.begin()
-		o.add(Access{Verb: Read, Space: o.Raw.Space, Replica: o.Raw.Replica, Off: o.Raw.Off, Buf: o.recBuf(0, o.Raw.Len)})
+		o.add(Access{Verb: Read, Space: o.Raw.Space, Replica: o.Raw.Replica, Off: o.Raw.Off,
+			Buf: o.recBuf(0, o.Raw.Len)})
 		return o.post(stepReadRaw)
 	case Settle, Decide:
 		return o.beginTxn(Hint{}, false)
 	}
 	h, hinted := o.env.Hint(o)
-	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.Moves(o.Hash) && c.PG != nil {
+	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.Moves(o.Hash) &&
+		c.PG != nil {
 		// It was found there before, perhaps by another operation since this one took its place.
 		if o.hasPlaces() && !samePlaces(o.Route.PG, c.PG) {
 			o.dropPlace()
@@ -379,7 +381,8 @@ func (o *Op) dispatch() Action {
 		return o.beginTxn(h, hinted)
 	case Get:
 		switch {
-		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 &&
+			!o.Route.PG.Joining:
 			return o.checkSlot(h)
 		case hinted:
 			return o.getCached(h)
@@ -394,7 +397,8 @@ func (o *Op) dispatch() Action {
 		switch {
 		case o.Cond == Always && !hinted:
 			return o.lockGroup()
-		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0):
+		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion &&
+			h.Flags&HintExpires == 0):
 			o.take(h)
 			return o.update()
 		case hinted:
@@ -442,7 +446,8 @@ func (o *Op) placeRecalled(pg *PG) bool {
 	if o.havePlace && pg.IsRecalled(o.n.Unit()) {
 		return true
 	}
-	if o.hasTxnPlace() && (o.intent.have && pg.IsRecalled(o.intent.word.Unit()) || o.final.have && pg.IsRecalled(o.final.word.Unit())) {
+	if o.hasTxnPlace() && (o.intent.have && pg.IsRecalled(o.intent.word.Unit()) || o.final.have &&
+		pg.IsRecalled(o.final.word.Unit())) {
 		return true
 	}
 	if o.long() {
@@ -508,7 +513,6 @@ func (o *Op) group(i int) []byte {
 	return o.groups[i]
 }
 
-// recBuf is the i-th record buffer, n bytes long.
 func (o *Op) recBuf(i, n int) []byte {
 	b := &o.rec
 	if i > 0 {

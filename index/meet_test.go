@@ -31,8 +31,9 @@ func (c *client) stepsOf(t testing.TB) []string {
 	return c.steps
 }
 
-// TestMeetDecided: a Prepare whose hint is from before another transaction's intent takes three round trips more than its publish, once that is
-// decided: the intent, the status word with what it needs to know of the key, and its own intent.
+// TestMeetDecided: a Prepare whose hint is from before another transaction's intent takes three round trips more than
+// its publish, once that is decided: the intent, the status word with what it needs to know of the key, and its own
+// intent.
 func TestMeetDecided(t *testing.T) {
 	for r := 1; r <= 3; r++ {
 		for _, op := range []string{"put mine", "put mine if-present", "keep", "del"} {
@@ -61,8 +62,8 @@ func TestMeetDecided(t *testing.T) {
 	}
 }
 
-// TestMeetWaits: each look of a younger transaction at an intent that stands is a single round trip, and it goes on from there; in another placement group
-// the record is read behind the last look.
+// TestMeetWaits: each look of a younger transaction at an intent that stands is a single round trip, and it goes on
+// from there; in another placement group the record is read behind the last look.
 func TestMeetWaits(t *testing.T) {
 	for r := 1; r <= 3; r++ {
 		for _, elsewhere := range []bool{false, true} {
@@ -77,7 +78,8 @@ func TestMeetWaits(t *testing.T) {
 				}
 			}
 			must(t, w.client(1).do(t, fields("decide commit "+txnAt(elsewhere))...))
-			want := []string{"get-cached", "get-cached", "read-status", "read-status", "read-status", "read-status", "read-status", "read-status"}
+			want := []string{"get-cached", "get-cached", "read-status", "read-status", "read-status", "read-status",
+				"read-status", "read-status"}
 			if elsewhere {
 				want = append(want, "read-intent")
 			}
@@ -92,8 +94,8 @@ func TestMeetWaits(t *testing.T) {
 	}
 }
 
-// TestMeetSettled: the owner settles between the look at the status word and the CAS that expects the intent. The CAS finds the word that
-// the intent stood for, so that the next one follows at once.
+// TestMeetSettled: the owner settles between the look at the status word and the CAS that expects the intent. The CAS
+// finds the word that the intent stood for, so that the next one follows at once.
 func TestMeetSettled(t *testing.T) {
 	for r := 1; r <= 3; r++ {
 		for _, op := range []string{"put mine", "put mine if-present", "del"} {
@@ -114,7 +116,8 @@ func TestMeetSettled(t *testing.T) {
 			}
 			must(t, c.do(t, "decide", "commit", "x=4"))
 			must(t, c.do(t, "settle", "k", "commit", "x=4"))
-			if v, want := w.value(t, w.client(5), "k"), map[bool]string{true: "", false: "mine"}[op == "del"]; v != want {
+			if v, want := w.value(t, w.client(5), "k"), map[bool]string{true: "", false: "mine"}[op == "del"]; v !=
+				want {
 				t.Errorf("%s, r=%d: the value is %q, want %q", op, r, v, want)
 			}
 			w.checkTidy(t, fmt.Sprintf("%s, r=%d", op, r))
@@ -122,8 +125,8 @@ func TestMeetSettled(t *testing.T) {
 	}
 }
 
-// TestTxnAges: of two transactions that meet, the older waits for two looks, since the younger is most often about to be decided, and aborts it then; the
-// younger waits ten times as often.
+// TestTxnAges: of two transactions that meet, the older waits for two looks, since the younger is most often about to
+// be decided, and aborts it then; the younger waits ten times as often.
 func TestTxnAges(t *testing.T) {
 	for _, tc := range []struct{ there, comes, waits int }{{5, 3, 2}, {3, 5, 20}} {
 		w := txnWorld(t, 2, "put k old", false)
@@ -139,7 +142,8 @@ func TestTxnAges(t *testing.T) {
 			aborted = layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])).Verdict() == layout.Abort
 		}
 		if !aborted || waits != tc.waits {
-			t.Errorf("of %d meets that of %d: aborts it %v, after %d waits; want %d", tc.comes, tc.there, aborted, waits, tc.waits)
+			t.Errorf("of %d meets that of %d: aborts it %v, after %d waits; want %d", tc.comes, tc.there, aborted,
+				waits, tc.waits)
 		}
 		c.stepsOf(t)
 	}

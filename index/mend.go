@@ -10,9 +10,9 @@ import (
 
 // mending is a record, or a chunk of one, that is not whole where the Op has read it: another replica may have it.
 //
-// The word is read on every replica before the copies are. If all show it, each has had the record since, and what is not whole
-// is damaged: nobody writes to a place that is linked, and none is reused while the Op is in flight (I4). So the Op goes by the
-// good copy, and may write it over the bad ones.
+// The word is read on every replica before the copies are. If all show it, each has had the record since, and what is
+// not whole is damaged: nobody writes to a place that is linked, and none is reused while the Op is in flight (I4). So
+// the Op goes by the good copy, and may write it over the bad ones.
 type mending struct {
 	slot uint8
 	word layout.Word            // that slot has to hold, so that the bytes are linked
@@ -47,7 +47,6 @@ func (o *Op) mend(m mending) Action {
 	return o.post(stepMendWords)
 }
 
-// mendBuf is n bytes for what replica k has.
 func (o *Op) mendBuf(k uint8, n int) []byte {
 	b := &o.mending.bufs[k]
 	if cap(*b) < n {
@@ -108,8 +107,9 @@ func (o *Op) gotMendCopies() Action {
 	return o.post(stepMendWrite)
 }
 
-// goodRecord judges copies of the record that w names in slot: whole, and of a key that belongs there, since the place has had other
-// records before. If nothing but the bytes of the Op's own key is damaged, the key itself is what is lacking.
+// goodRecord judges copies of the record that w names in slot: whole, and of a key that belongs there, since the place
+// has had other records before. If nothing but the bytes of the Op's own key is damaged, the key itself is what is
+// lacking.
 func (o *Op) goodRecord(w layout.Word, slot uint8) func(b []byte) []byte {
 	return func(b []byte) []byte {
 		r, err := layout.ParseRecord(b)
@@ -137,13 +137,14 @@ func (o *Op) belongs(key []byte, w layout.Word, slot uint8) bool {
 func (o *Op) mendCandidate(i int, then func() Action) Action {
 	slot := o.cand[i]
 	w := o.wordOf(slot, 0)
-	return o.mend(mending{slot: slot, word: w, off: w.Off(), into: o.recAt(i), good: o.goodRecord(w, slot), then: func(gone bool) Action {
-		if gone {
-			_, err := layout.ParseRecord(o.recAt(i))
-			o.ruins = append(o.ruins, o.ruinOf(w, err))
-		}
-		return then()
-	}})
+	return o.mend(mending{slot: slot, word: w, off: w.Off(), into: o.recAt(i), good: o.goodRecord(w, slot),
+		then: func(gone bool) Action {
+			if gone {
+				_, err := layout.ParseRecord(o.recAt(i))
+				o.ruins = append(o.ruins, o.ruinOf(w, err))
+			}
+			return then()
+		}})
 }
 
 // ruinOf is the record under w, of which mend has found no good copy.
@@ -151,7 +152,8 @@ func (o *Op) ruinOf(w layout.Word, err error) ruin {
 	if err == nil {
 		err = &layout.CorruptError{What: "record", Check: "no key of this slot"}
 	}
-	x := ruin{word: w, err: fmt.Errorf("pg %d: record at %#x: no whole copy on %d replicas: %w", o.Route.PG.ID, w.Off(), o.Route.PG.Replicas, err)}
+	x := ruin{word: w, err: fmt.Errorf("pg %d: record at %#x: no whole copy on %d replicas: %w", o.Route.PG.ID, w.Off(),
+		o.Route.PG.Replicas, err)}
 	// A version that is far ahead would take the clock of versions with it.
 	most := layout.VersionAt((o.env.NowMillis() + 600_000) * 1e6)
 	for k := range o.Route.PG.Replicas {
@@ -186,7 +188,8 @@ func (o *Op) ruined() (slot uint8, x *ruin) {
 	return slot, x
 }
 
-// overRuin acts on the ruined record of the Op's key. A write that does not ask what it says takes its word away; to all else the key is damaged.
+// overRuin acts on the ruined record of the Op's key. A write that does not ask what it says takes its word away; to
+// all else the key is damaged.
 func (o *Op) overRuin(slot uint8, x *ruin) Action {
 	blind := o.Kind == Put || o.Kind == Delete || o.Kind == Prepare && o.Txn.Effect != KeepKey
 	if !blind || o.Cond != Always || x.word.State() != layout.Live {
@@ -212,27 +215,29 @@ func (o *Op) mendChunk(i, of int, off uint64, err error) Action {
 		}
 		return b[:layout.RecordLen(0, len(r.Value))]
 	}
-	return o.mend(mending{slot: o.slot, word: o.x, off: off, into: o.recAt(1 + i), good: good, then: func(gone bool) Action {
-		if gone {
-			o.parts = nil
-			return o.finish(fmt.Errorf("pg %d: chunk %d at %#x: no whole copy on %d replicas: %w", o.Route.PG.ID, i, off, o.Route.PG.Replicas, err))
-		}
-		return o.gotChunks()
-	}})
+	return o.mend(mending{slot: o.slot, word: o.x, off: off, into: o.recAt(1 + i), good: good,
+		then: func(gone bool) Action {
+			if gone {
+				o.parts = nil
+				return o.finish(fmt.Errorf("pg %d: chunk %d at %#x: no whole copy on %d replicas: %w", o.Route.PG.ID, i,
+					off, o.Route.PG.Replicas, err))
+			}
+			return o.gotChunks()
+		}})
 }
 
 // mendStands looks for a good copy of the record that an intent stands for, then goes on with then.
 func (o *Op) mendStands(named layout.Word, then func(gone bool) Action) Action {
 	m := &o.met
-	return o.mend(mending{slot: o.slot, word: m.word, off: named.Off(), into: m.recs[0], good: o.goodRecord(m.word, o.slot), then: then})
+	return o.mend(mending{slot: o.slot, word: m.word, off: named.Off(), into: m.recs[0],
+		good: o.goodRecord(m.word, o.slot), then: then})
 }
 
-// ---- sync -----------------------------------------------------------------------
-
-// mendSync looks for a good copy of what a sync has found damaged at R[k-1], though that names it: every replica before has had it, and
-// R[k], of which mine are the bytes, if they are those of the same record and not of the place's life before. It goes on with the good one
-// in prev. If it is ruined R[k] gets the word all the same, and what R[k-1] has unless its own bytes are as bad: whoever looks there learns that the
-// record is damaged, and not that there is no such key.
+// mendSync looks for a good copy of what a sync has found damaged at R[k-1], though that names it: every replica before
+// has had it, and R[k], of which mine are the bytes, if they are those of the same record and not of the place's life
+// before. It goes on with the good one in prev. If it is ruined R[k] gets the word all the same, and what R[k-1] has
+// unless its own bytes are as bad: whoever looks there learns that the record is damaged, and not that there is no such
+// key.
 func (o *Op) mendSync(off uint64, mine, prev []byte, then func(ruined bool) Action) Action {
 	m := &o.need().mending
 	m.off, m.mine, m.into, m.then = off, mine, prev, then

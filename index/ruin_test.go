@@ -11,7 +11,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// damageAll flips a byte of the value of key's record at some replicas of a placement group, wherever in the first segment it is.
+// damageAll flips a byte of the value of key's record at some replicas of a placement group, wherever in the first
+// segment it is.
 func (w *world) damageAll(t *testing.T, key string, replicas ...uint8) layout.Word {
 	t.Helper()
 	for g := range uint64(layout.SegmentGroups + 1) {
@@ -80,7 +81,8 @@ func TestRelocateDamaged(t *testing.T) {
 	}
 }
 
-// An abort leaves a copy of the record before, as damaged as that is: the intent goes, and its status word may serve another.
+// An abort leaves a copy of the record before, as damaged as that is: the intent goes, and its status word may serve
+// another.
 func TestSettleDamagedParent(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		for _, all := range []bool{false, true} {

@@ -100,7 +100,8 @@ func (o *Op) gotSegment() Action {
 		}
 		w := g.Slot(i % layout.GroupSlots)
 		if o.Route.PG.Joining && !o.env.ReadOnly() {
-			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w && (j.Readable() || w.Readable()) {
+			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w &&
+				(j.Readable() || w.Readable()) {
 				if len(o.Accesses) > 0 {
 					o.Scan.Next = uint16(base + i)
 					break
@@ -156,7 +157,8 @@ func (o *Op) gotScanRecords() Action {
 			return o.mendOnPage(i, err)
 		}
 		where := func(err error) error {
-			return fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), at.word.Off(), err)
+			return fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), at.word.Off(),
+				err)
 		}
 		if err != nil {
 			o.corrupted(where(err))
@@ -178,7 +180,6 @@ func (o *Op) gotScanRecords() Action {
 	return o.scanIntents()
 }
 
-// pageRef is a word on a Scan's page.
 type pageRef struct {
 	group uint64 // region offset
 	slot  uint8
@@ -189,13 +190,14 @@ type pageRef struct {
 func (o *Op) mendOnPage(i int, err error) Action {
 	at := o.onPage[i]
 	o.syncBase = at.group
-	return o.mend(mending{slot: at.slot, word: at.word, off: at.word.Off(), into: o.recAt(i), good: o.goodRecord(at.word, at.slot), then: func(gone bool) Action {
-		if gone {
-			o.ruins = append(o.ruins, ruin{word: at.word, err: err})
-		}
-		o.Scan.Corrupt, o.corrupts = o.pageCorrupt, o.pageCorrupts
-		return o.gotScanRecords()
-	}})
+	return o.mend(mending{slot: at.slot, word: at.word, off: at.word.Off(), into: o.recAt(i),
+		good: o.goodRecord(at.word, at.slot), then: func(gone bool) Action {
+			if gone {
+				o.ruins = append(o.ruins, ruin{word: at.word, err: err})
+			}
+			o.Scan.Corrupt, o.corrupts = o.pageCorrupt, o.pageCorrupts
+			return o.gotScanRecords()
+		}})
 }
 
 // corrupted notes what a Scan cannot read, and leaves out.

@@ -24,15 +24,16 @@ func (w *world) checkOutcome(t *testing.T, what string, answered bool, before, a
 		t.Fatalf("%s: k, m are %q; before %q, after %q, answered %v", what, got, before, after, answered)
 	}
 	for r := range w.pg.Replicas {
-		if a, b := w.groupAt(0, home()), w.groupAt(r, home()); !slices.Equal(a[layout.GroupSlotsOff:], b[layout.GroupSlotsOff:]) {
+		if a, b := w.groupAt(0, home()), w.groupAt(r, home()); !slices.Equal(a[layout.GroupSlotsOff:],
+			b[layout.GroupSlotsOff:]) {
 			t.Fatalf("%s: R%d shows something else than the head", what, r)
 		}
 	}
 	w.checkTidy(t, what)
 }
 
-// TestSettleAllCrash stops a coordinator after every single access, and then the first janitor that settles what it has left. The
-// second janitor ends that, and nothing is left: of the transaction all is seen, or nothing.
+// TestSettleAllCrash stops a coordinator after every single access, and then the first janitor that settles what it has
+// left. The second janitor ends that, and nothing is left: of the transaction all is seen, or nothing.
 func TestSettleAllCrash(t *testing.T) {
 	crashes := 0
 	for _, s := range txnScripts {
@@ -40,7 +41,8 @@ func TestSettleAllCrash(t *testing.T) {
 			elsewhere := r == 2
 			for accesses, done := 1, false; !done; accesses++ {
 				for stopped, over := 0, false; !over; stopped++ {
-					what := fmt.Sprintf("%s r=%d elsewhere %v, crash after %d accesses, janitor after %d", s.name, r, elsewhere, accesses, stopped)
+					what := fmt.Sprintf("%s r=%d elsewhere %v, crash after %d accesses, janitor after %d", s.name, r,
+						elsewhere, accesses, stopped)
 					w := txnWorld(t, r, s.setup, elsewhere)
 					w.quiet = true
 					x := &coordinator{c: w.client(1), prepares: s.prepares, at: txnAt(elsewhere)}
@@ -66,15 +68,16 @@ func TestSettleAllCrash(t *testing.T) {
 	t.Logf("%d crashes", crashes)
 }
 
-// TestSettleAllBehindOthers: another client that has met the intent dies, too, after every single access. None of what it left between the head and
-// the tail is an intent any more.
+// TestSettleAllBehindOthers: another client that has met the intent dies, too, after every single access. None of what
+// it left between the head and the tail is an intent any more.
 func TestSettleAllBehindOthers(t *testing.T) {
 	for _, s := range txnScripts {
 		for r := uint8(1); r <= 3; r++ {
 			for _, next := range []string{"put k mine", "del k", "prepare k put mine x=9 seq=3 ts=9"} {
 				for accesses, done := 1, false; !done; accesses++ {
 					for others, over := 1, false; !over; others++ {
-						what := fmt.Sprintf("%s r=%d, crash after %d accesses, %s after %d", s.name, r, accesses, next, others)
+						what := fmt.Sprintf("%s r=%d, crash after %d accesses, %s after %d", s.name, r, accesses, next,
+							others)
 						w := txnWorld(t, r, s.setup, false)
 						w.quiet = true
 						x := &coordinator{c: w.client(1), prepares: s.prepares, at: txnAt(false)}
@@ -104,8 +107,8 @@ func TestSettleAllBehindOthers(t *testing.T) {
 	}
 }
 
-// TestSettleAllNoMemory: an aborted intent stays until there is memory for the copy of the record before, and the operation that was given up
-// keeps nothing.
+// TestSettleAllNoMemory: an aborted intent stays until there is memory for the copy of the record before, and the
+// operation that was given up keeps nothing.
 func TestSettleAllNoMemory(t *testing.T) {
 	w := txnWorld(t, 2, "put k old;put m old", false)
 	must(t, w.client(1).do(t, "prepare", "k", "put", "new", "x=3", "seq=1"))
@@ -132,7 +135,8 @@ func TestSettleAllNoMemory(t *testing.T) {
 	w.checkOutcome(t, "with memory", false, [2]string{"old", "old"}, [2]string{})
 }
 
-// TestSettleAllLeavesMoves: FROZEN words of a move stay as they are, and one of which no copy is good ends the operation, which names it.
+// TestSettleAllLeavesMoves: FROZEN words of a move stay as they are, and one of which no copy is good ends the
+// operation, which names it.
 func TestSettleAllLeavesMoves(t *testing.T) {
 	w := txnWorld(t, 2, "put k old;put m old", false)
 	_, i, x, _ := w.find(0, "k")
@@ -157,7 +161,8 @@ func TestSettleAllLeavesMoves(t *testing.T) {
 	if _, err := j.run(100); err != nil {
 		t.Fatal(err)
 	}
-	if err := j.op.Err; err == nil || !strings.Contains(err.Error(), "pg 1 group") || !strings.Contains(err.Error(), "slot 0") {
+	if err := j.op.Err; err == nil || !strings.Contains(err.Error(), "pg 1 group") ||
+		!strings.Contains(err.Error(), "slot 0") {
 		t.Errorf("damaged: %v", err)
 	}
 }
@@ -186,14 +191,16 @@ func TestMoveSettles(t *testing.T) {
 			w.moved = true
 			w.check(t, "moved", want)
 			w.linkedPlaces(t, "moved", w.arrays()...)
-			if s := layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])); s != layout.MakeStatus(1, layout.Abort, 0) {
+			if s := layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])); s != layout.MakeStatus(
+				1, layout.Abort, 0) {
 				t.Errorf("the undecided transaction: %v", s)
 			}
 		})
 	}
 }
 
-// TestRelocateSettles: a recall settles intents that lie in its extent, or name something there, and leaves nothing there.
+// TestRelocateSettles: a recall settles intents that lie in its extent, or name something there, and leaves nothing
+// there.
 func TestRelocateSettles(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		w, want := recallWorld(t, r)

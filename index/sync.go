@@ -10,7 +10,8 @@ import (
 
 // publish carries x→n from A down the chain. A stage may swing x→n blindly only
 // while every earlier one took exactly that; from the first other finding on,
-// sync takes over. A replica that lacks n's record gets it in the same chain, before the CAS: if the WRITE fails the CAS does not happen.
+// sync takes over. A replica that lacks n's record gets it in the same chain, before the CAS: if the WRITE fails the
+// CAS does not happen.
 func (o *Op) publish() Action {
 	if o.Route.PG.Replicas == 1 {
 		return o.published()
@@ -54,7 +55,8 @@ func (o *Op) published() Action {
 		o.env.Forget(o)
 	} else {
 		o.Version = o.version
-		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot, Flags: HintFlagsOf(o.flags, o.Expiry)})
+		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot,
+			Flags: HintFlagsOf(o.flags, o.Expiry)})
 	}
 	o.havePlace = false
 	if o.far != nil {
@@ -147,7 +149,8 @@ func (o *Op) syncNext() Action {
 		case !b.Readable():
 			return o.syncCAS(false)
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
-			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
+			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot),
+				Check: "outside the heap", Got: uint64(b)})
 		}
 		o.syncRaw = false
 		// b's record must be complete on R[k]. A good CRC alone proves nothing:
@@ -193,11 +196,12 @@ func (o *Op) syncVerified() Action {
 	return o.syncCAS(!same)
 }
 
-// lacksChunks reports whether chunks of the record rec of R[k-1] may be missing on R[k]; same: R[k] has the record itself. The chunks are
-// written before a manifest is, unless that is a copy that shares them with another one: whoever writes such a copy writes it to a
-// joiner, too, which has the chunks only once it has the other one.
+// lacksChunks reports whether chunks of the record rec of R[k-1] may be missing on R[k]; same: R[k] has the record
+// itself. The chunks are written before a manifest is, unless that is a copy that shares them with another one: whoever
+// writes such a copy writes it to a joiner, too, which has the chunks only once it has the other one.
 func (o *Op) lacksChunks(rec []byte, same bool) bool {
-	return layout.RecordFlags(rec[10])&layout.FlagManifest != 0 && (!same || o.Route.PG.Joining && o.syncK == o.Route.PG.tail())
+	return layout.RecordFlags(rec[10])&layout.FlagManifest != 0 &&
+		(!same || o.Route.PG.Joining && o.syncK == o.Route.PG.tail())
 }
 
 // syncChunks copies the chunks of the manifest under way before the manifest
@@ -228,7 +232,8 @@ func (o *Op) syncChunks() Action {
 		buf = o.copyBuf
 	}
 	o.begin()
-	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize, Buf: buf(0, layout.SizeOf(c.Code))})
+	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize,
+		Buf: buf(0, layout.SizeOf(c.Code))})
 	return o.post(stepSyncChunk)
 }
 
@@ -245,7 +250,6 @@ func (o *Op) gotSyncChunk() Action {
 	return o.syncChunks()
 }
 
-// copyChunk writes b, a chunk, to R[k].
 func (o *Op) copyChunk(off uint64, b []byte) Action {
 	o.begin()
 	o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b})

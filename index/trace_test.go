@@ -76,7 +76,8 @@ func TestTraces(t *testing.T) {
 	}
 	for _, s := range index.Steps() {
 		// These only say where a sync leads back to; no round trip is their own.
-		if !covered[s.String()] && s.String() != "sync-group" && s.String() != "split-seen" && s.String() != "sync-status" {
+		if !covered[s.String()] && s.String() != "sync-group" && s.String() != "split-seen" &&
+			s.String() != "sync-status" {
 			t.Errorf("no trace reaches step %v", s)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 
 // Answers of a Prepare besides those of a Put. Nothing happened.
 var (
-	// ErrMoving: the key's group is on its way elsewhere. A transaction that has placed intents must not wait for that: the mover
-	// waits for the intents.
+	// ErrMoving: the key's group is on its way elsewhere. A transaction that has placed intents must not wait for that:
+	// the mover waits for the intents.
 	ErrMoving = errors.New("the key's group moves")
 	// ErrStatusLost: the placement group of the status word has lost its memory; intents that name the word count as
 	// aborted.
@@ -68,7 +68,6 @@ type Placed struct {
 	Flags      HintFlags
 }
 
-// isTxn reports whether k is a transaction's.
 func (k Kind) isTxn() bool { return k == Prepare || k == Settle || k == Decide }
 
 // final is a place for the record that an intent leads to.
@@ -86,7 +85,8 @@ func (o *Op) beginTxn(h Hint, hinted bool) Action {
 			return o.finish(ErrStatusLost)
 		}
 		if end := statusEnd(o.Route.PG); !layout.StatusOff(t.Status.Off, end) {
-			return o.finish(fmt.Errorf("pg %d: no status word at offset %#x of an index of %#x bytes", o.Route.PG.ID, t.Status.Off, end))
+			return o.finish(fmt.Errorf("pg %d: no status word at offset %#x of an index of %#x bytes", o.Route.PG.ID,
+				t.Status.Off, end))
 		}
 		o.need().fixed = t.Status.Off
 		if t.Verdict == layout.Undecided {
@@ -113,8 +113,8 @@ func (o *Op) beginTxn(h Hint, hinted bool) Action {
 	}
 }
 
-// place writes the intent, and the record that it leads to, on every replica, and swings what the slot holds to the intent.
-// r is the key's record, nil if there is none, or if it is not needed.
+// place writes the intent, and the record that it leads to, on every replica, and swings what the slot holds to the
+// intent. r is the key's record, nil if there is none, or if it is not needed.
 func (o *Op) place(r *layout.Record) Action {
 	t, pg := o.Txn, o.Route.PG
 	if o.x.State() == layout.Frozen && !o.isSettled() {
@@ -146,7 +146,8 @@ func (o *Op) place(r *layout.Record) Action {
 	default:
 		in.Kind = layout.IntentGuard
 	}
-	h, value := layout.RecordHeader{Flags: o.Flags & layout.FlagsOfValue, Expiry: o.Expiry, Writer: o.env.Session()}, o.Value
+	h, value := layout.RecordHeader{Flags: o.Flags & layout.FlagsOfValue, Expiry: o.Expiry, Writer: o.env.Session()},
+		o.Value
 	o.Record = layout.Record{}
 	if in.Kind == layout.IntentGuard {
 		o.Record = *r
@@ -181,11 +182,13 @@ func (o *Op) place(r *layout.Record) Action {
 	}
 	var v [layout.IntentLen]byte
 	layout.EncodeIntent(v[:], &in)
-	layout.EncodeRecord(o.intent.own, layout.RecordHeader{Version: o.version, Flags: layout.FlagIntent, Writer: o.env.Session()}, o.Key, v[:])
+	layout.EncodeRecord(o.intent.own, layout.RecordHeader{Version: o.version, Flags: layout.FlagIntent,
+		Writer: o.env.Session()}, o.Key, v[:])
 	o.n = o.intent.word.WithState(layout.Frozen)
 	o.flags = h.Flags
-	t.Placed = Placed{Shard: o.Route.Shard, Generation: pg.Generation, Slot: o.slot, Word: o.n, Intent: in, Version: o.version,
-		Flags: HintFlagsOf(h.Flags, h.Expiry)}
+	t.Placed = Placed{Shard: o.Route.Shard, Generation: pg.Generation, Slot: o.slot, Word: o.n, Intent: in,
+		Version: o.version,
+		Flags:   HintFlagsOf(h.Flags, h.Expiry)}
 	o.begin()
 	if o.final.have {
 		way := Hinted{PG: pg, N: o.final.word}
@@ -196,8 +199,8 @@ func (o *Op) place(r *layout.Record) Action {
 	return o.casSlot()
 }
 
-// reserve takes the places that an insert will need, and writes its chunks, before it takes the lock. It returns 0 when they are
-// there.
+// reserve takes the places that an insert will need, and writes its chunks, before it takes the lock. It returns 0 when
+// they are there.
 func (o *Op) reserve() Action {
 	put, n := o.Txn.Effect == PutKey, layout.RecordLen(len(o.Key), len(o.Value))
 	if put && o.inChunks() {
@@ -206,7 +209,8 @@ func (o *Op) reserve() Action {
 		}
 		n = layout.RecordLen(len(o.Key), layout.ManifestLen(len(o.chunks)))
 	}
-	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) || put && !o.allocFor(&o.final, n) {
+	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) || put &&
+		!o.allocFor(&o.final, n) {
 		return Alloc
 	}
 	return 0
@@ -233,7 +237,6 @@ func (o *Op) allocFor(f *final, n int) bool {
 	return true
 }
 
-// dropFinal gives f's place to by.
 func (o *Op) dropFinal(f *final, by func(*PG, layout.Word)) {
 	if f.have {
 		by(o.Route.PG, f.word)
@@ -249,9 +252,9 @@ func (o *Op) dropTxn(by func(*PG, layout.Word)) {
 	}
 }
 
-// beginSettle takes the intent away if it still stands in its slot: by what it leads to after a COMMIT; after an ABORT by a fresh
-// copy of the record before, since that one's word may be the expectation of a CAS that is late. A guard leads to such a copy in any
-// case. A copy of a manifest names the same chunks.
+// beginSettle takes the intent away if it still stands in its slot: by what it leads to after a COMMIT; after an ABORT
+// by a fresh copy of the record before, since that one's word may be the expectation of a CAS that is late. A guard
+// leads to such a copy in any case. A copy of a manifest names the same chunks.
 func (o *Op) beginSettle() Action {
 	p := &o.Txn.Placed
 	if c := o.Route.Child; c != nil && c.PG != nil && c.Shard == p.Shard {
@@ -376,8 +379,8 @@ func (o *Op) lostTxn(c layout.Word) Action {
 	return o.answerAfterSync(nil)
 }
 
-// resolvedTxn acts on s, which the head holds after a CAS of unknown outcome, and which is neither what that expected nor
-// what it was to leave. It is false if the outcome stays unknown.
+// resolvedTxn acts on s, which the head holds after a CAS of unknown outcome, and which is neither what that expected
+// nor what it was to leave. It is false if the outcome stays unknown.
 func (o *Op) resolvedTxn(s layout.Word) (a Action, known bool) {
 	switch o.Kind {
 	case Decide:
@@ -393,10 +396,8 @@ func (o *Op) resolvedTxn(s layout.Word) (a Action, known bool) {
 	return 0, false
 }
 
-// hasTxnPlace reports whether the Op has a place for an intent, or for what one leads to.
 func (o *Op) hasTxnPlace() bool { return o.far != nil && (o.intent.have || o.final.have) }
 
-// txnError says where the intent is that err is about.
 func (o *Op) txnError(err error) error {
 	o.toParent()
 	return fmt.Errorf("pg %d: intent at slot %#x: %w", o.Route.PG.ID, o.slotOff(o.slot), err)

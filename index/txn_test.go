@@ -19,8 +19,9 @@ func statusOff(i int) uint64 {
 	return shardOff + 4*layout.SegmentSize + layout.SlotOff(i)
 }
 
-// startTxn makes o an operation of a transaction: prepare k put v|del|keep, decide commit|abort, settle k commit|abort; look or find instead of a verdict: Undecided; x=N is the status
-// word, pg=2 where it is, seq=N the transaction, ts=N its age, patience=N. It returns the words that are left.
+// startTxn makes o an operation of a transaction: prepare k put v|del|keep, decide commit|abort, settle k commit|abort;
+// look or find instead of a verdict: Undecided; x=N is the status word, pg=2 where it is, seq=N the transaction, ts=N
+// its age, patience=N. It returns the words that are left.
 func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 	at, ts := index.StatusAt{PG: 1, Seq: 1}, uint64(0)
 	i := 0
@@ -197,7 +198,6 @@ func (w *world) value(t testing.TB, c *client, key string) string {
 	return c.got()
 }
 
-// got is the value that c's get has found.
 func (c *client) got() string {
 	if p := c.op.Parts(); p != nil {
 		return string(bytes.Join(p, nil))
@@ -211,15 +211,22 @@ var txnScripts = []struct {
 	prepares      []string
 	before, after [2]string
 }{
-	{"put-put", "put k old;put m old", []string{"k put new", "m put new"}, [2]string{"old", "old"}, [2]string{"new", "new"}},
+	{"put-put", "put k old;put m old", []string{"k put new", "m put new"}, [2]string{"old", "old"},
+		[2]string{"new", "new"}},
 	{"delete-insert", "put k old", []string{"k del", "m put new"}, [2]string{"old", ""}, [2]string{"", "new"}},
 	{"insert-insert", "", []string{"k put new", "m put new"}, [2]string{"", ""}, [2]string{"new", "new"}},
-	{"guard-put", "put k old;put m old", []string{"k keep", "m put new"}, [2]string{"old", "old"}, [2]string{"old", "new"}},
-	{"guard-absent", "put k old", []string{"k put new", "m keep if-absent"}, [2]string{"old", ""}, [2]string{"new", ""}},
-	{"long-put-put", "put k old whole=1;put m old whole=1", []string{"k put new whole=1", "m put new"}, [2]string{"old", "old"}, [2]string{"new", "new"}},
-	{"long-guard-put", "put k old whole=1;put m old", []string{"k keep", "m put new whole=1"}, [2]string{"old", "old"}, [2]string{"old", "new"}},
-	{"long-delete-insert", "put k old whole=1", []string{"k del", "m put new whole=1"}, [2]string{"old", ""}, [2]string{"", "new"}},
-	{"reinsert", "put k old;del k;put m old", []string{"k put new if-absent", "m del"}, [2]string{"", "old"}, [2]string{"new", ""}},
+	{"guard-put", "put k old;put m old", []string{"k keep", "m put new"}, [2]string{"old", "old"},
+		[2]string{"old", "new"}},
+	{"guard-absent", "put k old", []string{"k put new", "m keep if-absent"}, [2]string{"old", ""},
+		[2]string{"new", ""}},
+	{"long-put-put", "put k old whole=1;put m old whole=1", []string{"k put new whole=1", "m put new"},
+		[2]string{"old", "old"}, [2]string{"new", "new"}},
+	{"long-guard-put", "put k old whole=1;put m old", []string{"k keep", "m put new whole=1"}, [2]string{"old", "old"},
+		[2]string{"old", "new"}},
+	{"long-delete-insert", "put k old whole=1", []string{"k del", "m put new whole=1"}, [2]string{"old", ""},
+		[2]string{"", "new"}},
+	{"reinsert", "put k old;del k;put m old", []string{"k put new if-absent", "m del"}, [2]string{"", "old"},
+		[2]string{"new", ""}},
 }
 
 // TestTxn: a transaction changes all of its keys, and leaves no intent and no place behind.
@@ -287,7 +294,8 @@ func (w *world) addLinked(t testing.TB, linked map[string]bool, r uint8, x layou
 		linked[unitName(c.Unit)] = true
 		b := w.region[r][uint64(c.Unit)*layout.UnitSize:][:layout.SizeOf(c.Code)]
 		if p, err := layout.ParseRecord(b); err != nil || p.Version != m.ID || p.Expiry != uint64(i) {
-			t.Errorf("R%d: %s names %s, which is no chunk %d of it: %v", r, unitName(x.Unit()), unitName(c.Unit), i, err)
+			t.Errorf("R%d: %s names %s, which is no chunk %d of it: %v", r, unitName(x.Unit()), unitName(c.Unit), i,
+				err)
 		}
 	}
 }
@@ -313,10 +321,11 @@ func txnWorld(t testing.TB, r uint8, setup string, elsewhere bool) *world {
 	return w
 }
 
-// TestTxnCrashAtEveryStep stops a coordinator after every single access, declares it fenced and lets others work on its keys. They
-// finish; all agree on whether it happened from the first of them on; and what was answered did happen.
+// TestTxnCrashAtEveryStep stops a coordinator after every single access, declares it fenced and lets others work on its
+// keys. They finish; all agree on whether it happened from the first of them on; and what was answered did happen.
 func TestTxnCrashAtEveryStep(t *testing.T) {
-	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *", "put kk other", "prepare", "settle"}
+	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *",
+		"put kk other", "prepare", "settle"}
 	crashes := 0
 	for _, s := range txnScripts {
 		for r := uint8(1); r <= 3; r++ {
@@ -369,7 +378,8 @@ func (w *world) checkSettled(t testing.TB, what string) {
 	}
 }
 
-// TestTxnStatusRead: a Decide without a verdict tells what the status word holds at the head, once every replica shows that, and changes nothing.
+// TestTxnStatusRead: a Decide without a verdict tells what the status word holds at the head, once every replica shows
+// that, and changes nothing.
 func TestTxnStatusRead(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		w := txnWorld(t, r, "put k old", false)
@@ -406,7 +416,8 @@ func TestTxnNoStatusWord(t *testing.T) {
 	}
 }
 
-// followTxn runs next by a client that knows nothing of the transaction, and checks that all see it happen, or not, as one.
+// followTxn runs next by a client that knows nothing of the transaction, and checks that all see it happen, or not, as
+// one.
 func (w *world) followTxn(t *testing.T, what string, before, after [2]string, next string, answered bool) {
 	t.Helper()
 	c := w.client(4)
@@ -502,14 +513,16 @@ func (w *world) followTxn(t *testing.T, what string, before, after [2]string, ne
 	}
 }
 
-// TestTxnBooks: whatever becomes of an intent, and whoever takes it away, each place that it named is linked or given up afterwards, and each
-// was given up once: records and chunks, which a guard's two records and the copy after an abort share.
+// TestTxnBooks: whatever becomes of an intent, and whoever takes it away, each place that it named is linked or given
+// up afterwards, and each was given up once: records and chunks, which a guard's two records and the copy after an
+// abort share.
 func TestTxnBooks(t *testing.T) {
 	n := 0
 	for _, before := range []string{"", "old", "old whole=1"} {
 		for _, effect := range []string{"put new", "put new whole=1", "del", "keep"} {
 			for _, verdict := range []string{"commit", "abort"} {
-				for _, then := range []string{"", "put k mine", "put k mine whole=1", "del k", "append k *", "append k * whole=1",
+				for _, then := range []string{"", "put k mine", "put k mine whole=1", "del k", "append k *",
+					"append k * whole=1",
 					"prepare k put mine", "prepare k put mine whole=1", "prepare k del", "prepare k keep"} {
 					for _, second := range []string{"commit", "abort"} {
 						if n++; second == "abort" && !strings.HasPrefix(then, "prepare") {
@@ -579,8 +592,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// TestTxnCounted: a scrub and a recall count the places that an intent names, chunks among them, and a recall of the extent of any of these
-// waits until the intent is settled.
+// TestTxnCounted: a scrub and a recall count the places that an intent names, chunks among them, and a recall of the
+// extent of any of these waits until the intent is settled.
 func TestTxnCounted(t *testing.T) {
 	for _, prepare := range []string{"k keep", "k put new whole=1", "k del"} {
 		w := newWorld(2, layout.ExtentUnits+64)
@@ -593,9 +606,11 @@ func TestTxnCounted(t *testing.T) {
 			units += uint64(p.Units)
 		}
 		if got := workOf(w.client(3).op); got.Units != units || got.Lost != 0 || len(got.Findings) != 0 {
-			t.Errorf("%s: a scrub counts %d units, %d lost, %q; want %d", prepare, got.Units, got.Lost, got.Findings, units)
+			t.Errorf("%s: a scrub counts %d units, %d lost, %q; want %d", prepare, got.Units, got.Lost, got.Findings,
+				units)
 		}
-		count := workOf(w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true}))
+		count := workOf(
+			w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true}))
 		slices.SortFunc(count.Kept, func(a, b repair.UnitRun) int { return int(a.Unit) - int(b.Unit) })
 		if !slices.Equal(count.Kept, w.taken) {
 			t.Errorf("%s: a recall keeps %v, want %v", prepare, count.Kept, w.taken)
@@ -621,7 +636,8 @@ func TestTxnCounted(t *testing.T) {
 	}
 }
 
-// TestTxnManyChunks: a transaction replaces a value of two chunks by another, or does not, and a joiner gets all of them.
+// TestTxnManyChunks: a transaction replaces a value of two chunks by another, or does not, and a joiner gets all of
+// them.
 func TestTxnManyChunks(t *testing.T) {
 	code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
 	for _, verdict := range []string{"commit", "abort"} {
@@ -647,8 +663,8 @@ func TestTxnManyChunks(t *testing.T) {
 	}
 }
 
-// TestSettledByEither: a settle whose compare-and-swap was not heard of finds the record's word in the slot, which another one has put there. The
-// places that went with the intent are the other one's.
+// TestSettledByEither: a settle whose compare-and-swap was not heard of finds the record's word in the slot, which
+// another one has put there. The places that went with the intent are the other one's.
 func TestSettledByEither(t *testing.T) {
 	for _, effect := range []string{"put new", "put new whole=1", "keep"} {
 		for _, f := range []fault{failBefore, failAfter} {
@@ -669,7 +685,8 @@ func TestSettledByEither(t *testing.T) {
 					t.Fatal(err, c.op.Err)
 				}
 				what := fmt.Sprintf("%s, fault %d, r=%d", effect, f, r)
-				if w.fenced[1] = f == failAfter; !w.fenced[1] { // else it has them, and does not know: a recall finds them
+				if w.fenced[1] = f == failAfter; !w.fenced[1] {
+					// else it has them, and does not know: a recall finds them
 					delete(w.fenced, 1)
 				}
 				w.checkTidy(t, what)

@@ -63,13 +63,13 @@ func (o *Op) dropPlace() {
 	o.dropChunks(o.env.Unuse)
 }
 
-// maxBehind is the longest record, in bytes, that a replica behind the head gets with the word that names it. The bytes of a longer one
-// take longer than a doorbell.
+// maxBehind is the longest record, in bytes, that a replica behind the head gets with the word that names it. The bytes
+// of a longer one take longer than a doorbell.
 const maxBehind = 16 << 10
 
-// withDecision is how many replicas, from the head on, have the record when the head decides. Those behind it get a short one with the
-// word; a long one goes to all at once, so that its bytes travel side by side, and so does a manifest: who syncs its word copies the
-// chunks, too, where it is not there.
+// withDecision is how many replicas, from the head on, have the record when the head decides. Those behind it get a
+// short one with the word; a long one goes to all at once, so that its bytes travel side by side, and so does a
+// manifest: who syncs its word copies the chunks, too, where it is not there.
 func (o *Op) withDecision() uint8 {
 	if len(o.own) > maxBehind || o.flags&layout.FlagManifest != 0 {
 		return o.Route.PG.Replicas
@@ -160,7 +160,8 @@ func (o *Op) lost(c layout.Word) Action {
 	o.env.Forget(o)
 	switch c.State() {
 	case layout.Frozen:
-		if o.x.State() != layout.Empty && c.FP() == layout.FP(o.Hash) && layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		if o.x.State() != layout.Empty && c.FP() == layout.FP(o.Hash) &&
+			layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 			return o.readLost(c) // an intent, or on its way elsewhere
 		}
 		return o.again(Backoff)
@@ -171,14 +172,15 @@ func (o *Op) lost(c layout.Word) Action {
 		// Gone from this slot; whether the key is elsewhere, a lookup tells.
 		return o.lookAgain()
 	}
-	if c.FP() != layout.FP(o.Hash) || !layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) || o.x.State() == layout.Empty {
+	if c.FP() != layout.FP(o.Hash) || !layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) ||
+		o.x.State() == layout.Empty {
 		return o.lookAgain()
 	}
 	return o.readLost(c)
 }
 
-// readLost reads the record of c at the head. Perhaps it is the same key: its record is at A for certain, at P perhaps not
-// yet.
+// readLost reads the record of c at the head. Perhaps it is the same key: its record is at A for certain, at P perhaps
+// not yet.
 func (o *Op) readLost(c layout.Word) Action {
 	o.x = c
 	o.begin()

@@ -208,7 +208,6 @@ func (w *world) linkedPlaces(t testing.TB, what string, arrays ...uint64) {
 	}
 }
 
-// moveAll moves every group of the shard.
 func (w *world) moveAll(t testing.TB, c *client) {
 	t.Helper()
 	for g := range uint32(layout.SegmentGroups) {
@@ -216,7 +215,6 @@ func (w *world) moveAll(t testing.TB, c *client) {
 	}
 }
 
-// syncAll syncs every segment.
 func (w *world) syncAll(t testing.TB, c *client) {
 	t.Helper()
 	for _, id := range []uint32{1, 2} {
@@ -233,7 +231,8 @@ func (w *world) cleanAll(t testing.TB, c *client) {
 	t.Helper()
 	w.moved = true
 	for g := range layout.SegmentGroups + 1 {
-		c.job(t, index.Clean, repair.Work{PG: 1, Off: shardOff + uint64(g)*layout.GroupSize, Wipe: !w.split, Target: w.child.PG.ID})
+		c.job(t, index.Clean, repair.Work{PG: 1, Off: shardOff + uint64(g)*layout.GroupSize, Wipe: !w.split,
+			Target: w.child.PG.ID})
 	}
 	for r := range w.pg.Replicas {
 		for g := range layout.SegmentGroups + 1 {
@@ -352,7 +351,8 @@ func runAll(t testing.TB, what string, rng *rand.Rand, scripts []*script, janito
 		if n > 200000 {
 			for _, s := range scripts {
 				if len(s.words) > 0 {
-					t.Logf("s%d %v in step %v, action %d, lock of s%d", s.c.id, s.words[0], s.c.op.Step(), s.c.action, s.c.op.LockOwner)
+					t.Logf("s%d %v in step %v, action %d, lock of s%d", s.c.id, s.words[0], s.c.op.Step(), s.c.action,
+						s.c.op.LockOwner)
 				}
 			}
 			if busy {
@@ -419,18 +419,20 @@ func writers(t testing.TB, w *world, want map[string]string, n int) (scripts []*
 		case 4:
 			words, want[k] = []string{"append", k, "+"}, v+"+"
 		}
-		scripts = append(scripts, &script{c: c, words: [][]string{words}, ended: func(o *index.Op, words []string, err error) {
-			if !errors.Is(err, wantErr) || o.Kind == index.Get && err == nil && string(o.Record.Value) != v {
-				t.Errorf("%v: %v %q, want %v %q", words, err, o.Record.Value, wantErr, v)
-			}
-		}})
+		scripts = append(scripts,
+			&script{c: c, words: [][]string{words}, ended: func(o *index.Op, words []string, err error) {
+				if !errors.Is(err, wantErr) || o.Kind == index.Get && err == nil && string(o.Record.Value) != v {
+					t.Errorf("%v: %v %q, want %v %q", words, err, o.Record.Value, wantErr, v)
+				}
+			}})
 	}
 	return scripts
 }
 
 // crashes stops a janitor's operation after every single access, or every stride-th,
 // declares the janitor fenced and lets prepare's world go on.
-func crashes(t *testing.T, what string, stride int, prepare func() (w *world, kind index.Kind, work repair.Work), goOn func(t testing.TB, what string, w *world, n int)) {
+func crashes(t *testing.T, what string, stride int, prepare func() (w *world, kind index.Kind, work repair.Work),
+	goOn func(t testing.TB, what string, w *world, n int)) {
 	t.Helper()
 	for n := 0; ; n += stride {
 		w, kind, work := prepare()
@@ -602,7 +604,8 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 		scripts = append(scripts, up, down)
 	}
 	for i, k := range []string{"R", "S", "T", "U", "r", "AC", "BC", "R@5"} {
-		in := &script{c: w.client(60 + uint32(i)), words: [][]string{{"put", k, "first", "if-absent"}, {"get", k}, {"append", k, "+"}, {"del", k}, {"get", k}, {"put", k, "again"}}}
+		in := &script{c: w.client(60 + uint32(i)), words: [][]string{{"put", k, "first", "if-absent"}, {"get", k},
+			{"append", k, "+"}, {"del", k}, {"get", k}, {"put", k, "again"}}}
 		in.ended = func(o *index.Op, words []string, err error) {
 			if missing := len(in.words) == 2; missing != errors.Is(err, index.ErrNotFound) || err != nil && !missing {
 				t.Errorf("%s: %v: %v", what, words, err)
@@ -824,41 +827,45 @@ func TestAbandonCrash(t *testing.T) {
 			}
 			for i := 0; i < len(stages); i += 1 + len(stages)/5 {
 				stage := stages[i]
-				crashes(t, fmt.Sprintf("%v, child lost after %d accesses", m, stage), stride, func() (*world, index.Kind, repair.Work) {
-					w := m.world()
-					want = fillMove(t, w)
-					for c := mover(w); c.verbs < stage; {
-						c.advance(1, noFault)
-					}
-					w.fenced[11] = true
-					w.child.PG = nil
-					moved = 0
-					for _, k := range slices.Sorted(maps.Keys(want)) {
-						if _, _, x, _ := w.find(0, k); x.State() == layout.Moved {
-							delete(want, k)
-							moved++
+				crashes(t, fmt.Sprintf("%v, child lost after %d accesses", m, stage), stride,
+					func() (*world, index.Kind, repair.Work) {
+						w := m.world()
+						want = fillMove(t, w)
+						for c := mover(w); c.verbs < stage; {
+							c.advance(1, noFault)
 						}
-					}
-					return w, index.Abandon, moveWork(homeGroup)
-				}, func(t testing.TB, what string, w *world, n int) {
-					scripts := writers(t, w, want, n)
-					next := w.client(10)
-					next.begin(workOp(index.Abandon, new(moveWork(homeGroup))))
-					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 3)), scripts, next, func() { w.child, w.other = nil, nil })
-					if lost := workOf(w.client(1).op).Lost + workOf(next.op).Lost; lost > moved || n == 0 && lost != moved {
-						t.Errorf("%s: %d records lost, want %d", what, lost, moved)
-					}
-					w.check(t, what, want)
-					w.linkedPlaces(t, what, shardOff)
-					for r := range w.pg.Replicas {
-						for _, off := range []uint64{home(), stash()} {
-							g := w.groupAt(r, off)
-							if g.Header().Split() || w.unfinished(r, off) {
-								t.Errorf("%s: R%d %s", what, r, showGroup(g))
+						w.fenced[11] = true
+						w.child.PG = nil
+						moved = 0
+						for _, k := range slices.Sorted(maps.Keys(want)) {
+							if _, _, x, _ := w.find(0, k); x.State() == layout.Moved {
+								delete(want, k)
+								moved++
 							}
 						}
-					}
-				})
+						return w, index.Abandon, moveWork(homeGroup)
+					}, func(t testing.TB, what string, w *world, n int) {
+						scripts := writers(t, w, want, n)
+						next := w.client(10)
+						next.begin(workOp(index.Abandon, new(moveWork(homeGroup))))
+						runAll(t, what, rand.New(rand.NewPCG(uint64(n), 3)), scripts, next, func() {
+							w.child, w.other = nil, nil
+						})
+						if lost := workOf(w.client(1).op).Lost + workOf(next.op).Lost; lost > moved || n == 0 &&
+							lost != moved {
+							t.Errorf("%s: %d records lost, want %d", what, lost, moved)
+						}
+						w.check(t, what, want)
+						w.linkedPlaces(t, what, shardOff)
+						for r := range w.pg.Replicas {
+							for _, off := range []uint64{home(), stash()} {
+								g := w.groupAt(r, off)
+								if g.Header().Split() || w.unfinished(r, off) {
+									t.Errorf("%s: R%d %s", what, r, showGroup(g))
+								}
+							}
+						}
+					})
 			}
 		})
 	}
@@ -959,7 +966,8 @@ func (w *world) inExtent(extent uint32) (list []string) {
 	for r := range w.pg.Replicas {
 		for g := range layout.SegmentGroups + 1 {
 			for i := range layout.GroupSlots {
-				if x := w.groupAt(r, shardOff+uint64(g)*layout.GroupSize).Slot(i); x.Readable() && x.Unit()/layout.ExtentUnits == extent {
+				if x := w.groupAt(r, shardOff+uint64(g)*layout.GroupSize).Slot(i); x.Readable() &&
+					x.Unit()/layout.ExtentUnits == extent {
 					list = append(list, fmt.Sprintf("R%d group %d slot %d: %v", r, g, i, x))
 				}
 			}
@@ -1088,7 +1096,8 @@ func TestRelocateCount(t *testing.T) {
 				t.Fatalf("%s: the test proves nothing: %v", name, before)
 			}
 			window := c.window(before, chunk)
-			o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true, Window: window})
+			o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true,
+				Window: window})
 			after := where(w)
 			units := uint32(0)
 			for k, x := range before {
@@ -1101,7 +1110,8 @@ func TestRelocateCount(t *testing.T) {
 				}
 				if x := after[k]; x.Unit()/layout.ExtentUnits == 0 {
 					units += layout.UnitsOf(x.Code())
-					if !slices.Contains(workOf(o).Kept, repair.UnitRun{Unit: x.Unit(), Units: layout.UnitsOf(x.Code())}) {
+					if !slices.Contains(workOf(o).Kept,
+						repair.UnitRun{Unit: x.Unit(), Units: layout.UnitsOf(x.Code())}) {
 						t.Errorf("%s: %q at %v is not kept: %v", name, k, x, workOf(o).Kept)
 					}
 				}
@@ -1113,12 +1123,15 @@ func TestRelocateCount(t *testing.T) {
 			}
 			sum := uint32(0)
 			for _, k := range workOf(o).Kept {
-				if sum += k.Units; window.Units > 0 && k.Unit < window.Unit+window.Units && window.Unit < k.Unit+k.Units {
+				if sum += k.Units; window.Units > 0 && k.Unit < window.Unit+window.Units && window.Unit < k.Unit+
+					k.Units {
 					t.Errorf("%s: %v is kept in the window %v", name, k, window)
 				}
 			}
-			if sum != units || workOf(o).Linked[0] != units || workOf(o).Linked[1] == 0 || int(workOf(o).Moved) != len(c.moves) || int(workOf(o).Records) != len(want) {
-				t.Errorf("%s: kept %d units, linked %v, want %d; moved %d of %d records", name, sum, workOf(o).Linked, units, workOf(o).Moved, workOf(o).Records)
+			if sum != units || workOf(o).Linked[0] != units || workOf(o).Linked[1] == 0 ||
+				int(workOf(o).Moved) != len(c.moves) || int(workOf(o).Records) != len(want) {
+				t.Errorf("%s: kept %d units, linked %v, want %d; moved %d of %d records", name, sum, workOf(o).Linked,
+					units, workOf(o).Moved, workOf(o).Records)
 			}
 			w.check(t, name, want)
 		}
@@ -1176,7 +1189,8 @@ func TestRelocateCountDamaged(t *testing.T) {
 	o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true,
 		Window: repair.UnitRun{Unit: x.Unit(), Units: 1}})
 	if workOf(o).Moved != 1 || workOf(o).Records != 1 || workOf(o).Lost != 1 || len(workOf(o).Findings) != 1 {
-		t.Errorf("moved %d of %d records, lost %d, findings %q", workOf(o).Moved, workOf(o).Records, workOf(o).Lost, workOf(o).Findings)
+		t.Errorf("moved %d of %d records, lost %d, findings %q", workOf(o).Moved, workOf(o).Records, workOf(o).Lost,
+			workOf(o).Findings)
 	}
 }
 
@@ -1202,7 +1216,8 @@ func TestScrub(t *testing.T) {
 	}
 	o := scrub()
 	if workOf(o).Records != uint64(len(want)) || workOf(o).Units != units || uint64(workOf(o).Linked[0]) != units ||
-		len(workOf(o).Linked) != 1 || workOf(o).Repaired+workOf(o).Lost+workOf(o).Synced != 0 || len(workOf(o).Findings) > 0 {
+		len(workOf(o).Linked) != 1 || workOf(o).Repaired+workOf(o).Lost+workOf(o).Synced != 0 ||
+		len(workOf(o).Findings) > 0 {
 		t.Errorf("sound: %+v; want %d records of %d units", workOf(o), len(want), units)
 	}
 
@@ -1219,7 +1234,8 @@ func TestScrub(t *testing.T) {
 	_, i, _, _ := w.find(0, "g")
 	w.setSlot(2, home(), i, 0)
 	o = scrub()
-	if workOf(o).Repaired != 4 || workOf(o).Synced != 1 || workOf(o).Lost != 0 || len(workOf(o).Findings) > 0 || workOf(o).Units != units {
+	if workOf(o).Repaired != 4 || workOf(o).Synced != 1 || workOf(o).Lost != 0 || len(workOf(o).Findings) > 0 ||
+		workOf(o).Units != units {
 		t.Errorf("repairing: %+v", workOf(o))
 	}
 	w.check(t, "repaired", want)
@@ -1335,7 +1351,10 @@ func TestWanted(t *testing.T) {
 		"first chunk":  {index.Op{Kind: index.Put, Value: long}, 0, chunk},
 		"second chunk": {index.Op{Kind: index.Put, Value: long}, 1, chunk},
 		"small":        {index.Op{Kind: index.Put, Value: long[:1]}, 0, small},
-		"modify": {index.Op{Kind: index.Modify, Modify: func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return half, 0, 0, nil }},
+		"modify": {index.Op{Kind: index.Modify, Modify: func(*layout.Record) ([]byte, layout.RecordFlags, uint64,
+			error) {
+			return half, 0, 0, nil
+		}},
 			0, modified},
 	} {
 		w := newWorld(1, 1<<18)
@@ -1354,8 +1373,8 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// A PUT that has taken a place, and whose key has moved to another placement group meanwhile, takes another place there,
-// also if a hint of somebody else's leads it there.
+// A PUT that has taken a place, and whose key has moved to another placement group meanwhile, takes another place
+// there, also if a hint of somebody else's leads it there.
 func TestHintAtChildWithPlace(t *testing.T) {
 	for _, m := range moveCases() {
 		t.Run(m.String(), func(t *testing.T) {
@@ -1407,7 +1426,8 @@ func TestCrowdedInTurns(t *testing.T) {
 		}
 		// The last one found so many in the stash, behind a group that is full.
 		if used := n - 1 - layout.GroupSlots; used != tc.used {
-			t.Errorf("depth %d, keys %s: room is asked for with %d slots of the stash used, want %d", tc.depth, tc.filler, used, tc.used)
+			t.Errorf("depth %d, keys %s: room is asked for with %d slots of the stash used, want %d", tc.depth,
+				tc.filler, used, tc.used)
 		}
 	}
 }

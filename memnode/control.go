@@ -54,12 +54,14 @@ func (n *Node) run() {
 		}
 		kept, before = nil, nil
 		if how == KeptPutBack { // nobody has connected, and nobody may have any of it
-			n.log.Error("the memory that this process has is of an earlier time than that of the process which registered last, as if it was put back from a copy: starting empty",
+			n.log.Error("the memory that this process has is of an earlier time than that of the process which "+
+				"registered last, as if it was put back from a copy: starting empty",
 				"reason", how.String())
 			n.forgetKept(how)
 			continue
 		}
-		n.log.Warn("the directory does not know this memory node any more: its regions are not served any more and it registers again",
+		n.log.Warn("the directory does not know this memory node any more: its regions are not served any more and "+
+			"it registers again",
 			"node_id", reg.nodeID, "incarnation", reg.incarnation)
 		if !n.reset() {
 			return
@@ -76,8 +78,9 @@ const (
 	lifeClosed                      // the node is closed, or ends with its process
 )
 
-// register returns nil when the node is closed. A process with kept memory registers the incarnation of that, and one that registers again its own.
-// Unless it gives KeptAll the directory does not take it for what it knows: the memory is to be dropped, and with KeptPutBack not to be retained either.
+// register returns nil when the node is closed. A process with kept memory registers the incarnation of that, and one
+// that registers again its own. Unless it gives KeptAll the directory does not take it for what it knows: the memory is
+// to be dropped, and with KeptPutBack not to be retained either.
 func (n *Node) register(kept *state, before *registration) (reg *registration, how Kept) {
 	reg = &registration{incarnation: randomID()}
 	switch {
@@ -95,7 +98,8 @@ func (n *Node) register(kept *state, before *registration) (reg *registration, h
 			rep, err = d.RegisterNode(ctx, req)
 			return err
 		})
-		if err == nil && rep.GetRecovered() != 0 && n.ctx.Err() == nil && (kept == nil || kept.cluster == rep.GetClusterId()) {
+		if err == nil && rep.GetRecovered() != 0 && n.ctx.Err() == nil &&
+			(kept == nil || kept.cluster == rep.GetClusterId()) {
 			n.heardOfRecovery(rep.GetClusterId(), rep.GetRecovered()) // nobody is connected before the registration
 			req = n.registering(reg)
 			continue
@@ -125,7 +129,8 @@ func (n *Node) register(kept *state, before *registration) (reg *registration, h
 			continue
 		}
 		if kept != nil && kept.cluster != rep.GetClusterId() {
-			n.log.Warn("the directory is another cluster's than the one that the kept memory is of", "cluster", rep.GetClusterId(), "kept", kept.cluster)
+			n.log.Warn("the directory is another cluster's than the one that the kept memory is of", "cluster",
+				rep.GetClusterId(), "kept", kept.cluster)
 			return reg, KeptDisowned
 		}
 		if rep.GetStale() {
@@ -193,8 +198,8 @@ func (n *Node) registering(reg *registration) *dirpb.RegisterNodeRequest {
 	return req
 }
 
-// replace has another process take over, as an operator wants, if that one could serve the regions that are here. Otherwise it tells the directory why this
-// one stays, which is asked for again until the directory knows.
+// replace has another process take over, as an operator wants, if that one could serve the regions that are here.
+// Otherwise it tells the directory why this one stays, which is asked for again until the directory knows.
 func (n *Node) replace() {
 	if n.o.MayRestart != nil {
 		if err := n.o.MayRestart(n.regionBytes()); err != nil {
@@ -218,8 +223,8 @@ func (n *Node) regionBytes() (sum int64) {
 	return sum
 }
 
-// tooSmall ends this process's part, since it lends less than the regions of its memory node need. Kept memory stays for another process, whose
-// settings may be others.
+// tooSmall ends this process's part, since it lends less than the regions of its memory node need. Kept memory stays
+// for another process, whose settings may be others.
 func (n *Node) tooSmall(kept *state, err error) {
 	if kept != nil {
 		n.tryAgain(err)
@@ -236,7 +241,8 @@ func (n *Node) tooSmall(kept *state, err error) {
 // report tells the directory, once, why this process does not serve, or with stays why no other one takes over.
 func (n *Node) report(why error, stays bool) {
 	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: n.o.Name, Trouble: keeper.Trouble(why.Error()), Stays: stays})
+		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: n.o.Name, Trouble: keeper.Trouble(why.Error()),
+			Stays: stays})
 		return err
 	})
 	if err != nil && n.ctx.Err() == nil {
@@ -244,16 +250,18 @@ func (n *Node) report(why error, stays bool) {
 	}
 }
 
-// registerAgain tells a directory that has become one of a later version what the one before did not take in, and one that has
-// taken this memory node out of placement groups, as it was silent, that they are dropped, and what of them is retained. The directory
-// admits this process as the one that it is; if it does not get to that, the next heartbeat's reply asks again.
+// registerAgain tells a directory that has become one of a later version what the one before did not take in, and one
+// that has taken this memory node out of placement groups, as it was silent, that they are dropped, and what of them is
+// retained. The directory admits this process as the one that it is; if it does not get to that, the next heartbeat's
+// reply asks again.
 func (n *Node) registerAgain(reg *registration) {
 	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		_, err := d.RegisterNode(ctx, n.registering(reg))
 		return err
 	})
 	if err == nil {
-		n.log.Info("memory node registered again, as the directory asked: it is of a later version now, or went on without this memory node, which was silent",
+		n.log.Info("memory node registered again, as the directory asked: it is of a later version now, or went on "+
+			"without this memory node, which was silent",
 			"node_id", reg.nodeID, "boot", n.boot)
 	} else if n.ctx.Err() == nil {
 		n.exchanged("register", err)
@@ -421,7 +429,8 @@ func (n *Node) reset() bool {
 	return true
 }
 
-// barAll lets nobody connect before the next registration, and fences every peer. It returns false when the node is closed first.
+// barAll lets nobody connect before the next registration, and fences every peer. It returns false when the node is
+// closed first.
 func (n *Node) barAll() bool {
 	n.mu.Lock()
 	n.mu.reg = nil
@@ -437,7 +446,8 @@ func (n *Node) barAll() bool {
 }
 
 // call is one exchange with the directory; ctx, which ends with the node's Close, ends it.
-func (n *Node) call(ctx context.Context, timeout time.Duration, fn func(context.Context, dirpb.DirectoryClient) error) error {
+func (n *Node) call(ctx context.Context, timeout time.Duration,
+	fn func(context.Context, dirpb.DirectoryClient) error) error {
 	ctx, cancel := alarm.WithTimeout(ctx, timeout)
 	defer cancel()
 	return n.o.Directory.Call(ctx, fn)
@@ -453,17 +463,20 @@ func (n *Node) exchanged(what string, err error) {
 	code := status.Code(err)
 	switch {
 	case code == codes.AlreadyExists && code != status.Code(before):
-		n.log.Info("this memory node's name is taken; asking again, as the process that has it may have ended", "err", err)
+		n.log.Info("this memory node's name is taken; asking again, as the process that has it may have ended", "err",
+			err)
 	case code == codes.AlreadyExists && err.Error() != before.Error():
 		n.log.Error("another process has this memory node's name; asking again, as it may end", "err", err)
 	case err == nil && status.Code(before) == codes.AlreadyExists: // what follows says that it has the name
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
 	case code == codes.DataLoss && code != status.Code(before):
-		n.log.Error("the directory was put back from a backup, or has lost what it told this memory node, which does not follow it: the regions stay as they are, and served",
+		n.log.Error("the directory was put back from a backup, or has lost what it told this memory node, which does "+
+			"not follow it: the regions stay as they are, and served",
 			"what", what, "err", err)
 	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):
-		n.log.Error("the directory refuses this memory node; trying on, as an operator may change that", "what", what, "err", err)
+		n.log.Error("the directory refuses this memory node; trying on, as an operator may change that", "what", what,
+			"err", err)
 	case err != nil && before == nil:
 		n.log.Warn("directory does not answer; regions stay served", "what", what, "err", err)
 	case err != nil && err.Error() != before.Error():

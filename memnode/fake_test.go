@@ -20,15 +20,15 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
 var _ Directory = (*dirclient.Client)(nil)
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // keyOf is the fake cluster's key of a generation.
 func keyOf(generation uint32) token.Key {
@@ -96,7 +96,8 @@ type directory struct {
 }
 
 func newDirectory(t *testing.T) *directory {
-	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1", key: 1, interval: 5,
+	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{},
+		clusterID: "c1", key: 1, interval: 5,
 		fabric: sim.New(sim.Options{})}
 }
 
@@ -170,12 +171,14 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 	return fn(ctx, d)
 }
 
-func (d *directory) ReportNode(_ context.Context, r *dirpb.ReportNodeRequest, _ ...grpc.CallOption) (*dirpb.ReportNodeReply, error) {
+func (d *directory) ReportNode(_ context.Context, r *dirpb.ReportNodeRequest, _ ...grpc.CallOption) (
+	*dirpb.ReportNodeReply, error) {
 	d.change(func() { d.reports = append(d.reports, r) })
 	return &dirpb.ReportNodeReply{}, nil
 }
 
-func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
+func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (
+	*dirpb.RegisterNodeReply, error) {
 	d.mu.Lock()
 	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: d.interval}
 	if d.refuse != nil {
@@ -236,7 +239,8 @@ func (d *directory) hold(ctx context.Context, r *dirpb.HeartbeatRequest) (news u
 	}
 }
 
-func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ ...grpc.CallOption) (*dirpb.HeartbeatReply, error) {
+func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ ...grpc.CallOption) (
+	*dirpb.HeartbeatReply, error) {
 	rep := &dirpb.HeartbeatReply{}
 	d.mu.Lock()
 	holds := d.holds
@@ -272,7 +276,8 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 		for _, w := range d.regions {
 			p := d.published[w.PgId]
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
-				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since, Retain: w.Retain})
+				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil &&
+					p.Since == w.Since, Since: w.Since, Retain: w.Retain})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
 		rep.Quotas, rep.Restart, rep.RegisterAgain = d.quotas, d.restart, d.again
@@ -281,14 +286,17 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 	return rep, err
 }
 
-func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (*dirpb.LeaveNodeReply, error) {
+func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (
+	*dirpb.LeaveNodeReply, error) {
 	var goal int
-	d.change(func() { d.left, goal = r, d.heartbeats+1 }) // at once: a node that has heard that it is unknown sends none after it
+	// at once: a node that has heard that it is unknown sends none after it
+	d.change(func() { d.left, goal = r, d.heartbeats+1 })
 	d.until("the heartbeat that tells the node that it is unknown", func() bool { return d.heartbeats >= goal })
 	return &dirpb.LeaveNodeReply{}, nil
 }
 
-func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {
+func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (
+	*dirpb.PublishRegionReply, error) {
 	var err error
 	if d.told != nil {
 		d.told(r)
@@ -307,13 +315,15 @@ func (d *directory) want(pg, namespace uint32) { d.wantSince(pg, namespace, 0) }
 
 func (d *directory) wantSize(pg uint32, bytes uint64) {
 	d.change(func() {
-		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: 1, RegionBytes: bytes, IndexBytes: indexBytes, Epoch: 3})
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: 1, RegionBytes: bytes,
+			IndexBytes: indexBytes, Epoch: 3})
 	})
 }
 
 func (d *directory) wantSince(pg, namespace uint32, since uint64) {
 	d.change(func() {
-		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: namespace, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 3, Since: since})
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: namespace, RegionBytes: regionBytes,
+			IndexBytes: indexBytes, Epoch: 3, Since: since})
 	})
 }
 
@@ -459,8 +469,8 @@ type lane struct {
 	seq uint64
 }
 
-// private is the private data of a connection that shows the grant, signed with the first key unless it names another, for as
-// many lanes and as long as it is to be if it does not say.
+// private is the private data of a connection that shows the grant, signed with the first key unless it names another,
+// for as many lanes and as long as it is to be if it does not say.
 func private(g token.Grant, lane uint32) []byte {
 	g.Lanes, g.Expires = cmp.Or(g.Lanes, 256), cmp.Or(g.Expires, time.Now().Add(time.Hour).Unix())
 	b, err := token.Sign(keyOf(cmp.Or(g.Generation, 1)), g)
@@ -556,7 +566,8 @@ func (l *lane) write(rkey, addr uint64, data string) error {
 
 func (l *lane) cas(rkey, addr, old, new uint64) error {
 	l.t.Helper()
-	return l.do(rdma.WR{Op: rdma.OpCmpAndSwp, Local: l.mr.Bytes()[:8], RemoteAddr: addr, RKey: rkey, Compare: old, Swap: new})
+	return l.do(rdma.WR{Op: rdma.OpCmpAndSwp, Local: l.mr.Bytes()[:8], RemoteAddr: addr, RKey: rkey, Compare: old,
+		Swap: new})
 }
 
 // refused asserts that the target refused a verb.

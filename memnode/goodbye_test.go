@@ -10,23 +10,26 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// TestLeavingRetains: memory that the directory does not want of a node that has said goodbye is kept for its next process.
+// TestLeavingRetains: memory that the directory does not want of a node that has said goodbye is kept for its next
+// process.
 func TestLeavingRetains(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	n := holding(t, dir, k)
 	n.leaving.Store(true)
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	dir.beats(3)
 	if s := n.Stats(); s.RegisteredBytes != 2*regionBytes {
 		t.Errorf("%+v, want the memory of both regions retained", s)
 	}
 }
 
-// TestRetainedHasNewKeys: a region that is made of retained memory has other keys than it had with the process before, whose clients may know them.
+// TestRetainedHasNewKeys: a region that is made of retained memory has other keys than it had with the process before,
+// whose clients may know them.
 func TestRetainedHasNewKeys(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	n := holding(t, dir, k)
@@ -35,9 +38,10 @@ func TestRetainedHasNewKeys(t *testing.T) {
 	n, _ = keeps(t, dir, k, same)
 	incarnation := n.Stats().Incarnation
 	dir.change(func() { dir.regions, dir.retain = dir.regions[1:], []uint32{1} })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	dir.change(func() {
-		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Since: 8,
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes,
+			IndexBytes: indexBytes, Since: 8,
 			Retain: &dirpb.Retained{Incarnation: incarnation, Since: 7, Arrays: []*dirpb.RetainedArray{array}}})
 	})
 	dir.until("publication", func() bool { return dir.published[1].GetSince() == 8 })
@@ -57,7 +61,8 @@ func TestRetainedStays(t *testing.T) {
 	n := holding(t, dir, k)
 	dir.change(func() {
 		dir.forget, dir.retain = true, []uint32{1, 2}
-		dir.regions = []*dirpb.WantRegion{{PgId: 3, NamespaceId: 1, RegionBytes: 1<<20 - 2*regionBytes, IndexBytes: indexBytes, Since: 8}}
+		dir.regions = []*dirpb.WantRegion{
+			{PgId: 3, NamespaceId: 1, RegionBytes: 1<<20 - 2*regionBytes, IndexBytes: indexBytes, Since: 8}}
 	})
 	dir.keys(3, "tcp")
 	if s := n.Stats(); s.RegisteredBytes != 1<<20 {
@@ -80,7 +85,8 @@ func (s *silent) Fence(context.Context) error {
 	return nil
 }
 
-// TestLeftovers: a namespace's region is made when nobody whose session has ended is connected to the namespace any more.
+// TestLeftovers: a namespace's region is made when nobody whose session has ended is connected to the namespace any
+// more.
 func TestLeftovers(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := open(t, dir, 1<<20, "tcp")
@@ -92,11 +98,12 @@ func TestLeftovers(t *testing.T) {
 	n.mu.byPeer[p] = &peer{session: 7, namespace: 1, p: p}
 	n.mu.Unlock()
 	dir.want(1, 1)
-	until(t, func() bool {
+	testutil.Until(t, "the region is made, or refused", func() bool {
 		s := n.Stats()
 		return len(s.Regions) == 1 && (s.Regions[0].Err != nil || s.Regions[0].Published)
 	})
-	if err := n.Stats().Regions[0].Err; err == nil || !strings.Contains(err.Error(), "a session that has ended is connected still") {
+	if err := n.Stats().Regions[0].Err; err == nil || !strings.Contains(err.Error(), "a session that has ended is "+
+		"connected still") {
 		t.Fatalf("region trouble: %v", err)
 	}
 	dir.want(2, 2) // another namespace's is made

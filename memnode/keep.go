@@ -22,9 +22,11 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Keeper holds descriptors beyond this process; *keeper.Client and *keeper.Folder are. Its methods may be called concurrently.
+// Keeper holds descriptors beyond this process; *keeper.Client and *keeper.Folder are. Its methods may be called
+// concurrently.
 type Keeper interface {
-	// Create gives the file that is to be the memory of an item, which Drop removes; nil: it is to be a memfd, which Put holds.
+	// Create gives the file that is to be the memory of an item, which Drop removes; nil: it is to be a memfd, which
+	// Put holds.
 	Create(name string) (*os.File, error)
 	// Put holds duplicates of fds under a name that is free, but for that of its own file.
 	Put(name string, meta []byte, fds ...int) error
@@ -36,8 +38,8 @@ type Keeper interface {
 	List() ([]*keeper.Item, error)
 }
 
-// The items of a node's at its keeper: its state, and a memfd for each region. RegionItems begins the latter's names, and without
-// one of them there is nothing to keep. rescueItems begins those of what was kept aside.
+// The items of a node's at its keeper: its state, and a memfd for each region. RegionItems begins the latter's names,
+// and without one of them there is nothing to keep. rescueItems begins those of what was kept aside.
 const (
 	stateItem   = "state"
 	RegionItems = "region/"
@@ -76,7 +78,8 @@ const (
 const NumKept = 12
 
 func (k Kept) String() string {
-	names := [NumKept]string{"invalid", "off", "pending", "first", "kept", "damaged", "version", "stranger", "missing", "open", "disowned", "putback"}
+	names := [NumKept]string{"invalid", "off", "pending", "first", "kept", "damaged", "version", "stranger", "missing",
+		"open", "disowned", "putback"}
 	if k >= NumKept {
 		return fmt.Sprintf("Kept(%d)", uint8(k))
 	}
@@ -92,13 +95,13 @@ func (k Kept) isRescued() bool {
 type keeping struct {
 	mu   sync.Mutex
 	file *stateFile // nil: there is no keeper, or not yet
-	// after are the nonces of processes whose memory this one may have, of which one has registered last; this process's own among them. Only
-	// run changes it.
+	// after are the nonces of processes whose memory this one may have, of which one has registered last; this
+	// process's own among them. Only run changes it.
 	after []uint64
 }
 
-// warm takes over what the process before this one had: it gives the state with every region mapped and registered, or nil if
-// this process starts with nothing, and then nothing is left of what was there, or it is kept aside.
+// warm takes over what the process before this one had: it gives the state with every region mapped and registered, or
+// nil if this process starts with nothing, and then nothing is left of what was there, or it is kept aside.
 func (n *Node) warm() *state {
 	if n.o.Keeper == nil {
 		return nil
@@ -114,7 +117,8 @@ func (n *Node) warm() *state {
 	n.setKept(why)
 	switch {
 	case s != nil:
-		n.log.Info("memory kept by the keeper is taken over", "regions", len(s.regions), "bytes", n.Stats().RegisteredBytes, "incarnation", s.incarnation, "boot", n.boot)
+		n.log.Info("memory kept by the keeper is taken over", "regions", len(s.regions), "bytes",
+			n.Stats().RegisteredBytes, "incarnation", s.incarnation, "boot", n.boot)
 		return s
 	case why == KeptFirst:
 		n.log.Info("no earlier process has left memory: starting empty")
@@ -125,10 +129,11 @@ func (n *Node) warm() *state {
 	return nil
 }
 
-// tryAgain leaves the memory to another process, as this one cannot tell whether it can be taken over: it lacks descriptors, or memory, or
-// its keeper or adapter does not answer. It returns when the node is closed.
+// tryAgain leaves the memory to another process, as this one cannot tell whether it can be taken over: it lacks
+// descriptors, or memory, or its keeper or adapter does not answer. It returns when the node is closed.
 func (n *Node) tryAgain(err error) {
-	n.log.Error("memory that the keeper holds cannot be taken over now: it is kept, and another process tries again", "err", err)
+	n.log.Error("memory that the keeper holds cannot be taken over now: it is kept, and another process tries again",
+		"err", err)
 	n.mu.Lock()
 	n.mu.err = err // for Ready
 	n.mu.Unlock()
@@ -199,7 +204,8 @@ func (n *Node) inherit() (*state, Kept, error) {
 		return nil, KeptOpen, err
 	}
 	if err := n.registerAll(regions); err != nil {
-		// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of it away.
+		// The memory is there, and mapped: an adapter that is short of something, or does not answer, takes nothing of
+		// it away.
 		return nil, KeptPending, err
 	}
 	// A boot that is not written down could be that of two processes, and so could a nonce.
@@ -226,7 +232,8 @@ func CheckCapacity(need, lent int64) error {
 	if need <= lent {
 		return nil
 	}
-	return fmt.Errorf("%w: regions need %d MiB, and memory is %d MiB: raise it, or drain the memory node first", ErrCapacity, need>>20, lent>>20)
+	return fmt.Errorf("%w: regions need %d MiB, and memory is %d MiB: raise it, or drain the memory node first",
+		ErrCapacity, need>>20, lent>>20)
 }
 
 // readState opens the state that item holds and checks that it is this node's.
@@ -258,7 +265,8 @@ func (n *Node) readState(item *keeper.Item) (*state, Kept, error) {
 	}
 	if f := n.keep.file; f.torn {
 		if f.spoiled != nil {
-			n.log.Error("a page of the state that the earlier process left is damaged: the other one serves", "err", f.spoiled)
+			n.log.Error("a page of the state that the earlier process left is damaged: the other one serves", "err",
+				f.spoiled)
 		}
 		if err := f.write(s); err != nil { // before anything of it is acted on
 			return nil, KeptDamaged, err
@@ -282,13 +290,16 @@ func (n *Node) adopt(k *keptRegion, item *keeper.Item) (*region, error) {
 	if item == nil {
 		return nil, errors.New("the keeper does not hold its memory")
 	}
-	m, err := n.allocKept(item, int64(k.regionBytes), rdma.AllocOptions{Name: regionName(k.pg), HugePageBytes: int(k.pageBytes), Lock: n.o.Lock})
+	m, err := n.allocKept(item, int64(k.regionBytes),
+		rdma.AllocOptions{Name: regionName(k.pg), HugePageBytes: int(k.pageBytes), Lock: n.o.Lock})
 	if err != nil {
 		return nil, err
 	}
-	r := &region{inc: k.incarnation, bytes: int64(len(m.Bytes)), mem: m, item: k.item, pageBytes: int(k.pageBytes), old: k.keys, want: &dirpb.WantRegion{
-		PgId: k.pg, NamespaceId: k.namespace, RegionBytes: k.regionBytes, IndexBytes: k.indexSize, Epoch: k.epoch, Since: k.since,
-	}}
+	r := &region{inc: k.incarnation, bytes: int64(len(m.Bytes)), mem: m, item: k.item, pageBytes: int(k.pageBytes),
+		old: k.keys, want: &dirpb.WantRegion{
+			PgId: k.pg, NamespaceId: k.namespace, RegionBytes: k.regionBytes, IndexBytes: k.indexSize, Epoch: k.epoch,
+			Since: k.since,
+		}}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.used += r.bytes
@@ -316,8 +327,8 @@ func (n *Node) allocKept(item *keeper.Item, size int64, o rdma.AllocOptions) (*r
 	return n.allocator().Alloc(size, o)
 }
 
-// allocItem makes memory that the keeper holds under a name from then on, whatever becomes of this process. After an error it holds
-// nothing.
+// allocItem makes memory that the keeper holds under a name from then on, whatever becomes of this process. After an
+// error it holds nothing.
 func (n *Node) allocItem(name string, size int64, o rdma.AllocOptions) (*rdma.Memory, error) {
 	f, err := n.o.Keeper.Create(name)
 	if err != nil {
@@ -361,8 +372,8 @@ func (n *Node) registerAll(regions []*region) error {
 	return nil
 }
 
-// register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The region's header
-// is not looked at: clients can write there, and one of them must not cost the others what is here.
+// register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The
+// region's header is not looked at: clients can write there, and one of them must not cost the others what is here.
 func (n *Node) register1(r *region) error {
 	pds, l, err := n.domains(r.want.GetNamespaceId())
 	if err != nil {
@@ -400,7 +411,8 @@ func (n *Node) doorClosed() error {
 		}
 		if !said && time.Since(began) >= n.o.FenceTimeout {
 			said = true
-			n.log.Error("clients of this machine are inside a verb that they began before the restart: the memory is not served before they leave it or end",
+			n.log.Error("clients of this machine are inside a verb that they began before the restart: the memory is "+
+				"not served before they leave it or end",
 				"peers", strings.Join(inside, ", "))
 		}
 		if !n.wait(pause, nil) {
@@ -409,8 +421,8 @@ func (n *Node) doorClosed() error {
 	}
 }
 
-// forgetKept gives back all that the keeper holds of regions, and what of it is mapped. Nobody was given a key by this process. Memory that may
-// be worth something is kept aside instead.
+// forgetKept gives back all that the keeper holds of regions, and what of it is mapped. Nobody was given a key by this
+// process. Memory that may be worth something is kept aside instead.
 func (n *Node) forgetKept(why Kept) {
 	n.mu.Lock()
 	var regions []*region
@@ -476,8 +488,8 @@ func (n *Node) closeKept() {
 	n.unmapState()
 }
 
-// saveState writes down what the next process has to know, for this registration. The regions that are named there are those
-// that have all of their keys and that nobody has begun to drop, and, without keys, those that are retained.
+// saveState writes down what the next process has to know, for this registration. The regions that are named there are
+// those that have all of their keys and that nobody has begun to drop, and, without keys, those that are retained.
 func (n *Node) saveState(reg *registration) error {
 	if n.o.Keeper == nil {
 		return nil
@@ -492,7 +504,8 @@ func (n *Node) saveState(reg *registration) error {
 		n.keep.file = &stateFile{mem: m}
 	}
 	n.mu.Lock()
-	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot,
+	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID,
+		incarnation: reg.incarnation, boot: n.boot,
 		lives: []uint64{n.nonce}, told: n.mu.told}
 	for pg, r := range n.mu.regions {
 		if r.dying && !r.retiring || r.keys == nil {
@@ -518,12 +531,13 @@ func (n *Node) saveState(reg *registration) error {
 
 // keptAs is what the state says of r, without its keys.
 func (r *region) keptAs(pg uint32) *keptRegion {
-	return &keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.lastEpoch(), since: r.want.GetSince(),
+	return &keptRegion{item: r.item, incarnation: r.inc, pg: pg, namespace: r.want.GetNamespaceId(),
+		epoch: r.lastEpoch(), since: r.want.GetSince(),
 		regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
 }
 
-// disowned reports whether the refusal of a registration with memory of before means that the directory has given that memory
-// up: it says so itself when it is asked as by a heartbeat.
+// disowned reports whether the refusal of a registration with memory of before means that the directory has given that
+// memory up: it says so itself when it is asked as by a heartbeat.
 func (n *Node) disowned(reg *registration, refusal error) bool {
 	if status.Code(refusal) != codes.FailedPrecondition {
 		return false

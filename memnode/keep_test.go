@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -155,8 +156,8 @@ func keeps(t *testing.T, dir *directory, k *memory, change func(*Options)) (*Nod
 
 func same(*Options) {}
 
-// TestWarm: a process that is killed is followed by one with the same memory under the same incarnation and rkeys, and a greater
-// boot; nothing is published again. A session that ended meanwhile does not get in.
+// TestWarm: a process that is killed is followed by one with the same memory under the same incarnation and rkeys, and
+// a greater boot; nothing is published again. A session that ended meanwhile does not get in.
 func TestWarm(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -164,7 +165,8 @@ func TestWarm(t *testing.T) {
 	n, _ := keeps(t, dir, k, same)
 	for _, provider := range []string{"shm", "tcp"} {
 		key := dir.keys(1, provider)
-		l := mustDial(t, dir, provider, token.Grant{Session: 5, Namespace: 1}, map[string]uint32{"shm": 0, "tcp": 1}[provider])
+		l := mustDial(t, dir, provider, token.Grant{Session: 5, Namespace: 1},
+			map[string]uint32{"shm": 0, "tcp": 1}[provider])
 		if err := l.write(key.HeapRkey, key.HeapBase, "by "+provider); err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +185,8 @@ func TestWarm(t *testing.T) {
 	n, log := keeps(t, dir, k, same)
 	dir.beats(3)
 	s := n.Stats()
-	if s.Kept != KeptAll || s.Incarnation != first.Incarnation || s.Boot <= first.Boot || len(s.Regions) != 2 || s.RegisteredBytes != first.RegisteredBytes {
+	if s.Kept != KeptAll || s.Incarnation != first.Incarnation || s.Boot <= first.Boot || len(s.Regions) != 2 ||
+		s.RegisteredBytes != first.RegisteredBytes {
 		t.Errorf("the second process: %+v\nthe first: %+v", s, first)
 	}
 	if q := dir.registered[1]; q.Incarnation != first.Incarnation || q.Boot != s.Boot || !q.Keeps {
@@ -199,7 +202,8 @@ func TestWarm(t *testing.T) {
 		t.Error("a session that ended gets in")
 	}
 	for _, provider := range []string{"shm", "tcp"} {
-		l := mustDial(t, dir, provider, token.Grant{Session: 6, Namespace: 1}, map[string]uint32{"shm": 0, "tcp": 1}[provider])
+		l := mustDial(t, dir, provider, token.Grant{Session: 6, Namespace: 1},
+			map[string]uint32{"shm": 0, "tcp": 1}[provider])
 		for _, x := range was.Keys {
 			if x.Provider != provider {
 				continue
@@ -221,8 +225,8 @@ func (d anyKeys) Caps() driver.Caps {
 	return c
 }
 
-// TestWarmWithOtherKeys: rkeys that the provider cannot give again are others, which are published for the greater boot; those of other providers stay. Those of the
-// process before lead nowhere.
+// TestWarmWithOtherKeys: rkeys that the provider cannot give again are others, which are published for the greater
+// boot; those of other providers stay. Those of the process before lead nowhere.
 func TestWarmWithOtherKeys(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -245,11 +249,13 @@ func TestWarmWithOtherKeys(t *testing.T) {
 	dir.beats(3)
 	now := map[string]*dirpb.RegionKeys{"shm": dir.keys(1, "shm"), "tcp": dir.keys(1, "tcp")}
 	dir.change(func() {
-		if q := dir.published[1]; dir.publications != publications+2 || q.Boot != n.Stats().Boot || q.Incarnation != n.Stats().Incarnation || n.Stats().Kept != KeptAll {
+		if q := dir.published[1]; dir.publications != publications+2 || q.Boot != n.Stats().Boot ||
+			q.Incarnation != n.Stats().Incarnation || n.Stats().Kept != KeptAll {
 			t.Errorf("%d publications, %d before; the last: %v", dir.publications, publications, q)
 		}
 	})
-	if !proto.Equal(now["shm"], was["shm"]) || now["tcp"].IndexRkey == was["tcp"].IndexRkey || now["tcp"].HeapRkey == was["tcp"].HeapRkey {
+	if !proto.Equal(now["shm"], was["shm"]) || now["tcp"].IndexRkey == was["tcp"].IndexRkey ||
+		now["tcp"].HeapRkey == was["tcp"].HeapRkey {
 		t.Errorf("the keys were %v and are %v", was, now)
 	}
 	l = mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
@@ -261,7 +267,8 @@ func TestWarmWithOtherKeys(t *testing.T) {
 	}
 }
 
-// TestWarmDropsWhatIsNotWanted: regions that the directory wants no more, or of another time, go as ever, and the keeper has none of them.
+// TestWarmDropsWhatIsNotWanted: regions that the directory wants no more, or of another time, go as ever, and the
+// keeper has none of them.
 func TestWarmDropsWhatIsNotWanted(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.wantSince(1, 1, 10)
@@ -281,7 +288,8 @@ func TestWarmDropsWhatIsNotWanted(t *testing.T) {
 	if s := n.Stats(); s.Kept != KeptAll || len(s.Regions) != 2 {
 		t.Errorf("%+v", s)
 	}
-	if names := k.names(); len(names) != 3 || !strings.HasPrefix(names[0], "region/1/") || !strings.HasPrefix(names[1], "region/2/") || names[2] != "state" {
+	if names := k.names(); len(names) != 3 || !strings.HasPrefix(names[0], "region/1/") ||
+		!strings.HasPrefix(names[1], "region/2/") || names[2] != "state" {
 		t.Errorf("held: %q", names)
 	}
 	if err := n.Close(); err != nil {
@@ -292,7 +300,8 @@ func TestWarmDropsWhatIsNotWanted(t *testing.T) {
 	}
 }
 
-// TestStartsEmpty: if anything is missing or cannot be believed, nothing is kept, the incarnation is new, and the reason is said once.
+// TestStartsEmpty: if anything is missing or cannot be believed, nothing is kept, the incarnation is new, and the
+// reason is said once.
 func TestStartsEmpty(t *testing.T) {
 	stateOf := func(t *testing.T, k *memory) []byte {
 		b, err := unix.Mmap(k.items["state"], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -329,10 +338,18 @@ func TestStartsEmpty(t *testing.T) {
 			_ = k.Drop(name)
 			k.items[name], _ = unix.MemfdCreate("other", unix.MFD_CLOEXEC)
 		}, same, KeptMissing},
-		"another machine":    {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.HostID = "host2" }, KeptStranger},
-		"an unknown machine": {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.HostID = " " }, KeptStranger},
-		"another name":       {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.Name = "m2" }, KeptStranger},
-		"another cluster":    {func(_ *testing.T, d *directory, _ *memory) { d.change(func() { d.clusterID = "c2" }) }, same, KeptDisowned},
+		"another machine": {func(*testing.T, *directory, *memory) {}, func(o *Options) {
+			o.HostID = "host2"
+		}, KeptStranger},
+		"an unknown machine": {func(*testing.T, *directory, *memory) {}, func(o *Options) {
+			o.HostID = " "
+		}, KeptStranger},
+		"another name": {func(*testing.T, *directory, *memory) {}, func(o *Options) {
+			o.Name = "m2"
+		}, KeptStranger},
+		"another cluster": {func(_ *testing.T, d *directory, _ *memory) {
+			d.change(func() { d.clusterID = "c2" })
+		}, same, KeptDisowned},
 		"a door that cannot be closed": {func(*testing.T, *directory, *memory) {}, func(o *Options) {
 			o.Door = func() ([]string, error) { return nil, errors.New("a cell is gone") }
 		}, KeptOpen},
@@ -344,7 +361,8 @@ func TestStartsEmpty(t *testing.T) {
 			n, _ := keeps(t, dir, k, same)
 			key := dir.keys(1, "tcp")
 			l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
-			if err := errors.Join(l.write(key.HeapRkey, key.HeapBase, "gone"), l.write(dir.keys(2, "tcp").HeapRkey, 0, "gone")); err != nil {
+			if err := errors.Join(l.write(key.HeapRkey, key.HeapBase, "gone"),
+				l.write(dir.keys(2, "tcp").HeapRkey, 0, "gone")); err != nil {
 				t.Fatal(err)
 			}
 			first := n.Stats()
@@ -358,20 +376,26 @@ func TestStartsEmpty(t *testing.T) {
 					t.Errorf("pg %d: %q %v", pg+1, b, err)
 				}
 			}
-			if s := n.Stats(); s.Kept != c.want || s.Incarnation == first.Incarnation || s.RegisteredBytes != first.RegisteredBytes {
+			if s := n.Stats(); s.Kept != c.want || s.Incarnation == first.Incarnation ||
+				s.RegisteredBytes != first.RegisteredBytes {
 				t.Errorf("%+v", s)
 			}
-			if said := log.count("memory that the keeper held is given up"); c.want != KeptFirst && c.want != KeptDisowned && said != 1 {
+			if said := log.count("memory that the keeper held is given up"); c.want != KeptFirst &&
+				c.want != KeptDisowned && said != 1 {
 				t.Errorf("the reason is said %d times", said)
 			}
 			names := k.names()
-			rescued := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, rescueItems) })
+			rescued := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+				return !strings.HasPrefix(name, rescueItems)
+			})
 			if len(names)-len(rescued) != 3 || len(rescued) > 0 != c.want.isRescued() {
 				t.Errorf("held: %q", names)
 			}
 			for _, name := range rescued {
 				b := make([]byte, 4)
-				if _, err := unix.Pread(k.items[name], b, indexBytes); strings.HasPrefix(name, rescueItems+RegionItems) && what != "a region of another size" && (err != nil || string(b) != "gone") {
+				if _, err := unix.Pread(k.items[name], b, indexBytes); strings.HasPrefix(
+					name, rescueItems+RegionItems) && what != "a region of another size" &&
+					(err != nil || string(b) != "gone") {
 					t.Errorf("%s has %q, %v", name, b, err)
 				}
 			}
@@ -388,7 +412,8 @@ func TestStartsEmpty(t *testing.T) {
 	}
 }
 
-// TestRescueGivesWay: one set of memory is kept aside at most, the next process counts it, and it gives way to a region that wants its room, not to one that fits.
+// TestRescueGivesWay: one set of memory is kept aside at most, the next process counts it, and it gives way to a region
+// that wants its room, not to one that fits.
 func TestRescueGivesWay(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.wantSize(1, 384<<10)
@@ -413,7 +438,8 @@ func TestRescueGivesWay(t *testing.T) {
 	dir.keys(1, "tcp")
 	n = spoil(n)
 	first := rescued()
-	if s := n.Stats(); len(first) != 2 || s.RescuedBytes != 384<<10 || s.RegisteredBytes != 384<<10 || s.Kept != KeptDamaged {
+	if s := n.Stats(); len(first) != 2 || s.RescuedBytes != 384<<10 || s.RegisteredBytes != 384<<10 ||
+		s.Kept != KeptDamaged {
 		t.Errorf("kept aside: %q; %+v", first, s)
 	}
 	n = spoil(n)
@@ -438,7 +464,8 @@ func TestRescueGivesWay(t *testing.T) {
 	}
 }
 
-// TestGivenUp: the directory refuses the incarnation, which it has declared lost; another refusal is waited out, with the memory kept.
+// TestGivenUp: the directory refuses the incarnation, which it has declared lost; another refusal is waited out, with
+// the memory kept.
 func TestGivenUp(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -565,14 +592,17 @@ func (fullPD) RegMRAs(*driver.Memory, int64, int64, driver.Access, uint64) (driv
 	return nil, errors.New("the connection to itself fails")
 }
 
-// TestTriesAgain: a process that lacks something to take the memory over leaves it as it is, and asks for another process, which has it all.
+// TestTriesAgain: a process that lacks something to take the memory over leaves it as it is, and asks for another
+// process, which has it all.
 func TestTriesAgain(t *testing.T) {
 	for what, change := range map[string]func(*memory, *Options){
 		"an adapter that registers nothing": func(_ *memory, o *Options) {
 			o.Devices[0].Device = rdma.NewDevice("tcp", fullDevice{o.Devices[0].Device.Driver()})
 		},
 		"a keeper that does not answer": func(k *memory, _ *Options) { k.deaf = errors.New("silent") },
-		"no descriptors":                func(_ *memory, o *Options) { o.Door = func() ([]string, error) { return nil, unix.EMFILE } },
+		"no descriptors": func(_ *memory, o *Options) {
+			o.Door = func() ([]string, error) { return nil, unix.EMFILE }
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir, k := newDirectory(t), newMemory(t)
@@ -582,7 +612,10 @@ func TestTriesAgain(t *testing.T) {
 			first, names := n.Stats(), k.names()
 			crash(t, n)
 			asked := make(chan struct{})
-			o := Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1", Keeper: k, Restart: func() { close(asked) },
+			o := Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1", Keeper: k,
+				Restart: func() {
+					close(asked)
+				},
 				Devices: []DeviceListen{{Device: dir.device("tcp"), Addr: "127.0.0.1:0"}}}
 			change(k, &o)
 			n, err := Open(t.Context(), o)
@@ -634,8 +667,8 @@ func (s *state) kept(pg uint32) *keptRegion {
 	return nil
 }
 
-// TestStateComesFirst: the state, and the keeper, have a region before the directory is told of its keys, and the state has it no more before the keeper lets go of
-// its memory. A region that is retained is there without keys.
+// TestStateComesFirst: the state, and the keeper, have a region before the directory is told of its keys, and the state
+// has it no more before the keeper lets go of its memory. A region that is retained is there without keys.
 func TestStateComesFirst(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.told = func(q *dirpb.PublishRegionRequest) {
@@ -646,7 +679,10 @@ func TestStateComesFirst(t *testing.T) {
 	}
 	dropped := make(chan string, 8)
 	k.drops = func(name string) {
-		if s := k.state(t); strings.HasPrefix(name, RegionItems) && slices.ContainsFunc(s.regions, func(r *keptRegion) bool { return r.item == name }) {
+		if s := k.state(t); strings.HasPrefix(name, RegionItems) &&
+			slices.ContainsFunc(s.regions, func(r *keptRegion) bool {
+				return r.item == name
+			}) {
 			t.Errorf("%s is dropped, and the state has %+v", name, s.regions)
 		}
 		dropped <- name
@@ -660,7 +696,7 @@ func TestStateComesFirst(t *testing.T) {
 	}
 	// By itself: whatever else changes has the state written, too.
 	dir.change(func() { dir.regions, dir.retain = dir.regions[:2], []uint32{3} })
-	until(t, func() bool { return len(n.Stats().Regions) == 2 })
+	testutil.Until(t, `len(n.Stats().Regions) == 2`, func() bool { return len(n.Stats().Regions) == 2 })
 	if s := k.state(t); len(s.regions) != 3 || len(s.kept(3).keys) != 0 {
 		t.Errorf("the state has %+v", s.regions)
 	}
@@ -669,7 +705,7 @@ func TestStateComesFirst(t *testing.T) {
 	if got := <-dropped; got != item {
 		t.Errorf("dropped is %s, want %s", got, item)
 	}
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	if s := k.state(t); len(s.regions) != 2 || len(s.kept(1).keys) != 2 || len(s.kept(3).keys) != 0 {
 		t.Errorf("the state has %+v", s.regions)
 	}
@@ -690,7 +726,8 @@ func TestNobodyBeforeTheState(t *testing.T) {
 		opened <- n
 	}()
 	dir.until("registrations", func() bool { return len(dir.registered) > 2 })
-	if _, err := dial(t, dir, "tcp", private(rw, 0)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+	if _, err := dial(t, dir, "tcp", private(rw, 0)); !errors.Is(err, rdma.ErrRefused) ||
+		!strings.Contains(err.Error(), "not registered") {
 		t.Errorf("got %v, want a refusal", err)
 	}
 	k.mu.Lock()
@@ -701,7 +738,8 @@ func TestNobodyBeforeTheState(t *testing.T) {
 	}
 }
 
-// TestWarmGivesBackTheRest: regions at the keeper that the state does not name go, and whatever else the keeper holds stays.
+// TestWarmGivesBackTheRest: regions at the keeper that the state does not name go, and whatever else the keeper holds
+// stays.
 func TestWarmGivesBackTheRest(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -734,7 +772,8 @@ func TestAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestEveryByteFlipped: with any byte of a page of its state changed a process takes everything over, and makes the page whole.
+// TestEveryByteFlipped: with any byte of a page of its state changed a process takes everything over, and makes the
+// page whole.
 func TestEveryByteFlipped(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -760,7 +799,8 @@ func TestEveryByteFlipped(t *testing.T) {
 		f.page(uint64(at/3) % 2)[at] ^= 1 << (at % 8)
 		log := (*logged)(nil)
 		n, log = keeps(t, dir, k, same)
-		if got := n.Stats(); got.Kept != KeptAll || got.Incarnation != first.Incarnation || log.count("a page of the state that the earlier process left is damaged") != 1 {
+		if got := n.Stats(); got.Kept != KeptAll || got.Incarnation != first.Incarnation ||
+			log.count("a page of the state that the earlier process left is damaged") != 1 {
 			t.Fatalf("byte %d: %+v", at, got)
 		}
 		if _, err := f.read(); err != nil || f.torn {

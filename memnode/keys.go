@@ -30,8 +30,10 @@ func keysOf(list []*dirpb.TokenKey) ([]token.Key, error) {
 	}
 	keys := make([]token.Key, len(list))
 	for i, k := range list {
-		if len(k.GetKey()) != token.KeySize || k.GetGeneration() == 0 || k.GetGeneration() != list[0].GetGeneration()-uint32(i) {
-			return nil, fmt.Errorf("the directory sent key %d for session tokens with generation %d and %d bytes, want %d bytes and each generation one less than that before",
+		if len(k.GetKey()) != token.KeySize || k.GetGeneration() == 0 ||
+			k.GetGeneration() != list[0].GetGeneration()-uint32(i) {
+			return nil, fmt.Errorf("the directory sent key %d for session tokens with generation %d and %d bytes, "+
+				"want %d bytes and each generation one less than that before",
 				i, k.GetGeneration(), len(k.GetKey()), token.KeySize)
 		}
 		keys[i] = token.Key{Generation: k.GetGeneration(), Secret: k.GetKey()}
@@ -42,13 +44,14 @@ func keysOf(list []*dirpb.TokenKey) ([]token.Key, error) {
 // takeKeysLocked takes over the keys that the directory has now, in the place of those before.
 func (n *Node) takeKeysLocked(keys []token.Key) {
 	if len(n.mu.keys) > 0 && n.mu.keys[0].Generation != keys[0].Generation {
-		n.log.Info("tokens of another key are taken from now on", "generation", keys[0].Generation, "before", n.mu.keys[0].Generation)
+		n.log.Info("tokens of another key are taken from now on", "generation", keys[0].Generation, "before",
+			n.mu.keys[0].Generation)
 	}
 	n.mu.keys = keys
 }
 
-// askPause is the least time between two heartbeats for the sake of tokens of a key that is not known here. Anybody can name
-// such a key, and each ends a heartbeat that is under way, which is to have the time that it takes.
+// askPause is the least time between two heartbeats for the sake of tokens of a key that is not known here. Anybody can
+// name such a key, and each ends a heartbeat that is under way, which is to have the time that it takes.
 const askPause = exchangeTimeout
 
 // verify checks a session's token, and that it is shown by the session's owner: of a connection with TLS, peer is
@@ -65,7 +68,8 @@ func (n *Node) verify(b []byte, tls bool, peer identity.Identity) (token.Grant, 
 		return token.Grant{}, err
 	}
 	if tls && g.Identity != peer.String() {
-		return token.Grant{}, fmt.Errorf("%w: session %d is %s's, and the peer is %s", ErrIdentity, g.Session, orNobody(g.Identity), peer)
+		return token.Grant{}, fmt.Errorf("%w: session %d is %s's, and the peer is %s", ErrIdentity, g.Session,
+			orNobody(g.Identity), peer)
 	}
 	return g, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/internal/token/tokentest"
 	"github.com/kvd-project/kvd/rdma"
@@ -44,7 +45,8 @@ func TestForgedTokens(t *testing.T) {
 			}
 		}
 		for _, b := range [][]byte{nil, lane[:3]} {
-			if _, err := dial(t, dir, provider, b); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "want a session token and a lane") {
+			if _, err := dial(t, dir, provider, b); !errors.Is(err, rdma.ErrRefused) ||
+				!strings.Contains(err.Error(), "want a session token and a lane") {
 				t.Errorf("private data of %d bytes: %v, want a refusal", len(b), err)
 			}
 		}
@@ -71,20 +73,33 @@ func TestRefusals(t *testing.T) {
 			change(&g)
 			return private(g, lane)
 		}
-		foreign, err := token.Sign(token.Key{Generation: 1, Secret: keyOf(7).Secret}, token.Grant{Session: 7, Namespace: 1, Lanes: 1, Expires: time.Now().Add(time.Hour).Unix()})
+		foreign, err := token.Sign(token.Key{Generation: 1, Secret: keyOf(7).Secret},
+			token.Grant{Session: 7, Namespace: 1, Lanes: 1, Expires: time.Now().Add(time.Hour).Unix()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for want, priv := range map[string][]byte{
-			"session token: signature":                                  binary.LittleEndian.AppendUint32(foreign, 0), // of another cluster
-			"the session token has expired":                             with(func(g *token.Grant) { g.Expires = time.Now().Unix() }, 0),
-			"1 is the latest that is known here":                        with(func(g *token.Grant) { g.Generation = 2 }, 0),
-			"no region of the namespace here: namespace 2 of session 7": with(func(g *token.Grant) { g.Namespace = 2 }, 0),
-			"quota lanes: lane 3 of session 7, want below 3":            with(func(g *token.Grant) { g.Lanes = 3 }, 3),
-			"session 8: the session has ended":                          with(func(g *token.Grant) { g.Session = 8 }, 0),
-			"session 9: the session has ended":                          with(func(g *token.Grant) { g.Session = 9 }, 0),
+			// of another cluster
+			"session token: signature": binary.LittleEndian.AppendUint32(foreign, 0),
+			"the session token has expired": with(func(g *token.Grant) {
+				g.Expires = time.Now().Unix()
+			}, 0),
+			"1 is the latest that is known here": with(func(g *token.Grant) {
+				g.Generation = 2
+			}, 0),
+			"no region of the namespace here: namespace 2 of session 7": with(func(g *token.Grant) {
+				g.Namespace = 2
+			}, 0),
+			"quota lanes: lane 3 of session 7, want below 3": with(func(g *token.Grant) { g.Lanes = 3 }, 3),
+			"session 8: the session has ended": with(func(g *token.Grant) {
+				g.Session = 8
+			}, 0),
+			"session 9: the session has ended": with(func(g *token.Grant) {
+				g.Session = 9
+			}, 0),
 		} {
-			if _, err := dial(t, dir, provider, priv); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), want) {
+			if _, err := dial(t, dir, provider, priv); !errors.Is(err, rdma.ErrRefused) ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want a refusal: %s", err, want)
 			}
 		}
@@ -95,8 +110,9 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir.change(func() { dir.regions = nil })
-		until(t, func() bool { return len(n.Stats().Regions) == 0 })
-		if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "no region") {
+		testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
+		if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
+			!strings.Contains(err.Error(), "no region") {
 			t.Errorf("the region is gone: %v, want a refusal", err)
 		}
 	})
@@ -119,7 +135,8 @@ func TestKeysReplaced(t *testing.T) {
 			t.Helper()
 			lanes++
 			_, err := dial(t, dir, provider, private(of(generation), lanes))
-			if (err == nil) != (want == "") || err != nil && (!errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), want)) {
+			if (err == nil) != (want == "") || err != nil &&
+				(!errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), want)) {
 				t.Fatalf("a token of key %d: %v, want %q", generation, err, want)
 			}
 		}
@@ -144,8 +161,8 @@ func TestKeysReplaced(t *testing.T) {
 	})
 }
 
-// A token of a key that is not known here has the memory node ask the directory; many have it ask no more often than there
-// is time for an answer.
+// A token of a key that is not known here has the memory node ask the directory; many have it ask no more often than
+// there is time for an answer.
 func TestUnknownKeyAsks(t *testing.T) {
 	dir := newDirectory(t)
 	dir.holds = true
@@ -170,7 +187,7 @@ func TestUnknownKeyAsks(t *testing.T) {
 	if n, most := cancelled(), 1+int(time.Since(began)/askPause); n > most {
 		t.Fatalf("%d heartbeats were given up, want at most %d", n, most)
 	}
-	until(t, func() bool { return cancelled() > 0 })
+	testutil.Until(t, `cancelled() > 0`, func() bool { return cancelled() > 0 })
 }
 
 // Keys are checked before they are taken from a directory.
@@ -180,8 +197,10 @@ func TestKeysOf(t *testing.T) {
 		t.Fatalf("%v, %v", keys, err)
 	}
 	for name, list := range map[string][]*dirpb.TokenKey{
-		"none": nil, "three": append(tokenKeys(4), tokenKeys(2)[1]), "the wrong order": {good[1], good[0]}, "twice": {good[0], good[0]},
-		"short": {{Generation: 3, Key: good[0].Key[1:]}}, "generation 0": {{Key: good[0].Key}}, "before the first": {tokenKeys(1)[0], {Key: good[0].Key}},
+		"none": nil, "three": append(tokenKeys(4), tokenKeys(2)[1]), "the wrong order": {good[1], good[0]},
+		"twice": {good[0], good[0]},
+		"short": {{Generation: 3, Key: good[0].Key[1:]}}, "generation 0": {{Key: good[0].Key}}, "before the first": {
+			tokenKeys(1)[0], {Key: good[0].Key}},
 	} {
 		if keys, err := keysOf(list); err == nil {
 			t.Errorf("%s: taken as %v", name, keys)
@@ -192,7 +211,9 @@ func TestKeysOf(t *testing.T) {
 // Over TLS a session's token is good for its owner alone.
 func TestTokenOfAnother(t *testing.T) {
 	dir := newDirectory(t)
-	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain}
+	}, "tcp")
 	dir.want(1, 1)
 	dir.keys(1, "tcp")
 	a := identitytest.New(t)
@@ -218,13 +239,15 @@ func TestTokenOfAnother(t *testing.T) {
 		g.Identity = c.identity
 		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, 0), Peer: p, TLS: c.peer})
 		n.gone(p)
-		if (err == nil) != (c.want == "") || err != nil && (!errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), c.want)) {
+		if (err == nil) != (c.want == "") || err != nil &&
+			(!errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("the token of %q: %v, want %q", c.identity, err, c.want)
 		}
 	}
 }
 
-// Regions of different namespaces share neither memory nor an MR nor a PD, and a connection has the PD of its namespace.
+// Regions of different namespaces share neither memory nor an MR nor a PD, and a connection has the PD of its
+// namespace.
 func TestNamespacesApart(t *testing.T) {
 	for _, order := range [][]string{{"tcp", "shm"}, {"sim", "tcp"}} {
 		t.Run(strings.Join(order, "+"), func(t *testing.T) {
@@ -258,7 +281,8 @@ func TestNamespacesApart(t *testing.T) {
 					_, err := mustDial(t, dir, p, rw, 0).read(other.HeapRkey, other.HeapBase, 8)
 					return err
 				}())
-				refused(t, p+": CAS in another namespace's index", mustDial(t, dir, p, rw, 1).cas(other.IndexRkey, other.IndexBase+4096, 0, 1))
+				refused(t, p+": CAS in another namespace's index", mustDial(t, dir, p, rw, 1).cas(other.IndexRkey,
+					other.IndexBase+4096, 0, 1))
 				if err := mustDial(t, dir, p, rw, 2).write(mine.HeapRkey, mine.HeapBase, "x"); err != nil {
 					t.Fatal(err)
 				}

@@ -11,8 +11,8 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// making is a region whose memory a goroutine of its own takes from the system, which for gigabytes lasts seconds: meanwhile other regions are
-// made, published and dropped.
+// making is a region whose memory a goroutine of its own takes from the system, which for gigabytes lasts seconds:
+// meanwhile other regions are made, published and dropped.
 type making struct {
 	want   *dirpb.WantRegion
 	r      *region
@@ -27,13 +27,15 @@ const mostTurns = 4
 // saidBytes is the size from which on the log tells of a region when its making begins, too.
 const saidBytes = 1 << 30
 
-// makeLocked has the memory of r, whose share of the node's is accounted for, taken. The outcome comes by made, also when ctx ends.
+// makeLocked has the memory of r, whose share of the node's is accounted for, taken. The outcome comes by made, also
+// when ctx ends.
 func (n *Node) makeLocked(ctx context.Context, r *region, made chan<- *making) {
 	m := &making{want: r.want, r: r}
 	ctx, m.cancel = context.WithCancel(ctx)
 	n.mu.making[r.want.GetPgId()] = m
 	if n.o.Populate && r.bytes >= saidBytes {
-		n.log.Info("taking the memory of a region", "pg", r.want.GetPgId(), "namespace", r.want.GetNamespaceId(), "bytes", r.bytes)
+		n.log.Info("taking the memory of a region", "pg", r.want.GetPgId(), "namespace", r.want.GetNamespaceId(),
+			"bytes", r.bytes)
 	}
 	go func() {
 		began := time.Now()

@@ -17,7 +17,8 @@ import (
 func resident(t *testing.T, b []byte) (bytes int) {
 	t.Helper()
 	there := make([]byte, len(b)/os.Getpagesize())
-	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(unsafe.Pointer(unsafe.SliceData(there)))); e != 0 {
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(there)))); e != 0 {
 		t.Fatal(e)
 	}
 	for _, x := range there {
@@ -26,7 +27,8 @@ func resident(t *testing.T, b []byte) (bytes int) {
 	return bytes
 }
 
-// TestPopulate: all pages of a region are there when its keys are published, and none beyond the header's if the node does not populate.
+// TestPopulate: all pages of a region are there when its keys are published, and none beyond the header's if the node
+// does not populate.
 func TestPopulate(t *testing.T) {
 	for _, populate := range []bool{true, false} {
 		t.Run(fmt.Sprint(populate), func(t *testing.T) {
@@ -41,8 +43,8 @@ func TestPopulate(t *testing.T) {
 	}
 }
 
-// TestMakingAside: while the memory of a region is being taken, heartbeats and fences go on, and other regions are dropped; when it is wanted no
-// longer, or the node closes, its memory goes back.
+// TestMakingAside: while the memory of a region is being taken, heartbeats and fences go on, and other regions are
+// dropped; when it is wanted no longer, or the node closes, its memory goes back.
 func TestMakingAside(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
@@ -65,7 +67,8 @@ func TestMakingAside(t *testing.T) {
 			dir.until("a fence confirmed", func() bool { return slices.Contains(dir.last.FencedSessions, 5) })
 			dir.change(func() { dir.regions = dir.regions[1:] })
 			dir.until("the first region dropped", func() bool { return n.Stats().RegisteredBytes == regionBytes })
-			if s := n.Stats(); len(s.Regions) != 1 || s.Regions[0].PG != 2 || s.Regions[0].Published || s.Regions[0].Err != nil {
+			if s := n.Stats(); len(s.Regions) != 1 || s.Regions[0].PG != 2 || s.Regions[0].Published ||
+				s.Regions[0].Err != nil {
 				t.Errorf("regions %+v, want one that is being made", s.Regions)
 			}
 			if closes {
@@ -83,7 +86,8 @@ func TestMakingAside(t *testing.T) {
 	}
 }
 
-// TestNoRoom: a region for which the machine has no memory is an error that says so, takes nothing, and others are made.
+// TestNoRoom: a region for which the machine has no memory is an error that says so, takes nothing, and others are
+// made.
 func TestNoRoom(t *testing.T) {
 	have, _ := mem.Room()
 	if have < 0 {

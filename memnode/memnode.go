@@ -69,8 +69,8 @@ type Options struct {
 	HugePageBytes int
 	// Lock pins the regions in memory.
 	Lock bool
-	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over shm in the client's name,
-	// when it is first used.
+	// Populate takes all pages of a region when it is made, before anybody is told of it. Otherwise each is taken, over
+	// shm in the client's name, when it is first used.
 	Populate bool
 	// Devices serve the regions, each at its own address: at least one, each of
 	// another provider. A device whose adapter executes atomics goes with tcp alone, which then leaves its
@@ -96,9 +96,11 @@ type Options struct {
 	// and clients notice the loss of their connections alone.
 	Keeper Keeper
 	// Door names the peers of earlier processes of this node that may still be about to write to its memory, from which
-	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are none.
+	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are
+	// none.
 	Door func() (inside []string, err error)
-	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
+	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not
+	// block.
 	Restart func()
 	// MayRestart, if not nil, is asked before Restart, with the bytes of the regions that are here. An error
 	// says why the next process could not serve them, and then this one stays.
@@ -170,10 +172,12 @@ func (o *Options) Validate() error {
 			bad("Devices[%d]: %s has no atomics", i, d.Device.Name())
 		case adapter == nil || d.Device == adapter || d.Device.Name() == "tcp":
 		case s == driver.AtomicHCA:
-			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with the other's: leave one out",
+			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with "+
+				"the other's: leave one out",
 				i, adapter.Name(), d.Device.Name())
 		default:
-			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: leave %s out, or have %s leave atomics to its agent",
+			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: "+
+				"leave %s out, or have %s leave atomics to its agent",
 				i, d.Device.Name(), adapter.Name(), d.Device.Name(), adapter.Name())
 		}
 	}
@@ -192,20 +196,21 @@ func (o *Options) adapter() *rdma.Device {
 
 // Node is a running memory node.
 type Node struct {
+	// Set by Open, and not changed afterwards but where it says so.
 	o       Options
 	log     *slog.Logger
 	devices []*device // hca first, so that what leans on it ends before it
 	// hca executes the atomics of every device; nil: CPUs do.
 	hca     *device
-	loopKey [loopKeySize]byte
-	ctx     context.Context // ends with Close
+	loopKey [loopKeySize]byte // random; this process shows it to itself
+	ctx     context.Context   // ends with Close
 	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is said of it to the
-	// next one. Only run changes boot, before it registers and with the lock.
+	wg      sync.WaitGroup // goroutines that Close waits for
+	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is
+	// said of it to the next one. Only run changes boot, before it registers and with the lock.
 	boot uint64
 	keep keeping
-	// nonce is this process's own, which no other has.
+	// nonce tells this process from all others. Only run changes it, before it registers, to pass for another one.
 	nonce uint64
 	ready chan struct{} // closed by the first answered heartbeat
 	turns chan struct{} // holds one for each part of a region whose pages are being taken
@@ -218,36 +223,39 @@ type Node struct {
 	// publication.
 	seq atomic.Uint64
 
+	// Each happens once.
 	restarts  sync.Once   // Options.Restart
 	leaving   atomic.Bool // Leave was called: the directory may disown this life
-	closeOnce sync.Once
-	closeErr  error
+	closeOnce sync.Once   // Close
+	closeErr  error       // of the first Close, for every one
 
 	mu struct {
 		sync.Mutex
-		reg      *registration // nil: not registered, nobody may connect
-		saved    *registration // that of the state at the keeper; nil: there is none
-		kept     Kept
-		inside   []string // peers for which Door waits
-		peers    map[uint32]map[uint32]*peer
-		byPeer   map[rdma.Peer]*peer
-		sessions sessions
-		keys     []token.Key // whose tokens are taken, the present one first
-		asked    time.Time   // when a heartbeat was last sent for another key
-		fencing  map[uint32]*fence
-		regions  map[uint32]*region // by PG
-		making   map[uint32]*making // by PG
-		retained map[uint32]*region // by PG: memory without keys, which no state but the next registration's offer needs
-		failures map[uint32]*failure
-		loops    map[uint32]*loop // by namespace
-		used     int64            // bytes of regions, made or being made
+		// Whose memory node this is, and who may connect. Registering and heartbeats write these.
+		reg      *registration               // nil: not registered, nobody may connect
+		saved    *registration               // that of the state at the keeper; nil: there is none
+		kept     Kept                        // what became of the memory of the process before
+		inside   []string                    // peers for which Door waits
+		peers    map[uint32]map[uint32]*peer // connected, by session and lane; no entry is empty
+		byPeer   map[rdma.Peer]*peer         // those in peers, by their connection
+		sessions sessions                    // whom the directory admits
+		keys     []token.Key                 // whose tokens are taken, the present one first
+		asked    time.Time                   // when a heartbeat was last sent for another key
+		fencing  map[uint32]*fence           // by session; dropped when over, and known to who asked
+		regions  map[uint32]*region          // by PG
+		making   map[uint32]*making          // by PG
+		// by PG: memory without keys, which no state but the next registration's offer needs
+		retained map[uint32]*region
+		failures map[uint32]*failure // by PG: why a wanted region is not there
+		loops    map[uint32]*loop    // by namespace
+		used     int64               // bytes of regions, made or being made
 		// rescued are the items that are kept aside, of rescuedBytes.
 		rescued      []string
-		rescuedBytes int64
-		heartbeat    time.Time
-		err          error // of the last exchange with the directory
-		clusterID    string
-		told         position // what the directory was at when this node last acted on an answer of it
+		rescuedBytes int64     // 0 with none
+		heartbeat    time.Time // when the last one was answered
+		err          error     // of the last exchange with the directory
+		clusterID    string    // of the directory that was followed last; with another one sessions and told begin anew
+		told         position  // what the directory was at when this node last acted on an answer of it
 	}
 }
 
@@ -334,7 +342,8 @@ func (n *Node) listen(dl DeviceListen) error {
 		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
 	}
 	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr, Atomics: n.atomicsBy(dl.Device)}
-	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics", d.endpoint.Atomics)
+	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics",
+		d.endpoint.Atomics)
 	return nil
 }
 
@@ -344,7 +353,8 @@ func advertised(listen, advertise string) (string, error) {
 	if advertise == "" {
 		ip, perr := netip.ParseAddr(host)
 		if err == nil && (host == "" || perr == nil && ip.IsUnspecified()) {
-			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address", listen)
+			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address",
+				listen)
 		}
 		return listen, nil
 	}
@@ -360,8 +370,8 @@ func advertised(listen, advertise string) (string, error) {
 	return advertise, nil
 }
 
-// Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the node's regions need
-// more than it lends.
+// Ready waits until the directory knows the node and has answered a heartbeat. It fails at once with ErrCapacity if the
+// node's regions need more than it lends.
 func (n *Node) Ready(ctx context.Context) error {
 	select {
 	case <-n.ready:
@@ -387,9 +397,8 @@ func (n *Node) Ready(ctx context.Context) error {
 const leaveTimeout = 5 * time.Second
 
 // Leave says goodbye to the directory, and returns when no session uses this process's memory. The directory
-// takes the memory out of use now rather than when the process's lease has run out. The regions are served as
-// before until Close. Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use
-// the memory.
+// takes the memory out of use now rather than when the process's lease has run out. The regions are served until Close.
+// Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use the memory.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	n.mu.Lock()
@@ -436,7 +445,8 @@ func (n *Node) Close() error {
 			}
 		}
 		if len(errs) == 0 {
-			for _, r := range slices.Concat(slices.Collect(maps.Values(n.mu.regions)), slices.Collect(maps.Values(n.mu.retained))) {
+			for _, r := range slices.Concat(slices.Collect(maps.Values(n.mu.regions)),
+				slices.Collect(maps.Values(n.mu.retained))) {
 				errs = append(errs, n.drop(r))
 			}
 			for _, d := range n.devices {
@@ -547,7 +557,8 @@ func (n *Node) Stats() Stats {
 				continue
 			}
 			if paced, ok := pd.Paced(); ok {
-				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(), Paced: paced})
+				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(),
+					Paced: paced})
 			}
 		}
 	}

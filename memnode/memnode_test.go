@@ -23,8 +23,8 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
@@ -40,7 +40,8 @@ func TestPublish(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := open(t, dir, 1<<20, "tcp", "shm")
 	reg := dir.registered[0]
-	if reg.Name != "m1" || reg.Domain != "rack1" || reg.HostId != "host1" || reg.CapacityBytes != 1<<20 || reg.Incarnation == 0 || len(reg.Endpoints) != 2 {
+	if reg.Name != "m1" || reg.Domain != "rack1" || reg.HostId != "host1" || reg.CapacityBytes != 1<<20 ||
+		reg.Incarnation == 0 || len(reg.Endpoints) != 2 {
 		t.Fatalf("registered %v", reg)
 	}
 	dir.want(9, 1)
@@ -52,7 +53,8 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, err := layout.ParseRegion(b)
-	want := layout.RegionHeader{PG: 9, Namespace: 1, Epoch: 3, RegionBytes: regionBytes, IndexBytes: indexBytes, Incarnation: reg.Incarnation}
+	want := layout.RegionHeader{PG: 9, Namespace: 1, Epoch: 3, RegionBytes: regionBytes, IndexBytes: indexBytes,
+		Incarnation: reg.Incarnation}
 	if err != nil || h != want {
 		t.Fatalf("header %+v, %v; want %+v", h, err, want)
 	}
@@ -70,11 +72,13 @@ func TestPublish(t *testing.T) {
 		t.Fatalf("tcp reads %v, %v", b, err)
 	}
 	s := n.Stats()
-	if s.RegisteredBytes != regionBytes || s.Connections != 2 || s.Sessions != 1 || len(s.Regions) != 1 || s.Regions[0].PG != 9 || s.DataPathCPU <= 0 {
+	if s.RegisteredBytes != regionBytes || s.Connections != 2 || s.Sessions != 1 || len(s.Regions) != 1 ||
+		s.Regions[0].PG != 9 || s.DataPathCPU <= 0 {
 		t.Fatalf("stats %+v", s)
 	}
 	dir.until("CPU time in a heartbeat", func() bool {
-		return dir.last.Stats.DataPathCpuNanos > 0 && dir.last.Stats.Connections == 2 && dir.last.Stats.RegisteredBytes == regionBytes
+		return dir.last.Stats.DataPathCpuNanos > 0 && dir.last.Stats.Connections == 2 &&
+			dir.last.Stats.RegisteredBytes == regionBytes
 	})
 	for i, op := range []struct {
 		name string
@@ -82,7 +86,10 @@ func TestPublish(t *testing.T) {
 	}{
 		{"WRITE to the index", func(l *lane) error { return l.write(kt.IndexRkey, kt.IndexBase, "x") }},
 		{"CAS in the heap", func(l *lane) error { return l.cas(kt.HeapRkey, kt.HeapBase, 0, 1) }},
-		{"READ behind the index", func(l *lane) error { _, err := l.read(kt.IndexRkey, kt.IndexBase+indexBytes, 8); return err }},
+		{"READ behind the index", func(l *lane) error {
+			_, err := l.read(kt.IndexRkey, kt.IndexBase+indexBytes, 8)
+			return err
+		}},
 		{"WRITE behind the region", func(l *lane) error { return l.write(kt.HeapRkey, kt.HeapBase+last+8, "x") }},
 	} {
 		refused(t, op.name, op.do(mustDial(t, dir, "tcp", rw, uint32(10+i))))
@@ -114,19 +121,23 @@ func TestNamespaceGone(t *testing.T) {
 				dir.want(pg, g.Namespace)
 				for i, p := range order {
 					k := dir.keys(pg, p)
-					if err := mustDial(t, dir, p, g, uint32(i)).cas(k.IndexRkey, k.IndexBase+word, uint64(i), uint64(i+1)); err != nil {
+					if err := mustDial(t, dir, p, g, uint32(i)).cas(k.IndexRkey, k.IndexBase+word, uint64(i),
+						uint64(i+1)); err != nil {
 						t.Fatal(err)
 					}
 				}
 				dir.change(func() { dir.regions = nil })
 				dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
 				dir.beats(2)
-				until(t, func() bool { dir.beats(1); return domains() <= len(order) })
+				testutil.Until(t, `domains() <= len(order)`, func() bool {
+					dir.beats(1)
+					return domains() <= len(order)
+				})
 				if got := domains(); got != len(order) {
 					t.Errorf("%d protection domains while sessions are connected, want %d", got, len(order))
 				}
 				dir.change(func() { dir.fence = []uint32{g.Session} })
-				until(t, func() bool { dir.beats(1); return domains() == 0 })
+				testutil.Until(t, `domains() == 0`, func() bool { dir.beats(1); return domains() == 0 })
 				dir.change(func() { dir.fence = nil })
 			}
 		})
@@ -141,8 +152,10 @@ func TestCapacity(t *testing.T) {
 	dir.want(2, 1)
 	dir.change(func() { // absurd sizes must not wrap
 		w := dir.regions[1]
-		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 3, NamespaceId: 1, RegionBytes: 1<<64 - 64, IndexBytes: 4096})
-		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 4, NamespaceId: 1, RegionBytes: w.RegionBytes, IndexBytes: w.RegionBytes})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 3, NamespaceId: 1, RegionBytes: 1<<64 - 64,
+			IndexBytes: 4096})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 4, NamespaceId: 1, RegionBytes: w.RegionBytes,
+			IndexBytes: w.RegionBytes})
 		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 5, NamespaceId: 1, RegionBytes: 8192, IndexBytes: 8})
 	})
 	dir.beats(3)
@@ -176,16 +189,20 @@ func TestCapacity(t *testing.T) {
 func TestCapacityOfPages(t *testing.T) {
 	const page = 2 << 20
 	dir := newDirectory(t)
-	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim") // which has none, and takes any
+	// which has none, and takes any
+	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim")
 	dir.want(1, 1)
 	dir.keys(1, "sim")
 	dir.want(2, 1)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 2 && s.Regions[1].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 2 && s.Regions[1].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 2 && s.Regions[1].Err != nil
+	})
 	if s := n.Stats(); s.RegisteredBytes != page || !errors.Is(s.Regions[1].Err, ErrCapacity) {
 		t.Fatalf("stats %+v", s)
 	}
 	dir.change(func() { dir.regions = dir.regions[:1] })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 }
 
 // busy is a device of which somebody is inside a region.
@@ -243,16 +260,17 @@ func TestRegionInUse(t *testing.T) {
 	dir.keys(1, "sim")
 	b.inside.Store(true)
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool {
+	testutil.Until(t, "the region is freed, or kept with a reason", func() bool {
 		s := n.Stats()
 		return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil
 	})
 	dir.beats(3)
-	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 || s.Regions[0].Published {
+	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 ||
+		s.Regions[0].Published {
 		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
 	}
 	b.inside.Store(false)
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	if s := n.Stats(); b.freed.Load() != 1 || s.RegisteredBytes != 0 {
 		t.Fatalf("freed %d regions; stats %+v", b.freed.Load(), s)
 	}
@@ -287,10 +305,20 @@ func TestForeignNamespace(t *testing.T) {
 					what string
 					do   func(l *lane) error
 				}{
-					{"READ of a foreign heap", func(l *lane) error { _, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8); return err }},
-					{"READ of a foreign index", func(l *lane) error { _, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8); return err }},
-					{"WRITE to a foreign heap", func(l *lane) error { return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen") }},
-					{"CAS in a foreign index", func(l *lane) error { return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1) }},
+					{"READ of a foreign heap", func(l *lane) error {
+						_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
+						return err
+					}},
+					{"READ of a foreign index", func(l *lane) error {
+						_, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8)
+						return err
+					}},
+					{"WRITE to a foreign heap", func(l *lane) error {
+						return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen")
+					}},
+					{"CAS in a foreign index", func(l *lane) error {
+						return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1)
+					}},
 				} {
 					l := mustDial(t, dir, provider, rw, uint32(lane))
 					if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
@@ -301,7 +329,8 @@ func TestForeignNamespace(t *testing.T) {
 				if b, err := owner.read(theirs.HeapRkey, theirs.HeapBase, 6); err != nil || string(b) != "theirs" {
 					t.Errorf("over %s its owner reads %q, %v", provider, b, err)
 				}
-				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil || !bytes.Equal(b, make([]byte, 8)) {
+				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil ||
+					!bytes.Equal(b, make([]byte, 8)) {
 					t.Errorf("over %s its owner reads the word %x, %v", provider, b, err)
 				}
 			}
@@ -316,8 +345,8 @@ func TestForeignNamespace(t *testing.T) {
 	}
 }
 
-// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken back.
-// Other namespaces, and verbs that the client executes, are not concerned.
+// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken
+// back. Other namespaces, and verbs that the client executes, are not concerned.
 func TestQuota(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("late=%v", late), func(t *testing.T) {
@@ -325,7 +354,8 @@ func TestQuota(t *testing.T) {
 			n, _ := open(t, dir, 1<<20, "tcp", "shm")
 			limit := func(ops uint64) {
 				dir.change(func() {
-					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"}, {NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
+					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"},
+						{NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
 				})
 				dir.beats(2) // the first may have been under way
 			}
@@ -363,7 +393,7 @@ func TestQuota(t *testing.T) {
 					}
 				}
 			}()
-			until(t, func() bool { return n.Stats().Quotas[0].Paced > 0 })
+			testutil.Until(t, `n.Stats().Quotas[0].Paced > 0`, func() bool { return n.Stats().Quotas[0].Paced > 0 })
 			for range 100 {
 				read(local, shm)
 				read(other, theirs)
@@ -414,7 +444,9 @@ func TestFence(t *testing.T) {
 				}
 			}
 			dir.change(func() { dir.fence = []uint32{7, 1000} })
-			dir.until("both fences confirmed", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
+			dir.until("both fences confirmed", func() bool {
+				return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000})
+			})
 			dir.beats(2) // it goes on reporting while asked
 			dir.until("reported again", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
 			for _, l := range victims {
@@ -475,11 +507,15 @@ func TestEndedSession(t *testing.T) {
 			victim := mustDial(t, dir, provider, rw, 0)
 			young := mustDial(t, dir, provider, token.Grant{Session: lastSession + 1, Namespace: 1}, 0)
 			dir.change(func() { dir.ended = []uint32{7} })
-			until(t, func() bool { s := n.Stats(); return s.Connections == 1 && len(s.Fencing) == 0 })
+			testutil.Until(t, `s.Connections == 1 && len(s.Fencing) == 0`, func() bool {
+				s := n.Stats()
+				return s.Connections == 1 && len(s.Fencing) == 0
+			})
 			if err := victim.write(k.HeapRkey, k.HeapBase, "x"); err == nil {
 				t.Fatal("a WRITE of a session that has ended succeeded")
 			}
-			if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session 7: the session has ended") {
+			if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
+				!strings.Contains(err.Error(), "session 7: the session has ended") {
 				t.Fatalf("got %v, want a refusal", err)
 			}
 			if err := young.write(k.HeapRkey, k.HeapBase, "y"); err != nil {
@@ -500,7 +536,8 @@ func TestEndedBeforeRestart(t *testing.T) {
 	dir := newDirectory(t)
 	dir.ended = []uint32{7}
 	n, _ := open(t, dir, 1<<20, "tcp")
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrEnded) {
 		t.Fatalf("got %v, want ErrEnded", err)
 	}
 }
@@ -527,7 +564,9 @@ func TestNoSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return errors.Is(n.Stats().DirectoryErr, errNoSessions) })
+	testutil.Until(t, `errors.Is(n.Stats().DirectoryErr, errNoSessions)`, func() bool {
+		return errors.Is(n.Stats().DirectoryErr, errNoSessions)
+	})
 	if n.Stats().Registered {
 		t.Error("registered")
 	}
@@ -560,7 +599,8 @@ func TestFenceUnconfirmed(t *testing.T) {
 	dir.want(1, 1)
 	dir.keys(1, "tcp")
 	p := &stubborn{tries: make(chan struct{}, 1)}
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn", Peer: p}); err != nil {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn",
+		Peer: p}); err != nil {
 		t.Fatal(err)
 	}
 	dir.change(func() { dir.fence = []uint32{7} })
@@ -578,7 +618,8 @@ func TestFenceUnconfirmed(t *testing.T) {
 		t.Fatalf("logged %d times, want once", c)
 	}
 	// Its lane cannot be taken over either, nor the session come back.
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrEnded) {
 		t.Fatalf("got %v, want ErrEnded", err)
 	}
 	p.yield.Store(true)
@@ -623,7 +664,8 @@ func TestLaneReplaced(t *testing.T) {
 	})
 }
 
-// A directory that has become one of a later version is told of the same process once more; connections and memory stay.
+// A directory that has become one of a later version is told of the same process once more; connections and memory
+// stay.
 func TestRegisterAgain(t *testing.T) {
 	dir := newDirectory(t)
 	open(t, dir, 1<<20, "tcp", "shm")
@@ -678,7 +720,8 @@ func TestUnknownNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := n.Stats()
-	if h, err := layout.ParseRegion(b); err != nil || h.Incarnation != s.Incarnation || s.Incarnation == before.Incarnation {
+	if h, err := layout.ParseRegion(b); err != nil || h.Incarnation != s.Incarnation ||
+		s.Incarnation == before.Incarnation {
 		t.Fatalf("header %+v, %v; stats %+v", h, err, s)
 	}
 	if s.RegisteredBytes != regionBytes {
@@ -686,7 +729,8 @@ func TestUnknownNode(t *testing.T) {
 	}
 	_, err = fresh.read(k.HeapRkey, k.HeapBase, 8)
 	refused(t, "READ with the old incarnation's rkey", err)
-	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 9, Namespace: 1}, 0)); !errors.Is(err, rdma.ErrRefused) {
+	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 9, Namespace: 1}, 0)); !errors.Is(
+		err, rdma.ErrRefused) {
 		t.Fatalf("a session fenced before dials: %v", err)
 	}
 
@@ -749,7 +793,8 @@ func TestUnknownNodeWaitsForFence(t *testing.T) {
 	for range 3 {
 		<-p.tries
 	}
-	if _, err := dial(t, dir, "tcp", private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+	if _, err := dial(t, dir, "tcp", private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
+		!strings.Contains(err.Error(), "not registered") {
 		t.Fatalf("got %v, want a refusal", err)
 	}
 	if s := n.Stats(); s.Registered || s.RegisteredBytes != regionBytes || len(dir.registered) != 1 {
@@ -766,7 +811,7 @@ func TestDirectoryLost(t *testing.T) {
 	k := dir.keys(1, "tcp")
 	l := mustDial(t, dir, "tcp", rw, 0)
 	dir.change(func() { dir.down = true })
-	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `n.Stats().DirectoryErr != nil`, func() bool { return n.Stats().DirectoryErr != nil })
 	if err := l.write(k.HeapRkey, k.HeapBase, "served"); err != nil {
 		t.Fatal(err)
 	}
@@ -778,7 +823,8 @@ func TestDirectoryLost(t *testing.T) {
 	if err := n.Stats().DirectoryErr; err != nil {
 		t.Fatal(err)
 	}
-	if log.count("directory does not answer") != 1 || log.count("directory answers again") != 1 || len(dir.registered) != 1 {
+	if log.count("directory does not answer") != 1 || log.count("directory answers again") != 1 ||
+		len(dir.registered) != 1 {
 		t.Fatal("losing and finding the directory was not logged once each, or the node registered again")
 	}
 }
@@ -788,10 +834,16 @@ func TestPublishAgain(t *testing.T) {
 	n, _ := open(t, dir, 1<<20, "tcp")
 	dir.change(func() { dir.publishErr = errors.New("no") })
 	dir.want(1, 1)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Err != nil
+	})
 	dir.change(func() { dir.publishErr = nil })
 	k := dir.keys(1, "tcp")
-	until(t, func() bool { s := n.Stats(); return s.Regions[0].Published && s.Regions[0].Err == nil })
+	testutil.Until(t, `s.Regions[0].Published && s.Regions[0].Err == nil`, func() bool {
+		s := n.Stats()
+		return s.Regions[0].Published && s.Regions[0].Err == nil
+	})
 	// A directory that lost the publication is told again, of the same region.
 	dir.change(func() { clear(dir.published) })
 	if again := dir.keys(1, "tcp"); again.HeapRkey != k.HeapRkey {
@@ -833,14 +885,21 @@ func TestRegionWantedAnew(t *testing.T) {
 
 	// Dropped and wanted again: the directory takes the earlier keys for good until it is told.
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	dir.change(func() { dir.publishErr = errors.New("no") })
 	dir.wantSince(1, 1, 6)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Err != nil
+	})
 	dir.change(func() { dir.publishErr = nil })
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Published })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Published`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Published
+	})
 	k3 := dir.keysSince(1, 6)
-	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil ||
+		string(b) != "\x00\x00\x00" {
 		t.Fatalf("the region made last holds %q, %v", b, err)
 	}
 }
@@ -862,7 +921,9 @@ func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
 // Over TLS a peer shows whose it is, besides a token.
 func TestRoles(t *testing.T) {
 	dir := newDirectory(t)
-	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain}
+	}, "tcp")
 	dir.want(1, 1)
 	dir.keys(1, "tcp")
 	a := identitytest.New(t)
@@ -873,7 +934,8 @@ func TestRoles(t *testing.T) {
 		p := &stubborn{}
 		g := rw
 		g.Identity = "spiffe://" + identitytest.TrustDomain + "/kvd/" + r.String() + "/it"
-		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p,
+			TLS: chain(a.Role(r.String(), "it"))})
 		defer n.gone(p)
 		var denied *identity.DeniedError
 		if refused := errors.As(err, &denied); refused != (r == identity.Directory) || err != nil && !refused {
@@ -897,14 +959,17 @@ func TestRegistrationRefused(t *testing.T) {
 	dir := newDirectory(t)
 	dir.refuse = status.Error(codes.PermissionDenied, "m1 belongs to another")
 	log := &logged{}
-	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir,
+		Logger:  slog.New(slog.NewTextHandler(log, nil)),
 		Devices: []DeviceListen{{Device: openDevice(t, "tcp"), Addr: "127.0.0.1:0"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer n.Close()
 	const text = "level=ERROR msg=\"the directory refuses this memory node"
-	until(t, func() bool { return log.count(text) > 0 && n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `log.count(text) > 0 && n.Stats().DirectoryErr != nil`, func() bool {
+		return log.count(text) > 0 && n.Stats().DirectoryErr != nil
+	})
 	dir.change(func() { dir.refuse = nil })
 	if err := n.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -922,13 +987,14 @@ func TestNotReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `n.Stats().DirectoryErr != nil`, func() bool { return n.Stats().DirectoryErr != nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := n.Ready(ctx); !errors.Is(err, errDown) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Ready: %v, want the reason", err)
 	}
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrNotRegistered) {
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(
+		err, ErrNotRegistered) {
 		t.Errorf("accept: %v, want ErrNotRegistered", err)
 	}
 	if err := n.Close(); err != nil {
@@ -945,7 +1011,8 @@ func TestOptions(t *testing.T) {
 	simulated := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("m"))
 	another := rdma.NewDevice("another", sim.New(sim.Options{}).Device("m"))
 	none := rdma.NewDevice("none", atomicless{simulated.Driver()})
-	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}}
+	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{
+		{Device: tcp, Addr: "127.0.0.1:0"}}}
 	for want, change := range map[string]func(*Options){
 		"Name":                  func(o *Options) { o.Name = "" },
 		"CapacityBytes is 0":    func(o *Options) { o.CapacityBytes = 0 },
@@ -1003,10 +1070,4 @@ func TestAdvertised(t *testing.T) {
 			t.Errorf("advertised(%q, %q) = %q, %v; want %q", c[0], c[1], got, err, c[2])
 		}
 	}
-}
-
-// until polls a condition that only Stats shows.
-func until(t *testing.T, cond func() bool) {
-	t.Helper()
-	waiting.Until(t, "the condition", cond)
 }

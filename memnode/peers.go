@@ -109,14 +109,16 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 			return pd, access, nil
 		}
 		if err := n.fencePeer(old); err != nil {
-			return nil, 0, fmt.Errorf("lane %d of session %d has a connection that cannot be fenced: %w", lane, g.Session, err)
+			return nil, 0, fmt.Errorf("lane %d of session %d has a connection that cannot be fenced: %w", lane,
+				g.Session, err)
 		}
 	}
 	return nil, 0, fmt.Errorf("lane %d of session %d is being connected by others", lane, g.Session)
 }
 
 // recordPeer records the connection, unless the lane has one, which it returns.
-func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint32, p rdma.Peer) (*rdma.PD, *peer, error) {
+func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint32, p rdma.Peer) (*rdma.PD, *peer,
+	error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.reg != reg {
@@ -261,8 +263,8 @@ func (n *Node) fenceLocked(session uint32, asked bool) {
 	})
 }
 
-// endLeftovers ends the connections of a namespace's sessions that do not live any more. The directory waits for no fence of a memory node that lends the
-// namespace nothing, so none may be left when it does.
+// endLeftovers ends the connections of a namespace's sessions that do not live any more. The directory waits for no
+// fence of a memory node that lends the namespace nothing, so none may be left when it does.
 func (n *Node) endLeftovers(namespace uint32) error {
 	n.mu.Lock()
 	var left []*peer
@@ -310,7 +312,8 @@ func (n *Node) fencePeers(who string, list func() []*peer) bool {
 		}
 		if !warned {
 			warned = true
-			n.log.Error("cannot confirm a fence; trying on, and nothing of it is reused before", "who", who, "err", errors.Join(errs...))
+			n.log.Error("cannot confirm a fence; trying on, and nothing of it is reused before", "who", who, "err",
+				errors.Join(errs...))
 		}
 		if !n.wait(pause, nil) {
 			return false

@@ -96,7 +96,8 @@ func (n *Node) admitLoop(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	if subtle.ConstantTimeCompare(r.Private[:loopKeySize], n.loopKey[:]) != 1 {
 		return nil, 0, errors.New("private data is not of this process")
 	}
-	namespace, number := binary.LittleEndian.Uint32(r.Private[loopKeySize:]), binary.LittleEndian.Uint32(r.Private[loopKeySize+4:])
+	namespace, number := binary.LittleEndian.Uint32(r.Private[loopKeySize:]),
+		binary.LittleEndian.Uint32(r.Private[loopKeySize+4:])
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	l := n.mu.loops[namespace]
@@ -112,10 +113,12 @@ func (l *loop) on(mr *rdma.MR) rdma.AtomicFunc {
 	return func(op rdma.Opcode, off, compare, swap uint64) (found uint64, s rdma.Status) {
 		l.turn <- struct{}{}
 		defer func() { <-l.turn }()
-		found, s, err := l.execute(rdma.WR{Op: op, RemoteAddr: mr.Base() + off, RKey: mr.RKey(), Compare: compare, Swap: swap})
+		found, s, err := l.execute(rdma.WR{Op: op, RemoteAddr: mr.Base() + off, RKey: mr.RKey(), Compare: compare,
+			Swap: swap})
 		switch {
 		case err != nil && !l.failed:
-			l.n.log.Error("the adapter does not execute atomics that come in by other providers", "namespace", l.namespace, "err", err)
+			l.n.log.Error("the adapter does not execute atomics that come in by other providers", "namespace",
+				l.namespace, "err", err)
 		case err == nil && l.failed:
 			l.n.log.Info("the adapter executes atomics again", "namespace", l.namespace)
 		}
@@ -142,7 +145,8 @@ func (l *loop) execute(w rdma.WR) (uint64, rdma.Status, error) {
 		select {
 		case <-l.cq.Ready():
 		case <-late:
-			return 0, driver.GeneralErr, errors.Join(fmt.Errorf("no completion of %v within %v", w.Op, loopPatience), l.endConnection())
+			return 0, driver.GeneralErr, errors.Join(fmt.Errorf("no completion of %v within %v", w.Op, loopPatience),
+				l.endConnection())
 		}
 	}
 	if s := wcs[0].Status; s != driver.Success {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -86,7 +87,8 @@ func TestProxiedAtomics(t *testing.T) {
 				t.Errorf("counted to %d, want %d", v, 2*each*times)
 			}
 			// FETCH_ADD goes the same way.
-			if err := l.do(rdma.WR{Op: rdma.OpFetchAdd, Local: l.mr.Bytes()[:8], RemoteAddr: k.IndexBase + word, RKey: k.IndexRkey, Swap: 5}); err != nil {
+			if err := l.do(rdma.WR{Op: rdma.OpFetchAdd, Local: l.mr.Bytes()[:8], RemoteAddr: k.IndexBase + word,
+				RKey: k.IndexRkey, Swap: 5}); err != nil {
 				t.Fatal(err)
 			}
 			if found := binary.LittleEndian.Uint64(l.mr.Bytes()); found != 2*each*times {
@@ -103,7 +105,8 @@ func TestProxiedAtomics(t *testing.T) {
 			// A namespace has its own way in; rights are as ever.
 			dir.want(2, 2)
 			theirs := dir.keys(2, "tcp")
-			refused(t, "CAS in a foreign namespace", mustDial(t, dir, "tcp", rw, 102).cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1))
+			refused(t, "CAS in a foreign namespace", mustDial(t, dir, "tcp", rw, 102).cas(theirs.IndexRkey,
+				theirs.IndexBase+word, 0, 1))
 			refused(t, "CAS in the heap", mustDial(t, dir, "tcp", rw, 103).cas(k.HeapRkey, k.HeapBase, 0, 1))
 			other := mustDial(t, dir, "tcp", token.Grant{Session: 8, Namespace: 2}, 0)
 			if err := other.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 9); err != nil {
@@ -191,7 +194,7 @@ func TestProxySilent(t *testing.T) {
 	l := mustDial(t, dir, "tcp", rw, 0)
 	ended := make(chan error, 1)
 	go func() { ended <- l.cas(k.IndexRkey, k.IndexBase+word, 0, 1) }()
-	until(t, func() bool { return len(dir.fabric.Events()) == 1 })
+	testutil.Until(t, `len(dir.fabric.Events()) == 1`, func() bool { return len(dir.fabric.Events()) == 1 })
 	dir.change(func() { dir.fence = []uint32{rw.Session} })
 	dir.until("the fence confirmed when the atomic is out of the way", func() bool {
 		if len(dir.last.FencedSessions) == 0 {
@@ -241,7 +244,8 @@ func TestLoopRefusals(t *testing.T) {
 	dir.want(1, 1)
 	dir.keys(1, "sim")
 	private := func(namespace, number uint32) []byte {
-		return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(slices.Clone(n.loopKey[:]), namespace), number)
+		return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(slices.Clone(n.loopKey[:]), namespace),
+			number)
 	}
 	n.mu.Lock()
 	number := n.mu.loops[1].number
@@ -282,11 +286,12 @@ func TestLoopUnreachable(t *testing.T) {
 		}
 	})
 	dir.want(1, 1)
-	until(t, func() bool {
+	testutil.Until(t, "the region is refused, and not registered", func() bool {
 		s := n.Stats()
 		return len(s.Regions) == 1 && s.Regions[0].Err != nil && !s.Regions[0].Published && s.RegisteredBytes == 0
 	})
-	if err := n.Stats().Regions[0].Err.Error(); !strings.Contains(err, "sim: connection of this process to itself") || !strings.Contains(err, "nowhere:1") {
+	if err := n.Stats().Regions[0].Err.Error(); !strings.Contains(err, "sim: connection of this process to itself") ||
+		!strings.Contains(err, "nowhere:1") {
 		t.Errorf("the reason is %q", err)
 	}
 }

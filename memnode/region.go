@@ -97,8 +97,8 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 }
 
 // dropUnwanted drops the regions that want does not name, or names with another
-// layout or since another time, and returns how many of them could not be dropped yet. A node that is disowned, with want nil, or
-// leaves retains their memory; and that of placement groups in may, which the directory may want again.
+// layout or since another time, and returns how many of them could not be dropped yet. A node that is disowned, with
+// want nil, or leaves retains their memory; and that of placement groups in may, which the directory may want again.
 func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion, may []uint32) (left int) {
 	n.mu.Lock()
 	var drop []*region
@@ -173,13 +173,15 @@ func (n *Node) forgetNamespaces(ctx context.Context) {
 }
 
 func sameLayout(a, b *dirpb.WantRegion) bool {
-	return a.GetSince() == b.GetSince() && a.GetNamespaceId() == b.GetNamespaceId() && a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
+	return a.GetSince() == b.GetSince() && a.GetNamespaceId() == b.GetNamespaceId() &&
+		a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
 }
 
-// haveRegion makes and publishes one region as far as that is missing; one whose memory is to be taken from the system comes back by made. That the
-// directory calls it published counts only for keys that this process published:
-// it may mean those of a region dropped since.
-func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, seq uint64, made chan<- *making) {
+// haveRegion makes and publishes one region as far as that is missing; one whose memory is to be taken from the system
+// comes back by made. That the directory calls it published counts only for keys that this process published: it may
+// mean those of a region dropped since.
+func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, seq uint64,
+	made chan<- *making) {
 	pg := w.GetPgId()
 	n.mu.Lock()
 	r, f := n.mu.regions[pg], n.mu.failures[pg]
@@ -220,8 +222,10 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 	n.mu.Unlock()
 }
 
-// beginRegion makes a region of memory that was retained, which it gives, or has the memory for another one taken; or it does nothing, and says why.
-func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, made chan<- *making) (*region, error) {
+// beginRegion makes a region of memory that was retained, which it gives, or has the memory for another one taken; or
+// it does nothing, and says why.
+func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, made chan<- *making) (*region,
+	error) {
 	size := w.GetRegionBytes()
 	if err := checkLayout(size, w.GetIndexBytes()); err != nil {
 		return nil, err
@@ -243,9 +247,11 @@ func (n *Node) beginRegion(ctx context.Context, reg *registration, w *dirpb.Want
 	defer n.mu.Unlock()
 	// CapacityBytes is at most 2^50, so the sums cannot wrap.
 	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
-		return nil, fmt.Errorf("%w: region of %s (pages of %s), %s of %s in use", ErrCapacity, units.Bytes(size), units.Bytes(page), units.Bytes(n.mu.used), units.Bytes(n.o.CapacityBytes))
+		return nil, fmt.Errorf("%w: region of %s (pages of %s), %s of %s in use", ErrCapacity, units.Bytes(size),
+			units.Bytes(page), units.Bytes(n.mu.used), units.Bytes(n.o.CapacityBytes))
 	}
-	r = &region{want: w, inc: reg.incarnation, bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
+	r = &region{want: w, inc: reg.incarnation, bytes: int64((size + page - 1) / page * page),
+		pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
 	n.makeLocked(ctx, r, made)
 	return nil, nil
@@ -270,7 +276,8 @@ func (n *Node) finishRegion(reg *registration, r *region, retained bool, trouble
 		// Nobody knows the keys yet, so nothing can be inside.
 		return errors.Join(err, n.drop(r))
 	}
-	n.log.Info("region made", "pg", r.want.GetPgId(), "namespace", r.want.GetNamespaceId(), "bytes", r.bytes, "index_bytes", r.want.GetIndexBytes(),
+	n.log.Info("region made", "pg", r.want.GetPgId(), "namespace", r.want.GetNamespaceId(), "bytes", r.bytes,
+		"index_bytes", r.want.GetIndexBytes(),
 		"retained", retained, "took", r.took)
 	return nil
 }
@@ -381,7 +388,8 @@ func (n *Node) drop(r *region) error {
 	return nil
 }
 
-// deregister takes r's keys back from every provider. A provider that cannot confirm that nobody is inside a verb leaves the rest to another call.
+// deregister takes r's keys back from every provider. A provider that cannot confirm that nobody is inside a verb
+// leaves the rest to another call.
 func (r *region) deregister() error {
 	for len(r.mrs) > 0 {
 		last := len(r.mrs) - 1

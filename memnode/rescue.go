@@ -9,8 +9,9 @@ import (
 	"github.com/kvd-project/kvd/internal/keeper"
 )
 
-// Memory of an earlier process that this one cannot use is kept aside: the items have other names, which begin with rescueItems, and
-// nobody here looks at them. There is one such set at most. It counts as memory that the node lends, and gives way to regions.
+// Memory of an earlier process that this one cannot use is kept aside: the items have other names, which begin with
+// rescueItems, and nobody here looks at them. There is one such set at most. It counts as memory that the node lends,
+// and gives way to regions.
 
 // countRescued notes what an earlier process has kept aside.
 func (n *Node) countRescued(items []*keeper.Item) {
@@ -39,7 +40,8 @@ func bytesOf(i *keeper.Item) (sum int64) {
 	return sum
 }
 
-// keepAside renames the items of memory that cannot be used, in the place of what was kept aside before. False: it is to be given up.
+// keepAside renames the items of memory that cannot be used, in the place of what was kept aside before. False: it is
+// to be given up.
 func (n *Node) keepAside(why Kept) bool {
 	items, err := n.o.Keeper.List()
 	var aside []*keeper.Item
@@ -74,7 +76,8 @@ func (n *Node) keepAside(why Kept) bool {
 	n.mu.Lock()
 	n.mu.rescued, n.mu.rescuedBytes = done, bytes
 	n.mu.Unlock()
-	n.log.Warn("memory that cannot be used is kept aside for rescue, until a region wants its room, other memory is kept aside or the memory node is told to end",
+	n.log.Warn("memory that cannot be used is kept aside for rescue, until a region wants its room, other memory is "+
+		"kept aside or the memory node is told to end",
 		"reason", why.String(), "items", done, "bytes", bytes, "last_at", where)
 	return true
 }
@@ -93,7 +96,8 @@ func (n *Node) dropRescued(why string) bool {
 		errs = append(errs, n.o.Keeper.Drop(name))
 	}
 	// It fails for items that somebody has removed.
-	n.log.Warn("memory that was kept aside for rescue is given up", "why", why, "items", items, "bytes", bytes, "err", errors.Join(errs...))
+	n.log.Warn("memory that was kept aside for rescue is given up", "why", why, "items", items, "bytes", bytes, "err",
+		errors.Join(errs...))
 	return true
 }
 

@@ -41,8 +41,8 @@ func (k *memory) copied(t *testing.T) *memory {
 	return to
 }
 
-// TestPutBack: memory that was copied in one process's time and is put back after others have registered is not served, whatever boots its
-// processes count on to, nor offered; it is kept aside.
+// TestPutBack: memory that was copied in one process's time and is put back after others have registered is not served,
+// whatever boots its processes count on to, nor offered; it is kept aside.
 func TestPutBack(t *testing.T) {
 	for name, c := range map[string]struct{ between, unheard int }{
 		"one start between": {1, 0}, "several starts": {4, 0}, "processes of the copy that were not heard": {2, 5},
@@ -85,10 +85,12 @@ func TestPutBack(t *testing.T) {
 				t.Errorf("%q, %v", b, err)
 			}
 			last := dir.registered[len(dir.registered)-1]
-			if s := n.Stats(); s.Kept != KeptPutBack || len(last.Retained) != 0 || last.Incarnation == dir.registered[0].Incarnation || len(dir.stale) != 1 {
+			if s := n.Stats(); s.Kept != KeptPutBack || len(last.Retained) != 0 ||
+				last.Incarnation == dir.registered[0].Incarnation || len(dir.stale) != 1 {
 				t.Errorf("%+v, registered as %v, refused %d times", s, last, len(dir.stale))
 			}
-			if names := earlier.names(); len(names) != 4 || !strings.HasPrefix(names[1], rescueItems) || !strings.HasPrefix(names[2], rescueItems) {
+			if names := earlier.names(); len(names) != 4 || !strings.HasPrefix(names[1], rescueItems) ||
+				!strings.HasPrefix(names[2], rescueItems) {
 				t.Errorf("held: %q", names)
 			}
 			// From here on it is the one that is known.
@@ -101,7 +103,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestAnswersUnheard: processes that register and end before they hear of it, however many, do not cost the next one the memory.
+// TestAnswersUnheard: processes that register and end before they hear of it, however many, do not cost the next one
+// the memory.
 func TestAnswersUnheard(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	dir.want(1, 1)
@@ -122,7 +125,8 @@ func TestAnswersUnheard(t *testing.T) {
 		crash(t, n)
 		if i%5 == 4 { // one is not even heard
 			dir.change(func() { dir.refuse = status.Error(codes.Unavailable, "busy") })
-			n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1", Keeper: k,
+			n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1",
+				Keeper:  k,
 				Devices: []DeviceListen{{Device: dir.device("tcp"), Addr: "127.0.0.1:0"}}})
 			if err != nil {
 				t.Fatal(err)
@@ -165,7 +169,8 @@ func TestNameTakenMeanwhile(t *testing.T) {
 	first := dir.registered[0]
 	dir.until("the first one's registration", func() bool {
 		last := dir.registered[len(dir.registered)-1]
-		return last.Nonce == first.Nonce && len(last.Retained) == 0 && len(last.After) == 0 && last.Incarnation != first.Incarnation
+		return last.Nonce == first.Nonce && len(last.Retained) == 0 && len(last.After) == 0 &&
+			last.Incarnation != first.Incarnation
 	})
 	if len(stale) != 1 || stale[0].Nonce != first.Nonce || len(stale[0].Retained) != 1 {
 		t.Errorf("refused: %v", stale)

@@ -33,8 +33,8 @@ func InitRegion(mem []byte, w *dirpb.WantRegion, incarnation uint64, retained bo
 	return nil
 }
 
-// retire drops r, but for its memory if that is to be retained: as the caller says, or since this node has said goodbye. Then the next registration
-// offers it.
+// retire drops r, but for its memory if that is to be retained: as the caller says, or since this node has said
+// goodbye. Then the next registration offers it.
 func (n *Node) retire(r *region, wanted bool) (retained bool, err error) {
 	n.mu.Lock()
 	retains := (wanted || n.leaving.Load() || r.retiring) && r.keys != nil && r.mem != nil
@@ -95,12 +95,13 @@ func (n *Node) dropRetained(want map[uint32]*dirpb.WantRegion, may []uint32) {
 	}
 }
 
-// takeRetained gives the retained region that w is to be made of, or nil if it is to be made of zeroes, as it may always be. Then what else
-// is retained makes room for so many bytes, if it has to.
+// takeRetained gives the retained region that w is to be made of, or nil if it is to be made of zeroes, as it may
+// always be. Then what else is retained makes room for so many bytes, if it has to.
 func (n *Node) takeRetained(w *dirpb.WantRegion, size uint64) (*region, error) {
 	n.mu.Lock()
 	r, old := n.mu.retained[w.GetPgId()], w.GetRetain()
-	if r != nil && old != nil && r.inc == old.GetIncarnation() && r.want.GetSince() == old.GetSince() && r.want.GetNamespaceId() == w.GetNamespaceId() &&
+	if r != nil && old != nil && r.inc == old.GetIncarnation() && r.want.GetSince() == old.GetSince() &&
+		r.want.GetNamespaceId() == w.GetNamespaceId() &&
 		r.want.GetRegionBytes() == w.GetRegionBytes() && r.want.GetIndexBytes() == w.GetIndexBytes() {
 		delete(n.mu.retained, w.GetPgId())
 		n.mu.Unlock()

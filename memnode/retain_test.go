@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // array is where the first shard of the tests' regions has its words.
@@ -38,8 +39,9 @@ func holding(t *testing.T, dir *directory, k *memory) *Node {
 	return n
 }
 
-// TestRetained: a node that is disowned offers what it held, in this process or in the next one. A region that is wanted of that has its heap, and
-// its words in the arrays that are named; locks, headers and the rest of the index are zero. It gives back what nobody may want any more.
+// TestRetained: a node that is disowned offers what it held, in this process or in the next one. A region that is
+// wanted of that has its heap, and its words in the arrays that are named; locks, headers and the rest of the index are
+// zero. It gives back what nobody may want any more.
 func TestRetained(t *testing.T) {
 	for name, restart := range map[string]bool{"this process": false, "the next process": true} {
 		t.Run(name, func(t *testing.T) {
@@ -51,8 +53,11 @@ func TestRetained(t *testing.T) {
 			}
 			dir.change(func() {
 				dir.forget = true
-				dir.regions = []*dirpb.WantRegion{{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 4, Since: 8,
-					Retain: &dirpb.Retained{Incarnation: first.Incarnation, Since: 7, Arrays: []*dirpb.RetainedArray{array}}}}
+				dir.regions = []*dirpb.WantRegion{
+					{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 4, Since: 8,
+						Retain: &dirpb.Retained{Incarnation: first.Incarnation, Since: 7,
+							Arrays: []*dirpb.RetainedArray{
+								array}}}}
 				dir.retain = []uint32{2}
 				if restart {
 					dir.refuse = status.Error(codes.FailedPrecondition, "declared lost")
@@ -70,7 +75,8 @@ func TestRetained(t *testing.T) {
 			n = <-opened
 			dir.until("publication", func() bool { return dir.published[1].GetSince() == 8 })
 			q := dir.registered[len(dir.registered)-1]
-			if len(q.Retained) != 2 || q.Retained[1].PgId != 2 || q.Retained[1].Incarnation != first.Incarnation || q.Retained[1].Since != 7 || q.Incarnation == first.Incarnation {
+			if len(q.Retained) != 2 || q.Retained[1].PgId != 2 || q.Retained[1].Incarnation != first.Incarnation ||
+				q.Retained[1].Since != 7 || q.Incarnation == first.Incarnation {
 				t.Errorf("registered: %v", q)
 			}
 			b := n.of(1)
@@ -104,14 +110,16 @@ func TestRetained(t *testing.T) {
 	}
 }
 
-// TestRetainedNot: a region that is wanted of what is not retained is made of zeroes, and one with arrays that cannot be is made so the next time.
+// TestRetainedNot: a region that is wanted of what is not retained is made of zeroes, and one with arrays that cannot
+// be is made so the next time.
 func TestRetainedNot(t *testing.T) {
 	for name, old := range map[string]*dirpb.Retained{
 		"of another incarnation": {Incarnation: 1, Since: 7, Arrays: []*dirpb.RetainedArray{array}},
 		"of another time":        {Since: 6, Arrays: []*dirpb.RetainedArray{array}},
-		"beyond":                 {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Offset: layout.RegionPageSize, Segments: 9}}},
-		"twice":                  {Since: 7, Arrays: []*dirpb.RetainedArray{array, array}},
-		"in the header":          {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Segments: 1}}},
+		"beyond": {
+			Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Offset: layout.RegionPageSize, Segments: 9}}},
+		"twice":         {Since: 7, Arrays: []*dirpb.RetainedArray{array, array}},
+		"in the header": {Since: 7, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Segments: 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, k := newDirectory(t), newMemory(t)
@@ -119,7 +127,8 @@ func TestRetainedNot(t *testing.T) {
 			old.Incarnation += n.Stats().Incarnation
 			dir.change(func() {
 				dir.forget = true
-				dir.regions = []*dirpb.WantRegion{{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Since: 8, Retain: old}}
+				dir.regions = []*dirpb.WantRegion{
+					{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes, IndexBytes: indexBytes, Since: 8, Retain: old}}
 			})
 			dir.until("publication", func() bool { return dir.published[1].GetSince() == 8 })
 			if b := n.of(1)[layout.RegionPageSize:]; slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) {
@@ -139,23 +148,28 @@ func TestRetainedOfAnother(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, k := newDirectory(t), newMemory(t)
 			n := holding(t, dir, k)
-			w.PgId, w.Since, w.Retain = 1, 8, &dirpb.Retained{Incarnation: n.Stats().Incarnation, Since: 7, Arrays: []*dirpb.RetainedArray{array}}
+			w.PgId, w.Since, w.Retain = 1, 8, &dirpb.Retained{Incarnation: n.Stats().Incarnation, Since: 7,
+				Arrays: []*dirpb.RetainedArray{array}}
 			dir.change(func() { dir.forget, dir.regions = true, []*dirpb.WantRegion{w} })
 			dir.until("publication", func() bool { return dir.published[1].GetSince() == 8 })
-			if b := n.of(1); uint64(len(b)) < w.RegionBytes || slices.ContainsFunc(b[layout.RegionPageSize:], func(x byte) bool { return x != 0 }) {
+			if b := n.of(1); uint64(len(b)) < w.RegionBytes || slices.ContainsFunc(b[layout.RegionPageSize:],
+				func(x byte) bool {
+					return x != 0
+				}) {
 				t.Errorf("it has %d bytes that are not all zeroes", len(b))
 			}
 		})
 	}
 }
 
-// TestRetainedIsOutOfReach: nobody reads or writes by the keys that retained memory had, in the same namespace either, and the next process offers it at once.
+// TestRetainedIsOutOfReach: nobody reads or writes by the keys that retained memory had, in the same namespace either,
+// and the next process offers it at once.
 func TestRetainedIsOutOfReach(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	n := holding(t, dir, k)
 	was := map[string]*dirpb.RegionKeys{"shm": dir.keys(2, "shm"), "tcp": dir.keys(2, "tcp")}
 	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{2} })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	for i, provider := range []string{"shm", "tcp"} {
 		for j, try := range []func(*lane) error{
 			func(l *lane) error { _, err := l.read(was[provider].HeapRkey, was[provider].HeapBase, 8); return err },
@@ -178,7 +192,8 @@ func TestRetainedMakesRoom(t *testing.T) {
 	n := holding(t, dir, k)
 	dir.change(func() {
 		dir.forget, dir.retain = true, []uint32{1, 2}
-		dir.regions = []*dirpb.WantRegion{{PgId: 3, NamespaceId: 1, RegionBytes: 1 << 20, IndexBytes: indexBytes, Since: 8}}
+		dir.regions = []*dirpb.WantRegion{
+			{PgId: 3, NamespaceId: 1, RegionBytes: 1 << 20, IndexBytes: indexBytes, Since: 8}}
 	})
 	dir.keys(3, "tcp")
 	if s := n.Stats(); s.RegisteredBytes != 1<<20 {

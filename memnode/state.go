@@ -52,9 +52,10 @@ type keptKeys struct {
 //	              item, pg u32, namespace u32, epoch u32, since u64, region u64, index u64, page u64 bytes, incarnation u64;
 //	              keys u8, of each: provider, index u64, heap u64; then what the directory was at: recoveries, reign, term, index, u64 each
 //
-// A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes a page leaves the other
-// one, whole. Nothing is done that depends on a change before both pages have it. So a page that is whole may be believed whatever became
-// of the other one: it is the change that was made last, or one that nobody has acted on, or the one before such a change.
+// A text is its length, u16, and its bytes. The magic is stored last, so that a process that dies while it writes a
+// page leaves the other one, whole. Nothing is done that depends on a change before both pages have it. So a page that
+// is whole may be believed whatever became of the other one: it is the change that was made last, or one that nobody
+// has acted on, or the one before such a change.
 const (
 	stateMagic    = 0x31_70_65_65_6b_64_76_6b // "kvdkeep1"
 	stateFormat   = 3
@@ -149,7 +150,8 @@ func decodeState(b []byte) (*state, error) {
 		for range min(keys, maxRegionKeys) {
 			k.keys = append(k.keys, keptKeys{r.text(), r.u64(), r.u64()})
 		}
-		if r.ok && (keys > maxRegionKeys || seen[k.pg] || k.item == "" || k.pageBytes > 1<<30 || k.regionBytes > 1<<50 || checkLayout(k.regionBytes, k.indexSize) != nil) {
+		if r.ok && (keys > maxRegionKeys || seen[k.pg] || k.item == "" || k.pageBytes > 1<<30 ||
+			k.regionBytes > 1<<50 || checkLayout(k.regionBytes, k.indexSize) != nil) {
 			return nil, fmt.Errorf("%w: region of placement group %d", errStateDamaged, k.pg)
 		}
 		seen[k.pg] = true
@@ -175,8 +177,8 @@ func checkLayout(size, index uint64) error {
 type stateFile struct {
 	mem *rdma.Memory // of 2 * statePage bytes
 	seq uint64       // number of the last change
-	// whole is the page that was believed, which is written after the other one. torn says that the other one does not say the same, and spoiled
-	// why it cannot be believed, if it was not just being written.
+	// whole is the page that was believed, which is written after the other one. torn says that the other one does not
+	// say the same, and spoiled why it cannot be believed, if it was not just being written.
 	whole   uint64
 	torn    bool
 	spoiled error
@@ -193,7 +195,8 @@ func sumOf(p []byte, n uint64) uint32 {
 	return sum
 }
 
-// readPage gives the state that page k has, and the number of its change; nil, 0, nil if nothing was written there to the end.
+// readPage gives the state that page k has, and the number of its change; nil, 0, nil if nothing was written there to
+// the end.
 func (f *stateFile) readPage(k uint64) (s *state, seq uint64, err error) {
 	p, le := f.page(k), binary.LittleEndian
 	switch magic := le.Uint64(p); {
@@ -219,7 +222,8 @@ func (f *stateFile) readPage(k uint64) (s *state, seq uint64, err error) {
 	return s, seq / 2, nil
 }
 
-// read gives the state as one page that is whole has it, the later one of two, or says why there is none: errStateNone if nothing was written.
+// read gives the state as one page that is whole has it, the later one of two, or says why there is none: errStateNone
+// if nothing was written.
 func (f *stateFile) read() (*state, error) {
 	var last *state
 	var errs []error
@@ -244,7 +248,8 @@ func (f *stateFile) read() (*state, error) {
 func (f *stateFile) write(s *state) error {
 	body := s.encode()
 	if len(body) > statePage-stateHead {
-		return fmt.Errorf("%w: %d regions take %d bytes of %d", errStateFull, len(s.regions), len(body), statePage-stateHead)
+		return fmt.Errorf("%w: %d regions take %d bytes of %d", errStateFull, len(s.regions), len(body),
+			statePage-stateHead)
 	}
 	f.seq++
 	f.writePage(1-f.whole, body)

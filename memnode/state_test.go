@@ -16,10 +16,12 @@ import (
 )
 
 func someState(regions int) *state {
-	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9, lives: []uint64{1 << 61, 5}, told: position{1, 2, 3, 4}}
+	s := &state{cluster: "c1", node: "m1", host: "host1", nodeID: 7, incarnation: 1 << 60, boot: 9,
+		lives: []uint64{1 << 61, 5}, told: position{1, 2, 3, 4}}
 	for k := range regions {
 		s.regions = append(s.regions, &keptRegion{
-			item: fmt.Sprintf("region/%d/1", k), pg: uint32(k + 1), namespace: 3, epoch: 5, since: 11, regionBytes: regionBytes, indexSize: indexBytes, pageBytes: 2 << 20,
+			item: fmt.Sprintf("region/%d/1", k), pg: uint32(k + 1), namespace: 3, epoch: 5, since: 11,
+			regionBytes: regionBytes, indexSize: indexBytes, pageBytes: 2 << 20,
 			keys: []keptKeys{{"tcp", 1, 2}, {"shm", 3, 4}},
 		})
 	}
@@ -52,8 +54,8 @@ func TestStateSaysWhatWasWrittenLast(t *testing.T) {
 	}
 }
 
-// TestStateFlipped: with any bit of a page changed the other one serves, and is written last of both. With any byte of both changed nothing is
-// believed.
+// TestStateFlipped: with any bit of a page changed the other one serves, and is written last of both. With any byte of
+// both changed nothing is believed.
 func TestStateFlipped(t *testing.T) {
 	f := newStateFile()
 	for k := range 3 {
@@ -68,7 +70,8 @@ func TestStateFlipped(t *testing.T) {
 			for bit := range 8 {
 				f.page(page)[at] ^= 1 << bit
 				again := &stateFile{mem: f.mem}
-				if s, err := again.read(); err != nil || !reflect.DeepEqual(s, want) || again.whole == page || !again.torn || !errors.Is(again.spoiled, errStateDamaged) {
+				if s, err := again.read(); err != nil || !reflect.DeepEqual(s, want) || again.whole == page ||
+					!again.torn || !errors.Is(again.spoiled, errStateDamaged) {
 					t.Fatalf("page %d byte %d bit %d: %+v, %v; %+v", page, at, bit, s, err, again.spoiled)
 				}
 				f.page(page)[at] ^= 1 << bit
@@ -108,7 +111,8 @@ func TestStateInTheOthersPlace(t *testing.T) {
 	}
 }
 
-// TestStateOfAnotherFormat: a state of another format is told from a damaged one, that of a version whose checksum does not cover the format, too.
+// TestStateOfAnotherFormat: a state of another format is told from a damaged one, that of a version whose checksum does
+// not cover the format, too.
 func TestStateOfAnotherFormat(t *testing.T) {
 	for _, format := range []uint32{2, stateFormat + 1} {
 		f := newStateFile()
@@ -120,17 +124,20 @@ func TestStateOfAnotherFormat(t *testing.T) {
 			binary.LittleEndian.PutUint32(p[8:], format)
 			binary.LittleEndian.PutUint32(p[12:], sumOf(p, uint64(len(someState(1).encode()))))
 		}
-		if s, err := (&stateFile{mem: f.mem}).read(); s != nil || !errors.Is(err, errStateFormat) || errors.Is(err, errStateDamaged) {
+		if s, err := (&stateFile{mem: f.mem}).read(); s != nil || !errors.Is(err, errStateFormat) ||
+			errors.Is(err, errStateDamaged) {
 			t.Errorf("format %d: %+v, %v", format, s, err)
 		}
 	}
 }
 
-// TestStateInterrupted: a process that dies while it writes, at any page of memory, also with one page of the state damaged, leaves the state
-// before or the one that it wrote, and nothing that looks damaged. The next process has both pages the same before it goes on.
+// TestStateInterrupted: a process that dies while it writes, at any page of memory, also with one page of the state
+// damaged, leaves the state before or the one that it wrote, and nothing that looks damaged. The next process has both
+// pages the same before it goes on.
 func TestStateInterrupted(t *testing.T) {
 	if raceEnabled {
-		t.Skip("a write to memory that is protected ends in the race detector's own code, which does not survive it; make test runs it")
+		t.Skip("a write to memory that is protected ends in the race detector's own code, which does not survive it; " +
+			"make test runs it")
 	}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	mem, err := unix.Mmap(-1, 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)

@@ -8,8 +8,9 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// position is how far the directory had got when this node last acted on an answer of it: it is kept with the regions, and shown to the
-// directory, which may have been put back from a backup since, and then must not say what is to become of them. The zero value says nothing.
+// position is how far the directory had got when this node last acted on an answer of it: it is kept with the regions,
+// and shown to the directory, which may have been put back from a backup since, and then must not say what is to become
+// of them. The zero value says nothing.
 type position struct {
 	recoveries, reign, term, index uint64
 }
@@ -47,13 +48,14 @@ func (n *Node) noteTold(reg *registration, rep *dirpb.HeartbeatReply) error {
 	return n.saveState(reg)
 }
 
-// heardOfRecovery notes that the cluster was recovered so often, when nothing that was posted before can land any more. From here on the tokens
-// and sessions of before mean nothing.
+// heardOfRecovery notes that the cluster was recovered so often, when nothing that was posted before can land any more.
+// From here on the tokens and sessions of before mean nothing.
 func (n *Node) heardOfRecovery(cluster string, recoveries uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.clusterID, n.mu.told, n.mu.sessions, n.mu.keys = cluster, position{recoveries: recoveries}, sessions{}, nil
-	n.log.Warn("the directory was recovered from one node's folder: everybody was fenced, and it is told which regions are here", "recoveries", recoveries, "regions", len(n.mu.regions))
+	n.log.Warn("the directory was recovered from one node's folder: everybody was fenced, and it is told which "+
+		"regions are here", "recoveries", recoveries, "regions", len(n.mu.regions))
 }
 
 // lastEpoch is the latest epoch of r's placement group that the directory told. Node.mu is held.
@@ -66,8 +68,10 @@ func (n *Node) heldLocked() (list []heldRegion) {
 	}
 	for pg, r := range n.mu.regions {
 		if !r.dying && r.keys != nil {
-			list = append(list, heldRegion{&dirpb.HeldRegion{PgId: pg, NamespaceId: r.want.GetNamespaceId(), Epoch: r.lastEpoch(), Since: r.want.GetSince()},
-				r.mem.Bytes[:r.want.GetIndexBytes()]})
+			list = append(list,
+				heldRegion{&dirpb.HeldRegion{PgId: pg, NamespaceId: r.want.GetNamespaceId(), Epoch: r.lastEpoch(),
+					Since: r.want.GetSince()},
+					r.mem.Bytes[:r.want.GetIndexBytes()]})
 		}
 	}
 	return list

@@ -12,7 +12,8 @@ import (
 	"github.com/kvd-project/kvd/internal/token"
 )
 
-// TestTold: a node shows the position that it was told last, also its next process; refused for it, it keeps and serves what it has, whatever else the directory wants.
+// TestTold: a node shows the position that it was told last, also its next process; refused for it, it keeps and serves
+// what it has, whatever else the directory wants.
 func TestTold(t *testing.T) {
 	dir, k := newDirectory(t), newMemory(t)
 	at := &dirpb.Position{ClusterId: "c1", Reign: 7, Term: 2, Index: 30}
@@ -50,8 +51,8 @@ func TestTold(t *testing.T) {
 	shown(later)
 }
 
-// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the regions that it holds; tokens of before are good for nothing, and
-// sessions may have numbers that others had before.
+// TestRecovered: a node that hears of a recovery fences everybody, and registers as the one that it is, with the
+// regions that it holds; tokens of before are good for nothing, and sessions may have numbers that others had before.
 func TestRecovered(t *testing.T) {
 	dir := newDirectory(t)
 	dir.position = &dirpb.Position{ClusterId: "c1", Reign: 7, Term: 2, Index: 30}
@@ -67,14 +68,17 @@ func TestRecovered(t *testing.T) {
 	before := n.Stats()
 	dir.change(func() {
 		dir.latest = 5 // sessions are numbered from what is left
-		dir.recovered, dir.key, dir.position = 1, 9, &dirpb.Position{ClusterId: "c1", Recoveries: 1, Reign: 8, Term: 3, Index: 40}
+		dir.recovered, dir.key, dir.position = 1, 9, &dirpb.Position{ClusterId: "c1", Recoveries: 1, Reign: 8, Term: 3,
+			Index: 40}
 	})
 	dir.until("another registration", func() bool { return len(dir.registered) == 2 })
 	q := dir.registered[1]
-	if q.Incarnation != before.Incarnation || len(q.Held) != 1 || q.Position.GetReign() != 0 || q.Position.GetRecoveries() != 1 {
+	if q.Incarnation != before.Incarnation || len(q.Held) != 1 || q.Position.GetReign() != 0 ||
+		q.Position.GetRecoveries() != 1 {
 		t.Fatalf("registered: %v", q)
 	}
-	if h := q.Held[0]; h.PgId != 1 || h.NamespaceId != 1 || h.Since != 11 || h.Epoch != 5 || h.IndexEnd == 0 || h.IndexEnd > indexBytes {
+	if h := q.Held[0]; h.PgId != 1 || h.NamespaceId != 1 || h.Since != 11 || h.Epoch != 5 || h.IndexEnd == 0 ||
+		h.IndexEnd > indexBytes {
 		t.Errorf("held: %v", h)
 	}
 	dir.beats(2)
@@ -99,7 +103,8 @@ func TestRecovered(t *testing.T) {
 	}
 }
 
-// TestHeldIndex: a directory that was recovered is told where each index ends, to the byte, in the order of placement groups.
+// TestHeldIndex: a directory that was recovered is told where each index ends, to the byte, in the order of placement
+// groups.
 func TestHeldIndex(t *testing.T) {
 	const page = layout.RegionPageSize
 	want := map[uint32]int{3: page, 1: page + 1, 4: page + 100, 2: indexBytes}

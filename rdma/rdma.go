@@ -120,7 +120,7 @@ func NewDevice(name string, d driver.Device) *Device {
 	return &Device{name: name, d: d, caps: d.Caps()}
 }
 
-// Name is the provider's name.
+// Name is the provider's name, as NewDevice was told it.
 func (d *Device) Name() string { return d.name }
 
 // Caps never changes.
@@ -138,7 +138,7 @@ func (d *Device) Alloc(size int64, o AllocOptions) (*Memory, error) {
 	return d.d.Alloc(size, o)
 }
 
-// AllocPD makes a protection domain.
+// AllocPD makes a protection domain, which the caller gives back with Dealloc.
 func (d *Device) AllocPD() (*PD, error) {
 	p, err := d.d.AllocPD()
 	if err != nil {
@@ -219,7 +219,7 @@ func (d *Device) Listen(addr string, o ListenOptions) (Listener, error) {
 // Close releases the device; everything made from it must be closed before.
 func (d *Device) Close() error { return d.d.Close() }
 
-// PD is a protection domain.
+// PD is a protection domain: MRs and QPs of different PDs never meet.
 type PD struct {
 	dev *Device
 	d   driver.PD
@@ -319,10 +319,10 @@ func (m *MR) ProxyAtomics(f AtomicFunc) error {
 // Bytes is the registered memory itself.
 func (m *MR) Bytes() []byte { return m.bytes }
 
-// Deregister revokes the keys.
+// Deregister revokes the keys. Verbs that arrive later fail with RemAccessErr.
 func (m *MR) Deregister() error { return m.d.Deregister() }
 
-// CQ is a completion queue.
+// CQ collects the completions of the QPs that were made with it.
 type CQ struct {
 	d driver.CQ
 	w driver.Waiter // the provider's, or nil

@@ -32,7 +32,8 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 	// The state machine refuses it as well, but that of an earlier version does not.
 	n.machine.view(func(s *fsm.State) { err = claimID(s, entry, rights.Caller(ctx).String()) })
 	if err != nil {
-		n.log.Warn("a call was refused", "rpc", dirpb.Directory_JoinDirectory_FullMethodName, "identity", rights.Caller(ctx).String(), "err", err)
+		n.log.Warn("a call was refused", "rpc", dirpb.Directory_JoinDirectory_FullMethodName, "identity",
+			rights.Caller(ctx).String(), "err", err)
 		return nil, refusal(err)
 	}
 	server := disk{q.Id, q.Incarnation}.server()
@@ -41,11 +42,13 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		if _, err := n.confirmed(ctx); err != nil {
 			return nil, err
 		}
-		return nil, status.Errorf(codes.NotFound, "%v was removed; to come back it needs an empty data folder", disk{q.Id, q.Incarnation})
+		return nil, status.Errorf(codes.NotFound, "%v was removed; to come back it needs an empty data folder",
+			disk{q.Id, q.Incarnation})
 	}
 	for id, m := range members {
 		if id != q.Id && string(m.Address) == q.RaftAddr {
-			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
+			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr,
+				id)
 		}
 	}
 	unlock, err := n.lockMembership(ctx)
@@ -65,7 +68,8 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 	_, _, err = n.streams.call(reach, q.RaftAddr, server, true)
 	cancel()
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v", q.Id, q.RaftAddr, err)
+		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v",
+			q.Id, q.RaftAddr, err)
 	}
 	detail := []any{"raft", q.RaftAddr, "grpc", q.GrpcAddr}
 	if was.ID != "" && was.ID != server {
@@ -83,7 +87,8 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 			return nil, n.applyError(err)
 		}
 		n.peers.forget(was.ID)
-		n.log.Warn("directory: a node has lost its data folder, and is a new member from now on", "node", q.Id, "now", q.Incarnation, "before", diskOf(was.ID).incarnation)
+		n.log.Warn("directory: a node has lost its data folder, and is a new member from now on", "node", q.Id, "now",
+			q.Incarnation, "before", diskOf(was.ID).incarnation)
 	}
 	if err := n.wait(ctx, n.raft.AddVoter(server, raft.ServerAddress(q.RaftAddr), 0, enqueueTimeout)); err != nil {
 		return nil, n.applyError(err)
@@ -102,7 +107,8 @@ func checkJoin(q *dirpb.JoinDirectoryRequest) error {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	if diskOf(raft.ServerID(q.Id)).incarnation != "" || q.Incarnation != "" && !isIncarnation(q.Incarnation) {
-		return status.Errorf(codes.InvalidArgument, "id %q with data folder %.64q, want none in the id, and %d hexadecimal digits", q.Id, q.Incarnation, incarnationLen)
+		return status.Errorf(codes.InvalidArgument, "id %q with data folder %.64q, want none in the id, and %d "+
+			"hexadecimal digits", q.Id, q.Incarnation, incarnationLen)
 	}
 	for _, a := range []string{q.RaftAddr, q.GrpcAddr} {
 		if err := checkAdvertised(a); err != nil {
@@ -122,13 +128,14 @@ func (n *Node) lockMembership(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// checkPlace refuses a node in whose place, as a member with its id, there is another process that is alive. was is that member, if there is
-// one. The caller has locked the membership.
+// checkPlace refuses a node in whose place, as a member with its id, there is another process that is alive. was is
+// that member, if there is one. The caller has locked the membership.
 func (n *Node) checkPlace(ctx context.Context, l *leadership, q *dirpb.JoinDirectoryRequest, was raft.Server) error {
 	server := disk{q.Id, q.Incarnation}.server()
 	same := was.ID == server
 	if !same && q.Incarnation != "" && n.level() < fsm.Level {
-		return status.Errorf(codes.Unavailable, "nothing was done: until every directory node runs kvd %s, none is admitted; ask again then", n.opts.Version)
+		return status.Errorf(codes.Unavailable, "nothing was done: until every directory node runs kvd %s, none is "+
+			"admitted; ask again then", n.opts.Version)
 	}
 	if was.ID == "" || same && string(was.Address) == q.RaftAddr {
 		return nil
@@ -140,20 +147,24 @@ func (n *Node) checkPlace(ctx context.Context, l *leadership, q *dirpb.JoinDirec
 	switch {
 	case err == nil && there.process == q.Process && same: // it has two addresses
 	case err == nil && same:
-		return status.Errorf(codes.Aborted, "%v is alive at %s, so that at %s has a copy of its data folder; nothing was done; delete the copy",
+		return status.Errorf(codes.Aborted, "%v is alive at %s, so that at %s has a copy of its data folder; nothing "+
+			"was done; delete the copy",
 			diskOf(was.ID), was.Address, q.RaftAddr)
 	case err == nil:
-		return status.Errorf(codes.Aborted, "directory node %q is alive at %s, so that at %s, with the data folder %s, is not it; nothing was done; choose another id, or stop that one first",
+		return status.Errorf(codes.Aborted, "directory node %q is alive at %s, so that at %s, with the data folder "+
+			"%s, is not it; nothing was done. Choose another id, or stop that one first",
 			q.Id, was.Address, q.RaftAddr, q.Incarnation)
 	case there.process == q.Process && there.process != "": // it has the address of the one before, which is not there
 	case !same && n.peers.silence(was.ID, l.term, n.patience()) == 0:
-		return status.Errorf(codes.Unavailable, "nothing was done: directory node %q, with the data folder that it had before, was heard within the last %v; ask again", q.Id, n.patience())
+		return status.Errorf(codes.Unavailable, "nothing was done: directory node %q, with the data folder that it "+
+			"had before, was heard within the last %v; ask again", q.Id, n.patience())
 	}
 	return nil
 }
 
 // RemoveDirectory removes a directory node, which then stops.
-func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequest) (*dirpb.RemoveDirectoryReply, error) {
+func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequest) (*dirpb.RemoveDirectoryReply,
+	error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
@@ -178,8 +189,8 @@ func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequ
 		}
 	}
 	if q.Id == n.opts.ID {
-		// Said before it is done: afterwards this node is no member any more. Of others it is said afterwards, since raft
-		// does not tell a node of its removal to which another entry is still on its way.
+		// Said before it is done: afterwards this node is no member any more. Of others it is said afterwards, since
+		// raft does not tell a node of its removal to which another entry is still on its way.
 		if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRemoveDirectory, q.Id)); err != nil {
 			return nil, err
 		}
@@ -226,7 +237,8 @@ func (n *Node) checkMajority(ctx context.Context, gone string, rest map[string]r
 		for _, id := range slices.Sorted(stdmaps.Keys(silent)) {
 			fmt.Fprintf(&why, "; %q: %v", id, silent[id])
 		}
-		return status.Errorf(codes.FailedPrecondition, "nothing was done: without directory node %q there are %d, of which %d do not answer, and %d must for a majority: start these first, or use force%s",
+		return status.Errorf(codes.FailedPrecondition, "nothing was done: without directory node %q there are %d, "+
+			"%d do not answer, and %d must for a majority. Start these first, or use force%s",
 			gone, voters, len(silent), need, why.String())
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
-// TestAudit: changes of the cluster are recorded with who made them, in the state and in the log, and survive a restart.
+// TestAudit: changes of the cluster are recorded with who made them, in the state and in the log, and survive a
+// restart.
 func TestAudit(t *testing.T) {
 	a := identitytest.New(t)
 	var log lockedBuffer
@@ -65,8 +66,10 @@ func TestAudit(t *testing.T) {
 		t.Fatalf("%d entries, want %d: %v", len(rep.Entries), len(want), rep.Entries)
 	}
 	for i, e := range rep.Entries {
-		text := strings.TrimPrefix(e.Identity, "spiffe://test.example/kvd/") + " " + e.Action + " " + e.Object + " " + e.Detail
-		if !strings.HasPrefix(text, want[i]) || e.Number != uint64(i+1) || !strings.HasPrefix(e.Remote, "127.0.0.1:") || e.UnixMillis == 0 {
+		text := strings.TrimPrefix(e.Identity, "spiffe://test.example/kvd/") + " " + e.Action + " " + e.Object + " " +
+			e.Detail
+		if !strings.HasPrefix(text, want[i]) || e.Number != uint64(i+1) || !strings.HasPrefix(e.Remote, "127.0.0.1:") ||
+			e.UnixMillis == 0 {
 			t.Errorf("entry %d is %v, want %s", i, e, want[i])
 		}
 		line := "msg=audit number=" + string(rune('1'+i)) + " at="
@@ -74,7 +77,8 @@ func TestAudit(t *testing.T) {
 			t.Errorf("the log has not once %q:\n%s", line, log.String())
 		}
 	}
-	if rep, err := ops.Audit(ctx, &dirpb.AuditRequest{After: 2, Limit: 1}); err != nil || len(rep.Entries) != 1 || rep.Entries[0].Number != 7 {
+	if rep, err := ops.Audit(ctx, &dirpb.AuditRequest{After: 2, Limit: 1}); err != nil || len(rep.Entries) != 1 ||
+		rep.Entries[0].Number != 7 {
 		t.Errorf("the last after 2: %v, %v", rep, err)
 	}
 	_, err = as("client", "eve").Audit(ctx, &dirpb.AuditRequest{})
@@ -85,7 +89,8 @@ func TestAudit(t *testing.T) {
 func TestAuditRestart(t *testing.T) {
 	fs := vfs.NewMem()
 	var log lockedBuffer
-	opts := Options{ID: "d1", DataDir: "d1", fs: fs, Bootstrap: true, Lease: forever, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	opts := Options{ID: "d1", DataDir: "d1", fs: fs, Bootstrap: true, Lease: forever,
+		Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	entries := func(n *Node) []*dirpb.AuditEntry {
 		t.Helper()
 		rep, err := leaderOf(t, n).Audit(testCtx(t), &dirpb.AuditRequest{})
@@ -103,7 +108,8 @@ func TestAuditRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := entries(ready(t, start(t, opts)))
-	if len(before) != 1 || len(after) != 1 || after[0].Action != actRegisterNode || after[0].Identity != "" || strings.Count(log.String(), "msg=audit") != 1 {
+	if len(before) != 1 || len(after) != 1 || after[0].Action != actRegisterNode || after[0].Identity != "" ||
+		strings.Count(log.String(), "msg=audit") != 1 {
 		t.Errorf("before %v, after %v\n%s", before, after, log.String())
 	}
 }

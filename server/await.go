@@ -51,7 +51,8 @@ const newsPause = 10 * time.Millisecond
 
 // await waits until answered, which is called after every happening, for so many milliseconds
 // at most. It ends early with ctx, the node, or the leadership.
-func (n *Node) await(ctx context.Context, l *leadership, millis uint64, next func() <-chan struct{}, answered func() bool) {
+func (n *Node) await(ctx context.Context, l *leadership, millis uint64, next func() <-chan struct{},
+	answered func() bool) {
 	limit := min(time.Duration(min(millis, uint64(waitMost/time.Millisecond)))*time.Millisecond, waitMost)
 	if limit <= 0 {
 		answered()
@@ -92,7 +93,8 @@ func quotasOf(s *fsm.State, regions []*dirpb.WantRegion) (quotas []*dirpb.Namesp
 		}
 		seen[r.NamespaceId] = true
 		w := s.Namespace(r.NamespaceId)
-		quotas = append(quotas, &dirpb.NamespaceQuota{NamespaceId: r.NamespaceId, TcpOpsPerSecond: w.GetQuota().GetTcpOpsPerSecond(), Name: w.GetName()})
+		quotas = append(quotas, &dirpb.NamespaceQuota{NamespaceId: r.NamespaceId,
+			TcpOpsPerSecond: w.GetQuota().GetTcpOpsPerSecond(), Name: w.GetName()})
 	}
 	return quotas
 }
@@ -128,11 +130,10 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	for _, pg := range r.RetainPgs {
 		put(uint64(pg))
 	}
-	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(len(r.RetainPgs)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
+	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(len(r.RetainPgs)),
+		uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
 	return h.Sum64()
 }
-
-// ---- calls -------------------------------------------------------------------
 
 // callable begins a watch of the map through which a session can be called, until leave.
 func (l *leadership) callable(session uint32) (call <-chan struct{}, leave func()) {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // answers runs a call that waits, and tells when it has been answered.
@@ -36,24 +37,26 @@ func TestFindWorkWaits(t *testing.T) {
 	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4})
 	x := openIn(t, c, "n").SessionId
 	began := time.Now()
-	if r, err := c.FindWork(testCtx(t), &dirpb.FindWorkRequest{WaitMillis: 200}); err != nil || len(r.Namespaces) != 0 || time.Since(began) < 200*time.Millisecond {
+	if r, err := c.FindWork(testCtx(t), &dirpb.FindWorkRequest{WaitMillis: 200}); err != nil ||
+		len(r.Namespaces) != 0 || time.Since(began) < 200*time.Millisecond {
 		t.Fatalf("work %v, %v after %v", r, err, time.Since(began))
 	}
 	found := answers(t, func(ctx context.Context) (*dirpb.FindWorkReply, error) {
 		for { // as a janitor
-			if r, err := c.FindWork(ctx, &dirpb.FindWorkRequest{WaitMillis: 1 << 40}); err != nil || len(r.Namespaces) > 0 {
+			if r, err := c.FindWork(ctx, &dirpb.FindWorkRequest{WaitMillis: 1 << 40}); err != nil ||
+				len(r.Namespaces) > 0 {
 				return r, err
 			}
 		}
 	})
 	ack(t, c, x)
 	sh := statusOf(t, c).Map.Shards[0]
-	until(t, "the split", func() bool {
+	testutil.Until(t, "the split", func() bool {
 		ack(t, c, x)
 		r, err := c.RequestSplit(testCtx(t), &dirpb.RequestSplitRequest{SessionId: x, ShardId: sh.Id})
 		return err == nil && r.Growing
 	})
-	until(t, "work that janitors hear of", func() bool { // every session acknowledges the split
+	testutil.Until(t, "work that janitors hear of", func() bool { // every session acknowledges the split
 		ack(t, c, x)
 		return len(found) > 0
 	})
@@ -75,7 +78,7 @@ func TestHeartbeatWaits(t *testing.T) {
 	}
 	calm := func() {
 		t.Helper()
-		until(t, "no news", func() bool {
+		testutil.Until(t, "no news", func() bool {
 			r, err := beat(1)(testCtx(t))
 			same := err == nil && r.News == news
 			news = r.GetNews()
@@ -118,7 +121,8 @@ func TestHeartbeatWaits(t *testing.T) {
 	}
 	regions := len(r.Regions)
 	r = waits("a region", func() {
-		if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "n", BytesPerNode: 16 << 20}); err != nil {
+		if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{
+			Name: "n", BytesPerNode: 16 << 20}); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -128,11 +132,13 @@ func TestHeartbeatWaits(t *testing.T) {
 	id := r.Regions[len(r.Regions)-1].NamespaceId
 	for _, ops := range []uint64{1000, 2000, 0} {
 		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() {
-			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true, Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
+			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true,
+				Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
 				t.Fatal(err)
 			}
 		})
-		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"}, {NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
+		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"},
+			{NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
 		if !slices.EqualFunc(r.Quotas, want, func(a, b *dirpb.NamespaceQuota) bool { return proto.Equal(a, b) }) {
 			t.Fatalf("quotas %v, want %v", r.Quotas, want)
 		}
@@ -187,7 +193,7 @@ func TestQuietSessionIsCalled(t *testing.T) {
 	}
 	quiet := func() (epoch uint64) {
 		t.Helper()
-		until(t, "leave to be quiet", func() bool {
+		testutil.Until(t, "leave to be quiet", func() bool {
 			r := tell(&dirpb.RenewRequest{SessionId: idle, ReportEpoch: e})
 			e = r.Epoch
 			return r.QuietMillis > 0
@@ -195,7 +201,7 @@ func TestQuietSessionIsCalled(t *testing.T) {
 		return e
 	}
 	quiet()
-	until(t, "an epoch", func() bool { return tell(&dirpb.RenewRequest{SessionId: writer}).Epoch > e })
+	testutil.Until(t, "an epoch", func() bool { return tell(&dirpb.RenewRequest{SessionId: writer}).Epoch > e })
 	for len(calls) > 0 {
 		if m := <-calls; m.GetRenew() {
 			t.Fatal("called, though nobody waits")
@@ -216,11 +222,12 @@ func TestQuietSessionIsCalled(t *testing.T) {
 	}
 	// It answers the call as sessions do: with what it learns, until it may be quiet again.
 	quiet()
-	if r := tell(&dirpb.RenewRequest{SessionId: writer, ReportEpoch: tell(&dirpb.RenewRequest{SessionId: writer}).Epoch}); r.MinEpoch <= tag {
+	if r := tell(&dirpb.RenewRequest{
+		SessionId: writer, ReportEpoch: tell(&dirpb.RenewRequest{SessionId: writer}).Epoch}); r.MinEpoch <= tag {
 		t.Fatalf("the minimum is %d after the call, want more than %d", r.MinEpoch, tag)
 	}
 	cancel()
-	until(t, "the end of the watch", func() bool {
+	testutil.Until(t, "the end of the watch", func() bool {
 		l, err := n.leader()
 		if err != nil {
 			return false

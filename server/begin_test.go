@@ -24,8 +24,8 @@ func together(fs []vfs.FS) func(i int) Options {
 	}
 }
 
-// TestBeginTogether: nodes that are told the same make one cluster, not before all of them are there, and the first of them makes no
-// second one when it has lost its disk and the others are in the first.
+// TestBeginTogether: nodes that are told the same make one cluster, not before all of them are there, and the first of
+// them makes no second one when it has lost its disk and the others are in the first.
 func TestBeginTogether(t *testing.T) {
 	fs := []vfs.FS{vfs.NewMem(), vfs.NewMem(), vfs.NewMem()}
 	opts := together(fs)
@@ -38,8 +38,10 @@ func TestBeginTogether(t *testing.T) {
 		t.Fatal("the first node began without the third")
 	}
 	for _, n := range c.nodes {
-		if s, err := n.Status(t.Context(), &dirpb.StatusRequest{}); err != nil || s.ClusterId != "" || len(n.members()) != 0 {
-			t.Fatalf("node %s is in cluster %q with %v before the third is there: %v", n.opts.ID, s.GetClusterId(), n.members(), err)
+		if s, err := n.Status(t.Context(), &dirpb.StatusRequest{}); err != nil || s.ClusterId != "" ||
+			len(n.members()) != 0 {
+			t.Fatalf("node %s is in cluster %q with %v before the third is there: %v", n.opts.ID, s.GetClusterId(),
+				n.members(), err)
 		}
 	}
 	c.nodes = append(c.nodes, start(t, opts(2)))
@@ -61,6 +63,7 @@ func TestBeginTogether(t *testing.T) {
 	ready(t, c.nodes[0])
 	c.awaitVoters(3)
 	if s, err := c.nodes[0].Status(t.Context(), &dirpb.StatusRequest{}); err != nil || s.ClusterId != id {
-		t.Errorf("the first node is in cluster %q after the loss of its disk, the others in %q: %v", s.GetClusterId(), id, err)
+		t.Errorf("the first node is in cluster %q after the loss of its disk, the others in %q: %v", s.GetClusterId(),
+			id, err)
 	}
 }

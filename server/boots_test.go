@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A memory node that keeps its memory and has the only copy of something is waited for until it is back
@@ -21,7 +22,8 @@ func TestWaitForKeptCopy(t *testing.T) {
 	n := single(t, vfs.NewMem(), lease)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(incarnation, boot uint64) (*dirpb.RegisterNodeReply, error) {
-		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, Boot: boot, Keeps: true, HostId: "host",
+		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, Boot: boot,
+			Keeps: true, HostId: "host",
 			CapacityBytes: 256 << 20, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 	}
 	r, err := register(7, 1)
@@ -41,15 +43,16 @@ func TestWaitForKeptCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range beat(1).Regions {
-		if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1, PgId: w.PgId,
+		if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1,
+			PgId: w.PgId,
 			Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// LastCopyLeases is 2 here: any other one would be lost.
-	until(t, "the memory node to be waited for", func() bool { return node().Waiting })
+	testutil.Until(t, "the memory node to be waited for", func() bool { return node().Waiting })
 	silent := time.Now()
-	until(t, "ten leases", func() bool { return time.Since(silent) > 10*lease })
+	testutil.Until(t, "ten leases", func() bool { return time.Since(silent) > 10*lease })
 	if m := node(); m.State != dirpb.NodeState_NODE_UP || m.Boot != 1 || !m.Keeps || !m.Waiting {
 		t.Fatalf("the status has %v", m)
 	}
@@ -68,7 +71,7 @@ func TestWaitForKeptCopy(t *testing.T) {
 	// It is silent again, and an operator gives it up.
 	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m9"})
 	wantCode(t, err, codes.NotFound, `"m9" does not exist`)
-	until(t, "the memory node to be silent for a lease, and given up", func() bool {
+	testutil.Until(t, "the memory node to be silent for a lease, and given up", func() bool {
 		_, err := c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
 		if err != nil {
 			wantCode(t, err, codes.FailedPrecondition, "was heard within its lease")
@@ -76,7 +79,8 @@ func TestWaitForKeptCopy(t *testing.T) {
 		return err == nil
 	})
 	st := statusOf(t, c).Map
-	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting || st.Pgs[0].State != dirpb.PGState_PG_LOST {
+	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting ||
+		st.Pgs[0].State != dirpb.PGState_PG_LOST {
 		t.Errorf("the map has %v and %v", st.Nodes, st.Pgs)
 	}
 	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
@@ -101,8 +105,9 @@ func TestReportNode(t *testing.T) {
 		return err
 	}
 	wantCode(t, report("m1", "workers die"), codes.NotFound, `"m1"`)
-	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true,
+		CapacityBytes: 256 << 20,
+		Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,15 +131,16 @@ func TestReportNode(t *testing.T) {
 	}
 }
 
-// TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator hears of the next one and
-// whether it has the memory.
+// TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator
+// hears of the next one and whether it has the memory.
 func TestRestartNode(t *testing.T) {
 	n := single(t, vfs.NewMem(), 50*time.Millisecond)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(name string, incarnation, boot uint64, keeps bool) *dirpb.RegisterNodeReply {
 		t.Helper()
 		for {
-			r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: keeps, CapacityBytes: 256 << 20,
+			r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot,
+				Keeps: keeps, CapacityBytes: 256 << 20,
 				Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 			switch status.Code(err) {
 			case codes.OK:
@@ -166,7 +172,7 @@ func TestRestartNode(t *testing.T) {
 			answered <- answer{r, err}
 		}()
 		beat := &dirpb.HeartbeatRequest{NodeId: id, Incarnation: 7, Boot: boot}
-		until(t, "the process to be told", func() bool {
+		testutil.Until(t, "the process to be told", func() bool {
 			r, err := c.Heartbeat(ctx, beat)
 			if err != nil {
 				t.Fatal(err)
@@ -194,14 +200,16 @@ func TestRestartNode(t *testing.T) {
 	}
 }
 
-// TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces no other.
+// TestRestartNodeAgain: a request that names the process, made again, waits for the one that follows it, and replaces
+// no other.
 func TestRestartNodeAgain(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Second)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(boot uint64) uint32 {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true,
+			CapacityBytes: 256 << 20,
+			Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +236,7 @@ func TestRestartNodeAgain(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "has had no boot 2", "nothing was done")
 	answered := make(chan error, 1)
 	go func() { answered <- restart() }()
-	until(t, "the process to be told", func() bool { return told(1) })
+	testutil.Until(t, "the process to be told", func() bool { return told(1) })
 	// A request without time to wait says what it would wait for.
 	over, cancel := context.WithCancel(ctx)
 	cancel()
@@ -244,14 +252,15 @@ func TestRestartNodeAgain(t *testing.T) {
 	}
 }
 
-// TestRestartNodeWithLeave: a process hears that it is to end when no chain has its memory node any more, and the next one begins another
-// incarnation; a memory node with the only copy of something is refused.
+// TestRestartNodeWithLeave: a process hears that it is to end when no chain has its memory node any more, and the next
+// one begins another incarnation; a memory node with the only copy of something is refused.
 func TestRestartNodeWithLeave(t *testing.T) {
 	n := single(t, vfs.NewMem(), 300*time.Millisecond)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(name string, incarnation, boot uint64) uint32 {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Version: "v" + name,
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot,
+			Keeps: true, CapacityBytes: 256 << 20, Version: "v" + name,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
@@ -268,7 +277,8 @@ func TestRestartNodeWithLeave(t *testing.T) {
 			if w.Published {
 				continue
 			}
-			if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: id, Incarnation: incarnation, Boot: 1, PgId: w.PgId,
+			if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: id, Incarnation: incarnation, Boot: 1,
+				PgId: w.PgId,
 				Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
 				t.Fatal(err)
 			}
@@ -279,7 +289,7 @@ func TestRestartNodeWithLeave(t *testing.T) {
 	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "both copies", func() bool {
+	testutil.Until(t, "both copies", func() bool {
 		beat(m1, 7)
 		beat(m2, 8)
 		for _, pg := range statusOf(t, c).Map.Pgs {
@@ -298,7 +308,7 @@ func TestRestartNodeWithLeave(t *testing.T) {
 		r, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m1", Leave: true, Program: "/opt/kvd"})
 		answered <- answer{r, err}
 	}()
-	until(t, "m1 to be told", func() bool {
+	testutil.Until(t, "m1 to be told", func() bool {
 		beat(m2, 8)
 		r := beat(m1, 7)
 		if r.Restart && !r.UnknownNode {
@@ -321,18 +331,21 @@ func TestRestartNodeWithLeave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := l.Entries[len(l.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" || last.Detail != "leave=true program=/opt/kvd" {
+	if last := l.Entries[len(l.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" ||
+		last.Detail != "leave=true program=/opt/kvd" {
 		t.Errorf("the last entry is %v", last)
 	}
 }
 
-// TestStaleMemory: a memory node with memory of an earlier time hears that it is, and of which cluster; the process that is registered is still known.
+// TestStaleMemory: a memory node with memory of an earlier time hears that it is, and of which cluster; the process
+// that is registered is still known.
 func TestStaleMemory(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Hour)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(boot, nonce uint64, after ...uint64) *dirpb.RegisterNodeReply {
 		t.Helper()
-		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true, CapacityBytes: 256 << 20, Nonce: nonce, After: after,
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: boot, Keeps: true,
+			CapacityBytes: 256 << 20, Nonce: nonce, After: after,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 		if err != nil {
 			t.Fatal(err)
@@ -343,10 +356,12 @@ func TestStaleMemory(t *testing.T) {
 	if first.Stale || second.Stale {
 		t.Errorf("%v, %v", first, second)
 	}
-	if r := register(2, 30, 10, 30); !r.Stale || r.ClusterId == "" || r.ClusterId != second.ClusterId || r.Sessions == nil || len(r.Keys) == 0 {
+	if r := register(2, 30, 10, 30); !r.Stale || r.ClusterId == "" || r.ClusterId != second.ClusterId ||
+		r.Sessions == nil || len(r.Keys) == 0 {
 		t.Errorf("put back: %v", r)
 	}
-	if r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: second.NodeId, Incarnation: 7, Boot: 2}); err != nil || r.UnknownNode {
+	if r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: second.NodeId, Incarnation: 7, Boot: 2}); err !=
+		nil || r.UnknownNode {
 		t.Errorf("the registered process: %v, %v", r, err)
 	}
 }

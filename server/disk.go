@@ -12,10 +12,11 @@ import (
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
-// disk is what a data folder says of itself: the directory node that it is of, for good, and its incarnation, which is made with
-// it. To raft a member is both: a node that has lost its disk has forgotten whom it voted for and what it
-// acknowledged, so it is another member than before, and whoever was told to count the former one counts nothing that this one
-// says. Raft's configuration is where it says so; there each node has it as soon as the entry that makes it a member, and no later.
+// disk is what a data folder says of itself: the directory node that it is of, for good, and its incarnation, which is
+// made with it. To raft a member is both: a node that has lost its disk has forgotten whom it voted for and what it
+// acknowledged, so it is another member than before, and whoever was told to count the former one counts nothing that
+// this one says. Raft's configuration is where it says so; there each node has it as soon as the entry that makes it a
+// member, and no later.
 type disk struct {
 	id          string
 	incarnation string // empty: the folder is of a version that made none
@@ -58,8 +59,8 @@ func (d disk) String() string {
 	return fmt.Sprintf("directory node %q with the data folder %s", d.id, d.incarnation)
 }
 
-// openDisk is the disk in store, made if there is none. A store with a state and without a disk is of an earlier version:
-// claimDisk writes it down, once the state is known to be of id.
+// openDisk is the disk in store, made if there is none. A store with a state and without a disk is of an earlier
+// version: claimDisk writes it down, once the state is known to be of id.
 func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 	b, err := store.Get([]byte(diskKey))
 	if err != nil {
@@ -72,7 +73,8 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 			return disk{}, &raftstore.CorruptError{What: "name of the data folder", Why: fmt.Sprintf("%.128q", b)}
 		}
 		if d.id != id {
-			return disk{}, fmt.Errorf("the data folder is of directory node %q, and was to be used as %q: nothing was changed; each directory node has a folder of its own, for good",
+			return disk{}, fmt.Errorf("the data folder is of directory node %q, and was to be used as %q: nothing "+
+				"was changed. Each directory node has a folder of its own, for good",
 				d.id, id)
 		}
 		return d, nil
@@ -86,7 +88,6 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 	return d, d.keep(store)
 }
 
-// keep writes the disk down.
 func (d disk) keep(store *raftstore.Store) error {
 	return store.Set([]byte(diskKey), []byte(d.id+"\x00"+d.incarnation))
 }

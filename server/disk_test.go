@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -54,13 +55,14 @@ func newTrio(t *testing.T, size int) *trio {
 			o.Join = nil
 		}
 		x.nodes[i] = ready(t, start(t, o))
-		until(t, "it is a voter", func() bool { return x.admitted(i) })
+		testutil.Until(t, "it is a voter", func() bool { return x.admitted(i) })
 	}
 	t.Cleanup(func() {
 		for i, n := range x.nodes {
 			if t.Failed() && n != nil {
 				log := x.logs[i].String()
-				t.Logf("%v, in %v, leads %v, ended by %v, members %v: %s", n.disk, n.Raft(), n.leading.Load() != nil, n.Err(), n.configuration(), log[max(0, len(log)-4000):])
+				t.Logf("%v, in %v, leads %v, ended by %v, members %v: %s", n.disk, n.Raft(), n.leading.Load() != nil,
+					n.Err(), n.configuration(), log[max(0, len(log)-4000):])
 			}
 		}
 	})
@@ -69,7 +71,8 @@ func newTrio(t *testing.T, size int) *trio {
 
 func (x *trio) options(i int) Options {
 	// A leader waits for a lease until memory nodes have vouched for it, and those here say nothing.
-	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: 300 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond, snapshotLogs: x.snapshotLogs,
+	o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: x.fs[i], Lease: 300 * time.Millisecond,
+		ElectionTimeout: 200 * time.Millisecond, snapshotLogs: x.snapshotLogs,
 		GRPCAddr: x.grpc[i], RaftAddr: x.raft[i], Logger: slog.New(slog.NewTextHandler(x.logs[i], nil))}
 	for j, a := range x.grpc {
 		if j != i {
@@ -81,8 +84,8 @@ func (x *trio) options(i int) Options {
 
 func (x *trio) start(i int) { x.nodes[i] = start(x.t, x.options(i)) }
 
-// kill ends a node's process; its disk keeps what was synced. Nobody hears from it what it does afterwards: a vote that is not
-// in the copy of its disk would be forgotten.
+// kill ends a node's process; its disk keeps what was synced. Nobody hears from it what it does afterwards: a vote that
+// is not in the copy of its disk would be forgotten.
 func (x *trio) kill(i int) {
 	_ = x.nodes[i].streams.Close()
 	x.fs[i] = x.fs[i].CrashClone(vfs.CrashCloneCfg{})
@@ -121,8 +124,9 @@ func (x *trio) register(name string) error {
 	}
 	ctx, cancel := context.WithTimeout(x.t.Context(), time.Second)
 	defer cancel()
-	_, err := l.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: 1, HostId: "host", CapacityBytes: 64 << 20,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	_, err := l.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: 1, HostId: "host",
+		CapacityBytes: 64 << 20,
+		Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
 	return err
 }
 
@@ -136,41 +140,44 @@ func (x *trio) has(n *Node, name string) (ok bool) {
 	return ok
 }
 
-// TestEmptyDiskCountsForNothing: a node that has lost its disk neither votes nor counts before the leader has let it in, as a new
-// member, so that what was acknowledged stays.
+// TestEmptyDiskCountsForNothing: a node that has lost its disk neither votes nor counts before the leader has let it
+// in, as a new member, so that what was acknowledged stays.
 func TestEmptyDiskCountsForNothing(t *testing.T) {
 	x := newTrio(t, 3)
 	x.kill(2)
-	until(t, "a memory node is entered", func() bool { return x.register("acked") == nil })
+	testutil.Until(t, "a memory node is entered", func() bool { return x.register("acked") == nil })
 	was := x.nodes[1].disk
 	x.kill(0)
 	x.kill(1)
 	x.wipe(1)
 	x.start(2)
 	x.start(1)
-	until(t, "the empty node waits, and the other one is refused", func() bool {
+	testutil.Until(t, "the empty node waits, and the other one is refused", func() bool {
 		if l := x.leader(); l != nil {
 			t.Fatalf("%v leads, though it or its voter knows less than was acknowledged", l.disk)
 		}
-		return strings.Contains(x.logs[1].String(), "not admitted") && strings.Count(x.logs[2].String(), "answers, and not "+was.id+" ")+
-			strings.Count(x.logs[2].String(), `with the data folder `+was.incarnation) > 3
+		return strings.Contains(x.logs[1].String(), "not admitted") &&
+			strings.Count(x.logs[2].String(), "answers, and not "+was.id+" ")+
+				strings.Count(x.logs[2].String(), `with the data folder `+was.incarnation) > 3
 	})
 	if n := x.nodes[1]; len(n.members()) != 0 || n.raft.LastIndex() != 0 || n.raft.CurrentTerm() != 0 {
-		t.Errorf("the empty node has heard something: members %v, index %d, term %d", n.members(), n.raft.LastIndex(), n.raft.CurrentTerm())
+		t.Errorf("the empty node has heard something: members %v, index %d, term %d", n.members(), n.raft.LastIndex(),
+			n.raft.CurrentTerm())
 	}
 	x.start(0)
-	until(t, "it is admitted", func() bool { return x.admitted(1) })
+	testutil.Until(t, "it is admitted", func() bool { return x.admitted(1) })
 	l := x.leader()
 	if l == nil {
 		l = leaderOf(t, x.nodes...)
 	}
 	if !x.has(l, "acked") || len(l.members()) != 3 || x.nodes[1].disk == was {
-		t.Errorf("memory node kept: %v; members %v; data folder %v, before %v", x.has(l, "acked"), l.members(), x.nodes[1].disk, was)
+		t.Errorf("memory node kept: %v; members %v; data folder %v, before %v", x.has(l, "acked"), l.members(),
+			x.nodes[1].disk, was)
 	}
 }
 
-// TestAmnesia: nodes are killed, started, and lose their disks, at most one of three at a time that is not admitted again. All
-// that was acknowledged stays, and everybody is in the end where all run.
+// TestAmnesia: nodes are killed, started, and lose their disks, at most one of three at a time that is not admitted
+// again. All that was acknowledged stays, and everybody is in the end where all run.
 func TestAmnesia(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -216,7 +223,10 @@ func TestAmnesia(t *testing.T) {
 						}
 					}
 					if knowing >= 2 {
-						until(t, "a majority that knows everything goes on", func() bool { revive(); return x.register(name) == nil })
+						testutil.Until(t, "a majority that knows everything goes on", func() bool {
+							revive()
+							return x.register(name) == nil
+						})
 						acked = append(acked, name)
 					} else if x.register(name) == nil {
 						acked = append(acked, name)
@@ -234,7 +244,7 @@ func TestAmnesia(t *testing.T) {
 				revive()
 				check()
 			}
-			until(t, "all are members", func() bool {
+			testutil.Until(t, "all are members", func() bool {
 				revive()
 				for i, n := range x.nodes {
 					if n == nil {
@@ -249,11 +259,12 @@ func TestAmnesia(t *testing.T) {
 	}
 }
 
-// TestSecondProcess: an empty node that is started with the id of a living one, or on a copy of its data folder, ends and says why.
+// TestSecondProcess: an empty node that is started with the id of a living one, or on a copy of its data folder, ends
+// and says why.
 func TestSecondProcess(t *testing.T) {
 	x := newTrio(t, 3)
 	var victim int
-	until(t, "a leader", func() bool {
+	testutil.Until(t, "a leader", func() bool {
 		for i, n := range x.nodes {
 			if l := x.leader(); l != nil && n != l {
 				victim = i
@@ -269,7 +280,8 @@ func TestSecondProcess(t *testing.T) {
 		o.GRPCAddr, o.RaftAddr, o.Logger = "127.0.0.1:0", "127.0.0.1:0", nil
 		return o
 	}
-	for name, fs := range map[string]*vfs.MemFS{"empty": vfs.NewCrashableMem(), "copy": x.fs[victim].CrashClone(vfs.CrashCloneCfg{})} {
+	for name, fs := range map[string]*vfs.MemFS{"empty": vfs.NewCrashableMem(),
+		"copy": x.fs[victim].CrashClone(vfs.CrashCloneCfg{})} {
 		o := elsewhere()
 		o.fs = fs
 		second := start(t, o)
@@ -280,7 +292,8 @@ func TestSecondProcess(t *testing.T) {
 		}
 		<-second.Done()
 		err := second.Err()
-		if !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), fmt.Sprintf("directory node %q", id)) || !strings.Contains(err.Error(), "is alive at "+x.raft[victim]) {
+		if !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), fmt.Sprintf("directory node %q", id)) ||
+			!strings.Contains(err.Error(), "is alive at "+x.raft[victim]) {
 			t.Errorf("%s: it ended with %v", name, err)
 		}
 	}
@@ -316,7 +329,8 @@ func TestFolderOfAnother(t *testing.T) {
 		t.Errorf("the data folder is %v, and was %v", again.disk, n.disk)
 	}
 	for _, id := range []string{"d1#0123456789abcdef"} {
-		if _, err := Open(testCtx(t), Options{ID: id, InMemory: true, Bootstrap: true}); err == nil || !strings.Contains(err.Error(), "leave out '#'") {
+		if _, err := Open(testCtx(t), Options{ID: id, InMemory: true, Bootstrap: true}); err == nil ||
+			!strings.Contains(err.Error(), "leave out '#'") {
 			t.Errorf("id %q: %v", id, err)
 		}
 	}
@@ -340,12 +354,13 @@ func TestRemoveKeepsMajority(t *testing.T) {
 	dead, alive := followers[0], followers[1]
 	x.kill(dead)
 	remove := func(i int, force bool) (err error) {
-		until(t, "the leader answers", func() bool {
+		testutil.Until(t, "the leader answers", func() bool {
 			l := x.leader()
 			if l == nil {
 				return false
 			}
-			_, err = l.RemoveDirectory(testCtx(t), &dirpb.RemoveDirectoryRequest{Id: fmt.Sprint("d", i+1), Force: force})
+			_, err = l.RemoveDirectory(testCtx(t), &dirpb.RemoveDirectoryRequest{
+				Id: fmt.Sprint("d", i+1), Force: force})
 			return status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "not the leader")
 		})
 		return err
@@ -354,7 +369,7 @@ func TestRemoveKeepsMajority(t *testing.T) {
 		if n == nil {
 			continue
 		}
-		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, of which 1 do not answer, and 2 must`, i+1),
+		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, 1 do not answer, and 2 must`, i+1),
 			fmt.Sprintf(`"d%d": dial`, dead+1), "force")
 	}
 	if l := leaderOf(t, x.nodes[alive], l); len(l.members()) != 3 {
@@ -380,12 +395,14 @@ func TestRemoveKeepsMajority(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, err := l.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: fmt.Sprint("d", j+1), Force: true})
-	if err == nil || status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "nothing was done") && !strings.Contains(err.Error(), "leader") {
+	if err == nil || status.Code(err) == codes.FailedPrecondition &&
+		strings.Contains(err.Error(), "nothing was done") && !strings.Contains(err.Error(), "leader") {
 		t.Errorf("by force: %v, want that it may have happened", err)
 	}
 }
 
-// TestHellos: whoever means somebody else, is of another cluster, or says what is no hello, is hung up on before raft hears of it.
+// TestHellos: whoever means somebody else, is of another cluster, or says what is no hello, is hung up on before raft
+// hears of it.
 func TestHellos(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	self := n.disk.server()
@@ -398,7 +415,9 @@ func TestHellos(t *testing.T) {
 		say    []byte
 		answer string // of the refusal; empty: none, it is hung up
 	}{
-		{"another disk", edit(func(h *hello) { h.wanted = disk{"d1", "0123456789abcdef"}.server() }), "calls for directory node \"d1\" with the data folder 0123456789abcdef, and this is"},
+		{"another disk", edit(func(h *hello) {
+			h.wanted = disk{"d1", "0123456789abcdef"}.server()
+		}), "calls for directory node \"d1\" with the data folder 0123456789abcdef, and this is"},
 		{"another node", edit(func(h *hello) { h.wanted = "d2" }), `calls for directory node "d2"`},
 		{"nobody", edit(func(h *hello) { h.wanted = "" }), "calls for"},
 		{"another cluster", edit(func(h *hello) { h.cluster = "feed" }), "is in the cluster feed"},
@@ -439,7 +458,8 @@ func TestHellos(t *testing.T) {
 }
 
 func FuzzHello(f *testing.F) {
-	h := hello{probe: true, server: "d1#0123456789abcdef", wanted: "d2", cluster: "feed", address: "127.0.0.1:1", process: "p", refusal: "no"}
+	h := hello{probe: true, server: "d1#0123456789abcdef", wanted: "d2", cluster: "feed", address: "127.0.0.1:1",
+		process: "p", refusal: "no"}
 	f.Add(h.append(nil))
 	f.Add([]byte(helloMagic))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -19,12 +19,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
-// earlier are the versions whose data folders testdata/folders holds, made by testdata/folder.sh, with the level of each.
+// earlier are the versions whose data folders testdata/folders holds, made by testdata/folder.sh, with the level of
+// each.
 var earlier = map[string]uint32{
 	"a961d7c": 0, // the last one before memory nodes kept their memory
 }
@@ -103,8 +105,8 @@ func openStore(t *testing.T, dir string) *raftstore.Store {
 	return store
 }
 
-// Every data folder of an earlier version opens, and what that version's leader knew is there: namespaces with owners, access lists
-// and quotas, placement groups, memory nodes, sessions, status words, jobs, token keys and members.
+// Every data folder of an earlier version opens, and what that version's leader knew is there: namespaces with owners,
+// access lists and quotas, placement groups, memory nodes, sessions, status words, jobs, token keys and members.
 func TestEarlierFolders(t *testing.T) {
 	eachFolder(t, func(t *testing.T, version, cluster, node string) {
 		store := openStore(t, unpack(t, version, cluster+"-"+node))
@@ -162,7 +164,8 @@ func checkEarlier(t *testing.T, s *fsm.State, want *dirpb.StatusReply, level uin
 	for i, u := range s.Usage() {
 		held, dead = held+u.StatusHeld, dead+u.StatusDead
 		w := want.Usage[i]
-		if u.PgId != w.PgId || u.GrantedUnits != w.GrantedUnits || u.ReturnedUnits != w.ReturnedUnits || u.IndexBytesUsed != w.IndexBytesUsed ||
+		if u.PgId != w.PgId || u.GrantedUnits != w.GrantedUnits || u.ReturnedUnits != w.ReturnedUnits ||
+			u.IndexBytesUsed != w.IndexBytesUsed ||
 			u.StatusHeld != w.StatusHeld || u.StatusDead != w.StatusDead {
 			t.Errorf("usage\n%v\nwant\n%v", u, w)
 		}
@@ -172,16 +175,21 @@ func checkEarlier(t *testing.T, s *fsm.State, want *dirpb.StatusReply, level uin
 	}
 	var sessions []*dirpb.SessionInfo
 	for _, x := range s.Sessions() {
-		sessions = append(sessions, &dirpb.SessionInfo{Id: x.Id, Client: x.Client, Life: x.Life, Namespace: s.Namespace(x.NamespaceId).GetName(), Identity: x.Identity})
+		sessions = append(sessions, &dirpb.SessionInfo{Id: x.Id, Client: x.Client, Life: x.Life,
+			Namespace: s.Namespace(x.NamespaceId).GetName(), Identity: x.Identity})
 	}
 	for _, x := range want.Sessions {
 		x.AgeMillis, x.ReportEpoch = 0, 0
 	}
-	if !slices.EqualFunc(sessions, want.Sessions, func(a, b *dirpb.SessionInfo) bool { return proto.Equal(a, b) }) || len(sessions) < 2 {
+	if !slices.EqualFunc(sessions, want.Sessions, func(a, b *dirpb.SessionInfo) bool {
+		return proto.Equal(a, b)
+	}) || len(sessions) < 2 {
 		t.Errorf("sessions\n%v\nwant\n%v", sessions, want.Sessions)
 	}
-	if s.KeyGeneration() != want.KeyUse.Generation || s.Meta().KeyUnixMillis != want.KeyUse.MadeUnixMillis || len(s.Keys()) != 2 {
-		t.Errorf("key %d of %d, with %d keys, want %v", s.KeyGeneration(), s.Meta().KeyUnixMillis, len(s.Keys()), want.KeyUse)
+	if s.KeyGeneration() != want.KeyUse.Generation || s.Meta().KeyUnixMillis != want.KeyUse.MadeUnixMillis ||
+		len(s.Keys()) != 2 {
+		t.Errorf("key %d of %d, with %d keys, want %v", s.KeyGeneration(), s.Meta().KeyUnixMillis, len(s.Keys()),
+			want.KeyUse)
 	}
 	var members []*dirpb.DirectoryNode
 	for _, d := range s.Directory() {
@@ -195,8 +203,8 @@ func checkEarlier(t *testing.T, s *fsm.State, want *dirpb.StatusReply, level uin
 	}
 }
 
-// The log of an earlier version, carried out anew from its first entry or its snapshot, makes the very rows that the earlier version
-// had stored: directory nodes of both versions can apply one log.
+// The log of an earlier version, carried out anew from its first entry or its snapshot, makes the very rows that the
+// earlier version had stored: directory nodes of both versions can apply one log.
 func TestEarlierLogs(t *testing.T) {
 	snapshots := 0
 	eachFolder(t, func(t *testing.T, version, cluster, node string) {
@@ -230,7 +238,9 @@ func TestEarlierLogs(t *testing.T) {
 			}
 		}
 		got := s.Rows()
-		if !slices.EqualFunc(got, want, func(a, b fsm.Row) bool { return string(a.Key) == string(b.Key) && string(a.Value) == string(b.Value) }) {
+		if !slices.EqualFunc(got, want, func(a, b fsm.Row) bool {
+			return string(a.Key) == string(b.Key) && string(a.Value) == string(b.Value)
+		}) {
 			t.Fatalf("rows\n%q\nwant\n%q", got, want)
 		}
 	})
@@ -263,7 +273,8 @@ func earlierSnapshot(t *testing.T, store *raftstore.Store, id string) (*fsm.Stat
 	return s, snap.Applied + 1
 }
 
-// alone has the addresses of the directory of three in testdata/folders to this test, among all processes of the machine.
+// alone has the addresses of the directory of three in testdata/folders to this test, among all processes of the
+// machine.
 func alone(t *testing.T) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(os.TempDir(), "kvd-earlier-folders.lock"), os.O_CREATE|os.O_RDWR, 0o666)
@@ -276,15 +287,16 @@ func alone(t *testing.T) {
 	}
 }
 
-// A directory of three that was of an earlier version goes on in this one: at the earlier level while a node has not said that it
-// knows the present one, and then at that, for good.
+// A directory of three that was of an earlier version goes on in this one: at the earlier level while a node has not
+// said that it knows the present one, and then at that, for good.
 func TestEarlierThree(t *testing.T) {
 	for version, level := range earlier {
 		t.Run(version, func(t *testing.T) {
 			alone(t)
 			open := func(i int) *Node {
 				return start(t, Options{
-					ID: fmt.Sprintf("d%d", i), DataDir: unpack(t, version, fmt.Sprintf("three-d%d", i)), Lease: forever, Version: "this",
+					ID: fmt.Sprintf("d%d", i), DataDir: unpack(t, version, fmt.Sprintf("three-d%d", i)), Lease: forever,
+					Version:  "this",
 					GRPCAddr: fmt.Sprintf("127.77.0.%d:7400", i), RaftAddr: fmt.Sprintf("127.77.0.%d:7401", i),
 				})
 			}
@@ -295,12 +307,13 @@ func TestEarlierThree(t *testing.T) {
 				t.Fatalf("level %d, and raising it without d3: %v", n.level(), err)
 			}
 			three := open(3)
-			until(t, "the level of this version", func() bool {
+			testutil.Until(t, "the level of this version", func() bool {
 				return one.level() == fsm.Level && two.level() == fsm.Level && three.level() == fsm.Level
 			})
 			reply, err := dial(t, leaderOf(t, one, two, three)).Status(testCtx(t), &dirpb.StatusRequest{})
 			want := earlierStatus(t, version, "three")
-			if err != nil || reply.ClusterId != want.ClusterId || len(reply.Map.Namespaces) != 2 || len(reply.Directory) != 3 ||
+			if err != nil || reply.ClusterId != want.ClusterId || len(reply.Map.Namespaces) != 2 ||
+				len(reply.Directory) != 3 ||
 				reply.Level != fsm.Level || reply.KnowsLevel != fsm.Level || reply.Version != "this" {
 				t.Fatalf("status %v, %v", reply, err)
 			}
@@ -308,17 +321,18 @@ func TestEarlierThree(t *testing.T) {
 	}
 }
 
-// A memory node whose process the earlier version took for one without a boot is asked to register again, as the same, at the level of
-// this version, and nothing of its memory is given up for it.
+// A memory node whose process the earlier version took for one without a boot is asked to register again, as the same,
+// at the level of this version, and nothing of its memory is given up for it.
 func TestEarlierMemoryNode(t *testing.T) {
 	n := leaderOf(t, start(t, Options{ID: "d1", DataDir: unpack(t, "a961d7c", "one-d1"), Lease: forever}))
-	until(t, "the level of this version", func() bool { return n.level() == fsm.Level })
+	testutil.Until(t, "the level of this version", func() bool { return n.level() == fsm.Level })
 	d := dial(t, n)
 	var was *dirpb.Node
 	n.machine.view(func(s *fsm.State) { was = s.Nodes()[0] })
 	beat := func(boot uint64) *dirpb.HeartbeatReply {
 		t.Helper()
-		r, err := d.Heartbeat(testCtx(t), &dirpb.HeartbeatRequest{NodeId: was.Id, Incarnation: was.Incarnation, Boot: boot})
+		r, err := d.Heartbeat(testCtx(t), &dirpb.HeartbeatRequest{NodeId: was.Id, Incarnation: was.Incarnation,
+			Boot: boot})
 		if err != nil || r.UnknownNode || len(r.Regions) != 3 {
 			t.Fatalf("heartbeat of boot %d: %v, %v", boot, r, err)
 		}
@@ -330,7 +344,8 @@ func TestEarlierMemoryNode(t *testing.T) {
 	if !beat(7).RegisterAgain {
 		t.Error("a memory node with a boot is not asked for it")
 	}
-	_, err := d.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: was.Name, Incarnation: was.Incarnation, Boot: 7, Keeps: true,
+	_, err := d.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: was.Name, Incarnation: was.Incarnation,
+		Boot: 7, Keeps: true,
 		HostId: was.HostId, Endpoints: was.Endpoints, CapacityBytes: was.CapacityBytes})
 	if err != nil {
 		t.Fatal(err)
@@ -345,15 +360,18 @@ func TestEarlierMemoryNode(t *testing.T) {
 	})
 }
 
-// A data folder that a later version has used, of its level or of its database, and one that is damaged are refused, with a line
-// that says so and names the folder.
+// A data folder that a later version has used, of its level or of its database, and one that is damaged are refused,
+// with a line that says so and names the folder.
 func TestForeignFolders(t *testing.T) {
 	later := func(t *testing.T, dir string) {
 		t.Helper()
 		store := openStore(t, dir)
 		l := &fsmpb.Level{Level: fsm.Level + 1, Version: "9.9"}
 		s := fsm.New()
-		res := fsm.Apply(s, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: fsm.Level}}}})
+		res := fsm.Apply(
+			s, &fsmpb.Command{
+				Op: &fsmpb.Command_Init{
+					Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: fsm.Level}}}})
 		if res.Err != nil {
 			t.Fatal(res.Err)
 		}
@@ -395,7 +413,8 @@ func TestForeignFolders(t *testing.T) {
 		make func(t *testing.T, dir string)
 		want []string
 	}{
-		"of a later level": {later, []string{"level 2, to which kvd 9.9 raised it", "this version knows levels up to 1", "run kvd 9.9 or a later one", "kvd this"}},
+		"of a later level": {later, []string{"level 2, to which kvd 9.9 raised it", "this version knows levels up to 1",
+			"run kvd 9.9 or a later one", "kvd this"}},
 		"of a later database": {func(t *testing.T, dir string) {
 			t.Helper()
 			if err := os.WriteFile(filepath.Join(dir, "marker.format-version.000099.999"), nil, 0o600); err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
-// A connection to the Raft port begins with a hello in each direction, the caller's first; raft has it afterwards. The caller
-// says whom it means to call, by its own configuration, and nobody else answers: what raft counts as a member's vote or
-// acknowledgement comes from that member, with the disk that it had when it became one.
+// A connection to the Raft port begins with a hello in each direction, the caller's first; raft has it afterwards. The
+// caller says whom it means to call, by its own configuration, and nobody else answers: what raft counts as a member's
+// vote or acknowledgement comes from that member, with the disk that it had when it became one.
 //
 //	0       4     5       6       8
 //	+-------+-----+-------+-------+--------------------------------------------------+
@@ -53,7 +53,8 @@ var (
 	errHello = errors.New("that is no hello of a directory node")
 	// errRefused says that a caller of the Raft port means somebody else, or is not who he says.
 	errRefused = errors.New("nothing was heard")
-	// errSilent means that a call to the Raft port ended before an answer began, as a version that knows no hello ends it.
+	// errSilent means that a call to the Raft port ended before an answer began, as a version that knows no hello ends
+	// it.
 	errSilent = errors.New("it hung up without an answer")
 )
 
@@ -124,7 +125,8 @@ type party struct {
 	server  raft.ServerID
 	process string
 	cluster func() string
-	// at is the member with an address, by the node's configuration; addressOf the address of one. Empty: there is none.
+	// at is the member with an address, by the node's configuration; addressOf the address of one. Empty: there is
+	// none.
 	at        func(address string) raft.ServerID
 	addressOf func(raft.ServerID) string
 	// mixed reports whether members may be of a version that knows no hello.
@@ -161,8 +163,8 @@ func (p *party) otherCluster(h *hello) error {
 	return nil
 }
 
-// call calls address and lets on only if wanted answers, whom a probe asks for nothing else. The connection is nil after a probe;
-// the hello is the answer's, its server empty if that is of a version that knows no hello.
+// call calls address and lets on only if wanted answers, whom a probe asks for nothing else. The connection is nil
+// after a probe; the hello is the answer's, its server empty if that is of a version that knows no hello.
 func (s *streams) call(ctx context.Context, address string, wanted raft.ServerID, probe bool) (net.Conn, hello, error) {
 	p, err := s.known(ctx)
 	if err != nil {
@@ -276,13 +278,14 @@ func (s *streams) judgeCaller(ctx context.Context, p *party, h *hello) error {
 		process = other.process
 	}
 	if process != h.process {
-		return fmt.Errorf("%v runs at %s, so that at %s, which calls, has a copy of its data folder", diskOf(h.server), known, h.address)
+		return fmt.Errorf("%v runs at %s, so that at %s, which calls, has a copy of its data folder", diskOf(h.server),
+			known, h.address)
 	}
 	return nil
 }
 
-// hearRaw returns why a caller is not heard who says no hello. Those of a version that knows none are, by a member that may be
-// among such.
+// hearRaw returns why a caller is not heard who says no hello. Those of a version that knows none are, by a member that
+// may be among such.
 func (s *streams) hearRaw() error {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()

@@ -29,7 +29,8 @@ func (n *Node) identify() []grpc.ServerOption {
 	}
 	conf := serverTLS(n.opts.TLS)
 	welcome := func(cs tls.ConnectionState) error { return certs.StillWelcome(conf, cs) }
-	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(conf))}, allowed.ServerOptions(n.opts.Identities, welcome, n.log)...)
+	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(conf))},
+		allowed.ServerOptions(n.opts.Identities, welcome, n.log)...)
 	return append(o, grpc.ChainUnaryInterceptor(n.owned))
 }
 
@@ -48,7 +49,8 @@ func (n *Node) owned(ctx context.Context, q any, info *grpc.UnaryServerInfo, nex
 	var err error
 	n.machine.view(func(s *fsm.State) {
 		if ofSession {
-			err = ownedBy(ctx, fmt.Sprintf("session %d", session.GetSessionId()), s.Session(session.GetSessionId()).GetIdentity())
+			err = ownedBy(ctx, fmt.Sprintf("session %d", session.GetSessionId()),
+				s.Session(session.GetSessionId()).GetIdentity())
 		}
 		if ofNode && err == nil {
 			err = ownedBy(ctx, fmt.Sprintf("memory node %d", node.GetNodeId()), s.Node(node.GetNodeId()).GetIdentity())

@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -112,7 +113,8 @@ func TestRights(t *testing.T) {
 		caller{"no certificate", nobody, 0, codes.Unavailable, "certificate required"},
 		caller{"another authority", stranger, 0, codes.Unavailable, "unknown certificate authority"},
 		caller{"expired", a.Config(a.Role("operator", "late", expired)), 0, codes.Unavailable, "expired certificate"},
-		caller{"no identity", a.Config(a.Leaf()), 0, codes.Unauthenticated, "want the URI spiffe://TRUST-DOMAIN/kvd/ROLE/NAME"},
+		caller{"no identity", a.Config(a.Leaf()), 0, codes.Unauthenticated,
+			"want the URI spiffe://TRUST-DOMAIN/kvd/ROLE/NAME"},
 		caller{"units without a mapping", a.Config(a.Leaf(func(c *x509.Certificate) {
 			c.Subject = pkix.Name{CommonName: "ann", OrganizationalUnit: []string{"operator"}}
 		})), 0, codes.Unauthenticated, "no SPIFFE id"},
@@ -134,15 +136,18 @@ func TestRights(t *testing.T) {
 					err := callEmpty(testCtx(t), conn, full, m.IsServerStream)
 					code, want := status.Code(err), allowed[full]
 					switch {
-					case c.role == 0 && (code != c.code || code != codes.Unavailable && !strings.Contains(err.Error(), c.words)):
+					case c.role == 0 && (code != c.code || code != codes.Unavailable &&
+						!strings.Contains(err.Error(), c.words)):
 						t.Errorf("%s: %v, want %v and %q", full, err, c.code, c.words)
 					case c.role == 0:
 					case want.Has(c.role):
-						if slices.Contains([]codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unavailable, codes.DeadlineExceeded}, code) {
+						if slices.Contains([]codes.Code{codes.PermissionDenied, codes.Unauthenticated,
+							codes.Unavailable, codes.DeadlineExceeded}, code) {
 							t.Errorf("%s is for %v: %v", full, want, err)
 						}
 					default:
-						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " + m.Name + " is for " + want.String()
+						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " +
+							m.Name + " is for " + want.String()
 						if code != codes.PermissionDenied || !strings.Contains(err.Error(), text) {
 							t.Errorf("%s is not for %v: %v, want %q", full, c.role, err, text)
 						}
@@ -222,7 +227,8 @@ func TestNodeOwners(t *testing.T) {
 		t.Fatalf("a memory node is not registered: %v, %v", own, err)
 	}
 	reply, err = m2.RegisterNode(ctx, registration("m1", 2))
-	wantCode(t, err, denied, `"m1" belongs to spiffe://test.example/kvd/memnode/m1`, "not to spiffe://test.example/kvd/memnode/m2")
+	wantCode(t, err, denied, `"m1" belongs to spiffe://test.example/kvd/memnode/m1`,
+		"not to spiffe://test.example/kvd/memnode/m2")
 	if len(reply.GetKeys()) > 0 {
 		t.Error("the key goes to a memory node that is refused")
 	}
@@ -270,7 +276,8 @@ func TestSessionOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := &memnode{t: t, nodes: just(n), fenced: make(map[uint32]bool), q: registration("m1", 3), id: own.NodeId}
-	if _, err := ops.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "default", Owner: "spiffe://test.example/kvd/client/ann"}); err != nil {
+	if _, err := ops.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
+		Name: "default", Owner: "spiffe://test.example/kvd/client/ann"}); err != nil {
 		t.Fatal(err)
 	}
 	opened := make(chan *dirpb.OpenSessionReply, 1)
@@ -282,7 +289,7 @@ func TestSessionOwners(t *testing.T) {
 		opened <- r
 	}()
 	var x *dirpb.OpenSessionReply
-	until(t, "a session", func() bool {
+	testutil.Until(t, "a session", func() bool {
 		node.beat(ctx)
 		select {
 		case x = <-opened:
@@ -319,7 +326,8 @@ func TestSessionOwners(t *testing.T) {
 			return err
 		},
 	} {
-		if err := call(bob); status.Code(err) != denied || !strings.Contains(err.Error(), "belongs to spiffe://test.example/kvd/client/ann") {
+		if err := call(bob); status.Code(err) != denied ||
+			!strings.Contains(err.Error(), "belongs to spiffe://test.example/kvd/client/ann") {
 			t.Errorf("%s with another's session: %v", name, err)
 		}
 		if err := call(ann); status.Code(err) == denied {
@@ -358,7 +366,8 @@ func TestSessionOwners(t *testing.T) {
 // Organizational units are roles if settings say so.
 func TestRightsByUnit(t *testing.T) {
 	a := identitytest.New(t)
-	n := directoryNode(t, a, Options{Identities: identity.Mapping{Units: map[string]identity.Role{"sre": identity.Operator}}})
+	n := directoryNode(
+		t, a, Options{Identities: identity.Mapping{Units: map[string]identity.Role{"sre": identity.Operator}}})
 	of := func(unit string) dirpb.DirectoryClient {
 		return dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Leaf(func(c *x509.Certificate) {
 			c.Subject = pkix.Name{CommonName: "ann", OrganizationalUnit: []string{unit}}
@@ -406,9 +415,10 @@ func TestRaftPortRoles(t *testing.T) {
 			t.Fatalf("%v: %v, want a refusal", r, err)
 		}
 		text := "kvd/" + r.String() + "/it has the role " + r.String() + ", and Raft is for directory"
-		until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })
+		testutil.Until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })
 	}
-	for name, conf := range map[string]*tls.Config{"no certificate": as(), "no identity": as(a.Leaf()), "another authority": as(other.Role("directory", "d2"))} {
+	for name, conf := range map[string]*tls.Config{"no certificate": as(), "no identity": as(a.Leaf()),
+		"another authority": as(other.Role("directory", "d2"))} {
 		if err := firstRead(addr, conf); err == nil || !strings.Contains(err.Error(), "tls: ") {
 			t.Errorf("%s: %v, want a refusal", name, err)
 		}
@@ -433,7 +443,8 @@ func TestRaftPortRoles(t *testing.T) {
 	}()
 	defer func() { _ = lis.Close(); <-done }()
 	d2 := dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Role("directory", "d2"))))
-	_, err = d2.JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: lis.Addr().String(), GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
+	_, err = d2.JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: lis.Addr().String(),
+		GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
 	wantCode(t, err, codes.Unavailable, "nothing was done", "has the role memnode")
 	if len(n.members()) != 1 {
 		t.Errorf("the members are %v", n.members())
@@ -447,7 +458,9 @@ func TestJoinNeedsDirectory(t *testing.T) {
 	var log lockedBuffer
 	start(t, Options{ID: "d2", InMemory: true, Join: []string{n.Addr()}, TLS: a.Config(a.Role("operator", "d2")),
 		Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	until(t, "a refusal", func() bool { return strings.Contains(log.String(), "JoinDirectory is for directory") })
+	testutil.Until(t, "a refusal", func() bool {
+		return strings.Contains(log.String(), "JoinDirectory is for directory")
+	})
 	if len(n.members()) != 1 {
 		t.Errorf("the members are %v", n.members())
 	}
@@ -457,11 +470,13 @@ func TestJoinNeedsDirectory(t *testing.T) {
 func TestHealthNeedsIdentity(t *testing.T) {
 	a := identitytest.New(t)
 	n := directoryNode(t, a, Options{})
-	r, err := healthpb.NewHealthClient(dialTLS(t, n, a.Config(a.Role("client", "app")))).Check(testCtx(t), &healthpb.HealthCheckRequest{})
+	r, err := healthpb.NewHealthClient(dialTLS(t, n, a.Config(a.Role("client", "app")))).Check(testCtx(t),
+		&healthpb.HealthCheckRequest{})
 	if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("%v, %v", r, err)
 	}
-	_, err = healthpb.NewHealthClient(dialTLS(t, n, a.Config(a.Leaf()))).Check(testCtx(t), &healthpb.HealthCheckRequest{})
+	_, err = healthpb.NewHealthClient(dialTLS(t, n, a.Config(a.Leaf()))).Check(testCtx(t),
+		&healthpb.HealthCheckRequest{})
 	wantCode(t, err, codes.Unauthenticated)
 }
 
@@ -469,7 +484,8 @@ func TestHealthNeedsIdentity(t *testing.T) {
 func TestDirectoryOwners(t *testing.T) {
 	a := identitytest.New(t)
 	one := directoryNode(t, a, Options{})
-	two := ready(t, start(t, Options{ID: "d2", InMemory: true, Lease: forever, Join: []string{one.Addr()}, TLS: a.Config(a.Role("directory", "d2"))}))
+	two := ready(t, start(t, Options{ID: "d2", InMemory: true, Lease: forever, Join: []string{one.Addr()},
+		TLS: a.Config(a.Role("directory", "d2"))}))
 	ctx := testCtx(t)
 	as := func(role, name string) dirpb.DirectoryClient {
 		return dirpb.NewDirectoryClient(dialTLS(t, one, a.Config(a.Role(role, name))))
@@ -484,13 +500,16 @@ func TestDirectoryOwners(t *testing.T) {
 	}
 	before := known()
 	for id, n := range map[string]*Node{"d1": one, "d2": two} { // d1 began the cluster and never joined
-		_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: id, RaftAddr: n.streams.Addr().String(), GrpcAddr: "127.0.0.1:1"})
-		wantCode(t, err, codes.PermissionDenied, `directory node "`+id+`" belongs to spiffe://test.example/kvd/directory/`+id+", not to spiffe://test.example/kvd/directory/eve")
+		_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: id, RaftAddr: n.streams.Addr().String(),
+			GrpcAddr: "127.0.0.1:1"})
+		wantCode(t, err, codes.PermissionDenied, `directory node "`+id+
+			`" belongs to spiffe://test.example/kvd/directory/`+id+", not to spiffe://test.example/kvd/directory/eve")
 	}
 	if after := known(); !proto.Equal(before["d1"], after["d1"]) || after["d2"].GrpcAddr != two.Addr() {
 		t.Errorf("a refusal changed the members: %v, before %v", after, before)
 	}
-	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr(), Level: fsm.Level, Incarnation: two.disk.incarnation}
+	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr(),
+		Level: fsm.Level, Incarnation: two.disk.incarnation}
 	if _, err := d2.JoinDirectory(ctx, again); err != nil {
 		t.Errorf("the owner: %v", err)
 	}
@@ -498,6 +517,7 @@ func TestDirectoryOwners(t *testing.T) {
 	if _, err := ops.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: "d2"}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1", GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
+	_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1",
+		GrpcAddr: "127.0.0.1:1", Level: fsm.Level})
 	wantCode(t, err, codes.Unavailable, "does not answer at 127.0.0.1:1")
 }

@@ -22,8 +22,8 @@ const (
 	maxHeaderBytes = 16 << 10
 	// connBuffer is what gRPC reads into, for each connection; a longer message is read past it.
 	connBuffer = 8 << 10
-	// maxHalfBytes bounds the memory of requests that are there by halves, of all connections together. It is counted as what
-	// their connections have sent since none was, and halfCost for each: so it has room for a first half from
+	// maxHalfBytes bounds the memory of requests that are there by halves, of all connections together. It is counted
+	// as what their connections have sent since none was, and halfCost for each: so it has room for a first half from
 	// every client at once, as when all of them acknowledge a map, and for few that are large.
 	maxHalfBytes = 512 << 20
 	// halfCost is the most that a request takes of which nothing but the head is there.
@@ -35,8 +35,9 @@ const (
 )
 
 // inlet is the listener of the directory's gRPC server. It bounds connections and unfinished handshakes by a
-// netsrv.Door, which gRPC tells that TLS and HTTP/2 have greeted each other by lifting the deadline; and requests that have not arrived whole, which are memory that anybody can take who may
-// connect: one that takes too long costs its connection, and beyond maxHalfBytes the connection that has most of it is closed.
+// netsrv.Door, which gRPC tells that TLS and HTTP/2 have greeted each other by lifting the deadline; and requests that
+// have not arrived whole, which are memory that anybody can take who may connect: one that takes too long costs its
+// connection, and beyond maxHalfBytes the connection that has most of it is closed.
 //
 // It is gRPC's stats.Handler, too, since that tells when a request has begun and when it is there.
 type inlet struct {
@@ -81,7 +82,6 @@ func newInlet(lis net.Listener, limits netsrv.Limits) (*inlet, error) {
 	return in, nil
 }
 
-// options are what goes with an inlet.
 func (in *inlet) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.StatsHandler(in), grpc.ConnectionTimeout(handshakeTimeout), grpc.MaxConcurrentStreams(maxStreams),
@@ -91,7 +91,6 @@ func (in *inlet) options() []grpc.ServerOption {
 
 func connKey(local, remote net.Addr) [2]string { return [2]string{local.String(), remote.String()} }
 
-// Accept implements net.Listener.
 func (in *inlet) Accept() (net.Conn, error) {
 	c, err := in.Listener.Accept()
 	if err != nil {
@@ -104,7 +103,6 @@ func (in *inlet) Accept() (net.Conn, error) {
 	return ic, nil
 }
 
-// Close implements net.Conn.
 func (c *inletConn) Close() error {
 	key := connKey(c.LocalAddr(), c.RemoteAddr())
 	c.in.mu.Lock()
@@ -118,17 +116,14 @@ func (c *inletConn) Close() error {
 type connTag struct{}
 type arrivalTag struct{}
 
-// TagConn implements stats.Handler.
 func (in *inlet) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return context.WithValue(ctx, connTag{}, in.mu.conns[connKey(info.LocalAddr, info.RemoteAddr)])
 }
 
-// HandleConn implements stats.Handler.
 func (in *inlet) HandleConn(context.Context, stats.ConnStats) {}
 
-// TagRPC implements stats.Handler.
 func (in *inlet) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
 	c, _ := ctx.Value(connTag{}).(*inletConn)
 	if c == nil {
@@ -153,7 +148,6 @@ func (in *inlet) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// Read implements net.Conn.
 func (c *inletConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.read.Add(int64(n)); c.half.Load() > 0 {
@@ -165,7 +159,6 @@ func (c *inletConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// giveWay closes the connection, if there is one.
 func (c *inletConn) giveWay() {
 	if c != nil {
 		c.Guest.Evict(netsrv.ReasonHandshake)
@@ -190,8 +183,8 @@ func (in *inlet) addArrival(a *arrival) (worst *inletConn) {
 	return a.conn.weighLocked()
 }
 
-// weighLocked notes what the half requests of c take, and gives the connection that has to go, if all of them take too much:
-// of those that take most the one with the oldest.
+// weighLocked notes what the half requests of c take, and gives the connection that has to go, if all of them take too
+// much: of those that take most the one with the oldest.
 func (c *inletConn) weighLocked() (worst *inletConn) {
 	in, n, read := c.in, c.half.Load(), c.read.Load()
 	if n == 0 {

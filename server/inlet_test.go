@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // frame is one of HTTP/2 (RFC 9113).
@@ -100,11 +101,11 @@ func TestInletIsBounded(t *testing.T) {
 	for range idle { // all are there before the first greets
 		all.open(t, n.Addr(), nil)
 	}
-	until(t, "all are there", func() bool { return stats().Handshakes >= idle })
+	testutil.Until(t, "all are there", func() bool { return stats().Handshakes >= idle })
 	for _, c := range all {
 		_, _ = c.Write(greeting())
 	}
-	until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
+	testutil.Until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
 	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
 	if refused := stats().Refused; refused != [netsrv.NumReasons]uint64{} {
 		t.Errorf("of %d clients that call at once some are refused: %v", idle, refused)
@@ -133,7 +134,7 @@ func TestInletIsBounded(t *testing.T) {
 		return int64(n.inlet.mu.half.Len()), n.inlet.mu.bytes
 	}
 	const requests = hostile*streams + hostile/15*maxStreams
-	until(t, "half requests arrive", func() bool {
+	testutil.Until(t, "half requests arrive", func() bool {
 		n, weight := weigh()
 		return n >= requests && weight >= requests*halfCost+hostile*streams*half
 	})
@@ -141,14 +142,15 @@ func TestInletIsBounded(t *testing.T) {
 	grown := inUse() - before
 	_, weight := weigh()
 	bound := (idle+4*hostile)*each + weight
-	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile, float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
+	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile,
+		float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
 	if grown > bound {
 		t.Errorf("they take %d bytes, want at most %d", grown, bound)
 	}
 	for _, c := range all {
 		c.Close()
 	}
-	until(t, "all have gone and are forgotten", func() bool {
+	testutil.Until(t, "all have gone and are forgotten", func() bool {
 		n.inlet.mu.Lock()
 		defer n.inlet.mu.Unlock()
 		return stats().Conns <= 1 && n.inlet.mu.half.Len() == 0 && n.inlet.mu.bytes == 0 && len(n.inlet.mu.conns) <= 1
@@ -176,9 +178,9 @@ func (c *chatter) Close() error {
 	return nil
 }
 
-// Clients that all call at once, of whose requests only the heads are there, lose no connection, nor do they when others send halves of
-// requests until their memory is used up: those give way, first those that have sent most or begun most.
-// Time stands still: on a busy machine this takes longer than a half request may.
+// Clients that all call at once, of whose requests only the heads are there, lose no connection, nor do they when
+// others send halves of requests until their memory is used up: those give way, first those that have sent most or
+// begun most. Time stands still: on a busy machine this takes longer than a half request may.
 func TestHalfRequestsGiveWay(t *testing.T) { synctest.Test(t, testHalfRequestsGiveWay) }
 
 func testHalfRequestsGiveWay(t *testing.T) {
@@ -282,7 +284,8 @@ func testHalfRequestsGiveWay(t *testing.T) {
 // TestInletAnnounced: a message that is announced too long is refused before any of it is kept.
 func TestInletAnnounced(t *testing.T) {
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
-	_, err := dial(t, n).RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: string(make([]byte, maxMessageBytes+1))})
+	_, err := dial(t, n).RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{
+		Name: string(make([]byte, maxMessageBytes+1))})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%.200v", err)
 	}
@@ -294,7 +297,8 @@ func TestInletHandshakes(t *testing.T) {
 	conf := testTLS(t)
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever, TLS: conf, MaxConns: 20}))
 	connect := func() dirpb.DirectoryClient {
-		conn, err := grpc.NewClient("passthrough:///"+n.Addr(), grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(conf))))
+		conn, err := grpc.NewClient("passthrough:///"+n.Addr(),
+			grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(conf))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +312,9 @@ func TestInletHandshakes(t *testing.T) {
 	for i := range 400 {
 		all.open(t, n.Addr(), []byte{22, 3, 1, 2, 0, 1}[:i%7])
 	}
-	until(t, "they give way", func() bool { return n.inlet.door.Stats().Refused[netsrv.ReasonHandshake] >= 380 })
+	testutil.Until(t, "they give way", func() bool {
+		return n.inlet.door.Stats().Refused[netsrv.ReasonHandshake] >= 380
+	})
 	p99(t, connect(), 1)
 	t.Logf("400 half handshakes take %.1f MB: %+v", float64(inUse()-before)/1e6, n.inlet.door.Stats())
 	var in []*tls.Conn
@@ -323,7 +329,10 @@ func TestInletHandshakes(t *testing.T) {
 		_, _ = c.Write(greeting()) // it may be hung up on
 		in = append(in, c)
 	}
-	until(t, "all places are taken", func() bool { s := n.inlet.door.Stats(); return s.Conns == 20 && s.Handshakes == 0 })
+	testutil.Until(t, "all places are taken", func() bool {
+		s := n.inlet.door.Stats()
+		return s.Conns == 20 && s.Handshakes == 0
+	})
 	c := all.open(t, n.Addr(), nil)
 	if _, err := io.ReadFull(c, make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("over the limit: %v", err)

@@ -35,8 +35,6 @@ func refused(err error) bool {
 	return false
 }
 
-// ---- clients ---------------------------------------------------------------
-
 // RequestSplit lets a shard that is full grow. It is answered growing also while something
 // else keeps the shard's placement group busy: the client asks again if it still finds the
 // shard full.
@@ -54,7 +52,8 @@ func (n *Node) RequestSplit(ctx context.Context, q *dirpb.RequestSplitRequest) (
 			case y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE:
 				err = sessionGone(q.SessionId)
 			case sh == nil || sh.NamespaceId != y.NamespaceId:
-				err = status.Errorf(codes.NotFound, "shard %d of session %d's namespace does not exist", q.ShardId, q.SessionId)
+				err = status.Errorf(codes.NotFound, "shard %d of session %d's namespace does not exist", q.ShardId,
+					q.SessionId)
 			case y.ReadOnly:
 				err = status.Errorf(codes.FailedPrecondition, "session %d is read-only", q.SessionId)
 			default:
@@ -77,8 +76,6 @@ func (n *Node) RequestSplit(ctx context.Context, q *dirpb.RequestSplitRequest) (
 	}
 	return reply, err
 }
-
-// ---- janitors --------------------------------------------------------------
 
 // FindWork names the namespaces that have a job which a janitor could claim now, and waits
 // for one if asked to.
@@ -103,7 +100,8 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 		return nil, err
 	}
 	if len(q.Working) > maxWorking {
-		return nil, status.Errorf(codes.InvalidArgument, "session %d works on %d jobs, want at most %d", q.SessionId, len(q.Working), maxWorking)
+		return nil, status.Errorf(codes.InvalidArgument, "session %d works on %d jobs, want at most %d", q.SessionId,
+			len(q.Working), maxWorking)
 	}
 	// Others may claim at the same time.
 	for range claimTries {
@@ -126,7 +124,8 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 			return nil, err
 		}
 		if err == nil {
-			n.log.Info("directory: a janitor began a job", "session", q.SessionId, "job", job.Id, "kind", job.Kind, "pg", job.PgId)
+			n.log.Info("directory: a janitor began a job", "session", q.SessionId, "job", job.Id, "kind", job.Kind,
+				"pg", job.PgId)
 			job.Owner = q.SessionId
 			return &dirpb.ClaimJobReply{Job: job}, nil
 		}
@@ -145,7 +144,8 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 		return nil, err
 	}
 	if q.Finished && q.Trouble != "" {
-		return nil, status.Errorf(codes.InvalidArgument, "job %d is finished, and in trouble: %.64q", q.JobId, q.Trouble)
+		return nil, status.Errorf(codes.InvalidArgument, "job %d is finished, and in trouble: %.64q", q.JobId,
+			q.Trouble)
 	}
 	var job *dirpb.Job
 	var epoch, least uint64
@@ -184,12 +184,11 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Scrubbed(s, job, now) })
 		l.wake()
 	} else {
-		n.log.Warn("directory: a job was given back and is tried again later", "job", job.Id, "kind", job.Kind, "pg", job.PgId, "trouble", label(q.Trouble))
+		n.log.Warn("directory: a job was given back and is tried again later", "job", job.Id, "kind", job.Kind, "pg",
+			job.PgId, "trouble", label(q.Trouble))
 	}
 	return &dirpb.ReportJobReply{}, nil
 }
-
-// ---- operators -------------------------------------------------------------
 
 // StartJob begins a job, or, for a placement group or shard of 0, one for each of the namespace. Those of
 // many whose placement groups are busy cannot begin yet. They wait at this leader, and are forgotten if it
@@ -221,7 +220,8 @@ func (n *Node) StartJob(ctx context.Context, q *dirpb.StartJobRequest) (*dirpb.S
 	var errs []error
 	for _, job := range jobs {
 		res, err := n.do(ctx, l, audited(ctx, startJob(job), actStartJob, q.Namespace,
-			"kind", enumText(job.Kind, "JOB_"), "pg", job.PgId, "shard", job.ShardId, "target-pg", job.TargetPgId, "repair", job.Repair))
+			"kind", enumText(job.Kind, "JOB_"), "pg", job.PgId, "shard", job.ShardId, "target-pg", job.TargetPgId,
+			"repair", job.Repair))
 		switch {
 		case err == nil:
 			reply.JobIds = append(reply.JobIds, res.Job.Id)
@@ -262,7 +262,8 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 			for _, sh := range s.Shards(w.Id) {
 				if many && sh.Move == nil || sh.Id == q.ShardId {
 					jobs = append(jobs, &fsmpb.StartJob{
-						Kind: q.Kind, ShardId: sh.Id, TargetPgId: q.TargetPgId, Split: q.TargetPgId == 0, Reason: "an operator asked for it",
+						Kind: q.Kind, ShardId: sh.Id, TargetPgId: q.TargetPgId, Split: q.TargetPgId == 0,
+						Reason: "an operator asked for it",
 					})
 				}
 			}
@@ -296,7 +297,6 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 	return jobs, many, err
 }
 
-// nodeNamed finds a memory node's id.
 func (n *Node) nodeNamed(name string) (id uint32, err error) {
 	n.machine.view(func(s *fsm.State) {
 		for _, m := range s.Nodes() {
@@ -349,7 +349,9 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 	if err != nil {
 		return nil, err
 	}
-	c := &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: id, Force: q.Force, UnixMillis: time.Now().UnixMilli()}}}
+	c := &fsmpb.Command{
+		Op: &fsmpb.Command_RemoveNode{
+			RemoveNode: &fsmpb.RemoveNode{NodeId: id, Force: q.Force, UnixMillis: time.Now().UnixMilli()}}}
 	_, err = n.do(ctx, l, audited(ctx, c, actRemoveNode, q.Node, "force", q.Force))
 	if err != nil {
 		return nil, err
@@ -394,38 +396,47 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 	last := &dirpb.Node{Id: id, Name: q.Node, Boot: q.Boot, Incarnation: q.Incarnation}
 	switch another := m.GetBoot() != q.Boot || m.GetIncarnation() != q.Incarnation; {
 	case q.Boot > m.GetBoot() && q.Incarnation == m.GetIncarnation():
-		return nil, status.Errorf(codes.InvalidArgument, "memory node %.64q has had no boot %d, and is at %d; nothing was done", q.Node, q.Boot, m.GetBoot())
+		return nil, status.Errorf(codes.InvalidArgument, "memory node %.64q has had no boot %d, and is at %d; "+
+			"nothing was done", q.Node, q.Boot, m.GetBoot())
 	case q.Boot != 0 && (another || m.GetPauseMillis() > 0):
 		return n.awaitNext(ctx, last)
 	case m.GetState() != dirpb.NodeState_NODE_UP:
-		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q is down: there is no process to replace; nothing was done", q.Node)
+		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q is down: there is no process to "+
+			"replace; nothing was done", q.Node)
 	case !m.GetKeeps():
-		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q does not keep its memory over a restart (keep: off); nothing was done", q.Node)
+		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q does not keep its memory over a "+
+			"restart (keep: off); nothing was done", q.Node)
 	}
-	c := &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: m.Incarnation, Millis: restartMillis}}}
+	c := &fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: m.Incarnation,
+			Millis: restartMillis}}}
 	if q.Leave {
 		if err := n.mayPart(ctx, l, m); err != nil {
 			return nil, err
 		}
-		c = &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: m.Incarnation, PauseMillis: restartMillis}}}
+		c = &fsmpb.Command{
+			Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: m.Incarnation,
+				PauseMillis: restartMillis}}}
 	}
 	n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.AskToLeave(id) })
-	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node, "leave", q.Leave, "program", q.Program)); err != nil {
+	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node, "leave", q.Leave, "program", q.Program)); err !=
+		nil {
 		return nil, err
 	}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.BeginPause(s, id, now) })
 	return n.awaitNext(ctx, m)
 }
 
-// mayPart refuses that a memory node leaves its placement groups to be replaced if that would cost the only copy of something, or
-// if they are busy with something else.
+// mayPart refuses that a memory node leaves its placement groups to be replaced if that would cost the only copy of
+// something, or if they are busy with something else.
 func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) (err error) {
 	look := func(x *lead.Leader, s *fsm.State, now time.Duration) { err = x.MayPart(s, m.Id, now) }
 	if n.withState(l, look); err != nil {
 		return refusal(err)
 	}
 	if !n.awaitIdle(ctx, l, m.Id) {
-		return status.Errorf(codes.FailedPrecondition, "placement groups of memory node %.64q are busy (kvctl jobs); nothing was done", m.Name)
+		return status.Errorf(codes.FailedPrecondition, "placement groups of memory node %.64q are busy (kvctl jobs); "+
+			"nothing was done", m.Name)
 	}
 	if n.withState(l, look); err != nil {
 		return refusal(err)
@@ -433,7 +444,8 @@ func (n *Node) mayPart(ctx context.Context, l *leadership, m *dirpb.Node) (err e
 	return nil
 }
 
-// awaitNext waits until a process of a memory node has registered that takes over from m. The state tells, whoever leads by then.
+// awaitNext waits until a process of a memory node has registered that takes over from m. The state tells, whoever
+// leads by then.
 func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNodeReply, error) {
 	for {
 		changed := n.machine.move()
@@ -441,21 +453,27 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 		n.machine.view(func(s *fsm.State) { now = s.Node(m.Id) })
 		switch {
 		case now == nil:
-			return nil, status.Errorf(codes.Unknown, "memory node %.64q was removed while it was being replaced", m.Name)
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q was removed while it was being replaced",
+				m.Name)
 		case now.Boot != m.Boot || now.Incarnation != m.Incarnation:
-			return &dirpb.RestartNodeReply{Boot: now.Boot, Kept: now.Incarnation == m.Incarnation, Version: now.Version}, nil
+			return &dirpb.RestartNodeReply{Boot: now.Boot, Kept: now.Incarnation == m.Incarnation,
+				Version: now.Version}, nil
 		case now.PauseMillis == 0 && now.State == dirpb.NodeState_NODE_UP:
 			if why := n.whyStays(m.Id); why != "" {
-				return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q was not restarted, and its process serves on: %s", m.Name, why)
+				return nil, status.Errorf(codes.FailedPrecondition,
+					"memory node %.64q was not restarted, and its process serves on: %s", m.Name, why)
 			}
-			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement groups, or was not replaced, in time: its process is the same as before", m.Name)
+			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement "+
+				"groups, or was not replaced, in time: its process is still the same", m.Name)
 		case now.PauseMillis == 0:
-			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other process of it has registered", m.Name)
+			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other "+
+				"process of it has registered", m.Name)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, status.Errorf(codes.DeadlineExceeded, "memory node %.64q was told to restart, and no other process of it has registered yet", m.Name)
+			return nil, status.Errorf(codes.DeadlineExceeded,
+				"memory node %.64q was told to restart, and no other process of it has registered yet", m.Name)
 		case <-n.ctx.Done():
 			return nil, n.notLeader()
 		}
@@ -490,7 +508,8 @@ func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb
 		return nil, refusal(err)
 	}
 	if !q.DryRun && (q.Cancel || len(reply.Steps) > 0) {
-		_, err = n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: c}}, actRebalance, q.Namespace,
+		_, err = n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: c}}, actRebalance,
+			q.Namespace,
 			"steps", len(reply.Steps), "cancel", q.Cancel))
 	}
 	return reply, err

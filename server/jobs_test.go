@@ -12,11 +12,13 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
 // store is a directory of one with memory nodes m1, m2, … and a namespace.
-func store(t *testing.T, lease time.Duration, nodes int, q *dirpb.CreateNamespaceRequest) (*Node, dirpb.DirectoryClient, []*memnode) {
+func store(t *testing.T, lease time.Duration, nodes int, q *dirpb.CreateNamespaceRequest) (*Node, dirpb.DirectoryClient,
+	[]*memnode) {
 	t.Helper()
 	n := single(t, vfs.NewMem(), lease)
 	c := dial(t, n)
@@ -43,7 +45,8 @@ func openIn(t testing.TB, c dirpb.DirectoryClient, namespace string) *dirpb.Open
 func ack(t testing.TB, c dirpb.DirectoryClient, id uint32) {
 	t.Helper()
 	r := renew(t, c, id, 0)
-	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)}); err != nil {
+	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch,
+		AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -60,7 +63,7 @@ func claim(t testing.TB, c dirpb.DirectoryClient, id uint32) *dirpb.Job {
 // awaitJob acknowledges and claims until there is a job.
 func awaitJob(t testing.TB, c dirpb.DirectoryClient, id uint32, kind dirpb.JobKind) (j *dirpb.Job) {
 	t.Helper()
-	until(t, kind.String(), func() bool {
+	testutil.Until(t, kind.String(), func() bool {
 		ack(t, c, id)
 		j = claim(t, c, id)
 		return j != nil
@@ -80,7 +83,6 @@ func report(t testing.TB, c dirpb.DirectoryClient, q *dirpb.ReportJobRequest) *d
 	return r
 }
 
-// finish reports a job as done.
 func finish(t testing.TB, c dirpb.DirectoryClient, id uint32, j *dirpb.Job) {
 	t.Helper()
 	q := &dirpb.ReportJobRequest{SessionId: id, JobId: j.Id, Finished: true, Report: &dirpb.JobReport{Groups: 1}}
@@ -114,7 +116,7 @@ func TestSplit(t *testing.T) {
 		return r
 	}
 	var r *dirpb.RequestSplitReply
-	until(t, "the split", func() bool {
+	testutil.Until(t, "the split", func() bool {
 		ack(t, c, x)
 		r = ask()
 		return r.Growing && r.Why == ""
@@ -146,7 +148,8 @@ func TestSplit(t *testing.T) {
 	_, err := c.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x, JobId: j.Id, Finished: true, Trouble: "both"})
 	wantCode(t, err, codes.InvalidArgument, "finished, and in trouble")
 	finish(t, c, x, j)
-	if got := statusOf(t, c); len(got.Map.Shards) != 5 || !got.Jobs[0].Waiting || got.Jobs[0].Kind != dirpb.JobKind_JOB_CLEAN {
+	if got := statusOf(t, c); len(got.Map.Shards) != 5 || !got.Jobs[0].Waiting ||
+		got.Jobs[0].Kind != dirpb.JobKind_JOB_CLEAN {
 		t.Fatalf("after the move: %v, %v", got.Map.Shards, got.Jobs)
 	}
 	ack(t, c, y)
@@ -180,13 +183,14 @@ func TestSplit(t *testing.T) {
 // A shard of a full index splits into the placement group with the most room; when none has
 // any it cannot grow.
 func TestSplitWhenFull(t *testing.T) {
-	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Segments: 400, BytesPerNode: 40 << 20})
+	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Segments: 400,
+		BytesPerNode: 40 << 20})
 	ctx := testCtx(t)
 	x := openIn(t, c, "n").SessionId
 	split := func() (*dirpb.RequestSplitReply, *dirpb.Job) {
 		t.Helper()
 		var r *dirpb.RequestSplitReply
-		until(t, "an answer", func() bool {
+		testutil.Until(t, "an answer", func() bool {
 			ack(t, c, x)
 			var err error
 			if r, err = c.RequestSplit(ctx, &dirpb.RequestSplitRequest{SessionId: x, ShardId: 1}); err != nil {
@@ -237,7 +241,7 @@ func TestJanitorDies(t *testing.T) {
 		t.Fatalf("started %v, %v", r, err)
 	}
 	j := awaitJob(t, c, a, dirpb.JobKind_JOB_SCRUB)
-	until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
+	testutil.Until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
 	if k := claim(t, c, b); k != nil {
 		t.Fatalf("claimed %v before its owner was fenced", k)
 	}
@@ -249,7 +253,8 @@ func TestJanitorDies(t *testing.T) {
 		t.Fatalf("claimed %v, want %v", k, j)
 	}
 	// In trouble it gives the job back, which then rests for a lease.
-	if report(t, c, &dirpb.ReportJobRequest{SessionId: b, JobId: k.Id, Done: 1, Total: 2, Trouble: "a record is odd"}).Gone {
+	if report(t, c, &dirpb.ReportJobRequest{SessionId: b, JobId: k.Id, Done: 1, Total: 2,
+		Trouble: "a record is odd"}).Gone {
 		t.Fatal("it is gone")
 	}
 	if j := claim(t, c, b); j != nil {
@@ -275,7 +280,7 @@ func TestDrain(t *testing.T) {
 	if err != nil || r.Regions < 2 {
 		t.Fatalf("draining %v, %v", r, err)
 	}
-	until(t, "the drain", func() bool {
+	testutil.Until(t, "the drain", func() bool {
 		ack(t, c, x)
 		if j := claim(t, c, x); j != nil {
 			if j.Kind != dirpb.JobKind_JOB_JOIN && j.Kind != dirpb.JobKind_JOB_RECOVER {
@@ -290,7 +295,9 @@ func TestDrain(t *testing.T) {
 		return r.Regions == 0
 	})
 	for _, pg := range statusOf(t, c).Map.Pgs {
-		if len(pg.Members) != 2 || slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == ms[1].id }) {
+		if len(pg.Members) != 2 || slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool {
+			return m.NodeId == ms[1].id
+		}) {
 			t.Fatalf("drained: %v", pg)
 		}
 	}
@@ -302,7 +309,7 @@ func TestDrain(t *testing.T) {
 			t.Error("a removed node is still known")
 		}
 	})
-	until(t, "its process to be told", ms[1].told)
+	testutil.Until(t, "its process to be told", ms[1].told)
 }
 
 // A freeze ends when every session has quiesced, at once and not with the next tick; that
@@ -318,7 +325,8 @@ func TestFreezeWaitsForQuiesced(t *testing.T) {
 	state := func() dirpb.PGState { return statusOf(t, c).Map.Pgs[0].State }
 	quiesce := func(id uint32, v uint64) {
 		t.Helper()
-		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v, Number: numbers.Add(1)}); err != nil {
+		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v,
+			Number: numbers.Add(1)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -331,7 +339,7 @@ func TestFreezeWaitsForQuiesced(t *testing.T) {
 		}
 	}
 	quiesce(b, v)
-	until(t, "the thaw", func() bool { return state() == dirpb.PGState_PG_ACTIVE })
+	testutil.Until(t, "the thaw", func() bool { return state() == dirpb.PGState_PG_ACTIVE })
 }
 
 // Operators start jobs, of one placement group or of all.
@@ -351,8 +359,10 @@ func TestStartJob(t *testing.T) {
 		{&dirpb.StartJobRequest{Kind: scrub, Namespace: "n", PgId: 9}, codes.NotFound, "placement group 9"},
 		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 9}, codes.NotFound, "shard 9"},
 		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", TargetPgId: 1}, codes.InvalidArgument, "every shard"},
-		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 9}, codes.FailedPrecondition, "placement group 9"},
-		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 1}, codes.InvalidArgument, "already"},
+		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 9}, codes.FailedPrecondition,
+			"placement group 9"},
+		{&dirpb.StartJobRequest{Kind: move, Namespace: "n", ShardId: 1, TargetPgId: 1}, codes.InvalidArgument,
+			"already"},
 		{&dirpb.StartJobRequest{Kind: recall, Namespace: "n", PgId: 1, Extent: 77}, codes.InvalidArgument, "extent 77"},
 		{&dirpb.StartJobRequest{Kind: recall, Namespace: "n", Extent: 77}, codes.FailedPrecondition, "extent 77"},
 	} {
@@ -365,7 +375,7 @@ func TestStartJob(t *testing.T) {
 	}
 	_, err = c.StartJob(ctx, &dirpb.StartJobRequest{Kind: scrub, Namespace: "n", PgId: 1})
 	wantCode(t, err, codes.FailedPrecondition, "placement group 1 has job")
-	until(t, "every shard to be split", func() bool {
+	testutil.Until(t, "every shard to be split", func() bool {
 		ack(t, c, x)
 		if j := claim(t, c, x); j != nil {
 			finish(t, c, x, j)
@@ -377,13 +387,15 @@ func TestStartJob(t *testing.T) {
 
 // A new memory node is given its share.
 func TestRebalance(t *testing.T) {
-	n, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4, BytesPerNode: 64 << 20})
+	n, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4,
+		BytesPerNode: 64 << 20})
 	ctx := testCtx(t)
 	x := openIn(t, c, "n").SessionId
 	_, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "m"})
 	wantCode(t, err, codes.NotFound, `"m"`)
 	m3 := newMemnode(t, "m3", 1, just(n))
-	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON, dirpb.Rebalancing_REBALANCING_CANCELLED
+	const none, on, cancelled = dirpb.Rebalancing_REBALANCING_NONE, dirpb.Rebalancing_REBALANCING_ON,
+		dirpb.Rebalancing_REBALANCING_CANCELLED
 	is := func() dirpb.Rebalancing { return statusOf(t, c).Map.Namespaces[0].Rebalancing }
 	ask := func(q *dirpb.RebalanceRequest, least int, want dirpb.Rebalancing) {
 		t.Helper()
@@ -396,24 +408,25 @@ func TestRebalance(t *testing.T) {
 	ask(&dirpb.RebalanceRequest{DryRun: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{DryRun: true, Cancel: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{}, 3, on)
-	until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
+	testutil.Until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
 	// The second step may have begun, and not the third: nobody works on the second.
 	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{DryRun: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{}, 1, on)
-	until(t, "the third placement group to have a shard", func() bool {
+	testutil.Until(t, "the third placement group to have a shard", func() bool {
 		work(t, c, x)
 		s := statusOf(t, c)
 		return len(s.Map.Pgs) == 3 && s.Map.Pgs[2].Members[0].NodeId == m3.id && len(s.Jobs) == 0 &&
 			slices.ContainsFunc(s.Map.Shards, func(sh *dirpb.Shard) bool { return sh.PgId == s.Map.Pgs[2].Id })
 	})
-	until(t, "its end", func() bool {
+	testutil.Until(t, "its end", func() bool {
 		work(t, c, x)
 		return is() == none
 	})
 	got := auditOf(t, c, actRebalance)
-	if len(got) != 3 || got[0] != "steps=3" || !strings.HasSuffix(got[1], " cancel=true") || strings.Contains(got[2], "cancel") {
+	if len(got) != 3 || got[0] != "steps=3" || !strings.HasSuffix(got[1], " cancel=true") ||
+		strings.Contains(got[2], "cancel") {
 		t.Fatalf("audited are %q", got)
 	}
 }
@@ -450,7 +463,8 @@ func TestRebalanceSurvivesItsLeader(t *testing.T) {
 	ctx := testCtx(t)
 	leads := func() dirpb.DirectoryClient { return dial(t, leaderOf(t, nodes.all()...)) }
 	c := leads()
-	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4, BytesPerNode: 64 << 20}); err != nil {
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4,
+		BytesPerNode: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	x := openIn(t, c, "n").SessionId
@@ -463,10 +477,11 @@ func TestRebalanceSurvivesItsLeader(t *testing.T) {
 	}
 	c = leads()
 	// A directory node that was elected just now knows what is left, too.
-	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n", DryRun: true}); err != nil || len(r.Steps) == 0 {
+	if r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n", DryRun: true}); err != nil ||
+		len(r.Steps) == 0 {
 		t.Fatalf("steps %v, %v", r, err)
 	}
-	until(t, "its end", func() bool {
+	testutil.Until(t, "its end", func() bool {
 		work(t, c, x)
 		return statusOf(t, c).Map.Namespaces[0].Rebalancing == dirpb.Rebalancing_REBALANCING_NONE
 	})

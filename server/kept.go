@@ -12,9 +12,10 @@ import (
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
-// To Raft what is committed is so for good. Once data folders of others were put back from a backup, a leader may be elected that lacks
-// entries which this node has applied, and Raft would have this node cut them off, so that nobody had them any more, and leave its
-// state as it is. A node that is asked to stops instead, and its folder stays what it is: the one to recover from.
+// To Raft what is committed is so for good. Once data folders of others were put back from a backup, a leader may be
+// elected that lacks entries which this node has applied, and Raft would have this node cut them off, so that nobody
+// had them any more, and leave its state as it is. A node that is asked to stops instead, and its folder stays what it
+// is: the one to recover from.
 
 // ErrOthersOlder stops a directory node whose leader lacks what it has applied.
 var ErrOthersOlder = errors.New("the directory's other data folders are older than this one")
@@ -39,7 +40,8 @@ func (k keptLog) DeleteRange(lo, hi uint64) error {
 			return err
 		}
 		if lo != first || len(snaps) == 0 || snaps[0].Index < min(hi, applied) {
-			return k.m.keep("their leader has something else in the place of entry %d of the log, of %d that are applied", lo, applied)
+			return k.m.keep("their leader has something else in the place of entry %d of the log, of %d that are "+
+				"applied", lo, applied)
 		}
 	}
 	return k.Store.DeleteRange(lo, hi)
@@ -47,7 +49,8 @@ func (k keptLog) DeleteRange(lo, hi uint64) error {
 
 // keep stops the node since others lack what it has.
 func (m *machine) keep(why string, args ...any) error {
-	err := fmt.Errorf("%w: "+why+". Nothing was changed here. Keep this folder, stop the others, and go on from it: kvctl directory recover; "+
+	err := fmt.Errorf("%w: "+why+". Nothing was changed here. Keep this folder, stop the others, and go on from it: "+
+		"kvctl directory recover; "+
 		"the others join then with empty folders", append([]any{ErrOthersOlder}, args...)...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -55,14 +58,15 @@ func (m *machine) keep(why string, args ...any) error {
 	return err
 }
 
-// keptSnapshots takes from a leader no snapshot that lacks what has been applied here. Raft sends one to a node that lacks the beginning of
-// the leader's log, and of that a snapshot has everything.
+// keptSnapshots takes from a leader no snapshot that lacks what has been applied here. Raft sends one to a node that
+// lacks the beginning of the leader's log, and of that a snapshot has everything.
 type keptSnapshots struct {
 	raft.SnapshotStore
 	m *machine
 }
 
-func (k keptSnapshots) Create(version raft.SnapshotVersion, index, term uint64, conf raft.Configuration, confIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
+func (k keptSnapshots) Create(version raft.SnapshotVersion, index, term uint64, conf raft.Configuration,
+	confIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
 	s, err := k.SnapshotStore.Create(version, index, term, conf, confIndex, t)
 	if err != nil {
 		return nil, err
@@ -102,7 +106,8 @@ func (k *keptSink) Close() error {
 	case err == nil:
 		applied := k.m.appliedIndex()
 		if state.Lacks(k.m.reached(), snap.Applied) {
-			err = k.m.keep("their leader's snapshot of entry %d lacks something of the %d entries that are applied", snap.Applied, applied)
+			err = k.m.keep("their leader's snapshot of entry %d lacks something of the %d entries that are applied",
+				snap.Applied, applied)
 		}
 	}
 	if err != nil {

@@ -48,8 +48,8 @@ func lanesOf(w *dirpb.Namespace) uint32 {
 	return maxLanes
 }
 
-// signAgain gives a session another token in the place of the one with this number, if that is of an older key than the one
-// that signs, or past half of its life; else nil. A session that shows no token gets none.
+// signAgain gives a session another token in the place of the one with this number, if that is of an older key than the
+// one that signs, or past half of its life; else nil. A session that shows no token gets none.
 func (n *Node) signAgain(l *lead.Leader, s *fsm.State, id uint32, number uint64) ([]byte, uint64, error) {
 	if number == 0 {
 		return nil, 0, nil
@@ -70,7 +70,8 @@ func (n *Node) RotateKey(ctx context.Context, q *dirpb.RotateKeyRequest) (*dirpb
 	var u *dirpb.KeyUse
 	n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { u = x.KeyUse(s) })
 	if why := behind(u); why != "" && !q.Force {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s; what they show would be refused, so no key was made: ask again once they have, or use force", why)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s; what they show would be refused, so no key was "+
+			"made: ask again once they have, or use force", why)
 	}
 	c := &fsmpb.Command{Op: &fsmpb.Command_RotateKey{RotateKey: &fsmpb.RotateKey{
 		Generation: u.Generation + 1, Key: newKey(), UnixMillis: time.Now().UnixMilli(),
@@ -104,7 +105,8 @@ func behind(u *dirpb.KeyUse) string {
 		sessions = append(sessions, fmt.Sprint(id))
 	}
 	var who []string
-	for _, x := range []string{some(u.NodesBehind, "1 memory node", "memory nodes"), some(sessions, "1 session", "sessions")} {
+	for _, x := range []string{some(u.NodesBehind, "1 memory node", "memory nodes"),
+		some(sessions, "1 session", "sessions")} {
 		if x != "" {
 			who = append(who, x)
 		}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/lead"
 )
@@ -48,7 +49,8 @@ func TestRotateKey(t *testing.T) {
 	// renewed is the session's renewal, which takes the token that it is given.
 	renewed := func(x *dirpb.OpenSessionReply, want uint32) {
 		t.Helper()
-		r, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1), TokenNumber: held[x.SessionId]})
+		r, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1),
+			TokenNumber: held[x.SessionId]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +61,8 @@ func TestRotateKey(t *testing.T) {
 			return
 		}
 		g := verified(t, beat(m1, 0).Keys, r.Token)
-		if g.Session != x.SessionId || g.Namespace != x.NamespaceId || g.Generation != want || r.TokenNumber != lead.TokenNumber(want, g.Expires) {
+		if g.Session != x.SessionId || g.Namespace != x.NamespaceId || g.Generation != want ||
+			r.TokenNumber != lead.TokenNumber(want, g.Expires) {
 			t.Fatalf("a renewal brings %+v, number %x; want a token of key %d", g, r.TokenNumber, want)
 		}
 		held[x.SessionId] = r.TokenNumber
@@ -82,7 +85,8 @@ func TestRotateKey(t *testing.T) {
 	if g := verified(t, r.Keys, open(t, c).Token); g.Generation != 1 {
 		t.Fatalf("a token of key %d, which no memory node has", g.Generation)
 	}
-	wantCode(t, rotate(false), codes.FailedPrecondition, "without the key of generation 2: 2 memory nodes (m1, m2) and 3 sessions (1, 2, 3);", "no key was made")
+	wantCode(t, rotate(false), codes.FailedPrecondition, "without the key of generation 2: 2 memory nodes (m1, m2) "+
+		"and 3 sessions (1, 2, 3);", "no key was made")
 	if beat(m1, 2); n.keyUse(t).Signs != 1 {
 		t.Fatal("a key signs that m2 has not")
 	}
@@ -97,7 +101,8 @@ func TestRotateKey(t *testing.T) {
 	renewed(a, 0)
 	wantCode(t, rotate(false), codes.FailedPrecondition, ": 1 session (2);")
 	u := n.keyUse(t)
-	if u.Generation != 2 || u.Signs != 2 || len(u.NodesBehind) != 0 || len(u.SessionsBehind) != 1 || u.MadeUnixMillis == 0 {
+	if u.Generation != 2 || u.Signs != 2 || len(u.NodesBehind) != 0 || len(u.SessionsBehind) != 1 ||
+		u.MadeUnixMillis == 0 {
 		t.Fatalf("the status says %v", u)
 	}
 	renewed(quiet, 2)
@@ -120,7 +125,7 @@ func TestRotateKey(t *testing.T) {
 	q := m1.q
 	m1.dies()
 	q.Incarnation = 2
-	until(t, "the next process of m1", func() bool {
+	testutil.Until(t, "the next process of m1", func() bool {
 		_, err := c.RegisterNode(ctx, q)
 		return err == nil
 	})
@@ -146,9 +151,10 @@ func TestTokenLife(t *testing.T) {
 	newMemnode(t, "m1", 1, just(n))
 	x := open(t, c)
 	var r *dirpb.RenewReply
-	until(t, "another token", func() bool {
+	testutil.Until(t, "another token", func() bool {
 		var err error
-		if r, err = c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1), TokenNumber: x.TokenNumber}); err != nil {
+		if r, err = c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1),
+			TokenNumber: x.TokenNumber}); err != nil {
 			t.Fatal(err)
 		}
 		return len(r.Token) > 0
@@ -156,7 +162,8 @@ func TestTokenLife(t *testing.T) {
 	if r.TokenNumber <= x.TokenNumber {
 		t.Fatalf("token %x follows %x", r.TokenNumber, x.TokenNumber)
 	}
-	if r, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1)}); err != nil || len(r.Token) > 0 {
+	if r, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1)}); err != nil ||
+		len(r.Token) > 0 {
 		t.Fatalf("a session that shows no token is given %d bytes, %v", len(r.GetToken()), err)
 	}
 }

@@ -134,13 +134,15 @@ func (n *Node) reign(ctx context.Context) {
 		n.leading.Store(nil)
 		n.reigns.happens()
 		if n.ctx.Err() == nil {
-			n.log.Warn("directory: leadership lost", "id", n.opts.ID, "term", l.term, "led", time.Since(l.began).Round(time.Millisecond))
+			n.log.Warn("directory: leadership lost", "id", n.opts.ID, "term", l.term, "led",
+				time.Since(l.began).Round(time.Millisecond))
 		}
 	}()
 	n.machine.view(func(s *fsm.State) {
 		for _, w := range s.Map(nil).Namespaces {
 			if len(w.Losses) > 0 {
-				n.log.Warn("directory: data was lost, and nobody has accepted it", "namespace", w.Name, "placement_groups", len(w.Losses),
+				n.log.Warn("directory: data was lost, and nobody has accepted it", "namespace", w.Name,
+					"placement_groups", len(w.Losses),
 					"accept", "kvctl namespace accept-loss "+w.Name)
 			}
 		}
@@ -203,10 +205,12 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 		n.log.Warn("directory: leading by a certificate of another identity", "id", n.opts.ID, "err", foreign)
 	}
 	if !proto.Equal(me, want) {
-		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: want}}})
+		todo = append(todo,
+			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: want}}})
 	}
 	for _, id := range stale {
-		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: id}}})
+		todo = append(todo,
+			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: id}}})
 	}
 	for _, c := range todo {
 		if _, err := n.propose(ctx, l, c); err != nil {
@@ -224,8 +228,9 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	l.began = time.Now()
 	n.machine.view(func(s *fsm.State) {
 		l.mu.Leader = lead.New(lead.Options{
-			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, LastCopyWait: n.opts.LastCopyWait, EpochInterval: n.opts.EpochInterval,
-			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0), Term: l.term,
+			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, LastCopyWait: n.opts.LastCopyWait,
+			EpochInterval: n.opts.EpochInterval,
+			EpochBlock:    epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0), Term: l.term,
 		}, s, 0)
 		l.trusted.Store(l.mu.Trusted(s, 0)) // without memory nodes that are up there is nobody to wait for
 	})
@@ -247,7 +252,9 @@ func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 		x.Advance(s, now)
 		steps = x.Plan(s, now)
 		if c := x.TakeBack(s, now); c != nil {
-			steps = append(steps, lead.Step{Do: c, Why: fmt.Sprintf("%d runs of memory that came back are free", len(c.GetTakeBack().Runs))})
+			steps = append(steps,
+				lead.Step{Do: c, Why: fmt.Sprintf("%d runs of memory that came back are free",
+					len(c.GetTakeBack().Runs))})
 		}
 		l.callLocked(now)
 		work = len(s.Jobs()) > 0 && len(x.Work(s, now)) > 0
@@ -324,7 +331,8 @@ func (n *Node) handOver() {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			n.log.Warn("directory: stopping, but no other node leads yet", "id", n.opts.ID, "err", errors.Join(err, ctx.Err()))
+			n.log.Warn("directory: stopping, but no other node leads yet", "id", n.opts.ID, "err",
+				errors.Join(err, ctx.Err()))
 			return
 		}
 	}

@@ -17,7 +17,6 @@ import (
 // raisePause is how long a leader waits before it asks directory nodes of an earlier version again.
 const raisePause = time.Second
 
-// latestLevel is the latest level that this version knows.
 func (n *Node) latestLevel() *fsmpb.Level {
 	return &fsmpb.Level{Level: fsm.Level, Version: n.opts.Version}
 }
@@ -27,7 +26,8 @@ func (n *Node) level() (level uint32) {
 	return level
 }
 
-// raiseLevel takes the state to the latest level as soon as every directory node says that it knows that, while this node leads.
+// raiseLevel takes the state to the latest level as soon as every directory node says that it knows that, while this
+// node leads.
 func (n *Node) raiseLevel(ctx context.Context, l *leadership) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
@@ -72,7 +72,8 @@ func (n *Node) tryRaise(ctx context.Context, l *leadership) error {
 	if err := n.beginReign(ctx, l); err != nil {
 		n.log.Info("directory: memory nodes are told of no position before the next election", "err", err)
 	}
-	n.log.Info("directory: every node runs a version that knows this level, and none of an earlier version can take part any more",
+	n.log.Info("directory: every node runs a version that knows this level, and none of an earlier version can take "+
+		"part any more",
 		"level", fsm.Level, "version", n.opts.Version)
 	return nil
 }
@@ -97,7 +98,8 @@ func (n *Node) knowsLatest(ctx context.Context, id string) error {
 	case reply.AnsweredBy != id:
 		return fmt.Errorf("directory node %q is to serve at %s, where %q answers", id, addr, reply.AnsweredBy)
 	case reply.KnowsLevel < fsm.Level:
-		return fmt.Errorf("directory node %q runs %s, which knows levels up to %d: start kvd %s there", id, program(reply.Version), reply.KnowsLevel, n.opts.Version)
+		return fmt.Errorf("directory node %q runs %s, which knows levels up to %d: start kvd %s there", id,
+			program(reply.Version), reply.KnowsLevel, n.opts.Version)
 	}
 	return nil
 }
@@ -105,7 +107,8 @@ func (n *Node) knowsLatest(ctx context.Context, id string) error {
 // checkJoiner refuses a directory node that does not know the level of the state. The caller has taken membership.
 func (n *Node) checkJoiner(q *dirpb.JoinDirectoryRequest) error {
 	if level := n.level(); q.Level < level {
-		return status.Errorf(codes.FailedPrecondition, "directory node %q runs %s, which knows levels up to %d, and the directory is at level %d: start kvd %s there, or a later one",
+		return status.Errorf(codes.FailedPrecondition, "directory node %q runs %s, which knows levels up to %d, and "+
+			"the directory is at level %d: start kvd %s there, or later",
 			q.Id, program(q.Version), q.Level, level, n.opts.Version)
 	}
 	return nil
@@ -122,6 +125,7 @@ func program(version string) string {
 // noMethod answers an RPC that this version does not have.
 func (n *Node) noMethod(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
-	return status.Errorf(codes.Unimplemented, "directory node %q runs kvd %s, which does not know %.128q; nothing was done; the caller is of another version: upgrade the directory nodes first",
+	return status.Errorf(codes.Unimplemented, "directory node %q runs kvd %s, which does not know %.128q; nothing "+
+		"was done; the caller is of another version: upgrade the directory nodes first",
 		n.opts.ID, n.opts.Version, method)
 }

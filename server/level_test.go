@@ -41,7 +41,8 @@ func TestLaterCommandStops(t *testing.T) {
 		t.Fatal(err)
 	}
 	applied := n.machine.appliedIndex()
-	later := n.raft.Apply(protowire.AppendVarint(protowire.AppendTag(encode(&fsmpb.Command{}), 9999, protowire.VarintType), 1), 0)
+	later := n.raft.Apply(
+		protowire.AppendVarint(protowire.AppendTag(encode(&fsmpb.Command{}), 9999, protowire.VarintType), 1), 0)
 	after := n.raft.Apply(put("d9"), 0)
 	if err := later.Error(); err == nil {
 		if r := later.Response().(fsm.Result); !errors.Is(r.Err, fsm.ErrLevel) {
@@ -58,7 +59,8 @@ func TestLaterCommandStops(t *testing.T) {
 			x = start(t, Options{ID: "d1", DataDir: "d1", fs: fs, Lease: forever, Version: "this"})
 		}
 		<-x.Done()
-		if err := x.Err(); !errors.Is(err, fsm.ErrLevel) || !strings.Contains(err.Error(), "of the log") || !strings.Contains(err.Error(), "knows levels up to 1") {
+		if err := x.Err(); !errors.Is(err, fsm.ErrLevel) || !strings.Contains(err.Error(), "of the log") ||
+			!strings.Contains(err.Error(), "knows levels up to 1") {
 			t.Errorf("start %d: it stopped because of %v", i, err)
 		}
 		x.machine.view(func(s *fsm.State) {
@@ -87,15 +89,16 @@ func TestUnknownRPC(t *testing.T) {
 	}
 }
 
-// A directory that runs this version alone is at its level from the first command on. A directory node of a version before levels
-// cannot join it, and is told why.
+// A directory that runs this version alone is at its level from the first command on. A directory node of a version
+// before levels cannot join it, and is told why.
 func TestLevelOfNew(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	if n.level() != fsm.Level {
 		t.Fatalf("level %d, want %d", n.level(), fsm.Level)
 	}
-	_, err := dial(t, n).JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1", GrpcAddr: "127.0.0.1:2", Level: fsm.Level - 1, Version: "0.9"})
-	if want := `directory node "d2" runs kvd "0.9", which knows levels up to 0, and the directory is at level 1: start kvd devel there, or a later one`; err == nil || !strings.Contains(err.Error(), want) {
+	_, err := dial(t, n).JoinDirectory(testCtx(t), &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1",
+		GrpcAddr: "127.0.0.1:2", Level: fsm.Level - 1, Version: "0.9"})
+	if want := `directory node "d2" runs kvd "0.9", which knows levels up to 0, and the directory is at level 1: start kvd devel there, or later`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("error %v, want %q", err, want)
 	}
 }

@@ -47,11 +47,13 @@ type machine struct {
 		news    chan struct{} // the same when anything has changed that memory nodes are told of
 	}
 
-	// halt is told, once, of an entry or a snapshot of a level that this version does not know, or that applied entries are to be replaced. Nothing is applied from then on.
+	// halt is told, once, of an entry or a snapshot of a level that this version does not know, or that applied entries
+	// are to be replaced. Nothing is applied from then on.
 	halt func(error)
 
 	maps maps // of state; taken with mu held
-	// ends are the sessions that are watched: their channels are closed when they begin to be fenced, or end. It is taken with mu held.
+	// ends are the sessions that are watched: their channels are closed when they begin to be fenced, or end. It is
+	// taken with mu held.
 	ends struct {
 		sync.Mutex
 		of map[uint32]chan struct{}
@@ -115,8 +117,9 @@ func (m *machine) view(fn func(s *fsm.State)) {
 	fn(m.mu.state)
 }
 
-// position is how far the state has got in the latest leadership that it knows; nil if nothing was applied of that by this process. A leader that
-// was deposed may have applied entries of the next one already, which are not its own to tell of.
+// position is how far the state has got in the latest leadership that it knows; nil if nothing was applied of that by
+// this process. A leader that was deposed may have applied entries of the next one already, which are not its own to
+// tell of.
 func (m *machine) position() *dirpb.Position {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

@@ -75,7 +75,8 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 			if err = ownedBy(ctx, fmt.Sprintf("session %d", id), y.Identity); err != nil {
 				return
 			}
-			// Peers hear every message and the names of keys, and are believed: a gateway that may only read meets nobody.
+			// Peers hear every message and the names of keys, and are believed: a gateway that may only read meets
+			// nobody.
 			if w := s.Namespace(y.NamespaceId); w != nil {
 				err = fsm.CheckRight(w, callerOf(ctx, false), dirpb.Right_RIGHT_WRITE)
 			}
@@ -84,7 +85,8 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 				return
 			}
 			if y.ReadOnly {
-				err = status.Errorf(codes.PermissionDenied, "session %d is read-only: gateways meet with sessions that may write", id)
+				err = status.Errorf(codes.PermissionDenied, "session %d is read-only: gateways meet with sessions "+
+					"that may write", id)
 				return
 			}
 			fmt.Fprintf(&group, "%d ", y.NamespaceId)
@@ -103,7 +105,8 @@ func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply
 		return &dirpb.MeetReply{}, nil
 	}
 	if !l.meeting.add(g) {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d gateways are registered, want at most %d", maxGateways, maxGateways)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d gateways are registered, want at most %d", maxGateways,
+			maxGateways)
 	}
 	reply := &dirpb.MeetReply{}
 	n.await(ctx, l, q.WaitMillis, l.meeting.changed.next, func() bool {
@@ -128,7 +131,9 @@ func checkMeet(q *dirpb.MeetRequest) error {
 	if len(q.HostId) > maxMeetAddr {
 		return bad("host_id: %d bytes, want at most %d", len(q.HostId), maxMeetAddr)
 	}
-	if len(q.Trouble) > maxMeetTrouble || strings.ContainsFunc(q.Trouble, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+	if len(q.Trouble) > maxMeetTrouble || strings.ContainsFunc(q.Trouble, func(r rune) bool {
+		return !unicode.IsPrint(r) || r == utf8.RuneError
+	}) {
 		return bad("trouble: want at most %d bytes of printable characters", maxMeetTrouble)
 	}
 	return nil

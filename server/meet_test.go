@@ -17,7 +17,8 @@ import (
 // registers what is not his to register.
 func TestMeet(t *testing.T) {
 	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4})
-	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "m", Replicas: 1, Shards: 1}); err != nil {
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "m", Replicas: 1, Shards: 1}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	n1, n2, m := openIn(t, c, "n").SessionId, openIn(t, c, "n").SessionId, openIn(t, c, "m").SessionId
@@ -37,12 +38,14 @@ func TestMeet(t *testing.T) {
 	}
 	// It waits for news.
 	began := time.Now()
-	if q := meet(&dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News, WaitMillis: 200}); q.News != r.News || time.Since(began) < 200*time.Millisecond {
+	if q := meet(&dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News,
+		WaitMillis: 200}); q.News != r.News || time.Since(began) < 200*time.Millisecond {
 		t.Fatalf("news %d after %v", q.News, time.Since(began))
 	}
 	heard := answers(t, func(ctx context.Context) (*dirpb.MeetReply, error) {
 		for {
-			q, err := c.Meet(ctx, &dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News, WaitMillis: 1 << 40})
+			q, err := c.Meet(ctx, &dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News,
+				WaitMillis: 1 << 40})
 			if err != nil || q.News != r.News {
 				return q, err
 			}
@@ -50,7 +53,8 @@ func TestMeet(t *testing.T) {
 	})
 	meet(&dirpb.MeetRequest{SessionIds: []uint32{m}, Id: id("m"), Addr: "10.0.0.3:1"})
 	meet(&dirpb.MeetRequest{SessionIds: []uint32{n1, m}, Id: id("x"), Addr: "10.0.0.4:1"})
-	b := &dirpb.MeetRequest{SessionIds: []uint32{n2}, Id: id("b"), Addr: "10.0.0.2:1", HostId: "h2", Trouble: "cannot be called"}
+	b := &dirpb.MeetRequest{SessionIds: []uint32{n2}, Id: id("b"), Addr: "10.0.0.2:1", HostId: "h2",
+		Trouble: "cannot be called"}
 	if r := meet(b); len(r.Gateways) != 1 || string(r.Gateways[0].Id) != string(a.Id) || r.Gateways[0].Addr != a.Addr {
 		t.Fatalf("b meets %v", r.Gateways)
 	}
@@ -65,7 +69,8 @@ func TestMeet(t *testing.T) {
 	for _, g := range st.Gateways {
 		shown = append(shown, fmt.Sprint(g.Addr, g.HostId, g.Namespaces, g.Trouble))
 	}
-	if want := []string{"10.0.0.1:1[n]", "10.0.0.2:1h2[n]cannot be called", "10.0.0.3:1[m]", "10.0.0.4:1[n m]"}; !slices.Equal(shown, want) {
+	if want := []string{"10.0.0.1:1[n]", "10.0.0.2:1h2[n]cannot be called", "10.0.0.3:1[m]",
+		"10.0.0.4:1[n m]"}; !slices.Equal(shown, want) {
 		t.Errorf("operators see %q, want %q", shown, want)
 	}
 	b.Leaves = true
@@ -79,7 +84,8 @@ func TestMeet(t *testing.T) {
 		"addr":        {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h"},
 		"host_id":     {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", HostId: strings.Repeat("h", 1000)},
 		"trouble":     {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", Trouble: strings.Repeat("t", 1000)},
-		"trouble: want at most 512 bytes of printable": {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", Trouble: "\x1b[31m"},
+		"trouble: want at most 512 bytes of printable": {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1",
+			Trouble: "\x1b[31m"},
 	} {
 		_, err := c.Meet(testCtx(t), q)
 		wantCode(t, err, codes.InvalidArgument, what)
@@ -88,14 +94,15 @@ func TestMeet(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "session 999")
 }
 
-// Peers hear all messages and are believed: who may only read a namespace meets nobody of it, whatever session he shows, nor does
-// he take the place of one, or drive it away.
+// Peers hear all messages and are believed: who may only read a namespace meets nobody of it, whatever session he
+// shows, nor does he take the place of one, or drive it away.
 func TestMeetWantsWrite(t *testing.T) {
 	x := newTenants(t)
 	ops, good, bad := x.as("operator", "ops"), x.as("gateway", "good"), x.as("gateway", "bad")
 	const denied = codes.PermissionDenied
 	for _, name := range []string{"a", "b"} {
-		x.create(ops, &dirpb.CreateNamespaceRequest{Name: name, Owner: spiffe("gateway", "good"), BytesPerNode: 16 << 20})
+		x.create(ops, &dirpb.CreateNamespaceRequest{Name: name, Owner: spiffe("gateway", "good"),
+			BytesPerNode: 16 << 20})
 	}
 	for name, right := range map[string]dirpb.Right{"a": dirpb.Right_RIGHT_READ, "b": dirpb.Right_RIGHT_WRITE} {
 		if _, err := x.grant(good, name, spiffe("gateway", "bad"), right); err != nil {
@@ -118,7 +125,8 @@ func TestMeetWantsWrite(t *testing.T) {
 	met("with two databases", 0, "h", as, bs)
 	readA, readB, writeB := x.opened(bad, "a", true), x.opened(bad, "b", true), x.opened(bad, "b", false)
 	for what, sessions := range map[string][]uint32{
-		"bad has read in namespace \"a\", and wants write": {readA}, "and wants write": {writeB, readA}, "is read-only": {readB},
+		"bad has read in namespace \"a\", and wants write": {readA}, "and wants write": {writeB, readA},
+		"is read-only": {readB},
 	} {
 		all, err := meet(bad, "x", sessions...)
 		wantCode(t, err, denied, what)
@@ -132,7 +140,8 @@ func TestMeetWantsWrite(t *testing.T) {
 	// The id of another one, which it might have heard.
 	_, err := meet(bad, "g", writeB)
 	wantCode(t, err, denied, "another gateway")
-	_, err = bad.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{writeB}, Id: id("g"), Addr: "10.0.0.1:1", Leaves: true})
+	_, err = bad.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{writeB}, Id: id("g"), Addr: "10.0.0.1:1",
+		Leaves: true})
 	wantCode(t, err, denied, "another gateway")
 	met("still there", 0, "g", as)
 	if st, err := ops.Status(testCtx(t), &dirpb.StatusRequest{}); err != nil || len(st.Gateways) != 3 {

@@ -115,7 +115,8 @@ func (n *Node) mind() {
 			n.fail(ErrRemoved)
 			return
 		}
-		if member && now.Sub(n.raft.LastContact()) >= patience && n.raft.State() != raft.Leader && dismissed.due(now, patience) {
+		if member && now.Sub(n.raft.LastContact()) >= patience && n.raft.State() != raft.Leader &&
+			dismissed.due(now, patience) {
 			if dismissed.noteAnswer(n.isDismissed(patience), now) {
 				n.fail(ErrRemoved)
 				return
@@ -136,7 +137,8 @@ func (n *Node) mind() {
 			case member:
 				n.log.Info("directory: its new address is told again", "id", n.opts.ID, "err", err)
 			default:
-				n.log.Info("directory: not admitted: it neither votes nor counts, and asks again", "id", n.opts.ID, "err", err)
+				n.log.Info("directory: not admitted: it neither votes nor counts, and asks again", "id", n.opts.ID,
+					"err", err)
 			}
 			tick.Reset(often)
 		} else if member {
@@ -150,9 +152,10 @@ func (n *Node) mind() {
 // patience is how long a member is silent before it is believed to be gone.
 func (n *Node) patience() time.Duration { return max(5*n.opts.ElectionTimeout, time.Second) }
 
-// dismissal is a removal that a node hears of from others: raft sends a node that is removed what is on its way to it and no
-// more, so that the entry which says so may never come. A leader that does not name the node is believed when another answer, as long
-// after the first as a removal takes to be believed, is the same; the first may be of a leader whose removal is not committed.
+// dismissal is a removal that a node hears of from others: raft sends a node that is removed what is on its way to it
+// and no more, so that the entry which says so may never come. A leader that does not name the node is believed when
+// another answer, as long after the first as a removal takes to be believed, is the same; the first may be of a leader
+// whose removal is not committed.
 type dismissal struct {
 	asked, since time.Time // the last answer; the first of those that are alike
 }
@@ -175,8 +178,8 @@ func (d *dismissal) noteAnswer(gone bool, now time.Time) bool {
 	return !first
 }
 
-// isDismissed asks the other directory nodes of this cluster, each for at most patience, whether a leader among them knows this one
-// no more.
+// isDismissed asks the other directory nodes of this cluster, each for at most patience, whether a leader among them
+// knows this one no more.
 func (n *Node) isDismissed(patience time.Duration) bool {
 	var ask []string
 	cluster := ""
@@ -199,7 +202,9 @@ func (n *Node) isDismissed(patience time.Duration) bool {
 		if err != nil || !reply.Leads || reply.ClusterId != cluster {
 			continue
 		}
-		return !slices.ContainsFunc(reply.Directory, func(d *dirpb.DirectoryNode) bool { return d.Id == n.opts.ID && d.Incarnation == n.disk.incarnation })
+		return !slices.ContainsFunc(reply.Directory, func(d *dirpb.DirectoryNode) bool {
+			return d.Id == n.opts.ID && d.Incarnation == n.disk.incarnation
+		})
 	}
 	return false
 }
@@ -218,8 +223,8 @@ func (n *Node) hurry() {
 	}
 }
 
-// claimID gives entry its identity: the one that has the id, or else caller. The leader does that, and not the state machine:
-// that of an earlier version stores an entry as it is. An error matches fsm.ErrForeign.
+// claimID gives entry its identity: the one that has the id, or else caller. The leader does that, and not the state
+// machine: that of an earlier version stores an entry as it is. An error matches fsm.ErrForeign.
 func claimID(s *fsm.State, entry *fsmpb.Directory, caller string) error {
 	if err := s.CheckDirectoryOwner(entry.Id, caller); err != nil {
 		return err
@@ -246,9 +251,9 @@ func (n *Node) outdated(members map[string]raft.Server) bool {
 	return me.GetRaftAddr() != self.RaftAddr || me.GetGrpcAddr() != self.GrpcAddr
 }
 
-// enterCluster joins the cluster, or starts it with this node alone if that is this node's part: see Options.Bootstrap. A node
-// of the list that does not answer may be in a cluster, and this one the member of it that lost its disk, so no cluster is
-// started before all have.
+// enterCluster joins the cluster, or starts it with this node alone if that is this node's part: see Options.Bootstrap.
+// A node of the list that does not answer may be in a cluster, and this one the member of it that lost its disk, so no
+// cluster is started before all have.
 func (n *Node) enterCluster(member bool) error {
 	if member || !n.opts.Bootstrap || n.opts.Join[0] != n.grpcAddr {
 		return n.join(member)
@@ -277,8 +282,8 @@ func (n *Node) enterCluster(member bool) error {
 	return nil
 }
 
-// join asks the leader, wherever it is, to enter this node, or to note its new addresses if it is a member by its own log. Then the
-// error matches ErrRemoved if the leader knows better; otherwise ErrTaken if the id is another's.
+// join asks the leader, wherever it is, to enter this node, or to note its new addresses if it is a member by its own
+// log. Then the error matches ErrRemoved if the leader knows better; otherwise ErrTaken if the id is another's.
 func (n *Node) join(member bool) error {
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
@@ -315,7 +320,8 @@ func (n *Node) join(member bool) error {
 					return fmt.Errorf("it runs %s: start kvd %s there first", program(s.Version), n.opts.Version)
 				}
 			}
-			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr, Member: member,
+			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr,
+				GrpcAddr: self.GrpcAddr, Member: member,
 				Level: fsm.Level, Version: n.opts.Version, Incarnation: n.disk.incarnation, Process: n.process})
 			return err
 		})
@@ -351,7 +357,8 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		}
 		creds = credentials.NewTLS(conf)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "a directory node's gRPC port", nil)),
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(wrongport.Creds(creds, "a directory node's gRPC port", nil)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // Memory goes home over the wire: a place handed back by one session is delivered to
@@ -31,7 +32,8 @@ func TestMemoryGoesHome(t *testing.T) {
 	}
 	grant := func() *dirpb.GrantExtentReply {
 		t.Helper()
-		r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: a.SessionId, PgId: 1, WantUnits: 1 << 31, PlaceUnits: 10})
+		r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: a.SessionId, PgId: 1,
+			WantUnits: 1 << 31, PlaceUnits: 10})
 		if err != nil || r.Term != a.Term || r.MapVersion == 0 {
 			t.Fatalf("granted %v, %v; want term %d", r, err, a.Term)
 		}
@@ -48,9 +50,10 @@ func TestMemoryGoesHome(t *testing.T) {
 			runs, all = append(runs, x), all+uint64(x.Units)
 		}
 	}
-	until(t, "the directory to know that all memory is in use", func() bool {
+	testutil.Until(t, "the directory to know that all memory is in use", func() bool {
 		// Those who have been silent for half a second may have some.
-		ask(&dirpb.RenewRequest{SessionId: a.SessionId, Held: []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: all, NetUnits: int64(all)}}})
+		ask(&dirpb.RenewRequest{
+			SessionId: a.SessionId, Held: []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: all, NetUnits: int64(all)}}})
 		ask(&dirpb.RenewRequest{SessionId: b.SessionId})
 		return grant().ComingUnits == 0
 	})
@@ -66,12 +69,17 @@ func TestMemoryGoesHome(t *testing.T) {
 	const much = 100_000
 	i := slices.IndexFunc(runs, func(r *dirpb.ReturnedRun) bool { return r.Units >= much })
 	unit := runs[i].Unit
-	ask(&dirpb.RenewRequest{SessionId: b.SessionId, HandBacks: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: unit, Places: []uint32{10<<10 | 7}}}})
-	if d := ask(&dirpb.RenewRequest{SessionId: a.SessionId}).Deliveries; len(d) != 1 || d[0].Unit != unit || len(d[0].Places) != 1 || d[0].Places[0] != 10<<10|7 {
+	ask(&dirpb.RenewRequest{SessionId: b.SessionId, HandBacks: []*dirpb.FreePlaces{
+		{PgId: 1, Generation: 1, Unit: unit, Places: []uint32{10<<10 | 7}}}})
+	if d := ask(&dirpb.RenewRequest{SessionId: a.SessionId}).Deliveries; len(d) != 1 || d[0].Unit != unit ||
+		len(d[0].Places) != 1 || d[0].Places[0] != 10<<10|7 {
 		t.Fatalf("delivered %v", d)
 	}
-	ask(&dirpb.RenewRequest{SessionId: a.SessionId, Returns: []*dirpb.ReturnedRun{{PgId: 1, Generation: 1, Unit: unit, Units: much}}})
-	until(t, "what was given up to be free", func() bool { return statusOf(t, c).Usage[0].WaitingUnits == much })
+	ask(&dirpb.RenewRequest{SessionId: a.SessionId, Returns: []*dirpb.ReturnedRun{
+		{PgId: 1, Generation: 1, Unit: unit, Units: much}}})
+	testutil.Until(t, "what was given up to be free", func() bool {
+		return statusOf(t, c).Usage[0].WaitingUnits == much
+	})
 	if r := grant(); len(r.Runs) > 0 || r.WaitingUnits != much || r.ComingUnits < much {
 		t.Fatalf("granted %v", r)
 	}
@@ -81,8 +89,9 @@ func TestMemoryGoesHome(t *testing.T) {
 	}
 }
 
-// A store does not grow slower with the sessions that came and went: each has its memory with as few calls as the first one, also
-// when nothing is left that was never granted, and what they left behind is many single units and a few long runs.
+// A store does not grow slower with the sessions that came and went: each has its memory with as few calls as the first
+// one, also when nothing is left that was never granted, and what they left behind is many single units and a few long
+// runs.
 func TestSessionsCameAndWent(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
@@ -99,7 +108,8 @@ func TestSessionsCameAndWent(t *testing.T) {
 		var runs []*dirpb.ReturnedRun
 		sum, asked := uint64(0), 0
 		for ; sum < each && asked < calls; asked++ {
-			r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: s.SessionId, PgId: 1, WantUnits: uint32(each - sum), PlaceUnits: 1})
+			r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: s.SessionId, PgId: 1,
+				WantUnits: uint32(each - sum), PlaceUnits: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,11 +130,13 @@ func TestSessionsCameAndWent(t *testing.T) {
 			}
 			back = append(back, &dirpb.ReturnedRun{PgId: 1, Generation: 1, Unit: x.Unit, Units: x.Units, Fresh: true})
 		}
-		if _, err := c.CloseSession(testCtx(t), &dirpb.CloseSessionRequest{SessionId: s.SessionId, Runs: back}); err != nil {
+		if _, err := c.CloseSession(testCtx(t), &dirpb.CloseSessionRequest{SessionId: s.SessionId, Runs: back}); err !=
+			nil {
 			t.Fatal(err)
 		}
 	}
 	if u := statusOf(t, c).Usage[0]; took < u.HeapUnits*5/4 || u.ReturnedUnits < u.HeapUnits*9/10 {
-		t.Fatalf("the test proves nothing: %d units were taken, and %d of %d are free", took, u.ReturnedUnits, u.HeapUnits)
+		t.Fatalf("the test proves nothing: %d units were taken, and %d of %d are free", took, u.ReturnedUnits,
+			u.HeapUnits)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/lead"
 )
@@ -20,8 +21,9 @@ func TestNameAfterDeath(t *testing.T) {
 	n := single(t, vfs.NewMem(), time.Hour)
 	c, ctx := dial(t, n), testCtx(t)
 	register := func(incarnation uint64, addr string) (*dirpb.RegisterNodeReply, error) {
-		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, HostId: "host", CapacityBytes: 256 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: addr}}})
+		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, HostId: "host",
+			CapacityBytes: 256 << 20,
+			Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: addr}}})
 	}
 	r, err := register(7, "127.0.0.1:9")
 	if err != nil {
@@ -36,7 +38,8 @@ func TestNameAfterDeath(t *testing.T) {
 		return k
 	}
 	beat := func(ctx context.Context, news uint64) (*dirpb.HeartbeatReply, error) {
-		return c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, News: news, WaitMillis: 60_000})
+		return c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, News: news,
+			WaitMillis: 60_000})
 	}
 	h, err := beat(ctx, 1)
 	if err != nil {
@@ -49,7 +52,7 @@ func TestNameAfterDeath(t *testing.T) {
 		_, err := beat(life, h.News)
 		ended <- err
 	}()
-	until(t, "a heartbeat that waits", func() bool { return beats() > before })
+	testutil.Until(t, "a heartbeat that waits", func() bool { return beats() > before })
 	_, err = register(8, "127.0.0.1:10")
 	wantCode(t, err, codes.AlreadyExists, "taken by another process, at tcp 127.0.0.1:9")
 	if m := statusOf(t, c).Map.Nodes[0]; m.Incarnation != 7 || m.Rival != "" {
@@ -59,7 +62,7 @@ func TestNameAfterDeath(t *testing.T) {
 	if err := <-ended; status.Code(err) != codes.Canceled && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	until(t, "the name", func() bool {
+	testutil.Until(t, "the name", func() bool {
 		_, err := register(8, "127.0.0.1:10")
 		return err == nil
 	})
@@ -70,7 +73,8 @@ func TestNameAfterDeath(t *testing.T) {
 	// It registers again, and the second lives: the status says so.
 	beatOfSecond := func() {
 		t.Helper()
-		if h, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 8}); err != nil || h.UnknownNode {
+		if h, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 8}); err != nil ||
+			h.UnknownNode {
 			t.Fatalf("%v, %v", h, err)
 		}
 	}

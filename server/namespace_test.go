@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -46,13 +47,15 @@ func TestCopiesNeedDomains(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
 	for i := range 2 {
-		if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: 1 << 28, Domain: "rack",
+		if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1,
+			CapacityBytes: 1 << 28, Domain: "rack",
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	create := func(name string, replicas uint32) error {
-		_, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: 8 << 20})
+		_, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas,
+			BytesPerNode: 8 << 20})
 		return err
 	}
 	if err := create("n", 1); err != nil {
@@ -91,7 +94,8 @@ func TestDeleteNamespace(t *testing.T) {
 				_, err := d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "n"})
 				return err
 			})
-			_, err := dial(t, leaderOf(t, c.all()...)).DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "n", Id: id})
+			_, err := dial(t, leaderOf(t, c.all()...)).DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{
+				Name: "n", Id: id})
 			wantCode(t, err, codes.FailedPrecondition, "1 sessions that live", `"user"`)
 			remove := func() (r *dirpb.DeleteNamespaceReply) {
 				t.Helper()
@@ -129,16 +133,17 @@ func TestDeleteNamespace(t *testing.T) {
 			_, err = dial(t, leaderOf(t, c.all()...)).OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "n"})
 			wantCode(t, err, codes.NotFound, "being deleted")
 			m.hold.Store(false)
-			until(t, "the namespace to go", func() bool { return gone(leaderOf(t, c.all()...), id) })
+			testutil.Until(t, "the namespace to go", func() bool { return gone(leaderOf(t, c.all()...), id) })
 			ready(t, c.restart(i, at))
 			for _, n := range c.all() {
-				until(t, "the namespace to go everywhere", func() bool { return gone(n, id) })
+				testutil.Until(t, "the namespace to go everywhere", func() bool { return gone(n, id) })
 			}
 			if r := remove(); r.Id != id || r.Fencing != 0 {
 				t.Fatalf("deleted when it was gone: %v", r)
 			}
 			st := statusOf(t, dial(t, leaderOf(t, c.all()...)))
-			if len(st.Map.Pgs)+len(st.Usage)+len(st.Sessions)+len(st.Jobs)+len(st.Map.Namespaces) != 0 || st.Map.Nodes[0].UsedBytes != 0 {
+			if len(st.Map.Pgs)+len(st.Usage)+len(st.Sessions)+len(st.Jobs)+len(st.Map.Namespaces) != 0 ||
+				st.Map.Nodes[0].UsedBytes != 0 {
 				t.Fatalf("left are %v", st)
 			}
 		})
@@ -163,7 +168,7 @@ func TestDeleteDefaultNamespace(t *testing.T) {
 		_, err = w.Recv()
 	}
 	wantCode(t, err, codes.NotFound)
-	until(t, "the namespace to go", func() bool { return gone(n, x.NamespaceId) })
+	testutil.Until(t, "the namespace to go", func() bool { return gone(n, x.NamespaceId) })
 	_, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{WasNamespaceId: x.NamespaceId})
 	wantCode(t, err, codes.NotFound, `"default" was deleted`)
 	y := open(t, c)
@@ -187,7 +192,7 @@ func TestDeleteDefaultNamespace(t *testing.T) {
 	if r, err := c.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "default"}); err != nil || r.Fencing != 1 {
 		t.Fatalf("%v, %v", r, err)
 	}
-	until(t, "the namespace to go", func() bool { return gone(n, y.NamespaceId) })
+	testutil.Until(t, "the namespace to go", func() bool { return gone(n, y.NamespaceId) })
 	if l := life(t, c, j.SessionId); l != dirpb.SessionLife_SESSION_FENCED {
 		t.Fatalf("the janitor's session is %v", l)
 	}
@@ -238,18 +243,21 @@ func TestSetReplicas(t *testing.T) {
 		}
 		return true
 	}
-	until(t, "two copies of everything", func() bool {
+	testutil.Until(t, "two copies of everything", func() bool {
 		d := dial(t, leaderOf(t, c.all()...))
 		r, err := d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1)})
 		if err == nil {
-			_, _ = d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)})
+			_, _ = d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, ReportEpoch: r.Epoch,
+				AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)})
 		}
 		if j, err := d.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: x.SessionId}); err == nil && j.Job != nil {
-			_, _ = d.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x.SessionId, JobId: j.Job.Id, Finished: true, Report: &dirpb.JobReport{}})
+			_, _ = d.ReportJob(ctx, &dirpb.ReportJobRequest{SessionId: x.SessionId, JobId: j.Job.Id, Finished: true,
+				Report: &dirpb.JobReport{}})
 		}
 		return whole()
 	})
-	if got := statusOf(t, dial(t, leaderOf(t, c.all()...))); got.Map.Nodes[1].Id != m2.id || got.Map.Nodes[1].UsedBytes != 16<<20 {
+	if got := statusOf(t, dial(t, leaderOf(t, c.all()...))); got.Map.Nodes[1].Id != m2.id ||
+		got.Map.Nodes[1].UsedBytes != 16<<20 {
 		t.Fatalf("memory nodes %v", got.Map.Nodes)
 	}
 }

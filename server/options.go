@@ -71,7 +71,8 @@ type Options struct {
 	// candidate for votes. Default 300 ms, least 50 ms.
 	ElectionTimeout time.Duration
 	// TokenLife is how long a session's token opens connections to memory nodes; a session has another one
-	// before half of that is over. Memory nodes' clocks may be wrong by as much as the other half. Default 1 h, least 2 s.
+	// before half of that is over. Memory nodes' clocks may be wrong by the length of the other half. Default 1 h,
+	// least 2 s.
 	TokenLife time.Duration
 	// DefaultNamespace is created by the first session that names it or none.
 	// Default "default".
@@ -179,7 +180,8 @@ func (o *Options) Validate() error {
 		}
 	}
 	if o.MaxConns < 0 || o.MaxConnsPerAddr < 0 {
-		bad("MaxConns is %d and MaxConnsPerAddr %d, want at least 1, or 0 for the defaults", o.MaxConns, o.MaxConnsPerAddr)
+		bad("MaxConns is %d and MaxConnsPerAddr %d, want at least 1, or 0 for the defaults", o.MaxConns,
+			o.MaxConnsPerAddr)
 	}
 	for _, a := range o.Join {
 		if _, err := splitAddr(a, 1); err != nil {
@@ -187,7 +189,8 @@ func (o *Options) Validate() error {
 		}
 	}
 	if self := cmp.Or(o.GRPCAdvertise, o.GRPCAddr); o.Bootstrap && len(o.Join) > 0 && !slices.Contains(o.Join, self) {
-		bad("Join %q lacks this node's own address %q: with Bootstrap it names all nodes that begin together", o.Join, self)
+		bad("Join %q lacks this node's own address %q: with Bootstrap it names all nodes that begin together", o.Join,
+			self)
 	}
 	least := func(name string, v, min time.Duration) {
 		if v < min {

@@ -20,8 +20,8 @@ import (
 	"github.com/kvd-project/kvd/internal/rights"
 )
 
-// pages knows where the pages for people are that processes have told this leader of. As a meeting it is soft, and nothing
-// but links depends on it.
+// pages knows where the pages for people are that processes have told this leader of. As a meeting it is soft, and
+// nothing but links depends on it.
 type pages struct {
 	mu struct {
 		sync.Mutex
@@ -43,8 +43,8 @@ const (
 	pageIDBytes, maxPageText = 16, 256
 )
 
-// Pages registers where a process has its page for people, and tells it where the others have theirs. All of it is by the
-// processes' own account but their roles, if they show certificates.
+// Pages registers where a process has its page for people, and tells it where the others have theirs. All of it is by
+// the processes' own account but their roles, if they show certificates.
 func (n *Node) Pages(ctx context.Context, q *dirpb.PagesRequest) (*dirpb.PagesReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -54,12 +54,14 @@ func (n *Node) Pages(ctx context.Context, q *dirpb.PagesRequest) (*dirpb.PagesRe
 	if err != nil {
 		return nil, err
 	}
-	x := &knownPage{PageAt: &dirpb.PageAt{Role: q.Role, Name: q.Name, Addr: addr, Tls: q.Tls}, until: time.Now().Add(pageTime)}
+	x := &knownPage{PageAt: &dirpb.PageAt{Role: q.Role, Name: q.Name, Addr: addr, Tls: q.Tls},
+		until: time.Now().Add(pageTime)}
 	if loops(addr) {
 		x.host = cmp.Or(q.HostId, "?") // an id that no machine has
 	}
 	if !l.pages.add(string(q.Id), x) {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d pages are registered, want at most %d", maxPages, maxPages)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d pages are registered, want at most %d", maxPages,
+			maxPages)
 	}
 	reply := &dirpb.PagesReply{Pages: l.pages.others(string(q.Id), q.HostId)}
 	if reply.News = newsOfPages(reply.Pages); reply.News == q.News {
@@ -143,8 +145,8 @@ func (p *pages) forgetLocked() {
 	}
 }
 
-// others are the pages but one that a process of a machine can lead to, in order. Of a process that was started again there is
-// one.
+// others are the pages but one that a process of a machine can lead to, in order. Of a process that was started again
+// there is one.
 func (p *pages) others(id, host string) (list []*dirpb.PageAt) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,9 +158,12 @@ func (p *pages) others(id, host string) (list []*dirpb.PageAt) {
 		}
 	}
 	slices.SortFunc(list, func(a, b *dirpb.PageAt) int {
-		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Addr, b.Addr))
+		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name),
+			cmp.Compare(a.Addr, b.Addr))
 	})
-	return slices.CompactFunc(list, func(a, b *dirpb.PageAt) bool { return a.Addr == b.Addr && a.Name == b.Name && a.Role == b.Role })
+	return slices.CompactFunc(list, func(a, b *dirpb.PageAt) bool {
+		return a.Addr == b.Addr && a.Name == b.Name && a.Role == b.Role
+	})
 }
 
 // newsOfPages sums up a list, never 0.

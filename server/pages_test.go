@@ -17,10 +17,12 @@ import (
 )
 
 func pageRequest(id, name, addr, host string) *dirpb.PagesRequest {
-	return &dirpb.PagesRequest{Id: []byte(strings.Repeat(id, 16)), Role: "memnode", Name: name, Addr: addr, HostId: host}
+	return &dirpb.PagesRequest{Id: []byte(strings.Repeat(id, 16)), Role: "memnode", Name: name, Addr: addr,
+		HostId: host}
 }
 
-// Processes hear of each other's pages, of those on loopback if they are on the same machine, and nothing once they know.
+// Processes hear of each other's pages, of those on loopback if they are on the same machine, and nothing once they
+// know.
 func TestPages(t *testing.T) {
 	c := dial(t, single(t, vfs.NewMem(), forever))
 	ask := func(q *dirpb.PagesRequest) (names string, news uint64) {
@@ -34,7 +36,8 @@ func TestPages(t *testing.T) {
 		}
 		return names, r.News
 	}
-	a, b, l := pageRequest("a", "m10", "10.0.0.1:1", "h1"), pageRequest("b", "m2", "m2.example:1", "h2"), pageRequest("l", "m3", "127.0.0.1:1", "h1")
+	a, b, l := pageRequest("a", "m10", "10.0.0.1:1", "h1"), pageRequest("b", "m2", "m2.example:1", "h2"),
+		pageRequest("l", "m3", "127.0.0.1:1", "h1")
 	wild := pageRequest("w", "m4", "[::]:2", "h2") // the request comes from here, which is h2, by its own account
 	for _, tc := range []struct {
 		q    *dirpb.PagesRequest
@@ -46,7 +49,8 @@ func TestPages(t *testing.T) {
 		{wild, "memnode m2 m2.example:1; memnode m10 10.0.0.1:1; "},
 		{a, "memnode m2 m2.example:1; memnode m3 127.0.0.1:1; "},
 		{b, "memnode m4 127.0.0.1:2; memnode m10 10.0.0.1:1; "},
-		{pageRequest("x", "again", "10.0.0.1:1", ""), "memnode m2 m2.example:1; "}, // the one before it, at its address, is gone
+		// the one before it, at its address, is gone
+		{pageRequest("x", "again", "10.0.0.1:1", ""), "memnode m2 m2.example:1; "},
 	} {
 		names, news := ask(tc.q)
 		if names != tc.want || news == 0 {
@@ -103,8 +107,10 @@ func TestPagesAreBounded(t *testing.T) {
 // An address that stands for all of a process's own is where its request comes from.
 func TestPageAddress(t *testing.T) {
 	for _, tc := range []struct{ from, addr, want string }{
-		{"192.0.2.7:999", "0.0.0.0:80", "192.0.2.7:80"}, {"192.0.2.7:999", ":80", "192.0.2.7:80"}, {"192.0.2.7:999", "h:80", "h:80"},
-		{"[2001:db8::1]:999", "[::]:80", "[2001:db8::1]:80"}, {"[::ffff:192.0.2.7]:999", "[::]:80", "192.0.2.7:80"}, {"[fe80::1%lo]:9", "[::]:80", "[fe80::1]:80"},
+		{"192.0.2.7:999", "0.0.0.0:80", "192.0.2.7:80"}, {"192.0.2.7:999", ":80", "192.0.2.7:80"},
+		{"192.0.2.7:999", "h:80", "h:80"},
+		{"[2001:db8::1]:999", "[::]:80", "[2001:db8::1]:80"}, {"[::ffff:192.0.2.7]:999", "[::]:80", "192.0.2.7:80"},
+		{"[fe80::1%lo]:9", "[::]:80", "[fe80::1]:80"},
 	} {
 		from, err := net.ResolveTCPAddr("tcp", tc.from)
 		if err != nil {

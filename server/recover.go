@@ -56,9 +56,10 @@ var ErrOthersRun = errors.New("another directory node may still run")
 // recoverDial bounds how long a directory node is given to answer.
 const recoverDial = 2 * time.Second
 
-// Recover makes the data folder of one directory node a cluster of its own, for when a majority of the others is gone for good. Entries that the
-// others committed and this folder does not have are lost; all sessions end. It is refused while one of the others answers. Other directory
-// nodes join it afterwards, with empty folders. An error says that the folder is as it was, unless it says otherwise; Recover may be repeated.
+// Recover makes the data folder of one directory node a cluster of its own, for when a majority of the others is gone
+// for good. Entries that the others committed and this folder does not have are lost; all sessions end. It is refused
+// while one of the others answers. Other directory nodes join it afterwards, with empty folders. An error says that the
+// folder is as it was, unless it says otherwise; Recover may be repeated.
 func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -97,14 +98,19 @@ func Recover(ctx context.Context, o RecoverOptions) (f Folder, err error) {
 	if err := o.Confirm(f); err != nil {
 		return f, err
 	}
-	c := &fsmpb.Command{Op: &fsmpb.Command_Recover{Recover: &fsmpb.Recover{Node: o.ID, UnixMillis: time.Now().UnixMilli(), Key: newKey(), PreviousKey: newKey()}},
-		Audit: &dirpb.AuditEntry{UnixMillis: time.Now().UnixMilli(), Action: actRecoverDirectory, Object: o.ID, Detail: fmt.Sprintf("entry=%d term=%d", f.Last, f.Term)}}
+	c := &fsmpb.Command{
+		Op: &fsmpb.Command_Recover{
+			Recover: &fsmpb.Recover{Node: o.ID, UnixMillis: time.Now().UnixMilli(), Key: newKey(),
+				PreviousKey: newKey()}},
+		Audit: &dirpb.AuditEntry{UnixMillis: time.Now().UnixMilli(), Action: actRecoverDirectory, Object: o.ID,
+			Detail: fmt.Sprintf("entry=%d term=%d", f.Last, f.Term)}}
 	conf := raft.DefaultConfig()
 	conf.LocalID, conf.Logger = own.server(), newRaftLogger(o.Logger)
 	_, transport := raft.NewInmemTransport(raft.ServerAddress(addr))
-	err = raft.RecoverCluster(conf, recovering{m, c}, store, stable{store}, store.Snapshots(), transport, raft.Configuration{Servers: []raft.Server{{
-		Suffrage: raft.Voter, ID: own.server(), Address: raft.ServerAddress(addr),
-	}}})
+	err = raft.RecoverCluster(conf, recovering{m, c}, store, stable{store}, store.Snapshots(), transport,
+		raft.Configuration{Servers: []raft.Server{{
+			Suffrage: raft.Voter, ID: own.server(), Address: raft.ServerAddress(addr),
+		}}})
 	if err != nil {
 		return f, fmt.Errorf("recover: data folder %s may be recovered in part: repeat it: %w", o.DataDir, err)
 	}
@@ -187,7 +193,8 @@ func silent(ctx context.Context, d *fsmpb.Directory) error {
 		cancel()
 		if err == nil {
 			_ = c.Close() // nothing was sent
-			return fmt.Errorf("%w: directory node %q, or another process, answers at %s; nothing was done. If a majority of the directory nodes can be started, start them; "+
+			return fmt.Errorf("%w: directory node %q, or another process, answers at %s; nothing was done. If a "+
+				"majority of the directory nodes can be started, start them; "+
 				"if not, stop this one for good", ErrOthersRun, d.Id, addr)
 		}
 	}

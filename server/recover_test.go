@@ -13,8 +13,9 @@ import (
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
-// A folder is recovered as often as one likes, also before the node has started, and also with nothing but its snapshot; nothing is changed before it is confirmed, or while
-// another directory node answers, or for an id that it does not know.
+// A folder is recovered as often as one likes, also before the node has started, and also with nothing but its
+// snapshot; nothing is changed before it is confirmed, or while another directory node answers, or for an id that it
+// does not know.
 func TestRecover(t *testing.T) {
 	dirs := []string{t.TempDir(), t.TempDir()}
 	c := newClusterWith(t, 2, time.Second, func(i int, o *Options) { o.fs, o.DataDir = nil, dirs[i] })
@@ -31,17 +32,21 @@ func TestRecover(t *testing.T) {
 	if err := c.nodes[0].Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: id, Confirm: confirm}); !errors.Is(err, ErrOthersRun) || confirmed > 0 {
+	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: id, Confirm: confirm}); !errors.Is(
+		err, ErrOthersRun) || confirmed > 0 {
 		t.Fatalf("recovered beside another directory node: %v", err)
 	}
 	if err := c.nodes[1].Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: "stranger", Confirm: confirm}); err == nil || confirmed > 0 {
+	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: "stranger", Confirm: confirm}); err == nil ||
+		confirmed > 0 {
 		t.Fatalf("recovered as a stranger: %v", err)
 	}
 	no := errors.New("no")
-	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: id, Confirm: func(Folder) error { return no }}); !errors.Is(err, no) {
+	if _, err := Recover(testCtx(t), RecoverOptions{DataDir: dir, ID: id, Confirm: func(Folder) error {
+		return no
+	}}); !errors.Is(err, no) {
 		t.Fatal(err)
 	}
 	for k := range 3 {
@@ -53,11 +58,14 @@ func TestRecover(t *testing.T) {
 	n := ready(t, c.restart(0, ""))
 	leaderOf(t, n)
 	st := statusOf(t, dial(t, n))
-	if st.ClusterId != cluster || len(st.Directory) != 1 || st.Directory[0].Incarnation != incarnation || st.Position.GetRecoveries() != 3 {
+	if st.ClusterId != cluster || len(st.Directory) != 1 || st.Directory[0].Incarnation != incarnation ||
+		st.Position.GetRecoveries() != 3 {
 		t.Errorf("recovered: %v", st)
 	}
 	entries, err := dial(t, n).Audit(testCtx(t), &dirpb.AuditRequest{})
-	if err != nil || !slices.ContainsFunc(entries.Entries, func(e *dirpb.AuditEntry) bool { return e.Action == actRecoverDirectory }) {
+	if err != nil || !slices.ContainsFunc(entries.Entries, func(e *dirpb.AuditEntry) bool {
+		return e.Action == actRecoverDirectory
+	}) {
 		t.Errorf("audit %v, %v", entries, err)
 	}
 }
@@ -70,7 +78,8 @@ func TestMemoryNodesAhead(t *testing.T) {
 	if told.GetReign() == 0 || told.Index == 0 {
 		t.Fatalf("position %v", told)
 	}
-	_, err := api.Heartbeat(testCtx(t), &dirpb.HeartbeatRequest{NodeId: 7, Incarnation: 1, Position: &dirpb.Position{ClusterId: told.ClusterId, Reign: told.Reign + 1, Term: told.Term, Index: 1}})
+	_, err := api.Heartbeat(testCtx(t), &dirpb.HeartbeatRequest{NodeId: 7, Incarnation: 1, Position: &dirpb.Position{
+		ClusterId: told.ClusterId, Reign: told.Reign + 1, Term: told.Term, Index: 1}})
 	wantCode(t, err, codes.DataLoss, "older than what memory nodes were told", "nothing was done")
 	_, err = api.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "n"})
 	wantCode(t, err, codes.DataLoss, "memory node 7", "nothing was done")
@@ -78,7 +87,8 @@ func TestMemoryNodesAhead(t *testing.T) {
 	wantCode(t, err, codes.DataLoss, "nothing was done")
 	_, err = api.SessionState(testCtx(t), &dirpb.SessionStateRequest{SessionId: 1})
 	wantCode(t, err, codes.DataLoss, "nothing was done")
-	_, err = api.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 1, CapacityBytes: 1 << 20, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}})
+	_, err = api.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 1, CapacityBytes: 1 << 20,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}})
 	wantCode(t, err, codes.DataLoss, "nothing was done")
 	st := statusOf(t, api)
 	if len(st.Ahead) != 1 || st.Ahead[0].Name != "memory node 7" {

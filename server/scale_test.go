@@ -34,7 +34,8 @@ func TestQuorum(t *testing.T) {
 	q.mu.Unlock()
 	second, third := q.join(), q.join()
 	if second == first || third != second || questions.Load() != 1 {
-		t.Fatalf("%d questions; the second caller shares the first's: %v, the third the second's: %v", questions.Load(), second == first, third == second)
+		t.Fatalf("%d questions; the second caller shares the first's: %v, the third the second's: %v", questions.Load(),
+			second == first, third == second)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -96,13 +97,18 @@ func TestWakes(t *testing.T) {
 		return r
 	}
 	open := func() uint32 {
-		return do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}}).Session.Id
+		return do(&fsmpb.Command{
+			Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}}).Session.Id
 	}
-	do(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: bytes.Repeat([]byte{1}, fsm.KeyBytes), Level: &fsmpb.Level{Level: fsm.Level}}}})
+	do(&fsmpb.Command{
+		Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: bytes.Repeat([]byte{1}, fsm.KeyBytes),
+			Level: &fsmpb.Level{Level: fsm.Level}}}})
 	node := func(incarnation uint64) *fsmpb.Command {
-		return &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-			Name: "m", Incarnation: incarnation, CapacityBytes: 1 << 30, Domain: "d", Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-		}}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+				Name: "m", Incarnation: incarnation, CapacityBytes: 1 << 30, Domain: "d", Endpoints: []*dirpb.Endpoint{
+					{Provider: "tcp", Addr: "h:1"}},
+			}}}}
 	}
 	do(node(1))
 	do(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
@@ -118,9 +124,14 @@ func TestWakes(t *testing.T) {
 		move, news bool
 		end        bool // of a
 	}{
-		{"epochs", &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 9}}}, false, false, false},
-		{"a session", &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}}, false, true, false},
-		{"a key", &fsmpb.Command{Op: &fsmpb.Command_RotateKey{RotateKey: &fsmpb.RotateKey{Generation: 2, Key: bytes.Repeat([]byte{2}, fsm.KeyBytes)}}}, false, true, false},
+		{"epochs", &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 9}}},
+			false, false, false},
+		{"a session", &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}},
+			false, true, false},
+		{"a key", &fsmpb.Command{
+			Op: &fsmpb.Command_RotateKey{
+				RotateKey: &fsmpb.RotateKey{Generation: 2, Key: bytes.Repeat([]byte{2}, fsm.KeyBytes)}}}, false, true,
+			false},
 		{"another's end", fence(b), false, true, false},
 		{"its end", fence(a), false, true, true},
 		{"a map", node(2), true, true, false},
@@ -156,7 +167,8 @@ func TestSharedMaps(t *testing.T) {
 	c := dial(t, n)
 	newMemnode(t, "m1", 1, just(n))
 	a, b := open(t, c).SessionId, open(t, c).SessionId
-	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "other", BytesPerNode: 8 << 20}); err != nil {
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{
+		Name: "other", BytesPerNode: 8 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	other, err := c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Namespace: "other"})
@@ -195,10 +207,12 @@ func TestSharedMaps(t *testing.T) {
 			t.Error("a watcher was sent an encoding of its own")
 		}
 	})
-	if shown[a] != shown[b] || shown[a] == shown[other.SessionId] || shown[a] == shown[0] || shown[0] == shown[other.SessionId] {
+	if shown[a] != shown[b] || shown[a] == shown[other.SessionId] || shown[a] == shown[0] ||
+		shown[0] == shown[other.SessionId] {
 		t.Error("maps are shared by others than the sessions of a namespace")
 	}
-	if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}); err != nil {
+	if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 1,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	n.machine.view(func(s *fsm.State) {

@@ -108,9 +108,12 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if err := opts.Validate(); err != nil {
 		return nil, fmt.Errorf("directory options: %w", err)
 	}
-	n := &Node{opts: opts, log: opts.Logger, process: rand.Text(), done: make(chan struct{}), opened: make(chan struct{}), membership: make(chan struct{}, 1)}
+	n := &Node{opts: opts, log: opts.Logger, process: rand.Text(), done: make(chan struct{}),
+		opened: make(chan struct{}), membership: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
-	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error { return n.raft.VerifyLeader().Error() }, began: func() func() {
+	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error {
+		return n.raft.VerifyLeader().Error()
+	}, began: func() func() {
 		n.futures.Add(1)
 		return func() { n.futures.Add(-1) }
 	}}
@@ -399,7 +402,6 @@ func (n *Node) shutdown() {
 	}
 }
 
-// self is this node's entry in the state.
 func (n *Node) self() *fsmpb.Directory {
 	return &fsmpb.Directory{Id: n.opts.ID, RaftAddr: string(n.transport.LocalAddr()), GrpcAddr: n.grpcAddr}
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -21,22 +22,24 @@ func grantStatus(t testing.TB, c dirpb.DirectoryClient, session, pg, held uint32
 	return r
 }
 
-// A session is granted blocks of status words, told again of what it does not know of, and gives them back with a renewal or
-// as it closes.
+// A session is granted blocks of status words, told again of what it does not know of, and gives them back with a
+// renewal or as it closes.
 func TestGrantStatus(t *testing.T) {
 	_, c, _ := store(t, forever, 1, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1})
 	ctx := testCtx(t)
 	a, b := openIn(t, c, "n").SessionId, openIn(t, c, "n").SessionId
 	first := grantStatus(t, c, a, 1, 0)
 	m := statusOf(t, c).Map
-	if m.Version != first.MapVersion || len(m.Pgs[0].StatusArrays) != 1 || m.Pgs[0].StatusArrays[0].Offset != first.Block.Offset {
+	if m.Version != first.MapVersion || len(m.Pgs[0].StatusArrays) != 1 ||
+		m.Pgs[0].StatusArrays[0].Offset != first.Block.Offset {
 		t.Fatalf("granted %v, and the map %d has the arrays %v", first, m.Version, m.Pgs[0].StatusArrays)
 	}
 	if r := grantStatus(t, c, a, 1, 0); !proto.Equal(r, first) {
 		t.Fatalf("asked again: %v, want %v", r, first)
 	}
 	second, other := grantStatus(t, c, a, 1, 1), grantStatus(t, c, b, 1, 0)
-	if all := []uint64{first.Block.Offset, second.Block.Offset, other.Block.Offset}; len(slices.Compact(slices.Sorted(slices.Values(all)))) != 3 {
+	if all := []uint64{first.Block.Offset, second.Block.Offset, other.Block.Offset}; len(
+		slices.Compact(slices.Sorted(slices.Values(all)))) != 3 {
 		t.Fatalf("granted blocks at %d", all)
 	}
 	if second.MapVersion != first.MapVersion {
@@ -67,7 +70,8 @@ func TestGrantStatus(t *testing.T) {
 	if r := grantStatus(t, c, a, 1, 1); !proto.Equal(r.Block, first.Block) {
 		t.Fatalf("has %v, want %v", r, first)
 	}
-	_, err = c.Renew(ctx, &dirpb.RenewRequest{SessionId: a, Number: numbers.Add(1), StatusBack: make([]*dirpb.StatusBlock, fsm.MaxStatusBack+1)})
+	_, err = c.Renew(ctx, &dirpb.RenewRequest{SessionId: a, Number: numbers.Add(1),
+		StatusBack: make([]*dirpb.StatusBlock, fsm.MaxStatusBack+1)})
 	wantCode(t, err, codes.InvalidArgument, "4097 blocks")
 
 	if _, err := c.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: a, Settled: true}); err != nil {
@@ -84,7 +88,8 @@ func wantBlocks(t testing.TB, c dirpb.DirectoryClient, held, dead uint32) {
 	}
 }
 
-// The status words of a session whose lease ran out are granted again when janitors have gone through every placement group, once.
+// The status words of a session whose lease ran out are granted again when janitors have gone through every placement
+// group, once.
 func TestStatusOfTheDead(t *testing.T) {
 	n, c, ms := store(t, time.Second, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1})
 	for _, m := range ms {
@@ -93,7 +98,7 @@ func TestStatusOfTheDead(t *testing.T) {
 	a, b := openIn(t, c, "n").SessionId, openIn(t, c, "n").SessionId
 	defer keepAlive(t, n, b)()
 	dead := grantStatus(t, c, a, 1, 0).Block
-	until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
+	testutil.Until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
 	if j := claim(t, c, b); j != nil {
 		t.Fatalf("claimed %v before the session was fenced", j)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its answer
-// says that they are not the session's any more.
+// takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its
+// answer says that they are not the session's any more.
 func (n *Node) takeStatus(ctx context.Context, l *leadership, q *dirpb.RenewRequest) error {
 	if len(q.StatusBack) == 0 {
 		return nil

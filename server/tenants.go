@@ -34,7 +34,8 @@ func callerOf(ctx context.Context, background bool) fsm.Caller {
 func checkBackground(ctx context.Context, background bool) error {
 	i := rights.Caller(ctx)
 	if (i.Role == identity.MemNode || i.Role == identity.Janitor) && !background {
-		return status.Errorf(codes.PermissionDenied, "%s has the role %v, which is for background sessions alone", i, i.Role)
+		return status.Errorf(codes.PermissionDenied, "%s has the role %v, which is for background sessions alone", i,
+			i.Role)
 	}
 	return nil
 }
@@ -64,7 +65,9 @@ func (n *Node) WhoAmI(ctx context.Context, _ *dirpb.WhoAmIRequest) (*dirpb.WhoAm
 			}
 		}
 	})
-	slices.SortFunc(reply.Namespaces, func(a, b *dirpb.NamespaceRight) int { return cmp.Compare(a.Namespace, b.Namespace) })
+	slices.SortFunc(reply.Namespaces, func(a, b *dirpb.NamespaceRight) int {
+		return cmp.Compare(a.Namespace, b.Namespace)
+	})
 	return reply, nil
 }
 
@@ -98,11 +101,12 @@ func (n *Node) ShowNamespace(ctx context.Context, q *dirpb.ShowNamespaceRequest)
 	return reply, nil
 }
 
-// GrantAccess gives somebody a right in a namespace in the place of the one that he has. The reply does not wait for the
-// sessions that are fenced if that is less.
+// GrantAccess gives somebody a right in a namespace in the place of the one that he has. The reply does not wait for
+// the sessions that are fenced if that is less.
 func (n *Node) GrantAccess(ctx context.Context, q *dirpb.GrantAccessRequest) (*dirpb.GrantAccessReply, error) {
 	if q.GetAccess().GetRight() == dirpb.Right_RIGHT_UNSPECIFIED {
-		return nil, status.Errorf(codes.InvalidArgument, "no right for %.160q in namespace %.64q, want read, write or admin; nothing was done", q.GetAccess().GetWho(), q.Namespace)
+		return nil, status.Errorf(codes.InvalidArgument, "no right for %.160q in namespace %.64q, want read, write "+
+			"or admin; nothing was done", q.GetAccess().GetWho(), q.Namespace)
 	}
 	w, fencing, err := n.setAccess(ctx, q.Namespace, q.Access)
 	if err != nil {
@@ -142,7 +146,8 @@ func (n *Node) setAccess(ctx context.Context, name string, a *dirpb.Access) (*di
 	if a.GetRight() != dirpb.Right_RIGHT_UNSPECIFIED {
 		action, details = actGrantAccess, append(details, "right", enumText(a.Right, "RIGHT_"))
 	}
-	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}}, action, name, details...))
+	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}}, action, name,
+		details...))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -157,5 +162,6 @@ func quotaDetails(q *dirpb.Quota) []any {
 	case q.Sessions == 0 && q.Lanes == 0 && q.TcpOpsPerSecond == 0 && q.IndexBytes == 0:
 		return []any{"quota", "none"}
 	}
-	return []any{"quota-sessions", q.Sessions, "quota-lanes", q.Lanes, "quota-tcp-ops", q.TcpOpsPerSecond, "quota-index", q.IndexBytes}
+	return []any{"quota-sessions", q.Sessions, "quota-lanes", q.Lanes, "quota-tcp-ops", q.TcpOpsPerSecond,
+		"quota-index", q.IndexBytes}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // tenants is a directory node with TLS, and a memory node.
@@ -52,7 +53,9 @@ func newTenants(t *testing.T) *tenants {
 // as is the directory for the owner of a certificate.
 func (x *tenants) as(role, name string, groups ...string) dirpb.DirectoryClient {
 	x.t.Helper()
-	return dirpb.NewDirectoryClient(dialTLS(x.t, x.n, x.a.Config(x.a.Role(role, name, func(c *x509.Certificate) { c.Subject.Organization = groups }))))
+	return dirpb.NewDirectoryClient(dialTLS(x.t, x.n, x.a.Config(x.a.Role(role, name, func(c *x509.Certificate) {
+		c.Subject.Organization = groups
+	}))))
 }
 
 func (x *tenants) create(c dirpb.DirectoryClient, q *dirpb.CreateNamespaceRequest) *dirpb.Namespace {
@@ -65,7 +68,8 @@ func (x *tenants) create(c dirpb.DirectoryClient, q *dirpb.CreateNamespaceReques
 }
 
 func (x *tenants) open(c dirpb.DirectoryClient, namespace string, readOnly bool) (uint32, error) {
-	r, err := c.OpenSession(testCtx(x.t), &dirpb.OpenSessionRequest{Namespace: namespace, ReadOnly: readOnly, Client: "test"})
+	r, err := c.OpenSession(testCtx(x.t), &dirpb.OpenSessionRequest{Namespace: namespace, ReadOnly: readOnly,
+		Client: "test"})
 	return r.GetSessionId(), err
 }
 
@@ -79,7 +83,8 @@ func (x *tenants) opened(c dirpb.DirectoryClient, namespace string, readOnly boo
 }
 
 func (x *tenants) grant(c dirpb.DirectoryClient, namespace, who string, right dirpb.Right) (uint32, error) {
-	r, err := c.GrantAccess(testCtx(x.t), &dirpb.GrantAccessRequest{Namespace: namespace, Access: &dirpb.Access{Who: who, Right: right}})
+	r, err := c.GrantAccess(testCtx(x.t), &dirpb.GrantAccessRequest{
+		Namespace: namespace, Access: &dirpb.Access{Who: who, Right: right}})
 	return r.GetFencing(), err
 }
 
@@ -93,22 +98,27 @@ func spiffe(role, name string) string { return "spiffe://test.example/kvd/" + ro
 // A client opens sessions where it was let in, and nowhere else.
 func TestTenants(t *testing.T) {
 	x := newTenants(t)
-	ops, ann, bob, eve := x.as("operator", "ops"), x.as("client", "ann"), x.as("client", "bob", "team-b"), x.as("client", "eve")
+	ops, ann, bob, eve := x.as("operator", "ops"), x.as("client", "ann"), x.as("client", "bob", "team-b"),
+		x.as("client", "eve")
 	const denied = codes.PermissionDenied
-	if w := x.create(ops, &dirpb.CreateNamespaceRequest{Name: "a", Owner: spiffe("client", "ann"), BytesPerNode: 16 << 20}); w.Owner != spiffe("client", "ann") {
+	if w := x.create(ops, &dirpb.CreateNamespaceRequest{Name: "a", Owner: spiffe("client", "ann"),
+		BytesPerNode: 16 << 20}); w.Owner != spiffe("client", "ann") {
 		t.Fatalf("%v", w)
 	}
-	if w := x.create(ops, &dirpb.CreateNamespaceRequest{Name: "b", BytesPerNode: 16 << 20}); w.Owner != spiffe("operator", "ops") {
+	if w := x.create(ops, &dirpb.CreateNamespaceRequest{Name: "b", BytesPerNode: 16 << 20}); w.Owner != spiffe(
+		"operator", "ops") {
 		t.Fatalf("a namespace without --owner belongs to %q", w.Owner)
 	}
-	if _, err := ops.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "b", KeepLimit: true, Owner: "group:team-b"}); err != nil {
+	if _, err := ops.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "b", KeepLimit: true,
+		Owner: "group:team-b"}); err != nil {
 		t.Fatal(err)
 	}
 	as := x.opened(ann, "a", false)
 	bs := x.opened(bob, "b", false)
 	for name, c := range map[string]dirpb.DirectoryClient{"a": bob, "b": ann} {
 		_, err := x.open(c, name, true)
-		wantCode(t, err, denied, "has no right in namespace \""+name+"\", and wants read", "kvctl namespace grant "+name+" spiffe://test.example/kvd/client/")
+		wantCode(t, err, denied, "has no right in namespace \""+name+"\", and wants read", "kvctl namespace grant "+
+			name+" spiffe://test.example/kvd/client/")
 	}
 	_, err := x.grant(eve, "a", spiffe("client", "eve"), dirpb.Right_RIGHT_ADMIN)
 	wantCode(t, err, denied, "eve has no right", "wants admin")
@@ -134,7 +144,8 @@ func TestTenants(t *testing.T) {
 	wantCode(t, err, codes.NotFound, `"nowhere"`)
 
 	show, err := ann.ShowNamespace(testCtx(t), &dirpb.ShowNamespaceRequest{Name: "a"})
-	if err != nil || show.Sessions != 2 || show.IndexBytes == 0 || len(show.Namespace.Access) != 1 || show.Namespace.Access[0].Who != spiffe("client", "eve") {
+	if err != nil || show.Sessions != 2 || show.IndexBytes == 0 || len(show.Namespace.Access) != 1 ||
+		show.Namespace.Access[0].Who != spiffe("client", "eve") {
 		t.Errorf("%v, %v", show, err)
 	}
 	// Nothing of it in the map of a session.
@@ -142,13 +153,16 @@ func TestTenants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err := watch.Recv(); err != nil || len(m.Namespaces) != 1 || m.Namespaces[0].Owner != "" || len(m.Namespaces[0].Access) != 0 {
+	if m, err := watch.Recv(); err != nil || len(m.Namespaces) != 1 || m.Namespaces[0].Owner != "" ||
+		len(m.Namespaces[0].Access) != 0 {
 		t.Errorf("%v, %v", m, err)
 	}
 	if n, err := x.revoke(ann, "a", spiffe("client", "eve")); err != nil || n != 1 {
 		t.Errorf("fencing %d, %v", n, err)
 	}
-	until(t, "eve's session to be fenced", func() bool { return life(t, ann, es) == dirpb.SessionLife_SESSION_FENCED })
+	testutil.Until(t, "eve's session to be fenced", func() bool {
+		return life(t, ann, es) == dirpb.SessionLife_SESSION_FENCED
+	})
 	if life(t, ann, as) != dirpb.SessionLife_SESSION_LIVE || life(t, ann, bs) != dirpb.SessionLife_SESSION_LIVE {
 		t.Error("the sessions of others were fenced, too")
 	}
@@ -162,7 +176,8 @@ func TestTenants(t *testing.T) {
 	for _, e := range audit.Entries {
 		trail = append(trail, fmt.Sprint(e.Identity, " ", e.Action, " ", e.Object, " ", e.Detail))
 	}
-	if got, want := strings.Join(trail, "\n"), spiffe("client", "ann")+" namespace.grant a who="+spiffe("client", "eve")+" right=read\n"+
+	if got, want := strings.Join(trail, "\n"), spiffe("client", "ann")+" namespace.grant a who="+
+		spiffe("client", "eve")+" right=read\n"+
 		spiffe("client", "ann")+" namespace.revoke a who="+spiffe("client", "eve"); got != want {
 		t.Errorf("the audit trail ends with\n%s\nwant\n%s", got, want)
 	}
@@ -172,7 +187,8 @@ func TestTenants(t *testing.T) {
 		c := x.as(role, "it")
 		_, err := x.open(c, "a", true)
 		wantCode(t, err, denied, "background sessions alone")
-		if _, err := c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Namespace: "a", Background: true}); err != nil {
+		if _, err := c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Namespace: "a", Background: true}); err !=
+			nil {
 			t.Error(err)
 		}
 	}
@@ -213,7 +229,8 @@ func TestWhoAmI(t *testing.T) {
 			got = append(got, fmt.Sprint(y.Namespace, " ", y.Right))
 		}
 		slices.Sort(tc.groups)
-		if r.Identity != spiffe(tc.role, "it") || r.Role != tc.role || !slices.Equal(r.Groups, tc.groups) || strings.Join(got, ", ") != tc.want {
+		if r.Identity != spiffe(tc.role, "it") || r.Role != tc.role || !slices.Equal(r.Groups, tc.groups) ||
+			strings.Join(got, ", ") != tc.want {
 			t.Errorf("%s %v: %v", tc.role, tc.groups, r)
 		}
 	}
@@ -243,19 +260,22 @@ func TestDefaultNamespaceOwner(t *testing.T) {
 func TestSessionQuota(t *testing.T) {
 	x := newTenants(t)
 	ann, ops := x.as("client", "ann"), x.as("operator", "ops")
-	x.create(ops, &dirpb.CreateNamespaceRequest{Name: "a", Owner: spiffe("client", "ann"), BytesPerNode: 16 << 20, Quota: &dirpb.Quota{Sessions: 2}})
+	x.create(ops, &dirpb.CreateNamespaceRequest{Name: "a", Owner: spiffe("client", "ann"), BytesPerNode: 16 << 20,
+		Quota: &dirpb.Quota{Sessions: 2}})
 	first := x.opened(ann, "a", false)
 	x.opened(ann, "a", true)
 	_, err := x.open(ann, "a", true)
 	wantCode(t, err, codes.ResourceExhausted, "quota sessions", "2 sessions open or being fenced, of 2")
-	if _, err := x.as("janitor", "j").OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Namespace: "a", Background: true}); err != nil {
+	if _, err := x.as("janitor", "j").OpenSession(testCtx(t), &dirpb.OpenSessionRequest{
+		Namespace: "a", Background: true}); err != nil {
 		t.Error(err)
 	}
 	if _, err := ann.CloseSession(testCtx(t), &dirpb.CloseSessionRequest{SessionId: first}); err != nil {
 		t.Fatal(err)
 	}
 	x.opened(ann, "a", false)
-	if _, err := ann.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "a", Quota: &dirpb.Quota{}}); status.Code(err) != codes.PermissionDenied {
+	if _, err := ann.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{
+		Name: "a", Quota: &dirpb.Quota{}}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a tenant sets its own quota: %v", err)
 	}
 }
@@ -267,12 +287,15 @@ func TestTenantsWithoutTLS(t *testing.T) {
 	createOn(t, c, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 8 << 20})
 	d := dial(t, leaderOf(t, c.all()...))
 	r, err := d.WhoAmI(testCtx(t), &dirpb.WhoAmIRequest{})
-	if err != nil || r.Identity != "" || r.Role != "" || len(r.Namespaces) != 1 || r.Namespaces[0].Right != dirpb.Right_RIGHT_ADMIN {
+	if err != nil || r.Identity != "" || r.Role != "" || len(r.Namespaces) != 1 ||
+		r.Namespaces[0].Right != dirpb.Right_RIGHT_ADMIN {
 		t.Errorf("%v, %v", r, err)
 	}
-	_, err = d.GrantAccess(testCtx(t), &dirpb.GrantAccessRequest{Namespace: "n", Access: &dirpb.Access{Who: "client/ann", Right: dirpb.Right_RIGHT_READ}})
+	_, err = d.GrantAccess(testCtx(t), &dirpb.GrantAccessRequest{
+		Namespace: "n", Access: &dirpb.Access{Who: "client/ann", Right: dirpb.Right_RIGHT_READ}})
 	wantCode(t, err, codes.FailedPrecondition, "has no owner, so everybody may use it")
-	if s, err := d.ShowNamespace(testCtx(t), &dirpb.ShowNamespaceRequest{Name: "n"}); err != nil || s.Namespace.Owner != "" {
+	if s, err := d.ShowNamespace(testCtx(t), &dirpb.ShowNamespaceRequest{Name: "n"}); err != nil ||
+		s.Namespace.Owner != "" {
 		t.Errorf("%v, %v", s, err)
 	}
 }

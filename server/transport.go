@@ -36,9 +36,9 @@ const (
 //
 // Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
-// have shown the certificate of a directory node, if there is TLS, have said a [hello] that is meant for this node, and sent a byte, and there are at most
-// maxInbound: one more costs the host that has most of them one, as a netsrv.Door says that replaces
-// connections. Raft is handed the other one when it has let go of that.
+// have shown the certificate of a directory node, if there is TLS, have said a [hello] that is meant for this node, and
+// sent a byte, and there are at most maxInbound: one more costs the host that has most of them one, as a netsrv.Door
+// says that replaces connections. Raft is handed the other one when it has let go of that.
 type streams struct {
 	net.Listener
 	advertise net.Addr
@@ -67,12 +67,15 @@ func (a raftAddr) Network() string { return "tcp" }
 func (a raftAddr) String() string  { return string(a) }
 
 // newStreams owns lis, also after an error.
-func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity.Mapping, log *slog.Logger) (*streams, error) {
-	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxInbound, HandshakeTimeout: handshakeTimeout, Replace: true, Logger: log})
+func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity.Mapping, log *slog.Logger) (*streams,
+	error) {
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxInbound, HandshakeTimeout: handshakeTimeout, Replace: true,
+		Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, lis.Close())
 	}
-	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), handed: make(chan struct{}, maxInbound), stop: make(chan struct{}), begun: make(chan struct{})}
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn),
+		handed: make(chan struct{}, maxInbound), stop: make(chan struct{}), begun: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
 		directories := identity.RolesOf(identity.Directory)
@@ -135,7 +138,8 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
 			if identity.IsRefusal(err) || errors.Is(err, errRefused) {
-				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
+				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(),
+					"err", err)
 			}
 			_ = sc.Close() // what there was to answer has been
 			return
@@ -242,7 +246,8 @@ type streamConn struct {
 	conf      *tls.Config         // of that; nil: there is no TLS
 }
 
-// hear waits for a caller's hello, answers it, and waits for what the caller says then. The Door ends that if it takes too long.
+// hear waits for a caller's hello, answers it, and waits for what the caller says then. The Door ends that if it takes
+// too long.
 func (c *streamConn) hear() error {
 	if err := c.ready(); err != nil {
 		return err
@@ -313,7 +318,8 @@ func (c *streamConn) Write(b []byte) (int, error) {
 	}
 	if c.peer != "" {
 		if now := c.s.party.at(c.addr); now != "" && now != c.peer {
-			return 0, errors.Join(fmt.Errorf("%s is the address of %v now, and was of %v", c.addr, diskOf(now), diskOf(c.peer)), c.Close())
+			return 0, errors.Join(fmt.Errorf("%s is the address of %v now, and was of %v", c.addr, diskOf(now),
+				diskOf(c.peer)), c.Close())
 		}
 	}
 	return c.Conn.Write(b)

@@ -58,12 +58,13 @@ func (n *Node) whyStays(id uint32) (why string) {
 	return why
 }
 
-// arrives refuses a memory node a name that another process has, of which the log is told once. It gives what is to be called when the
-// registration is part of the state, or has failed.
+// arrives refuses a memory node a name that another process has, of which the log is told once. It gives what is to be
+// called when the registration is part of the state, or has failed.
 func (n *Node) arrives(l *leadership, q *dirpb.RegisterNodeRequest) (arrived func(), err error) {
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { err = x.BeginArrival(s, now, q) })
 	if e := (*lead.TakenError)(nil); errors.As(err, &e) && e.New {
-		n.log.Error("directory: two processes want the name of one memory node, and the second is refused: give it another name, or stop one of them",
+		n.log.Error("directory: two processes want the name of one memory node, and the second is refused: give it "+
+			"another name, or stop one of them",
 			"node", e.Name, "registered", e.Owner, "refused", e.Rival)
 	}
 	if err != nil {

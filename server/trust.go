@@ -18,9 +18,9 @@ import (
 	"github.com/kvd-project/kvd/server/lead"
 )
 
-// A majority of data folders may be put back from a backup, and then raft knows nothing of what was committed since. Memory nodes do: they keep the position
-// that the directory told them last. A leader decides nothing before memory nodes have vouched for its state, and nothing at all
-// once one of them was told more.
+// A majority of data folders may be put back from a backup, and then raft knows nothing of what was committed since.
+// Memory nodes do: they keep the position that the directory told them last. A leader decides nothing before memory
+// nodes have vouched for its state, and nothing at all once one of them was told more.
 
 // trustPause is how often somebody who waits for memory nodes to vouch looks.
 const trustPause = 5 * time.Millisecond
@@ -37,12 +37,14 @@ func randomID() uint64 {
 
 // beginReign makes the leadership part of the state, from when on memory nodes are told of positions.
 func (n *Node) beginReign(ctx context.Context, l *leadership) error {
-	_, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: randomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}})
+	_, err := n.do(ctx, l,
+		&fsmpb.Command{Op: &fsmpb.Command_Reign{
+			Reign: &fsmpb.Reign{Id: randomID(), Term: l.term, Base: n.lastBefore(l.term), Node: n.opts.ID}}})
 	return err
 }
 
-// lastBefore is the last entry of the log of a term before the one that this node leads. Memory nodes may have been told of later ones of
-// those terms, which it has replaced or does not have.
+// lastBefore is the last entry of the log of a term before the one that this node leads. Memory nodes may have been
+// told of later ones of those terms, which it has replaced or does not have.
 func (n *Node) lastBefore(term uint64) uint64 {
 	i := n.raft.LastIndex()
 	for e := new(raft.Log); n.store.GetLog(i, e) == nil && e.Term >= term; i-- {
@@ -50,7 +52,8 @@ func (n *Node) lastBefore(term uint64) uint64 {
 	return i
 }
 
-// vouch takes in what a memory node says of the directory that it followed. An error refuses the memory node, as any other.
+// vouch takes in what a memory node says of the directory that it followed. An error refuses the memory node, as any
+// other.
 func (n *Node) vouch(l *leadership, name string, id uint32, p *dirpb.Position) error {
 	said := false
 	var err error
@@ -63,13 +66,15 @@ func (n *Node) vouch(l *leadership, name string, id uint32, p *dirpb.Position) e
 	})
 	l.mu.Unlock()
 	if said {
-		n.log.Error("directory: the data folders are older than what memory nodes were told: nothing is decided from here on", "memory_node", name,
+		n.log.Error("directory: the data folders are older than what memory nodes were told: nothing is decided from "+
+			"here on", "memory_node", name,
 			"told_term", p.GetTerm(), "told_index", p.GetIndex(), "applied", n.machine.appliedIndex(), "err", err)
 	}
 	return err
 }
 
-// recoveredSince is how often the cluster was recovered, if a memory node that shows a position has not heard of the last time, or 0.
+// recoveredSince is how often the cluster was recovered, if a memory node that shows a position has not heard of the
+// last time, or 0.
 func (n *Node) recoveredSince(p *dirpb.Position) (of uint64) {
 	n.machine.view(func(s *fsm.State) {
 		of = s.Meta().Recoveries
@@ -90,7 +95,8 @@ func lacks(x *lead.Leader) error {
 	for _, a := range ahead {
 		names = append(names, fmt.Sprintf("%s (term %d, entry %d)", a.Name, a.Position.Term, a.Position.Index))
 	}
-	return status.Error(codes.DataLoss, label("the directory's data folders are older than what memory nodes were told: "+strings.Join(names, ", ")+
+	return status.Error(codes.DataLoss, label("the directory's data folders are older than what memory nodes were "+
+		"told: "+strings.Join(names, ", ")+
 		"; nothing was done; kvctl status says what to do"))
 }
 
@@ -100,8 +106,8 @@ func (n *Node) behind(l *leadership) (err error) {
 	return err
 }
 
-// awaitTrust waits until c may be proposed, which is at once but for the first moments of a leadership. A memory node's word of itself
-// waits for nothing.
+// awaitTrust waits until c may be proposed, which is at once but for the first moments of a leadership. A memory node's
+// word of itself waits for nothing.
 func (n *Node) awaitTrust(ctx context.Context, l *leadership, c *fsmpb.Command) error {
 	if l.began.IsZero() {
 		return nil // accede's
@@ -119,7 +125,8 @@ func (n *Node) awaitTrust(ctx context.Context, l *leadership, c *fsmpb.Command) 
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nothingDone("the directory has a new leader, which waits for memory nodes to say that it knows what they were told; nothing was done")
+			return nothingDone("the directory has a new leader, which waits for memory nodes to say that it knows " +
+				"what they were told; nothing was done")
 		case <-n.ctx.Done():
 			return n.stopping()
 		}

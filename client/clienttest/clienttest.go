@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -47,7 +46,7 @@ type Options struct {
 // it be.
 type Fault struct {
 	// Err is the answer. Unless it wraps client.ErrUnknownOutcome or Applied is set,
-	// it must be one of which client.Outcome says No.
+	// client.Outcome must say No of it.
 	Err error
 	// Applied carries the operation out before it fails; the error is made to wrap
 	// client.ErrUnknownOutcome.
@@ -145,7 +144,8 @@ func checkKey(key []byte) error {
 
 func checkValue(value []byte) error {
 	if len(value) > client.MaxValueLen {
-		return fmt.Errorf("%w: value of %s, at most %s", client.ErrInvalid, units.Bytes(len(value)), units.Bytes(client.MaxValueLen))
+		return fmt.Errorf("%w: value of %s, at most %s", client.ErrInvalid, units.Bytes(len(value)),
+			units.Bytes(client.MaxValueLen))
 	}
 	return nil
 }
@@ -201,8 +201,8 @@ func (s *Store) dropLocked(e *entry) {
 	s.mu.bytes -= e.size()
 }
 
-// putLocked writes key and returns its new version.
-func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64, t client.Type) (uint64, error) {
+func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64, t client.Type) (
+	uint64, error) {
 	e := s.findLocked(key)
 	if err := s.makeRoomLocked(e, len(key)+len(value)); err != nil {
 		return 0, err
@@ -216,7 +216,8 @@ func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, no
 	s.mu.bytes += len(value) - len(e.value)
 	s.mu.lru.MoveToFront(e.used)
 	s.mu.version++
-	e.value, e.version, e.expiry, e.flags, e.note, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags, note, t
+	e.value, e.version, e.expiry, e.flags, e.note, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags,
+		note, t
 	return e.version, nil
 }
 
@@ -262,9 +263,6 @@ func (s *Store) sweepLocked() {
 	}
 }
 
-// ---- one operation -----------------------------------------------------------
-
-// do performs one Op and leaves its answer in it.
 func (s *Store) do(ctx context.Context, o *client.Op) {
 	o.Item = client.Item{}
 	if o.Err = check(o); o.Err != nil {
@@ -335,7 +333,8 @@ func itemOf(e *entry, into []byte) client.Item {
 	if into == nil {
 		into = make([]byte, 0, len(e.value))
 	}
-	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Note: e.note, Type: e.typ}
+	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags,
+		Note: e.note, Type: e.typ}
 }
 
 // update asks f without the lock, like the real one: others may change the key
@@ -435,7 +434,8 @@ func (s *Store) PutIfAbsent(ctx context.Context, key, value []byte, o client.Put
 }
 
 // CompareAndSwap is as in client.API.
-func (s *Store) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (uint64, error) {
+func (s *Store) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (
+	uint64, error) {
 	return s.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfVersion, Version: version}, o)
 }
 
@@ -485,7 +485,8 @@ func (s *Store) Incr(ctx context.Context, key []byte, delta int64) (sum int64, e
 			return client.Change{}, client.ErrOverflow
 		}
 		sum = old + delta
-		return client.Change{Value: strconv.AppendInt(nil, sum, 10), Expires: cur.Expires, Flags: cur.Flags, Note: cur.Note}, nil
+		return client.Change{Value: strconv.AppendInt(nil, sum, 10), Expires: cur.Expires, Flags: cur.Flags,
+			Note: cur.Note}, nil
 	})
 	if err != nil {
 		return 0, err
@@ -499,7 +500,8 @@ func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error 
 	if err != nil {
 		return err
 	}
-	o := client.Op{Kind: client.OpUpdate, Key: key, Typed: true, Update: func(cur client.Item, present bool) (client.Change, error) {
+	o := client.Op{Kind: client.OpUpdate, Key: key, Typed: true, Update: func(cur client.Item, present bool) (
+		client.Change, error) {
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
@@ -507,181 +509,4 @@ func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error 
 	}}
 	s.do(ctx, &o)
 	return o.Err
-}
-
-// ---- several keys ------------------------------------------------------------
-
-// Do is as in client.API. It begins with the last of ops.
-func (s *Store) Do(ctx context.Context, ops []client.Op) {
-	for i := range slices.Backward(ops) {
-		s.do(ctx, &ops[i])
-	}
-}
-
-// MultiCAS is as in client.API. Of the hook's faults for its ops, which it is asked about before anything is done, the first counts.
-func (s *Store) MultiCAS(ctx context.Context, ops []client.Op) error {
-	if err := client.CheckTxn(ops); err != nil {
-		return err
-	}
-	for i := range ops {
-		applied, fault := s.ask(ctx, &ops[i])
-		if fault == nil {
-			continue
-		}
-		if applied {
-			_ = s.multiCAS(ops)
-			for j := range ops {
-				ops[j].Item, ops[j].Err = client.Item{}, nil
-			}
-		}
-		return fault
-	}
-	return s.multiCAS(ops)
-}
-
-func (s *Store) multiCAS(ops []client.Op) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range ops {
-		o := &ops[i]
-		switch e := s.findLocked(o.Key); {
-		case e == nil && (o.Cond == client.IfVersion || o.Cond == client.IfPresent):
-			o.Err = client.ErrNotFound
-		case e != nil && o.Cond == client.IfAbsent:
-			o.Err = client.ErrExists
-		case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
-			o.Err = client.ErrConflict
-		}
-		if o.Err != nil {
-			return fmt.Errorf("MultiCAS %q: %w", o.Key, o.Err)
-		}
-	}
-	size := 0
-	for i := range ops {
-		if o := &ops[i]; o.Kind == client.OpPut {
-			size += len(o.Key) + len(o.Value)
-		}
-	}
-	if s.o.MaxBytes > 0 && size > s.o.MaxBytes {
-		return client.ErrFull
-	}
-	for i := range ops {
-		o := &ops[i]
-		e := s.findLocked(o.Key)
-		switch {
-		case o.Kind == client.OpPut:
-			var err error
-			if o.Item.Version, err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type); err != nil {
-				return err
-			}
-		case o.Kind == client.OpDelete && e != nil:
-			s.dropLocked(e)
-		case e != nil && o.Typed:
-			o.Item = itemOf(e, nil)
-		case e != nil:
-			o.Item.Version = e.version
-		}
-	}
-	return nil
-}
-
-// MultiGet is as in client.API.
-func (s *Store) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
-	return s.multi(ctx, len(keys), func(i int) (client.Op, error) {
-		return client.Op{Kind: client.OpGet, Key: keys[i]}, nil
-	})
-}
-
-// MultiPut is as in client.API.
-func (s *Store) MultiPut(ctx context.Context, pairs []client.KV) []client.Result {
-	return s.multi(ctx, len(pairs), func(i int) (client.Op, error) {
-		p := &pairs[i]
-		exp, err := s.expiresIn(p.TTL)
-		return client.Op{Kind: client.OpPut, Key: p.Key, Value: p.Value, Flags: p.Flags, Expires: exp}, err
-	})
-}
-
-// MultiDelete is as in client.API.
-func (s *Store) MultiDelete(ctx context.Context, keys [][]byte) []client.Result {
-	return s.multi(ctx, len(keys), func(i int) (client.Op, error) {
-		return client.Op{Kind: client.OpDelete, Key: keys[i]}, nil
-	})
-}
-
-func (s *Store) multi(ctx context.Context, n int, get func(int) (client.Op, error)) []client.Result {
-	res := make([]client.Result, n)
-	for i := range slices.Backward(res) {
-		o, err := get(i)
-		if err == nil {
-			s.do(ctx, &o)
-			err = o.Err
-		}
-		res[i] = client.Result{Item: o.Item, Err: err}
-	}
-	return res
-}
-
-// Scan is as in client.API. The hook is called once for a scan, when its loop begins.
-func (s *Store) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
-	return func(yield func(client.KV, error) bool) {
-		if o.Count < 0 {
-			yield(client.KV{}, fmt.Errorf("%w: Count %d, want >= 0", client.ErrInvalid, o.Count))
-			return
-		}
-		if _, fault := s.ask(ctx, &client.Op{}); fault != nil {
-			yield(client.KV{}, fault)
-			return
-		}
-		cur := o.Cursor
-		if cur == nil {
-			cur = new(client.Cursor)
-		}
-		for given := 0; !cur.Done && (o.Count == 0 || given < o.Count); {
-			if ctx.Err() != nil {
-				yield(client.KV{}, context.Cause(ctx))
-				return
-			}
-			b := int(cur.Prefix >> (64 - bucketBits))
-			for _, kv := range s.scanBucket(b, o) {
-				if !yield(kv, nil) {
-					return
-				}
-				given++
-			}
-			*cur = client.Cursor{Prefix: uint64(b+1) << (64 - bucketBits), Done: b+1 == numBuckets}
-		}
-	}
-}
-
-func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {
-	s.mu.Lock()
-	var out []client.KV
-	for k, e := range s.mu.buckets[b] {
-		if s.expiredLocked(e) {
-			continue
-		}
-		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires(), Type: e.typ, Len: len(e.value)}
-		if !o.KeysOnly {
-			it := itemOf(e, nil)
-			kv.Value, kv.Flags = it.Value, it.Flags
-		}
-		out = append(out, kv)
-	}
-	s.mu.Unlock()
-	if o.Match != nil {
-		out = slices.DeleteFunc(out, func(kv client.KV) bool { return !o.Match(kv.Key) })
-	}
-	slices.SortFunc(out, func(a, b client.KV) int { return bytes.Compare(a.Key, b.Key) })
-	return out
-}
-
-// Count is as in client.API. Keys that expired do not count.
-func (s *Store) Count(ctx context.Context) (uint64, error) {
-	if _, err := s.ask(ctx, &client.Op{}); err != nil {
-		return 0, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sweepLocked()
-	return uint64(s.mu.lru.Len()), nil
 }

@@ -225,7 +225,9 @@ func TestScan(t *testing.T) {
 	seen := map[string]bool{}
 	pages := 0
 	for c := (client.Cursor{}); !c.Done; pages++ {
-		for kv, err := range s.Scan(ctx, client.ScanOptions{Cursor: &c, Count: 100, Match: func(k []byte) bool { return k[0] == 's' }}) {
+		for kv, err := range s.Scan(ctx, client.ScanOptions{Cursor: &c, Count: 100, Match: func(k []byte) bool {
+			return k[0] == 's'
+		}}) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -237,7 +239,8 @@ func TestScan(t *testing.T) {
 		for range 20 {
 			k := fmt.Sprint("come", rng.IntN(100))
 			put(t, s, k, "", client.PutOptions{})
-			if err := s.Delete(ctx, fmt.Appendf(nil, "come%d", rng.IntN(100))); err != nil && !errors.Is(err, client.ErrNotFound) {
+			if err := s.Delete(ctx, fmt.Appendf(nil, "come%d", rng.IntN(100))); err != nil &&
+				!errors.Is(err, client.ErrNotFound) {
 				t.Fatal(err)
 			}
 		}
@@ -246,8 +249,6 @@ func TestScan(t *testing.T) {
 		t.Fatalf("%d of %d keys in %d pages", len(seen), n, pages)
 	}
 }
-
-// ---- the same script over the real one ----------------------------------------
 
 // answer is what an operation said, without versions.
 type answer struct {
@@ -260,8 +261,10 @@ type answer struct {
 }
 
 func classOf(err error) string {
-	for _, e := range []error{client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrFull, client.ErrNotInteger,
-		client.ErrOverflow, client.ErrWrongType, client.ErrTxnTooLarge, client.ErrInvalid, io.ErrShortBuffer, errMine, context.Canceled} {
+	for _, e := range []error{client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrFull,
+		client.ErrNotInteger,
+		client.ErrOverflow, client.ErrWrongType, client.ErrTxnTooLarge, client.ErrInvalid, io.ErrShortBuffer, errMine,
+		context.Canceled} {
 		if errors.Is(err, e) {
 			return e.Error()
 		}
@@ -359,7 +362,8 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 			case 2:
 				return client.Change{Value: cur.Value, Expires: cur.Expires, Flags: cur.Flags}, nil
 			case 3:
-				return client.Change{Value: append(bytes.Clone(cur.Value[:len(cur.Value)/2]), fmt.Sprint(present)...), Flags: cur.Flags + 1}, nil
+				return client.Change{Value: append(bytes.Clone(cur.Value[:len(cur.Value)/2]), fmt.Sprint(present)...),
+					Flags: cur.Flags + 1}, nil
 			}
 			return client.Change{Value: v, Expires: exp, Flags: flags}, nil
 		}
@@ -443,8 +447,9 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 	case 16:
 		var ops []client.Op
 		for _, k := range keys() {
-			o := client.Op{Kind: client.OpKind(rng.IntN(6)), Key: k, Value: value(), Expires: expires(), Flags: rng.Uint32() % 2,
-				Cond: client.Cond(rng.IntN(4)), Version: version(k), Update: update(), Into: make([]byte, 3, 100)}
+			o := client.Op{Kind: client.OpKind(rng.IntN(6)), Key: k, Value: value(), Expires: expires(),
+				Flags: rng.Uint32() % 2,
+				Cond:  client.Cond(rng.IntN(4)), Version: version(k), Update: update(), Into: make([]byte, 3, 100)}
 			if o.Kind == client.OpDelete && o.Cond == client.IfAbsent {
 				o.Cond = client.Always
 			}
@@ -466,7 +471,8 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 	case 17, 18:
 		var ops []client.Op
 		for _, k := range keys() {
-			o := client.Op{Kind: []client.OpKind{client.OpPut, client.OpPut, client.OpDelete, client.OpKeep}[rng.IntN(4)], Key: k, Value: value(), Expires: expires(), Flags: rng.Uint32() % 2}
+			o := client.Op{Kind: []client.OpKind{client.OpPut, client.OpPut, client.OpDelete,
+				client.OpKeep}[rng.IntN(4)], Key: k, Value: value(), Expires: expires(), Flags: rng.Uint32() % 2}
 			switch rng.IntN(12) {
 			case 0:
 				o.Cond = client.Cond(rng.IntN(4))
@@ -501,7 +507,8 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 			if err != nil {
 				return "scan", []answer{{class: classOf(err)}}
 			}
-			found[string(kv.Key)] = answer{class: string(kv.Key), value: string(kv.Value), flags: kv.Flags, expires: kv.Expires, version: kv.Version}
+			found[string(kv.Key)] = answer{class: string(kv.Key), value: string(kv.Value), flags: kv.Flags,
+				expires: kv.Expires, version: kv.Version}
 		}
 	}
 	for i := range 24 {
@@ -531,7 +538,8 @@ func TestSameAnswers(t *testing.T) {
 			}
 			defer real.Close()
 			for i := range 24 {
-				if err := real.Delete(t.Context(), fmt.Appendf(nil, "key%d", i)); err != nil && !errors.Is(err, client.ErrNotFound) {
+				if err := real.Delete(t.Context(), fmt.Appendf(nil, "key%d", i)); err != nil &&
+					!errors.Is(err, client.ErrNotFound) {
 					t.Fatal(err)
 				}
 			}
@@ -566,7 +574,8 @@ func compare(t *testing.T, seed uint64, steps int, real client.API) {
 			}
 			classes[a.class]++
 			if want, ok := theirs[a.version]; ok && want != b.version || !ok && known[b.version] {
-				t.Fatalf("seed %d step %d: %s: version %d here is %d there, want %d", seed, i, what, a.version, b.version, want)
+				t.Fatalf("seed %d step %d: %s: version %d here is %d there, want %d", seed, i, what, a.version,
+					b.version, want)
 			}
 			theirs[a.version], known[b.version] = b.version, true
 			a.version, b.version = 0, 0
@@ -586,13 +595,15 @@ func compare(t *testing.T, seed uint64, steps int, real client.API) {
 				if err == nil {
 					vs[j] = it.Version
 					if it.Version < p.last[key] && p.last[key] != 0 {
-						t.Fatalf("seed %d step %d: %s: version %d of %s after %d", seed, i, what, it.Version, key, p.last[key])
+						t.Fatalf("seed %d step %d: %s: version %d of %s after %d", seed, i, what, it.Version, key,
+							p.last[key])
 					}
 				}
 				p.last[key] = vs[j]
 			}
 			if want, ok := theirs[vs[0]]; ok && want != vs[1] || (vs[0] == 0) != (vs[1] == 0) {
-				t.Fatalf("seed %d step %d: %s: %s has version %d here and %d there, want %d", seed, i, what, key, vs[0], vs[1], want)
+				t.Fatalf("seed %d step %d: %s: %s has version %d here and %d there, want %d", seed, i, what, key, vs[0],
+					vs[1], want)
 			}
 			theirs[vs[0]], known[vs[1]] = vs[1], true
 		}

@@ -237,7 +237,8 @@ func TestTwins(t *testing.T) {
 			for range 2 {
 				check(c, a)
 				check(c, b)
-				if rs := c.MultiGet(t.Context(), [][]byte{a, b}); rs[0].Err == nil && value(rs[0].Item) != "of a" || rs[1].Err == nil && value(rs[1].Item) != "of b" {
+				if rs := c.MultiGet(t.Context(), [][]byte{a, b}); rs[0].Err == nil && value(rs[0].Item) != "of a" ||
+					rs[1].Err == nil && value(rs[1].Item) != "of b" {
 					t.Errorf("%+v", rs)
 				}
 			}
@@ -267,13 +268,17 @@ func TestEveryWrite(t *testing.T) {
 		},
 		"multidelete": func(c *near.Cache) { c.MultiDelete(ctx, [][]byte{a, b}) },
 		"multicas": func(c *near.Cache) {
-			c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: a, Value: []byte("5")}, {Kind: client.OpDelete, Key: b}})
+			c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: a, Value: []byte("5")},
+				{Kind: client.OpDelete, Key: b}})
 		},
 		"do delete": func(c *near.Cache) {
 			c.Do(ctx, []client.Op{{Kind: client.OpGet, Key: a}, {Kind: client.OpDelete, Key: b}})
 		},
 		"do update": func(c *near.Cache) {
-			c.Do(ctx, []client.Op{{Kind: client.OpUpdate, Key: b, Update: func(client.Item, bool) (client.Change, error) { return client.Change{Value: []byte("7")}, nil }}})
+			c.Do(ctx, []client.Op{
+				{Kind: client.OpUpdate, Key: b, Update: func(client.Item, bool) (client.Change, error) {
+					return client.Change{Value: []byte("7")}, nil
+				}}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -287,7 +292,8 @@ func TestEveryWrite(t *testing.T) {
 			for _, k := range [][]byte{a, b} {
 				it, err := store.Get(ctx, k)
 				got, err2 := c.Get(ctx, k)
-				if value(got) != value(it) || !got.Expires.Equal(it.Expires) || got.Version != it.Version || !errors.Is(err2, err) {
+				if value(got) != value(it) || !got.Expires.Equal(it.Expires) || got.Version != it.Version ||
+					!errors.Is(err2, err) {
 					t.Errorf("%s: %+v, %v; the store has %+v, %v", k, got, err2, it, err)
 				}
 			}
@@ -304,7 +310,8 @@ func TestEveryWrite(t *testing.T) {
 func TestWholeItems(t *testing.T) {
 	ctx := t.Context()
 	store := clienttest.New(clienttest.Options{})
-	ops := []client.Op{{Kind: client.OpPut, Key: []byte("theirs"), Value: []byte("v"), Flags: 5, Note: 6, Expires: time.Now().Add(time.Hour)}}
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("theirs"), Value: []byte("v"), Flags: 5, Note: 6,
+		Expires: time.Now().Add(time.Hour)}}
 	if store.Do(ctx, ops); ops[0].Err != nil {
 		t.Fatal(ops[0].Err)
 	}
@@ -329,7 +336,8 @@ func TestWholeItems(t *testing.T) {
 		if err = errors.Join(err, err2); err != nil {
 			t.Fatal(err)
 		}
-		if value(a) != value(b) || a.Version != b.Version || a.Flags != b.Flags || a.Note != b.Note || !a.Expires.Equal(b.Expires) {
+		if value(a) != value(b) || a.Version != b.Version || a.Flags != b.Flags || a.Note != b.Note ||
+			!a.Expires.Equal(b.Expires) {
 			t.Errorf("%s: %+v, the store has %+v", k, a, b)
 		}
 		for _, v := range []uint64{a.Version - 1, a.Version + 1} {
@@ -383,7 +391,8 @@ func TestBatchDrops(t *testing.T) {
 	put(t, c, "a", "1", client.PutOptions{})
 	put(t, c, "b", "2", client.PutOptions{})
 	c.Do(t.Context(), []client.Op{{Kind: client.OpGet, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("3")}})
-	if err := c.MultiCAS(t.Context(), []client.Op{{Kind: client.OpKeep, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("4")}}); err != nil {
+	if err := c.MultiCAS(t.Context(),
+		[]client.Op{{Kind: client.OpKeep, Key: a}, {Kind: client.OpPut, Key: b, Value: []byte("4")}}); err != nil {
 		t.Fatal(err)
 	}
 	want(t, c, "a", "1")

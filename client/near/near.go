@@ -95,12 +95,14 @@ type entry struct {
 
 // item is a copy, which the caller of Get may change.
 func (e *entry) item() client.Item {
-	return client.Item{Value: append(make([]byte, 0, len(e.value)), e.value...), Version: e.version, Expires: e.expires, Flags: e.flags, Note: e.note}
+	return client.Item{Value: append(make([]byte, 0, len(e.value)), e.value...), Version: e.version, Expires: e.expires,
+		Flags: e.flags, Note: e.note}
 }
 
 // entryOf keeps the Item's value, which must be nobody else's, and a copy of the key.
 func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
-	return &entry{key: bytes.Clone(key), value: it.Value, version: it.Version, expires: it.Expires, flags: it.Flags, note: it.Note, asked: asked}
+	return &entry{key: bytes.Clone(key), value: it.Value, version: it.Version, expires: it.Expires, flags: it.Flags,
+		note: it.Note, asked: asked}
 }
 
 // Cache is a near cache. It implements client.API.
@@ -176,11 +178,10 @@ func (c *Cache) stripe(n name) *stripe { return &c.stripes[n.lo%uint64(len(c.str
 // Stats returns a snapshot.
 func (c *Cache) Stats() Stats {
 	c.entries.CleanUp()
-	return Stats{Hits: c.hits.Load(), Misses: c.misses.Load(), Validations: c.validations.Load(), Unchanged: c.unchanged.Load(),
-		Shared: c.shared.Load(), Bytes: c.entries.WeightedSize(), Keys: uint64(c.entries.EstimatedSize())}
+	return Stats{Hits: c.hits.Load(), Misses: c.misses.Load(), Validations: c.validations.Load(),
+		Unchanged: c.unchanged.Load(),
+		Shared:    c.shared.Load(), Bytes: c.entries.WeightedSize(), Keys: uint64(c.entries.EstimatedSize())}
 }
-
-// ---- reads -------------------------------------------------------------------
 
 func (c *Cache) expired(e *entry, now time.Time) bool {
 	return !e.expires.IsZero() && e.expires.UnixMilli() <= now.UnixMilli()
@@ -408,8 +409,6 @@ func (c *Cache) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
 	return res
 }
 
-// ---- writes ------------------------------------------------------------------
-
 // begin drops the entry of key, and lets nobody keep another before end.
 func (c *Cache) begin(key []byte) (writes uint64) {
 	n := nameOf(key)
@@ -448,7 +447,8 @@ func (c *Cache) PutIfAbsent(ctx context.Context, key, value []byte, o client.Put
 }
 
 // CompareAndSwap is as in client.API. The value is kept if it was put.
-func (c *Cache) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (uint64, error) {
+func (c *Cache) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (
+	uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfVersion, Version: version}, o)
 }
 
@@ -471,7 +471,8 @@ func (c *Cache) put(ctx context.Context, op client.Op, o client.PutOptions) (uin
 		return 0, ops[0].Err
 	}
 	v := ops[0].Item.Version
-	e = &entry{key: bytes.Clone(op.Key), value: bytes.Clone(op.Value), version: v, expires: op.Expires, flags: op.Flags, asked: asked}
+	e = &entry{key: bytes.Clone(op.Key), value: bytes.Clone(op.Value), version: v, expires: op.Expires, flags: op.Flags,
+		asked: asked}
 	return v, nil
 }
 

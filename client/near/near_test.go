@@ -81,7 +81,8 @@ func TestStaleness(t *testing.T) {
 	for _, validate := range []bool{false, true} {
 		now := newClock()
 		store := clienttest.New(clienttest.Options{Now: now.now})
-		c := open(t, store, near.Options{MaxBytes: 1 << 20, TTL: 100 * time.Millisecond, Validate: validate, Now: now.now})
+		c := open(t, store, near.Options{MaxBytes: 1 << 20, TTL: 100 * time.Millisecond, Validate: validate,
+			Now: now.now})
 		wantNone(t, c, "k")
 		put(t, store, "k", "1", client.PutOptions{Flags: 4})
 		want(t, c, "k", "1") // absence is not remembered
@@ -197,7 +198,9 @@ func TestOwnWrites(t *testing.T) {
 			})
 		},
 		"6": func() error {
-			_, err := c.Update(ctx, k, func(client.Item, bool) (client.Change, error) { return client.Change{Value: []byte("6")}, nil })
+			_, err := c.Update(ctx, k, func(client.Item, bool) (client.Change, error) {
+				return client.Change{Value: []byte("6")}, nil
+			})
 			return err
 		},
 	} {
@@ -270,7 +273,8 @@ func TestBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var most uint64
 	for i := range 3000 {
-		if _, err := c.Put(t.Context(), key(rng.IntN(1000)), make([]byte, rng.IntN(2000)), client.PutOptions{}); err != nil {
+		if _, err := c.Put(t.Context(), key(rng.IntN(1000)), make([]byte, rng.IntN(2000)), client.PutOptions{}); err !=
+			nil {
 			t.Fatal(err)
 		}
 		st := c.Stats()
@@ -411,7 +415,8 @@ func (a *around) Get(ctx context.Context, key []byte) (it client.Item, err error
 	return it, err
 }
 
-func (a *around) GetIfChanged(ctx context.Context, key []byte, version uint64) (it client.Item, changed bool, err error) {
+func (a *around) GetIfChanged(ctx context.Context, key []byte, version uint64) (it client.Item, changed bool,
+	err error) {
 	a.call(func() { it, changed, err = a.API.GetIfChanged(ctx, key, version) })
 	return it, changed, err
 }

@@ -2,7 +2,8 @@
 // client.Events to go.opentelemetry.io/otel. It is a module of its own, so that the client library does without
 // OpenTelemetry; the SDK, and where it exports to, are the program's.
 //
-// Start with [Instrument]. The Events that it sets may be called concurrently, and keep nothing of an operation when that is over.
+// Start with [Instrument]. The Events that it sets may be called concurrently, and keep nothing of an operation when
+// that is over.
 //
 // An operation is a span of kind client, a child of the span in the context of the call. It is also a value of the
 // histogram db.client.operation.duration. Both are as the semantic conventions for databases have them. Neither has
@@ -40,14 +41,16 @@ const (
 	// RoundTripsKey counts the round trips to memory nodes that the operation took.
 	RoundTripsKey = attribute.Key("kvd.round_trips")
 	// OutcomeKey says of an operation with an error.type whether it happened: "did not happen" or "may have
-	// happened". It says "happened in part" of several operations, some of which did.
+	// happened". It says "happened in part" of several operations if some did.
 	OutcomeKey = attribute.Key("kvd.outcome")
 	// FailedKey counts those of several operations that have an error; an answer such as "not found" is none.
 	FailedKey = attribute.Key("kvd.batch.failed")
 )
 
-// bounds are the buckets that the conventions advise, from 1 ms on, and finer ones below: over shm an operation takes a microsecond.
-var bounds = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10}
+// bounds are the buckets that the conventions advise, from 1 ms on, and finer ones below: over shm an operation takes a
+// microsecond.
+var bounds = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5,
+	10}
 
 // Options choose where spans and metrics go. The zero value takes the global providers.
 type Options struct {
@@ -57,8 +60,8 @@ type Options struct {
 	MeterProvider metric.MeterProvider
 }
 
-// Instrument sets c.Events, which must be nil, so that a Client opened with c is traced and measured. The Namespace and the
-// first address of the Directory, which stands for the store, become attributes: they have to be set before.
+// Instrument sets c.Events, which must be nil, so that a Client opened with c is traced and measured. The Namespace and
+// the first address of the Directory, which stands for the store, become attributes: they have to be set before.
 func Instrument(c *client.Options, o Options) error {
 	if c.Events != nil {
 		return errors.New("otelkvd: Events are set already")
@@ -69,12 +72,14 @@ func Instrument(c *client.Options, o Options) error {
 	if o.MeterProvider == nil {
 		o.MeterProvider = otel.GetMeterProvider()
 	}
-	hist, err := dbconv.NewClientOperationDuration(o.MeterProvider.Meter(Scope, metric.WithSchemaURL(semconv.SchemaURL)),
+	hist, err := dbconv.NewClientOperationDuration(
+		o.MeterProvider.Meter(Scope, metric.WithSchemaURL(semconv.SchemaURL)),
 		metric.WithExplicitBucketBoundaries(bounds...))
 	if err != nil {
 		return err
 	}
-	t := &telemetry{tracer: o.TracerProvider.Tracer(Scope, trace.WithSchemaURL(semconv.SchemaURL)), hist: hist.Inst(), common: common(c)}
+	t := &telemetry{tracer: o.TracerProvider.Tracer(Scope, trace.WithSchemaURL(semconv.SchemaURL)), hist: hist.Inst(),
+		common: common(c)}
 	for _, kind := range []string{"get", "put", "delete", "update", "scan", "transaction", "batch"} {
 		t.newOp(key{kind: kind})
 		t.newOp(key{kind: kind, several: true})
@@ -202,7 +207,8 @@ func (o *op) failed(c *class) []metric.RecordOption {
 	if r, ok := o.other.Load(c); ok {
 		return r.([]metric.RecordOption)
 	}
-	r := []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(append(o.attrs[:len(o.attrs):len(o.attrs)], c.attr())...))}
+	r := []metric.RecordOption{
+		metric.WithAttributeSet(attribute.NewSet(append(o.attrs[:len(o.attrs):len(o.attrs)], c.attr())...))}
 	o.other.Store(c, r)
 	return r
 }
@@ -261,7 +267,8 @@ func classOf(err error) *class {
 	return other
 }
 
-// classOfSeveral is the class of the first error that is not an answer; nil: there is none. failed is how many there are.
+// classOfSeveral is the class of the first error that is not an answer; nil: there is none. failed is how many there
+// are.
 func classOfSeveral(ops []client.Op) (first *class, failed int) {
 	for i := range ops {
 		if c := classOf(ops[i].Err); c != nil && !c.answer {

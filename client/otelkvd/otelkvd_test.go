@@ -42,7 +42,9 @@ func newRig(t *testing.T, o client.Options) *rig {
 	r := &rig{t: t, options: o, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader()}
 	r.provider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r.spans))
 	r.tracer = r.provider.Tracer("program")
-	if err := otelkvd.Instrument(&r.options, otelkvd.Options{TracerProvider: r.provider, MeterProvider: metric.NewMeterProvider(metric.WithReader(r.reader))}); err != nil {
+	if err := otelkvd.Instrument(&r.options,
+		otelkvd.Options{TracerProvider: r.provider, MeterProvider: metric.NewMeterProvider(
+			metric.WithReader(r.reader))}); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -82,8 +84,8 @@ func attrs(list []attribute.KeyValue) map[string]string {
 	return m
 }
 
-// check compares the spans that have ended since, in the order in which they ended, with want: name, status and the attributes that
-// not all have. All are children of parent, except where want says of which other one.
+// check compares the spans that have ended since, in the order in which they ended, with want: name, status and the
+// attributes that not all have. All are children of parent, except where want says of which other one.
 func (r *rig) check(parent trace.Span, want ...string) {
 	r.t.Helper()
 	var got []string
@@ -105,7 +107,8 @@ func (r *rig) check(parent trace.Span, want ...string) {
 		}
 		a := attrs(s.Attributes())
 		host, port, _ := net.SplitHostPort(r.options.Directory[0])
-		for k, v := range map[string]string{"db.system.name": "kvd", "db.namespace": "default", "server.address": host, "server.port": port, "db.operation.name": strings.TrimSuffix(s.Name(), " default")} {
+		for k, v := range map[string]string{"db.system.name": "kvd", "db.namespace": "default", "server.address": host,
+			"server.port": port, "db.operation.name": strings.TrimSuffix(s.Name(), " default")} {
 			if a[k] != v {
 				r.t.Errorf("%s: %s is %q, want %q", s.Name(), k, a[k], v)
 			}
@@ -119,7 +122,8 @@ func (r *rig) check(parent trace.Span, want ...string) {
 		if s.Status().Code != codes.Unset {
 			line += fmt.Sprintf(" %v %q", s.Status().Code, s.Status().Description)
 		}
-		for _, k := range []string{"db.operation.batch.size", "db.response.status_code", "error.type", "kvd.outcome", "kvd.batch.failed"} {
+		for _, k := range []string{"db.operation.batch.size", "db.response.status_code", "error.type", "kvd.outcome",
+			"kvd.batch.failed"} {
 			if v, ok := a[k]; ok {
 				line += " " + k + "=" + v
 				delete(a, k)
@@ -161,10 +165,12 @@ func (r *rig) durations() map[string]uint64 {
 					r.t.Errorf("%d operations took %v s, from bucket %v on", p.Count, p.Sum, p.Bounds[0])
 				}
 				a := attrs(p.Attributes.ToSlice())
-				if a["db.system.name"] != "kvd" || a["db.namespace"] != "default" || a["server.address"] == "" || a["server.port"] == "" {
+				if a["db.system.name"] != "kvd" || a["db.namespace"] != "default" || a["server.address"] == "" ||
+					a["server.port"] == "" {
 					r.t.Errorf("a histogram of %v", a)
 				}
-				counts[strings.TrimSpace(a["db.operation.name"]+" "+a["error.type"]+a["db.response.status_code"])] += p.Count
+				counts[strings.TrimSpace(a["db.operation.name"]+" "+a["error.type"]+
+					a["db.response.status_code"])] += p.Count
 			}
 		}
 	}
@@ -195,12 +201,15 @@ func TestOperations(t *testing.T) {
 	wants(err, client.ErrNotFound)
 	_, err = c.PutIfAbsent(ctx, k("a"), k("2"), client.PutOptions{})
 	wants(err, client.ErrExists)
-	_, err = c.Update(ctx, k("a"), func(client.Item, bool) (client.Change, error) { return client.Change{Value: k("3")}, nil })
+	_, err = c.Update(ctx, k("a"), func(client.Item, bool) (client.Change, error) {
+		return client.Change{Value: k("3")}, nil
+	})
 	must(err)
 	_, err = c.Incr(ctx, k("a"), 1)
 	wants(err, client.ErrNotInteger)
 	c.MultiGet(ctx, [][]byte{k("a"), k("none")})
-	c.Do(ctx, []client.Op{{Kind: client.OpGet, Key: k("a")}, {Kind: client.OpPut, Key: k("b"), Value: k("1")}, {Kind: client.OpPut}})
+	c.Do(ctx, []client.Op{{Kind: client.OpGet, Key: k("a")}, {Kind: client.OpPut, Key: k("b"), Value: k("1")},
+		{Kind: client.OpPut}})
 	must(client.Txn(ctx, c, func(tx *client.Tx) error {
 		err := tx.Load(k("a"), k("b"))
 		tx.Put(k("a"), k("4"), client.PutOptions{})
@@ -213,7 +222,9 @@ func TestOperations(t *testing.T) {
 	own := errors.New("the caller's, of " + secret)
 	_, err = c.Update(ctx, k("a"), func(client.Item, bool) (client.Change, error) { return client.Change{}, own })
 	wants(err, own)
-	_, err = c.Update(ctx, k("a"), func(client.Item, bool) (client.Change, error) { return client.Change{Delete: true}, nil })
+	_, err = c.Update(ctx, k("a"), func(client.Item, bool) (client.Change, error) {
+		return client.Change{Delete: true}, nil
+	})
 	must(err)
 	must(c.Delete(ctx, k("b")))
 	canceled, cancel := context.WithCancel(ctx)
@@ -240,7 +251,8 @@ func TestOperations(t *testing.T) {
 		`put default Error "client closed" error.type=closed kvd.outcome=did not happen`,
 	)
 	if d := cmp.Diff(map[string]uint64{
-		"put": 1, "get": 1, "get not_found": 1, "put exists": 1, "update": 2, "update not_integer": 1, "update _OTHER": 1, "BATCH get": 2, "BATCH invalid": 1,
+		"put": 1, "get": 1, "get not_found": 1, "put exists": 1, "update": 2, "update not_integer": 1,
+		"update _OTHER": 1, "BATCH get": 2, "BATCH invalid": 1,
 		"transaction": 1, "scan": 1, "delete": 2, "get canceled": 1, "put closed": 1,
 	}, r.durations()); d != "" {
 		t.Errorf("durations (-want +got):\n%s", d)
@@ -291,7 +303,9 @@ func TestNotSampled(t *testing.T) {
 	spans, reader := tracetest.NewSpanRecorder(), metric.NewManualReader()
 	r := &rig{t: t, reader: reader, options: client.Options{Directory: []string{"store.example:7700"}}}
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans), sdktrace.WithSampler(sdktrace.NeverSample()))
-	if err := otelkvd.Instrument(&r.options, otelkvd.Options{TracerProvider: tp, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))}); err != nil {
+	if err := otelkvd.Instrument(&r.options,
+		otelkvd.Options{TracerProvider: tp, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	ev := client.OpEvent{Kind: "get", Took: time.Millisecond, Rounds: 1}

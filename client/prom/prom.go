@@ -29,32 +29,44 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	operations  = desc("operations_total", "Operations that ended, by kind.", "op")
-	roundTrips  = desc("round_trips_total", "Round trips of operations to memory nodes, by kind of operation.", "op")
-	verbs       = desc("verbs_total", "Verbs posted, by kind.", "verb")
-	doorbells   = desc("doorbells_total", "Calls that posted one or more verbs.")
-	readBytes   = desc("read_bytes_total", "Bytes asked for by READs.")
-	written     = desc("written_bytes_total", "Bytes sent by WRITEs.")
-	hintHits    = desc("hint_hits_total", "Operations that began with a remembered slot word.")
-	casLosses   = desc("cas_losses_total", "Compare-and-swaps that found another word than expected.")
-	unknown     = desc("unknown_outcomes_total", "Operations that ended without knowing whether they happened.")
-	evicted     = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
-	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or removed since they had expired.")
+	operations = desc("operations_total", "Operations that ended, by kind.", "op")
+	roundTrips = desc("round_trips_total", "Round trips of operations to memory nodes, by kind of operation.", "op")
+	verbs      = desc("verbs_total", "Verbs posted, by kind.", "verb")
+	doorbells  = desc("doorbells_total", "Calls that posted one or more verbs.")
+	readBytes  = desc("read_bytes_total", "Bytes asked for by READs.")
+	written    = desc("written_bytes_total", "Bytes sent by WRITEs.")
+	hintHits   = desc("hint_hits_total", "Operations that began with a remembered slot word.")
+	casLosses  = desc("cas_losses_total", "Compare-and-swaps that found another word than expected.")
+	unknown    = desc("unknown_outcomes_total", "Operations that ended without knowing whether they happened.")
+	evicted    = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
+	evictedB   = desc("evicted_bytes_total", "Memory of the records that the client evicted, or removed since they "+
+		"had expired.")
 	expired     = desc("expired_records_total", "Records that the client removed since they had expired.")
 	sweepMemory = desc("sweep_memory_bytes", "The client's own memory in which it remembers the expiry of its puts.")
-	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; their records are removed later.")
-	refused     = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are damaged.")
-	notes       = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
-	mended      = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: a memory node's memory may be bad.")
-	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
-	memory      = desc("memory_bytes", "Memory of the session by state. Live are records, and limbo replaced records that somebody may still read. Free memory was granted to it and is unused; foreign memory was granted to others, and unlinked by it.", "state")
-	handedBack  = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client handed back to go home to them.")
-	returned    = desc("memory_returned_bytes_total", "Granted memory that the client gave back, to be granted to anybody.")
-	received    = desc("memory_received_bytes_total", "Granted memory that others had unlinked and that came home to the client.")
-	refusedB    = desc("memory_refused_bytes_total", "Memory that came home, or was granted, and that the client did not take in, since its description cannot be right.")
-	lost        = desc("memory_lost_bytes_total", "Memory that the client gave up after an unknown outcome; a recall finds it.")
-	waits       = desc("memory_waits_total", "Operations that found no free memory and waited for some.")
-	epochLag    = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may still work in.")
+	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; their "+
+		"records are removed later.")
+	refused = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are "+
+		"damaged.")
+	notes  = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
+	mended = desc("mended_copies_total", "Damaged copies of records that operations wrote anew from good ones: "+
+		"a memory node's memory may be bad.")
+	granted = desc("granted_bytes", "Memory that the directory granted to the session.")
+	memory  = desc("memory_bytes", "Memory of the session by state. Live are records, and limbo replaced records "+
+		"that somebody may still read. Free memory was granted to it and is unused; foreign memory was granted to "+
+		"others, and unlinked by it.", "state")
+	handedBack = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client "+
+		"handed back to go home to them.")
+	returned = desc("memory_returned_bytes_total", "Granted memory that the client gave back, to be granted to "+
+		"anybody.")
+	received = desc("memory_received_bytes_total", "Granted memory that others had unlinked and that came home to "+
+		"the client.")
+	refusedB = desc("memory_refused_bytes_total", "Memory that came home, or was granted, and that the client did "+
+		"not take in, since its description cannot be right.")
+	lost = desc("memory_lost_bytes_total", "Memory that the client gave up after an unknown outcome; a recall "+
+		"finds it.")
+	waits    = desc("memory_waits_total", "Operations that found no free memory and waited for some.")
+	epochLag = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may "+
+		"still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
 )
 
@@ -67,18 +79,17 @@ func NewCollector(c *client.Client) prometheus.Collector { return collector{c} }
 
 type collector struct{ c *client.Client }
 
-// Describe implements [prometheus.Collector].
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
-		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, mended, granted, memory, handedBack, returned, received, refusedB, lost, waits,
+		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, mended, granted, memory, handedBack,
+		returned, received, refusedB, lost, waits,
 		epochLag, connections,
 	} {
 		ch <- d
 	}
 }
 
-// Collect implements [prometheus.Collector].
 func (x collector) Collect(ch chan<- prometheus.Metric) {
 	s := x.c.Stats()
 	count := func(d *prometheus.Desc, v uint64, labels ...string) {

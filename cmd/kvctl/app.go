@@ -3,9 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/base64"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +16,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
@@ -34,7 +29,6 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/spelling"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Exit status. Scripts rely on it.
@@ -275,7 +269,8 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrForbidden):
 		return exitForbidden
-	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrFull, client.ErrClosed, providers.ErrUnavailable,
+		dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):
@@ -286,7 +281,8 @@ func exitCode(err error) int {
 		return exitUsage
 	case codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition:
 		return exitNo
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted, codes.DataLoss:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted,
+		codes.DataLoss:
 		return exitUnavailable
 	case codes.Unauthenticated, codes.PermissionDenied:
 		return exitForbidden
@@ -295,7 +291,8 @@ func exitCode(err error) int {
 }
 
 func (a *app) root() *cobra.Command {
-	var showVersion bool // not cobra's Version, which needs a template: the linker could leave out no method of any type
+	// not cobra's Version, which needs a template: the linker could leave out no method of any type
+	var showVersion bool
 	root := &cobra.Command{
 		Use:           "kvctl",
 		Short:         "Use and inspect a kvd store",
@@ -327,8 +324,10 @@ func (a *app) root() *cobra.Command {
 	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	a.globalFlags(root.PersistentFlags())
 	root.SetFlagErrorFunc(nearFlags)
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"},
+		cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("provider",
+		cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
 
 	root.AddGroup(&cobra.Group{ID: "keys", Title: "Keys and values:"},
 		&cobra.Group{ID: "cluster", Title: "Cluster:"},
@@ -337,7 +336,8 @@ func (a *app) root() *cobra.Command {
 	a.addTreeCommands(root)
 	root.AddCommand(a.mirrorCommand())
 	a.addClusterCommands(root)
-	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.duCommand(), a.hotkeysCommand(),
+	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(),
+		a.duCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
 	root.AddCommand(a.versionCommand(), a.contextCommand())
 	if a.shell == nil {
@@ -358,21 +358,29 @@ func (a *app) root() *cobra.Command {
 
 // globalFlags are those of every command; the current values are their defaults.
 func (a *app) globalFlags(f *pflag.FlagSet) {
-	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl context list (default: the current one, if any)")
+	f.StringVar(&a.context, "context", a.context, "context to take global flags from that are not given: kvctl "+
+		"context list (default: the current one, if any)")
 	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
 	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
-	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
-	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
+	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+
+		" (default: the best that both ends have)")
+	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or "+
+		"NAME/PORT/GIDINDEX (default: the best)")
 	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
 	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
 	f.BoolVar(&a.hex, "hex", a.hex, "keys are given and shown in hexadecimal")
-	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
+	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns "+
+		"TLS on")
 	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
-	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
-	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the address that is called)")
-	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
-	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
+	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked "+
+		"(PEM)")
+	f.StringVar(&a.tlsName, "tls-server-name", a.tlsName, "name that the store's certificates have (default: the "+
+		"address that is called)")
+	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain,
+		"trust domain of the store's certificates (default: any that --tls-ca vouches for)")
+	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units,
+		"roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
 }
 
@@ -429,7 +437,8 @@ func (a *app) versionCommand() *cobra.Command {
 		GroupID: "tools",
 		RunE: func(*cobra.Command, []string) error {
 			if a.json() {
-				return a.printJSON(map[string]any{"version": buildinfo.Version(version), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+				return a.printJSON(map[string]any{"version": buildinfo.Version(version), "go": runtime.Version(),
+					"os": runtime.GOOS, "arch": runtime.GOARCH})
 			}
 			return a.printRelease()
 		},
@@ -476,7 +485,8 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	return a.checkFlags()
 }
 
-// readElsewhere are variables of the environment that kvctl reads beside its flags', and kvd's that are nearly one of them.
+// readElsewhere are variables of the environment that kvctl reads beside its flags', and kvd's that are nearly one of
+// them.
 var readElsewhere = []string{"KVD_CONTEXTS", "KVD_DEBUG"}
 
 // warnOfVariables tells of variables that nearly are those of a flag. Other programs of the store have settings in the
@@ -487,7 +497,8 @@ func (a *app) warnOfVariables(flags *pflag.FlagSet, environ []string) {
 	for _, v := range environ {
 		name, value, _ := strings.Cut(v, "=")
 		rest, ours := strings.CutPrefix(strings.ToUpper(name), "KVD_")
-		if !ours || value == "" || slices.Contains(readElsewhere, name) || name == "KVD_"+rest && slices.Contains(names, rest) {
+		if !ours || value == "" || slices.Contains(readElsewhere, name) || name == "KVD_"+rest &&
+			slices.Contains(names, rest) {
 			continue
 		}
 		if near := spelling.Near(rest, names); len(near) > 0 {
@@ -502,7 +513,8 @@ func (a *app) checkFlags() error {
 	case a.output != "table" && a.output != "json":
 		return usagef("--output %q: want table or json", a.output)
 	case a.provider == "sim":
-		return usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl COMMAND gives it one", strings.Join(doctor.Providers, ", "))
+		return usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl COMMAND "+
+			"gives it one", strings.Join(doctor.Providers, ", "))
 	case a.timeout <= 0:
 		return usagef("--timeout %v: want > 0", a.timeout)
 	case (a.tlsCert == "") != (a.tlsKey == ""):
@@ -522,199 +534,4 @@ func (a *app) checkFlags() error {
 		return usagef("--identity-units: %w", err)
 	}
 	return nil
-}
-
-// ---- keys and values -------------------------------------------------------
-
-// key decodes a key given on the command line or a line of stdin.
-func (a *app) key(s string) ([]byte, error) {
-	k := []byte(s)
-	if a.hex {
-		var err error
-		if k, err = hex.DecodeString(s); err != nil {
-			return nil, usagef("key %q: %w", s, err)
-		}
-	}
-	if len(k) == 0 || len(k) > client.MaxKeyLen {
-		return nil, usagef("key of %d bytes, want 1 to %d", len(k), client.MaxKeyLen)
-	}
-	return k, nil
-}
-
-// keys decodes args, or lines of stdin if there are none: those that scan prints, so one
-// that begins with a quote is quoted.
-func (a *app) keys(ctx context.Context, args []string) ([][]byte, error) {
-	var out [][]byte
-	for _, s := range args {
-		k, err := a.key(s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, k)
-	}
-	if len(args) > 0 {
-		return out, nil
-	}
-	sc := bufio.NewScanner(a.input(ctx, "keys, one a line,"))
-	sc.Buffer(nil, maxQuoted+2)
-	for n := 1; sc.Scan(); n++ {
-		line := sc.Text()
-		if line == "" {
-			continue
-		}
-		if !a.hex && line[0] == '"' {
-			q, err := strconv.Unquote(line)
-			if err != nil {
-				return nil, usagef("line %d: %.80s: it begins with a quote, so it must be quoted as scan does", n, line)
-			}
-			line = q
-		}
-		k, err := a.key(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
-		}
-		out = append(out, k)
-	}
-	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("read keys from stdin: %w", err)
-	}
-	return out, nil
-}
-
-// maxQuoted bounds a key as scan prints it: every byte may be quoted \xHH.
-const maxQuoted = 4*client.MaxKeyLen + 2
-
-// value takes the value at args[i]; "-" or none reads stdin.
-func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
-	if i < len(args) && args[i] != "-" {
-		return []byte(args[i]), nil
-	}
-	b, err := io.ReadAll(io.LimitReader(a.input(ctx, "the value"), client.MaxValueLen+1))
-	if err != nil {
-		return nil, fmt.Errorf("read value from stdin: %w", err)
-	}
-	if len(b) > client.MaxValueLen {
-		return nil, usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
-	}
-	return b, nil
-}
-
-// show prints a key for people and for keys: itself if printable, else quoted.
-func (a *app) show(b []byte) string {
-	if a.hex {
-		return hex.EncodeToString(b)
-	}
-	return printable(b)
-}
-
-func printable(b []byte) string {
-	s := string(b)
-	if s != "" && s[0] != '"' && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
-		return s
-	}
-	return strconv.Quote(s)
-}
-
-// showKey names a key in an error.
-func (a *app) showKey(k []byte) string {
-	if len(k) > 64 {
-		return fmt.Sprintf("%s… (%d bytes)", a.show(k[:48]), len(k))
-	}
-	if a.hex {
-		return hex.EncodeToString(k)
-	}
-	return strconv.Quote(string(k))
-}
-
-// setKey and setBytes add bytes to an object of JSON output: as a string if
-// that is possible, else as name_base64; keys under --hex as name_hex.
-func (a *app) setKey(m map[string]any, name string, k []byte) {
-	if a.hex {
-		m[name+"_hex"] = hex.EncodeToString(k)
-		return
-	}
-	setBytes(m, name, k)
-}
-
-func setBytes(m map[string]any, name string, b []byte) {
-	if utf8.Valid(b) {
-		m[name] = string(b)
-	} else {
-		m[name+"_base64"] = base64.StdEncoding.EncodeToString(b)
-	}
-}
-
-// ---- output ----------------------------------------------------------------
-
-func (a *app) json() bool { return a.output == "json" }
-
-// printJSON prints one line.
-func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.stdout)
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
-}
-
-type row = table.Row
-
-// printTable prints rows below a header; numbers are aligned right.
-func (a *app) printTable(header row, rows []row) {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format.Header = text.FormatDefault
-	t.Style().Options.DrawBorder = false
-	t.Style().Options.SeparateColumns = false
-	for _, r := range append([]row{header}, rows...) {
-		for i := range r {
-			if s, ok := r[i].(string); ok {
-				r[i] = visible(s)
-			}
-		}
-	}
-	t.AppendHeader(header)
-	t.AppendRows(rows)
-	var right []table.ColumnConfig
-	for i := range header {
-		if !slices.ContainsFunc(rows, func(r row) bool { return !isNumber(fmt.Sprint(r[i])) }) {
-			right = append(right, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
-		}
-	}
-	t.SetColumnConfigs(right)
-	for line := range strings.Lines(t.Render()) {
-		fmt.Fprintln(a.stdout, strings.TrimRight(line, " \n"))
-	}
-}
-
-// isNumber reports whether a cell is a number, or - in the place of one.
-func isNumber(s string) bool {
-	_, err := strconv.ParseFloat(s, 64)
-	return err == nil || s == "-"
-}
-
-// say prints a line for people on stderr.
-func (a *app) say(format string, args ...any) {
-	for line := range strings.SplitSeq(fmt.Sprintf(format, args...), "\n") {
-		fmt.Fprintln(a.stderr, visible(line))
-	}
-}
-
-// when prints a time of expiry.
-func when(t time.Time) string {
-	if t.IsZero() {
-		return "none"
-	}
-	return t.UTC().Format("2006-01-02T15:04:05.000Z")
-}
-
-// bytesText prints a number of bytes for people.
-func bytesText[T ~int | ~int64 | ~uint64](n T) string {
-	v, unit := float64(n), 0
-	for v >= 1024 && unit < 4 {
-		v /= 1024
-		unit++
-	}
-	if unit == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", v, [...]string{"", "KiB", "MiB", "GiB", "TiB"}[unit])
 }

@@ -23,7 +23,7 @@ func (a *app) auditCommand() *cobra.Command {
 			return a.withBackend(func(b backend) error { return a.printAudit(cmd.Context(), b, req) })
 		},
 	}
-	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "show the latest so many; 0: all that are kept")
+	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "how many to show, the latest; 0: all that are kept")
 	c.Flags().Uint64Var(&req.After, "after", 0, "show those with greater numbers")
 	return c
 }
@@ -40,8 +40,10 @@ func (a *app) printAudit(ctx context.Context, b backend, req *dirpb.AuditRequest
 	if a.json() {
 		return printProtos(a, rep.GetEntries())
 	}
-	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"}, mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
-		return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339), cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
-	}))
+	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"},
+		mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
+			return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
+				cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
+		}))
 	return nil
 }

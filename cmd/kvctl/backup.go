@@ -18,9 +18,11 @@ import (
 
 // JSON lines hold all that a store keeps of a key but for its version: scan --long writes them, and pipe reads them.
 
-// eachItem calls fn with every key that o selects and what it holds, until fn returns false or fails. most is how many keys fn takes at most;
-// 0: all. Values are read some at a time, so that long ones do not add up. Corrupt records are left out, as by eachKey.
-func eachItem(ctx context.Context, s store, o client.ScanOptions, most int, fn func(key []byte, it client.Item) (bool, error)) error {
+// eachItem calls fn with every key that o selects and what it holds, until fn returns false or fails. most is how many
+// keys fn takes at most; 0: all. Values are read some at a time, so that long ones do not add up. Corrupt records are
+// left out, as by eachKey.
+func eachItem(ctx context.Context, s store, o client.ScanOptions, most int,
+	fn func(key []byte, it client.Item) (bool, error)) error {
 	var batch []client.Op
 	var damaged []error
 	size, given, stopped := 0, 0, false
@@ -79,7 +81,8 @@ func fetch(ctx context.Context, s store, ops []client.Op) error {
 		var first error
 		for i, op := range some {
 			*left[i] = op
-			if errors.Is(op.Err, client.ErrUnavailable) || errors.Is(op.Err, client.ErrUnknownOutcome) || op.Err != nil && ctx.Err() != nil {
+			if errors.Is(op.Err, client.ErrUnavailable) || errors.Is(op.Err, client.ErrUnknownOutcome) ||
+				op.Err != nil && ctx.Err() != nil {
 				again = append(again, left[i])
 				if first == nil {
 					first = fmt.Errorf("key %.64q: %w", op.Key, op.Err)
@@ -125,7 +128,9 @@ func checkItem(t client.Type, value []byte) error {
 	case client.Stream:
 		var s *collection.Stream
 		if s, err = collection.ParseStream(value); err == nil {
-			err = s.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool { return true })
+			err = s.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool {
+				return true
+			})
 		}
 		n = len(value) // it may have no entries
 	}

@@ -17,7 +17,8 @@ import (
 func (e *ends) backup(flags ...string) (file string) {
 	e.t.Helper()
 	file = filepath.Join(e.t.TempDir(), "backup.jsonl")
-	if err := os.WriteFile(file, []byte(e.must("", append(flags, "scan", "--long", "-o", "json")...)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(e.must("", append(flags, "scan", "--long", "-o", "json")...)), 0o600); err !=
+		nil {
 		e.t.Fatal(err)
 	}
 	return file
@@ -44,10 +45,12 @@ func collections(t *testing.T) map[client.Type][]byte {
 	}
 	stream.Add(collection.StreamID{MS: 5, Seq: 1}, [][]byte{[]byte("field"), []byte("value")})
 	return map[client.Type][]byte{client.Hash: h, client.Set: set, client.List: list, client.Stream: stream.Bytes(true),
-		client.SortedSet: collection.ZSet{}.AppendChanged(nil, nil, []collection.ZEntry{{Member: []byte("m"), Score: 1.5}})}
+		client.SortedSet: collection.ZSet{}.AppendChanged(nil, nil,
+			[]collection.ZEntry{{Member: []byte("m"), Score: 1.5}})}
 }
 
-// A file of scan --long brings back everything, and no less than everything: in the store it is from, and in another one.
+// A file of scan --long brings back everything, and no less than everything: in the store it is from, and in another
+// one.
 func TestBackup(t *testing.T) {
 	e := newEnds(t)
 	far := time.Now().Add(time.Hour)
@@ -69,11 +72,13 @@ func TestBackup(t *testing.T) {
 		ops = append(ops, client.Op{Key: fmt.Appendf(nil, "key:%04d", i), Value: randomBytes(i, uint64(i))})
 	}
 	for typ, v := range collections(t) {
-		ops = append(ops, client.Op{Key: []byte(typ.String()), Value: v, Type: typ, Note: 3}, client.Op{Key: []byte("expiring " + typ.String()), Value: v, Type: typ, Expires: far})
+		ops = append(ops, client.Op{Key: []byte(typ.String()), Value: v, Type: typ, Note: 3},
+			client.Op{Key: []byte("expiring " + typ.String()), Value: v, Type: typ, Expires: far})
 	}
 	put(t, e.src, ops...)
 	put(t, e.src, client.Op{Key: []byte("soon"), Value: []byte("x"), Expires: time.Now().Add(time.Hour)})
-	put(t, e.dst, client.Op{Key: []byte("soon"), Value: []byte("of another time")}, client.Op{Key: []byte("hash"), Value: []byte("no hash")})
+	put(t, e.dst, client.Op{Key: []byte("soon"), Value: []byte("of another time")},
+		client.Op{Key: []byte("hash"), Value: []byte("no hash")})
 	for _, flags := range [][]string{nil, {"--hex"}} {
 		file := e.backup(flags...)
 		e.there.now = func() time.Time { return time.Now().Add(30 * time.Minute) }
@@ -186,10 +191,12 @@ func TestScanSaysThatThereIsMore(t *testing.T) {
 			want := map[int]string{101: more}[n]
 			r := e.run("", args...)
 			if r.code != exitOK || r.stderr != want || strings.Count(r.stdout, "k0") != 100 {
-				t.Errorf("%v of %d keys: exit %d, %q, %d keys", args, n, r.code, r.stderr, strings.Count(r.stdout, "k0"))
+				t.Errorf("%v of %d keys: exit %d, %q, %d keys", args, n, r.code, r.stderr,
+					strings.Count(r.stdout, "k0"))
 			}
 			for limit, keys := range map[string]int{"0": n, "7": 7} {
-				if r := e.run("", append(args, "--limit", limit)...); r.stderr != "" || strings.Count(r.stdout, "k0") != keys {
+				if r := e.run("", append(args, "--limit", limit)...); r.stderr != "" ||
+					strings.Count(r.stdout, "k0") != keys {
 					t.Errorf("%v --limit %s: %q, %s", args, limit, r.stderr, r.stdout)
 				}
 			}

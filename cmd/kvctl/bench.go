@@ -56,15 +56,19 @@ func (a *app) benchCommand() *cobra.Command {
 			"  D  95% read, 5% insert                 latest\n" +
 			"  E  95% scan of 1 to 100, 5% insert     (in the order of hashes)\n" +
 			"  F  50% read, 50% read-modify-write     zipfian\n\n" +
-			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\nor with --batch of up to so many at once.\n\n" +
-			"The run has a prefix of its own, " + benchPrefix + "…, and at the end, also of an interrupted run,\nit deletes what it put. With --prefix it stops before it changes a key that was\nthere already. Keys of a run that was killed: kvctl del --prefix " + benchPrefix,
+			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\n" +
+			"or of the keys of a --batch.\n\n" +
+			"The run has a prefix of its own, " + benchPrefix + "…, and at the end, also of an interrupted run,\nit " +
+			"deletes what it put. With --prefix it stops before it changes a key that was\nthere already. Keys of a " +
+			"run that was killed: kvctl del --prefix " + benchPrefix,
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), &o) },
 	})
 	f := c.Flags()
 	f.StringVarP(&o.workload, "workload", "w", "A", "YCSB workload, A to F")
-	f.StringVar(&o.distribution, "distribution", "default", "which records: default (the workload's own), zipfian (theta 0.99, scattered), uniform or latest")
+	f.StringVar(&o.distribution, "distribution", "default", "which records: default (the workload's own), zipfian "+
+		"(theta 0.99, scattered), uniform or latest")
 	f.Uint64Var(&o.records, "records", 100_000, "records to load")
 	f.Uint64Var(&o.ops, "ops", 0, "operations to run (default: for --duration)")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "time to run, without --ops")
@@ -75,10 +79,13 @@ func (a *app) benchCommand() *cobra.Command {
 	f.Uint64Var(&o.seed, "seed", 1, "of the random numbers")
 	f.StringVar(&o.prefix, "prefix", "", "begin every key with this (default: one that no other run has)")
 	f.BoolVar(&o.keep, "keep", false, "leave the records at the end")
-	f.BoolVar(&o.noLoad, "no-load", false, "the records below --prefix are there already, of a run with --keep; the run changes them and leaves them")
+	f.BoolVar(&o.noLoad, "no-load", false, "the records below --prefix are there already, of a run with --keep; the "+
+		"run changes them and leaves them")
 	f.BoolVar(&o.cleanup, "cleanup", false, "with --no-load: delete the records at the end")
-	_ = c.RegisterFlagCompletionFunc("workload", cobra.FixedCompletions([]string{"A", "B", "C", "D", "E", "F"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = c.RegisterFlagCompletionFunc("distribution", cobra.FixedCompletions([]string{"zipfian", "uniform", "latest"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("workload", cobra.FixedCompletions([]string{"A", "B", "C", "D", "E", "F"},
+		cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("distribution", cobra.FixedCompletions([]string{"zipfian", "uniform", "latest"},
+		cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -159,7 +166,8 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 	}
 	return a.with(ctx, sessionOptions{Lanes: o.lanes}, func(s store) error {
 		b := &bench{a: a, o: o, s: s, w: w, dist: dist, keys: ycsb.NewKeyspace(o.records)}
-		rep := benchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads, Batch: o.batch, Seed: o.seed,
+		rep := benchReport{Workload: w.Name, Records: o.records, ValueBytes: o.valueSize, Threads: o.threads,
+			Batch: o.batch, Seed: o.seed,
 			Distribution: w.Distribution.String(), Prefix: o.prefix, Kept: o.keep || o.noLoad && !o.cleanup}
 		if dist != 0 {
 			rep.Distribution = dist.String()
@@ -215,17 +223,21 @@ func (a *app) printBench(r *benchReport) error {
 	if a.json() {
 		return a.printJSON(r)
 	}
-	fmt.Fprintf(a.stdout, "workload %s, %s, %d records, values of %d bytes, %d threads, batch %d\n", r.Workload, r.Distribution,
+	fmt.Fprintf(a.stdout, "workload %s, %s, %d records, values of %d bytes, %d threads, batch %d\n", r.Workload,
+		r.Distribution,
 		r.Records, r.ValueBytes, r.Threads, r.Batch)
 	if r.LoadSeconds > 0 {
 		fmt.Fprintf(a.stdout, "load     %.2f s, %.0f records/s\n", r.LoadSeconds, r.LoadPerSec)
 	}
-	fmt.Fprintf(a.stdout, "run      %.2f s, %.0f operations/s, %.2f RTT and %.2f verbs an operation\n", r.Seconds, r.PerSecond,
+	fmt.Fprintf(a.stdout, "run      %.2f s, %.0f operations/s, %.2f RTT and %.2f verbs an operation\n", r.Seconds,
+		r.PerSecond,
 		r.RTTPerOp, r.VerbsPerOp)
 	us := func(ns float64) string { return fmt.Sprintf("%.1f", ns/1000) }
-	a.printTable(row{"Operation", "Count", "Per s", "Not found", "Errors", "Min µs", "Avg µs", "P50 µs", "P95 µs", "P99 µs", "P99.9 µs", "Max µs"},
+	a.printTable(row{"Operation", "Count", "Per s", "Not found", "Errors", "Min µs", "Avg µs", "P50 µs", "P95 µs",
+		"P99 µs", "P99.9 µs", "Max µs"},
 		mapTo(r.Operations, func(r opReport) row {
-			return row{r.Operation, r.Count, fmt.Sprintf("%.0f", r.PerSecond), r.NotFound, r.Errors, us(float64(r.Min)), us(r.Avg),
+			return row{r.Operation, r.Count, fmt.Sprintf("%.0f", r.PerSecond), r.NotFound, r.Errors, us(float64(r.Min)),
+				us(r.Avg),
 				us(float64(r.P50)), us(float64(r.P95)), us(float64(r.P99)), us(float64(r.P999)), us(float64(r.Max))}
 		}))
 	if r.Kept {
@@ -247,8 +259,8 @@ type bench struct {
 	dist ycsb.Distribution
 	keys *ycsb.Keyspace
 	next atomic.Uint64 // operations taken
-	// loaded: load has put the records below it, but for the blocks that begin at those of broken, of which it put those of extra, and perhaps
-	// those of unsure.
+	// loaded: load has put the records below it, but for the blocks that begin at those of broken, of which it put
+	// those of extra, and perhaps those of unsure.
 	loaded  uint64
 	broken  map[uint64]bool
 	extra   []uint64
@@ -285,8 +297,10 @@ func (b *bench) failure() error {
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
 
-// ranges gives every thread consecutive blocks of the records. It returns how many records fn has done, and below which number it was given all.
-func (b *bench) ranges(ctx context.Context, what string, records uint64, block int, fn func(ctx context.Context, lo, hi uint64) error) (done, given uint64, err error) {
+// ranges gives every thread consecutive blocks of the records. It returns how many records fn has done, and below which
+// number it was given all.
+func (b *bench) ranges(ctx context.Context, what string, records uint64, block int,
+	fn func(ctx context.Context, lo, hi uint64) error) (done, given uint64, err error) {
 	bar := b.a.bar(what, "records", func() int64 { return int64(records) })
 	defer bar.end()
 	var next, did atomic.Uint64
@@ -321,21 +335,23 @@ func (b *bench) loadedValue(n uint64) []byte { return randomValue(b.o.valueSize,
 
 // foreign is the error for a key that the run did not put.
 func (b *bench) foreign(key []byte) error {
-	return fmt.Errorf("%w: it is not of this run and stays as it is; choose another --prefix", b.a.about(key, client.ErrExists))
+	return fmt.Errorf("%w: it is not of this run and stays as it is; choose another --prefix",
+		b.a.about(key, client.ErrExists))
 }
 
 func (b *bench) load(ctx context.Context) (records uint64, err error) {
 	b.broken = make(map[uint64]bool)
-	records, b.loaded, err = b.ranges(ctx, "load", b.o.records, b.block(), func(ctx context.Context, lo, hi uint64) error {
-		put, unsure, err := b.loadBlock(ctx, lo, hi)
-		if err != nil {
-			b.loading.Lock()
-			defer b.loading.Unlock()
-			b.broken[lo] = true
-			b.extra, b.unsure = append(b.extra, put...), append(b.unsure, unsure...)
-		}
-		return err
-	})
+	records, b.loaded, err = b.ranges(ctx, "load", b.o.records, b.block(),
+		func(ctx context.Context, lo, hi uint64) error {
+			put, unsure, err := b.loadBlock(ctx, lo, hi)
+			if err != nil {
+				b.loading.Lock()
+				defer b.loading.Unlock()
+				b.broken[lo] = true
+				b.extra, b.unsure = append(b.extra, put...), append(b.unsure, unsure...)
+			}
+			return err
+		})
 	return records, err
 }
 
@@ -345,7 +361,8 @@ func (b *bench) loadBlock(ctx context.Context, lo, hi uint64) (put []uint64, uns
 	var ops []client.Op
 	for n := lo; n < hi; n++ {
 		numbers = append(numbers, n)
-		ops = append(ops, client.Op{Kind: client.OpPut, Cond: client.IfAbsent, Key: b.key(nil, n), Value: b.loadedValue(n)})
+		ops = append(ops, client.Op{Kind: client.OpPut, Cond: client.IfAbsent, Key: b.key(nil, n),
+			Value: b.loadedValue(n)})
 	}
 	sent := make(map[uint64]bool) // by an attempt that may have had its effect
 	err = persist(ctx, func() error {
@@ -482,7 +499,8 @@ func (b *bench) run(ctx context.Context) ([]*benchThread, float64, error) {
 	bar := b.a.bar("run", "operations", func() int64 { return cmp.Or(int64(b.o.ops), -1) })
 	threads := make([]*benchThread, b.o.threads)
 	for i := range threads {
-		g, err := ycsb.New(ycsb.Options{Workload: b.w, Distribution: b.dist, Keyspace: b.keys, Seed: b.o.seed, Stream: uint64(i)})
+		g, err := ycsb.New(ycsb.Options{Workload: b.w, Distribution: b.dist, Keyspace: b.keys, Seed: b.o.seed,
+			Stream: uint64(i)})
 		if err != nil {
 			return nil, 0, usageError(err)
 		}
@@ -534,7 +552,8 @@ type benchThread struct {
 }
 
 func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *bar) *benchThread {
-	return &benchThread{b: b, gen: g, bar: bar, dst: make([]byte, b.o.valueSize), value: randomValue(b.o.valueSize, b.o.seed+id),
+	return &benchThread{b: b, gen: g, bar: bar, dst: make([]byte, b.o.valueSize),
+		value:  randomValue(b.o.valueSize, b.o.seed+id),
 		serial: id << 40, cursor: client.Cursor{Prefix: rand.New(rand.NewPCG(b.o.seed, id)).Uint64()}}
 }
 
@@ -752,7 +771,8 @@ func report(threads []*benchThread, seconds float64) (out []opReport) {
 		}
 		r.Calls, r.PerSecond = h.TotalCount(), float64(r.Count)/seconds
 		r.Min, r.Avg, r.Max = h.Min(), h.Mean(), h.Max()
-		r.P50, r.P95, r.P99, r.P999 = h.ValueAtQuantile(50), h.ValueAtQuantile(95), h.ValueAtQuantile(99), h.ValueAtQuantile(99.9)
+		r.P50, r.P95, r.P99, r.P999 = h.ValueAtQuantile(50), h.ValueAtQuantile(95), h.ValueAtQuantile(99),
+			h.ValueAtQuantile(99.9)
 		out = append(out, r)
 	}
 	return out

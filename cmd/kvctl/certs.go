@@ -38,7 +38,8 @@ func (a *app) certsCommand() *cobra.Command {
 		Use:   "certs",
 		Short: "Make a private certificate authority, and certificates for a cluster",
 		Long: "Make a private certificate authority, and certificates for a cluster. No store is\n" +
-			"needed, and nothing is overwritten but the list of revoked certificates. A certificate says in a URI who shows it:\n" +
+			"needed, and nothing is overwritten but the list of revoked certificates. A certificate says in a URI " +
+			"who shows it:\n" +
 			"spiffe://TRUST-DOMAIN/kvd/ROLE/NAME.",
 		GroupID: "cluster",
 	}
@@ -70,7 +71,8 @@ func (a *app) certsInitCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := writePair(filepath.Join(dir, authorityCert), ca.CertPEM(), filepath.Join(dir, authorityKey), key); err != nil {
+			if err := writePair(filepath.Join(dir, authorityCert), ca.CertPEM(), filepath.Join(dir, authorityKey),
+				key); err != nil {
 				return err
 			}
 			return a.printIssued(ca.Certificate(), filepath.Join(dir, authorityCert), filepath.Join(dir, authorityKey))
@@ -129,14 +131,16 @@ func (a *app) certsIssueCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&role, "role", "", "what its holder is: "+strings.Join(authority.Roles(), ", "))
-	c.Flags().StringSliceVar(&groups, "group", nil, "groups that its holder belongs to, which namespaces can give rights to")
+	c.Flags().StringSliceVar(&groups, "group", nil, "groups that its holder belongs to, which namespaces can give "+
+		"rights to")
 	c.Flags().StringSliceVar(&dns, "dns", nil, "names of the holder's host")
 	c.Flags().StringSliceVar(&ips, "ip", nil, "addresses of the holder's host")
 	c.Flags().IntVar(&days, "days", 365, "days for which the certificate is valid")
 	c.Flags().StringVar(&dir, "dir", ".", "folder of the authority")
 	c.Flags().StringVar(&out, "out", "", "folder for the certificate and its key (default: that of the authority)")
 	_ = c.MarkFlagRequired("role")
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(authority.Roles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc(
+		"role", cobra.FixedCompletions(authority.Roles(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -237,19 +241,24 @@ func (a *app) printList(file string, l *x509.RevocationList) error {
 	if a.json() {
 		revoked := []map[string]any{}
 		for _, e := range l.RevokedCertificateEntries {
-			revoked = append(revoked, map[string]any{"serial": e.SerialNumber.Text(16), "revoked": e.RevocationTime.UTC().Format(time.RFC3339)})
+			revoked = append(revoked, map[string]any{"serial": e.SerialNumber.Text(16),
+				"revoked": e.RevocationTime.UTC().Format(time.RFC3339)})
 		}
-		return a.printJSON(map[string]any{"file": file, "issuer": l.Issuer.String(), "number": certs.Number(l), "made": l.ThisUpdate.UTC().Format(time.RFC3339),
-			"expires": l.NextUpdate.UTC().Format(time.RFC3339), "seconds_left": int64(left.Seconds()), "revoked": revoked})
+		return a.printJSON(map[string]any{"file": file, "issuer": l.Issuer.String(), "number": certs.Number(l),
+			"made":    l.ThisUpdate.UTC().Format(time.RFC3339),
+			"expires": l.NextUpdate.UTC().Format(time.RFC3339), "seconds_left": int64(left.Seconds()),
+			"revoked": revoked})
 	}
 	state := fmt.Sprintf("%d days left", int(left/day))
 	if left < 0 {
 		state = "EXPIRED: what it lists stays refused; renew it with kvctl certs revoke"
 	}
-	fmt.Fprintf(a.stdout, "%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s to %s, %s\n", "file", visible(file), "issuer", visible(l.Issuer.String()), "number", visible(certs.Number(l)),
+	fmt.Fprintf(a.stdout, "%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s to %s, %s\n", "file", visible(file), "issuer",
+		visible(l.Issuer.String()), "number", visible(certs.Number(l)),
 		"valid", l.ThisUpdate.UTC().Format(time.DateTime), l.NextUpdate.UTC().Format(time.DateTime), state)
 	for _, e := range l.RevokedCertificateEntries {
-		fmt.Fprintf(a.stdout, "%-9s %s on %s\n", "revoked", e.SerialNumber.Text(16), e.RevocationTime.UTC().Format(time.DateTime))
+		fmt.Fprintf(a.stdout, "%-9s %s on %s\n", "revoked", e.SerialNumber.Text(16),
+			e.RevocationTime.UTC().Format(time.DateTime))
 	}
 	_, err := fmt.Fprintln(a.stdout)
 	return err
@@ -259,8 +268,9 @@ func (a *app) certsShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show FILE...",
 		Short: "Show who certificates are for, and until when they are valid",
-		Long:  "Show the certificates of PEM files, and lists of revoked ones. Exit status 1 if one of them is\nnot valid now.",
-		Args:  cobra.MinimumNArgs(1),
+		Long: "Show the certificates of PEM files, and lists of revoked ones. Exit status 1 if one of them is\nnot " +
+			"valid now.",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			valid := true
 			for _, file := range args {
@@ -357,9 +367,11 @@ func writeNew(file string, text []byte, mode fs.FileMode) error {
 
 func (a *app) printIssued(c *x509.Certificate, certFile, keyFile string) error {
 	if a.json() {
-		return a.printJSON(map[string]any{"identity": certs.Identity(c), "cert": certFile, "key": keyFile, "expires": c.NotAfter.UTC().Format(time.RFC3339)})
+		return a.printJSON(map[string]any{"identity": certs.Identity(c), "cert": certFile, "key": keyFile,
+			"expires": c.NotAfter.UTC().Format(time.RFC3339)})
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s, valid until %s\n%s, and its key %s\n", visible(certs.Identity(c)), c.NotAfter.UTC().Format(time.DateOnly), visible(certFile), visible(keyFile))
+	_, err := fmt.Fprintf(a.stdout, "%s, valid until %s\n%s, and its key %s\n", visible(certs.Identity(c)),
+		c.NotAfter.UTC().Format(time.DateOnly), visible(certFile), visible(keyFile))
 	return err
 }
 
@@ -398,16 +410,22 @@ func (a *app) printCert(file string, c *x509.Certificate) error {
 	left := c.NotAfter.Sub(a.now())
 	sum := fmt.Sprintf("%x", sha256.Sum256(c.Raw))
 	if a.json() {
-		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(), "issuer": c.Issuer.String(), "groups": append([]string{}, c.Subject.Organization...), "hosts": append([]string{}, at...),
-			"uses": append([]string{}, uses(c)...), "key": keyKind(c), "not_before": c.NotBefore.UTC().Format(time.RFC3339), "expires": c.NotAfter.UTC().Format(time.RFC3339),
+		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(),
+			"issuer": c.Issuer.String(), "groups": append([]string{}, c.Subject.Organization...),
+			"hosts": append([]string{}, at...),
+			"uses":  append([]string{}, uses(c)...), "key": keyKind(c), "not_before": c.NotBefore.UTC().Format(
+				time.RFC3339), "expires": c.NotAfter.UTC().Format(time.RFC3339),
 			"seconds_left": int64(left.Seconds()), "serial": c.SerialNumber.Text(16), "sha256": sum})
 	}
 	state := fmt.Sprintf("%d days left", int(left/day))
 	if err := certs.CheckTime(c, a.now()); err != nil {
 		state = "NOT VALID NOW"
 	}
-	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)}, {"groups", strings.Join(c.Subject.Organization, ", ")}, {"hosts", strings.Join(at, ", ")}, {"uses", strings.Join(uses(c), ", ")},
-		{"key", keyKind(c)}, {"issuer", c.Issuer.String()}, {"valid", c.NotBefore.UTC().Format(time.DateTime) + " to " + c.NotAfter.UTC().Format(time.DateTime) + ", " + state},
+	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)},
+		{"groups", strings.Join(c.Subject.Organization, ", ")}, {"hosts", strings.Join(at, ", ")},
+		{"uses", strings.Join(uses(c), ", ")},
+		{"key", keyKind(c)}, {"issuer", c.Issuer.String()}, {"valid", c.NotBefore.UTC().Format(time.DateTime) + " to " +
+			c.NotAfter.UTC().Format(time.DateTime) + ", " + state},
 		{"serial", c.SerialNumber.Text(16)}, {"sha256", sum}} {
 		if line[1] == "" {
 			line[1] = "-"

@@ -39,15 +39,21 @@ func TestCerts(t *testing.T) {
 	for _, role := range authority.Roles() {
 		for _, called := range []bool{false, true} {
 			name := role
-			args := []string{"certs", "issue", name, "--dir", dir, "--role", role, "--days", "7", "--out", filepath.Join(dir, name)}
+			args := []string{"certs", "issue", name, "--dir", dir, "--role", role, "--days", "7", "--out",
+				filepath.Join(dir, name)}
 			if called {
 				name += "-at"
 				args[2] = name
 				args = append(args, "--dns", "host.example,other.example", "--ip", "192.0.2.1", "--ip", "::1")
 			}
-			refused := called && role == "client" || !called && slices.Contains([]string{"directory", "memnode", "gateway"}, role)
-			if r := e.run("", args...); (r.code == exitUsage) != refused || (r.code == exitOK) == refused {
+			refused := called && role == "client" || !called &&
+				slices.Contains([]string{"directory", "memnode", "gateway"}, role)
+			r := e.run("", args...)
+			if (r.code == exitUsage) != refused || (r.code == exitOK) == refused {
 				t.Fatalf("%s, called %v: %+v", role, called, r)
+			}
+			if refused && !called && !(strings.Contains(r.stderr, "--dns") && strings.Contains(r.stderr, "--ip")) {
+				t.Errorf("%s: the refusal does not say how to give an address: %s", role, r.stderr)
 			}
 			if refused {
 				continue
@@ -59,8 +65,10 @@ func TestCerts(t *testing.T) {
 			if left := time.Until(c.NotAfter); left > 7*day || left < 7*day-time.Hour {
 				t.Errorf("%s: valid for %v", role, left)
 			}
-			for usage, want := range map[x509.ExtKeyUsage]bool{x509.ExtKeyUsageClientAuth: true, x509.ExtKeyUsageServerAuth: called, x509.ExtKeyUsageCodeSigning: false} {
-				if _, err := c.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); (err == nil) != want {
+			for usage, want := range map[x509.ExtKeyUsage]bool{x509.ExtKeyUsageClientAuth: true,
+				x509.ExtKeyUsageServerAuth: called, x509.ExtKeyUsageCodeSigning: false} {
+				usages := []x509.ExtKeyUsage{usage}
+				if _, err := c.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: usages}); (err == nil) != want {
 					t.Errorf("%s, called %v, usage %v: %v", role, called, usage, err)
 				}
 			}
@@ -69,29 +77,35 @@ func TestCerts(t *testing.T) {
 					t.Errorf("%s at %s: %v", role, host, err)
 				}
 			}
-			if _, err := (certs.Files{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, role, name+".pem"), Key: filepath.Join(dir, role, name+"-key.pem")}).Load(); err != nil {
+			if _, err := (certs.Files{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, role, name+".pem"),
+				Key: filepath.Join(dir, role, name+"-key.pem")}).Load(); err != nil {
 				t.Error(err)
 			}
 		}
 	}
 	out := e.must("", "certs", "show", filepath.Join(dir, "operator", "operator.pem"), filepath.Join(dir, "ca.pem"))
-	for _, want := range []string{"spiffe://example.org/kvd/operator/operator\n", "uses      client\n", "6 days left\n", "uses      authority\n", "ECDSA P-256\n"} {
+	for _, want := range []string{"spiffe://example.org/kvd/operator/operator\n", "uses      client\n", "6 days left\n",
+		"uses      authority\n", "ECDSA P-256\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("show lacks %q:\n%s", want, out)
 		}
 	}
 	e.must("", "certs", "issue", "ann", "--dir", dir, "--role", "client", "--group", "sales,emea", "--group", "b")
-	if c := readCert(t, filepath.Join(dir, "ann.pem")); !slices.Equal(slices.Sorted(slices.Values(c.Subject.Organization)), []string{"b", "emea", "sales"}) {
+	if c := readCert(t, filepath.Join(dir, "ann.pem")); !slices.Equal(
+		slices.Sorted(slices.Values(c.Subject.Organization)), []string{"b", "emea", "sales"}) {
 		t.Errorf("the groups are %q", c.Subject.Organization)
 	}
-	if out := e.must("", "certs", "show", filepath.Join(dir, "ann.pem")); !strings.Contains(out, "groups    b, emea, sales\n") {
+	if out := e.must("", "certs", "show", filepath.Join(dir, "ann.pem")); !strings.Contains(
+		out, "groups    b, emea, sales\n") {
 		t.Errorf("show lacks the groups:\n%s", out)
 	}
-	if r := e.run("", "certs", "issue", "bob", "--dir", dir, "--role", "client", "--group", "a b"); r.code != exitUsage || !strings.Contains(r.stderr, `group "a b"`) {
+	if r := e.run("", "certs", "issue", "bob", "--dir", dir, "--role", "client", "--group", "a b"); r.code !=
+		exitUsage || !strings.Contains(r.stderr, `group "a b"`) {
 		t.Errorf("a bad group: %+v", r)
 	}
 	e.now = func() time.Time { return time.Now().Add(8 * day) }
-	if r := e.run("", "certs", "show", filepath.Join(dir, "operator", "operator.pem")); r.code != exitNo || !strings.Contains(r.stdout, "NOT VALID NOW") {
+	if r := e.run("", "certs", "show", filepath.Join(dir, "operator", "operator.pem")); r.code != exitNo ||
+		!strings.Contains(r.stdout, "NOT VALID NOW") {
 		t.Errorf("show of one that has expired: %+v", r)
 	}
 }
@@ -101,7 +115,8 @@ func TestCertsFiles(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	dir := t.TempDir()
 	issue := []string{"certs", "issue", "x", "--dir", dir, "--role", "client"}
-	if r := e.run("", issue...); r.code != exitOther || !strings.Contains(r.stderr, "kvctl certs init") || !strings.Contains(r.stderr, "it did not happen") {
+	if r := e.run("", issue...); r.code != exitOther || !strings.Contains(r.stderr, "kvctl certs init") ||
+		!strings.Contains(r.stderr, "it did not happen") {
 		t.Errorf("without an authority: %+v", r)
 	}
 	e.must("", "certs", "init", "--dir", dir)
@@ -124,7 +139,8 @@ func TestCertsFiles(t *testing.T) {
 	}
 	before := read()
 	for _, args := range [][]string{issue, {"certs", "init", "--dir", dir}} {
-		if r := e.run("", args...); r.code != exitOther || !strings.Contains(r.stderr, "file exists (it did not happen)") {
+		if r := e.run("", args...); r.code != exitOther ||
+			!strings.Contains(r.stderr, "file exists (it did not happen)") {
 			t.Errorf("%v again: %+v", args, r)
 		}
 	}
@@ -139,15 +155,18 @@ func TestCertsFiles(t *testing.T) {
 		t.Error("a key without its certificate was left behind")
 	}
 	for _, args := range [][]string{
-		{"issue", "../z", "--role", "client"}, {"issue", "..", "--role", "client"}, {"issue", "z"}, {"issue", "z", "--role", "root"}, {"issue", "z", "--role", "client", "--days", "0"},
-		{"issue", "z", "--role", "client", "--days", "3651"}, {"issue", "z", "--role", "gateway", "--ip", "host"}, {"issue", "z", "--role", "gateway", "--dns", "10.0.0.1"},
+		{"issue", "../z", "--role", "client"}, {"issue", "..", "--role", "client"}, {"issue", "z"},
+		{"issue", "z", "--role", "root"}, {"issue", "z", "--role", "client", "--days", "0"},
+		{"issue", "z", "--role", "client", "--days", "3651"}, {"issue", "z", "--role", "gateway", "--ip", "host"},
+		{"issue", "z", "--role", "gateway", "--dns", "10.0.0.1"},
 		{"init", "--trust-domain", "A/b"}, {"init", "--days", "99999999"}, {"show"},
 	} {
 		if r := e.run("", append(append([]string{"certs"}, args...), "--dir="+dir)[:]...); r.code != exitUsage {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
-	if r := e.run("", "certs", "show", filepath.Join(dir, "x-key.pem")); r.code != exitOther || strings.Contains(r.stderr, before[3][40:60]) {
+	if r := e.run("", "certs", "show", filepath.Join(dir, "x-key.pem")); r.code != exitOther ||
+		strings.Contains(r.stderr, before[3][40:60]) {
 		t.Errorf("show of a key: %+v", r)
 	}
 }
@@ -178,24 +197,29 @@ func TestCertsRevoke(t *testing.T) {
 		return all[0]
 	}
 	first := now
-	if out := e.must("", "certs", "revoke", "a", "--dir", dir); !strings.Contains(out, "revoked   "+serial("a")+" on "+first.UTC().Format(time.DateTime)) || !strings.Contains(out, "364 days left") && !strings.Contains(out, "365 days left") {
+	if out := e.must("", "certs", "revoke", "a", "--dir", dir); !strings.Contains(out, "revoked   "+serial("a")+" on "+
+		first.UTC().Format(time.DateTime)) || !strings.Contains(out, "364 days left") &&
+		!strings.Contains(out, "365 days left") {
 		t.Errorf("revoke:\n%s", out)
 	}
 	now = now.Add(time.Hour)
 	e.must("", "certs", "revoke", "b", "a", "--serial", serial("c"), "--days", "30", "--dir", dir)
 	l := lists()
-	if len(l.RevokedCertificateEntries) != 3 || l.Number.Int64() != 2 || !l.RevokedCertificateEntries[0].RevocationTime.Equal(first.Truncate(time.Second)) {
+	if len(l.RevokedCertificateEntries) != 3 || l.Number.Int64() != 2 ||
+		!l.RevokedCertificateEntries[0].RevocationTime.Equal(first.Truncate(time.Second)) {
 		t.Errorf("number %v, %v", l.Number, l.RevokedCertificateEntries)
 	}
 	now = now.Add(31 * day)
-	if r := e.run("", "certs", "show", at("crl.pem")); r.code != exitNo || !strings.Contains(r.stdout, "EXPIRED") || !strings.Contains(r.stdout, serial("c")) {
+	if r := e.run("", "certs", "show", at("crl.pem")); r.code != exitNo || !strings.Contains(r.stdout, "EXPIRED") ||
+		!strings.Contains(r.stdout, serial("c")) {
 		t.Errorf("show of one that has expired: %+v", r)
 	}
 	e.must("", "certs", "revoke", "--dir", dir)
 	if l := lists(); len(l.RevokedCertificateEntries) != 3 || l.Number.Int64() != 3 {
 		t.Errorf("renewed: number %v, %v", l.Number, l.RevokedCertificateEntries)
 	}
-	if out := e.must("", "certs", "show", at("crl.pem"), "-o", "json"); !strings.Contains(out, `"number":"3"`) && !strings.Contains(out, `"number": "3"`) || !strings.Contains(out, serial("b")) {
+	if out := e.must("", "certs", "show", at("crl.pem"), "-o", "json"); !strings.Contains(out, `"number":"3"`) &&
+		!strings.Contains(out, `"number": "3"`) || !strings.Contains(out, serial("b")) {
 		t.Errorf("show:\n%s", out)
 	}
 	before, err := os.ReadFile(at("crl.pem"))
@@ -218,7 +242,8 @@ func TestCertsRevoke(t *testing.T) {
 		"serial number 0":                                   {"--serial", "0"},
 		"--days 0":                                          {"a", "--days", "0"},
 	} {
-		if r := e.run("", append([]string{"certs", "revoke", "--dir", dir}, args...)...); r.code == exitOK || !strings.Contains(r.stderr, want) {
+		if r := e.run("", append([]string{"certs", "revoke", "--dir", dir}, args...)...); r.code == exitOK ||
+			!strings.Contains(r.stderr, want) {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
@@ -226,13 +251,16 @@ func TestCertsRevoke(t *testing.T) {
 		t.Errorf("a revocation that was refused changed the list: %v", err)
 	}
 	writeFile(t, filepath.Join(other, "crl.pem"), before)
-	if r := e.run("", "certs", "revoke", "--dir", other); r.code == exitOK || !strings.Contains(r.stderr, "the list is not this authority's") {
+	if r := e.run("", "certs", "revoke", "--dir", other); r.code == exitOK ||
+		!strings.Contains(r.stderr, "the list is not this authority's") {
 		t.Errorf("the list of another authority: %+v", r)
 	}
-	if r := e.run("", "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage || !strings.Contains(r.stderr, "want --tls-ca as well") {
+	if r := e.run("", "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "want --tls-ca as well") {
 		t.Errorf("--tls-crl alone: %+v", r)
 	}
-	if r := e.run("", "--tls-ca", filepath.Join(other, "ca.pem"), "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage || !strings.Contains(r.stderr, "crl.pem: list 1, of CN=") {
+	if r := e.run("", "--tls-ca", filepath.Join(other, "ca.pem"), "--tls-crl", at("crl.pem"), "status"); r.code !=
+		exitUsage || !strings.Contains(r.stderr, "crl.pem: list 1, of CN=") {
 		t.Errorf("--tls-crl of another authority: %+v", r)
 	}
 }

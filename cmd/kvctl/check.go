@@ -24,17 +24,18 @@ func (a *app) checkCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Repair the namespace's memory, read all of it and check it",
-		Long: "Wait until every placement group of the namespace has all of its copies; have\n" +
+		Long: "Wait until every placement group of the namespace has all of its copies. Have\n" +
 			"janitors scrub it, which repairs copies that differ and recalls memory that sessions\n" +
-			"left behind; then read every replica and check that all replicas hold the same\n" +
-			"words and records; that headers, words and records are good and belong where they\n" +
-			"are; that no key is there twice and no two records overlap; and that all memory that\n" +
-			"was granted is linked.\n\n" +
+			"left behind. Then read every replica, and check:\n\n" +
+			"  all replicas hold the same words and records\n" +
+			"  headers, words and records are good and belong where they are\n" +
+			"  no key is there twice, and no two records overlap\n" +
+			"  all memory that was granted is linked\n\n" +
 			"The store may be in use: what changes while it is looked at is read again, and\n" +
-			"counted as busy if it does not rest; memory that other sessions hold is counted\n" +
+			"counted as busy if it does not rest. Memory that other sessions hold is counted\n" +
 			"apart. With --no-repair nothing is changed and nothing waited for but the copies.\n" +
-			"With --repair records of which no copy is good are freed, too: their keys, of which\n" +
-			"get says that they are corrupt, are gone afterwards.\n" +
+			"With --repair records without a good copy are freed, too. get calls their keys\n" +
+			"corrupt; afterwards they are gone.\n" +
 			"Exit status 1 if something is wrong.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -49,7 +50,7 @@ func (a *app) checkCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
-	c.Flags().BoolVar(&free, "repair", false, "also free records of which no copy is good")
+	c.Flags().BoolVar(&free, "repair", false, "also free records without a good copy")
 	c.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to go on waiting while nothing changes")
 	return c
 }
@@ -140,8 +141,6 @@ func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, pa
 	})
 }
 
-// ---- scrub -----------------------------------------------------------------
-
 // scrubRounds bounds how often the namespace is scrubbed. A recall moves records
 // and so changes what a scrub counts; the second scrub, or the third, has nothing
 // to recall unless the store is in use.
@@ -165,7 +164,8 @@ const recallPause = 2 * time.Second
 
 // scrub has janitors scrub every placement group that can be, and waits until they
 // and the recalls that they cause are done.
-func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration, rep *checkReport) error {
+func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration,
+	rep *checkReport) error {
 	for round := 1; ; round++ {
 		lost := rep.Lost
 		rep.Lost = 0
@@ -190,7 +190,8 @@ func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient
 			case g.ended: // what leaks is counted with the rest
 				for _, j := range last.GetJobs() {
 					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
-						rep.Problem(id, "recall of extent %s did not end: %s", extentsText(j), unfinished(j.GetId(), last))
+						rep.Problem(id, "recall of extent %s did not end: %s", extentsText(j),
+							unfinished(j.GetId(), last))
 					}
 				}
 			case g.job != 0:
@@ -321,7 +322,8 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 		case len(busy[id]) > 0 || len(pg.GetRecalled()) > 0:
 			g.recalled = time.Now()
 		default:
-			// A recall that moves records makes what the scrub counted old. The next scrub tells if anything leaks then.
+			// A recall that moves records makes what the scrub counted old. The next scrub tells if anything leaks
+			// then.
 			g.done = u.GetLeakedExtents() == 0 || !g.recalled.IsZero() && time.Since(g.recalled) >= recallPause
 		}
 		if g.done {
@@ -342,7 +344,8 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 // startScrub asks for a scrub. A refusal is kept, and it is asked for again.
 func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGUsage, g *scrubbing) error {
 	rep, err := call(ctx, b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
-		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.namespace, PgId: pg, Repair: true})
+		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.namespace, PgId: pg,
+			Repair: true})
 	})
 	switch status.Code(err) {
 	case codes.FailedPrecondition, codes.Unavailable, codes.Aborted, codes.AlreadyExists:
@@ -353,13 +356,12 @@ func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGU
 		return fmt.Errorf("scrub of placement group %d: %w", pg, err)
 	}
 	if len(rep.GetJobIds()) != 1 {
-		return fmt.Errorf("scrub of placement group %d: the directory started %d jobs, want 1", pg, len(rep.GetJobIds()))
+		return fmt.Errorf("scrub of placement group %d: the directory started %d jobs, want 1", pg,
+			len(rep.GetJobIds()))
 	}
 	g.job, g.before = rep.GetJobIds()[0], u.GetLastScrubUnixMillis()
 	return nil
 }
-
-// ---- report ----------------------------------------------------------------
 
 func (a *app) printCheck(r *checkReport) error {
 	if a.json() {
@@ -375,18 +377,22 @@ func (a *app) printCheck(r *checkReport) error {
 	}
 	a.printTable(row{"Checked", ""}, []row{
 		{"placement groups", r.PGs}, {"replicas", r.Replicas}, {"groups", r.Groups}, {"  with overflow", r.Overflow},
-		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen}, {"    by transactions", r.Intents}, {"  moved", r.Moved}, {"  empty", r.Empty},
-		{"  never used", r.Unused}, {"keys in a stash", r.Stashed}, {"expired", r.Expired}, {"chunks of long values", r.Chunks},
+		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen},
+		{"    by transactions", r.Intents}, {"  moved", r.Moved}, {"  empty", r.Empty},
+		{"  never used", r.Unused}, {"keys in a stash", r.Stashed}, {"expired", r.Expired},
+		{"chunks of long values", r.Chunks},
 		{"records", r.Records}, {"bytes of records", r.Bytes}, {held, r.Held}, {"busy, not checked", r.Busy},
 	})
 	fmt.Fprintln(a.stdout)
 	a.printTable(row{"Repaired", ""}, []row{
-		{"placement groups scrubbed", r.Scrubbed}, {"words that differed", r.SyncedWords}, {"records that differed", r.RepairedRecords},
+		{"placement groups scrubbed", r.Scrubbed}, {"words that differed", r.SyncedWords},
+		{"records that differed", r.RepairedRecords},
 		{"locks of sessions that are gone", r.BrokenLocks}, {"extents recalled", r.Recalls},
 	})
 	fmt.Fprintln(a.stdout)
 	a.printTable(row{"Wrong", ""}, []row{
-		{"unreachable bytes", r.Unreachable}, {"leaked extents", r.LeakedExtents}, {"replicas that differ", r.Differing},
+		{"unreachable bytes", r.Unreachable}, {"leaked extents", r.LeakedExtents},
+		{"replicas that differ", r.Differing},
 		{"  words", r.DifferingWords}, {"  records", r.DifferingRecords}, {"corrupt records", r.Corrupt},
 		{"records lost, no good copy", r.Lost}, {"  freed", r.Freed}, {"result", verdict},
 	})

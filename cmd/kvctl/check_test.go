@@ -37,19 +37,23 @@ const (
 
 func newMemory(t *testing.T, replicas int) *memory {
 	m := &memory{t: t}
-	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion, IndexBytes: memIndex}
+	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion,
+		IndexBytes: memIndex}
 	mp := &dirpb.Map{Version: 5, Pgs: []*dirpb.PlacementGroup{pg},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default", Replicas: uint32(replicas)}},
-		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: memSegments}}}
+		Shards: []*dirpb.Shard{
+			{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: memSegments}}}
 	for i := range replicas {
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: uint32(i + 1), Incarnation: 1})
-		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1), State: dirpb.NodeState_NODE_UP})
+		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1),
+			State: dirpb.NodeState_NODE_UP})
 		b := make([]byte, memRegion)
 		layout.InitRegion(b, layout.RegionHeader{PG: 1, Namespace: 1, RegionBytes: memRegion, IndexBytes: memIndex})
 		m.regions = append(m.regions, b)
 	}
 	m.st = &dirpb.StatusReply{Map: mp, Usage: []*dirpb.PGUsage{{PgId: 1}},
-		Sessions: []*dirpb.SessionInfo{{Id: memSession, Namespace: "default", Client: "kvctl", Life: dirpb.SessionLife_SESSION_LIVE}}}
+		Sessions: []*dirpb.SessionInfo{
+			{Id: memSession, Namespace: "default", Client: "kvctl", Life: dirpb.SessionLife_SESSION_LIVE}}}
 	return m
 }
 
@@ -101,14 +105,16 @@ func TestCheckVerdict(t *testing.T) {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 	m.regions[1][0] ^= 1
-	if rep, r := m.check(nil, "--no-repair"); r.code != exitNo || rep.OK || rep.Total != 1 || rep.Findings[0].Replica != 1 {
+	if rep, r := m.check(nil, "--no-repair"); r.code != exitNo || rep.OK || rep.Total != 1 ||
+		rep.Findings[0].Replica != 1 {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 	m = newMemory(t, 3)
 	m.pg().Members = m.pg().Members[:2]
 	const lacks = "placement group 1: 2 of 3 copies"
 	rep, r := m.check(nil, "--no-repair", "--for", "1ms")
-	if r.code != exitNo || !strings.Contains(fmt.Sprint(rep.Problems), lacks) || !strings.Contains(r.stderr, "kvctl check: waiting for "+lacks) {
+	if r.code != exitNo || !strings.Contains(fmt.Sprint(rep.Problems), lacks) ||
+		!strings.Contains(r.stderr, "kvctl check: waiting for "+lacks) {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 }
@@ -158,7 +164,8 @@ func (j *janitorOf) start(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error
 	})
 	for i := range leaks {
 		show(func(st *dirpb.StatusReply) {
-			st.Jobs = []*dirpb.Job{{Id: id + uint32(i) + 1, Kind: dirpb.JobKind_JOB_RECALL, NamespaceId: 1, PgId: 1, Extents: []uint32{uint32(i)}}}
+			st.Jobs = []*dirpb.Job{{Id: id + uint32(i) + 1, Kind: dirpb.JobKind_JOB_RECALL, NamespaceId: 1, PgId: 1,
+				Extents: []uint32{uint32(i)}}}
 			st.Map.Pgs[0].Recalled = []uint32{uint32(i)}
 			st.Usage[0].LeakedExtents--
 		})
@@ -173,7 +180,8 @@ func (j *janitorOf) start(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error
 func TestCheckScrubs(t *testing.T) {
 	m := newMemory(t, 2)
 	m.st.Usage[0].GrantedUnits += 20 // what two extents leak
-	j := &janitorOf{m: m, leaks: 2, f: &fakeDirectory{now: m.st}, report: &dirpb.JobReport{SyncedWords: 3, RepairedRecords: 2, BrokenLocks: 1}}
+	j := &janitorOf{m: m, leaks: 2, f: &fakeDirectory{now: m.st}, report: &dirpb.JobReport{
+		SyncedWords: 3, RepairedRecords: 2, BrokenLocks: 1}}
 	j.f.startJob = j.start
 	// Another job is in the way at first.
 	m.st.Jobs = []*dirpb.Job{{Id: 3, Kind: dirpb.JobKind_JOB_MOVE, NamespaceId: 1, PgId: 2, TargetPgId: 1, ShardId: 4}}
@@ -184,7 +192,8 @@ func TestCheckScrubs(t *testing.T) {
 	if r.code != exitOK || rep.Unreachable != 0 {
 		t.Errorf("exit %d: %s%s", r.code, r.stdout, r.stderr)
 	}
-	if j.scrubs != 2 || rep.Scrubbed != 1 || rep.Recalls != 2 || rep.SyncedWords != 6 || rep.RepairedRecords != 4 || rep.BrokenLocks != 2 {
+	if j.scrubs != 2 || rep.Scrubbed != 1 || rep.Recalls != 2 || rep.SyncedWords != 6 || rep.RepairedRecords != 4 ||
+		rep.BrokenLocks != 2 {
 		t.Errorf("%d scrubs: %s", j.scrubs, r.stdout)
 	}
 	if !strings.Contains(r.stderr, "1 extents are being recalled") {
@@ -257,7 +266,8 @@ func TestCheckScrubTrouble(t *testing.T) {
 // A store in use loses a memory node, gets another, is drained and grows, and is as
 // good as new each time.
 func TestOperateStore(t *testing.T) {
-	e := newEnv(t, devstore.Options{Nodes: 3, Replicas: 2, CapacityBytes: 1 << 30, Lease: 2 * time.Second, Providers: []string{"shm"}})
+	e := newEnv(t, devstore.Options{Nodes: 3, Replicas: 2, CapacityBytes: 1 << 30, Lease: 2 * time.Second,
+		Providers: []string{"shm"}})
 	const keys = 300
 	for i := range keys {
 		e.must("value", "put", fmt.Sprintf("key%d", i))
@@ -265,7 +275,8 @@ func TestOperateStore(t *testing.T) {
 	check := func(what string, replicas int) {
 		t.Helper()
 		rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--for", "60s"))
-		if rep.Records != keys || rep.Replicas != replicas || rep.Scrubbed != rep.PGs || rep.Unreachable != 0 || rep.Held != 0 {
+		if rep.Records != keys || rep.Replicas != replicas || rep.Scrubbed != rep.PGs || rep.Unreachable != 0 ||
+			rep.Held != 0 {
 			t.Errorf("%s: %+v", what, rep)
 		}
 	}

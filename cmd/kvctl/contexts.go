@@ -101,8 +101,8 @@ func (c *contexts) named(name string) (clusterFlags, error) {
 	return x, nil
 }
 
-// useContext gives flags that neither the command line nor the environment has set the values of a context: that of --context,
-// or else the current one.
+// useContext gives flags that neither the command line nor the environment has set the values of a context: that of
+// --context, or else the current one.
 func (a *app) useContext(flags *pflag.FlagSet) error {
 	c, file, err := loadContexts(flags)
 	if err != nil {
@@ -148,8 +148,10 @@ keys stay where they are: a context has their paths.`,
 		GroupID:     "tools",
 		Annotations: map[string]string{noContext: ""},
 	}
-	named := func(use, short string, run func(c *contexts, file, name string, cmd *cobra.Command) error) *cobra.Command {
-		return &cobra.Command{Use: use + " NAME", Short: short, Args: cobra.ExactArgs(1), Annotations: map[string]string{noContext: ""},
+	named := func(use, short string,
+		run func(c *contexts, file, name string, cmd *cobra.Command) error) *cobra.Command {
+		return &cobra.Command{Use: use + " NAME", Short: short, Args: cobra.ExactArgs(1),
+			Annotations: map[string]string{noContext: ""},
 			ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 				c, _, err := loadContexts(cmd.Root().PersistentFlags())
 				if err != nil {
@@ -166,7 +168,8 @@ keys stay where they are: a context has their paths.`,
 			}}
 	}
 	c.AddCommand(
-		named("set", "Keep the global flags of this command line as a context; the first one becomes the current one", a.setContext),
+		named("set", "Keep the global flags of this command line as a context; the first one becomes the current one",
+			a.setContext),
 		named("use", "Make a context the current one", func(c *contexts, file, name string, _ *cobra.Command) error {
 			if _, err := c.named(name); err != nil {
 				return err
@@ -174,18 +177,22 @@ keys stay where they are: a context has their paths.`,
 			c.Current = name
 			return c.save(file)
 		}),
-		named("delete", "Forget a context; the cluster stays as it is", func(c *contexts, file, name string, _ *cobra.Command) error {
-			if _, err := c.named(name); err != nil {
-				return err
-			}
-			delete(c.Named, name)
-			if c.Current == name {
-				c.Current = ""
-			}
-			return c.save(file)
-		}),
-		&cobra.Command{Use: "list", Short: "List contexts; the current one has a star", Args: cobra.NoArgs, Annotations: map[string]string{noContext: ""},
-			RunE: func(cmd *cobra.Command, _ []string) error { return a.listContexts(cmd.Root().PersistentFlags()) }},
+		named("delete", "Forget a context; the cluster stays as it is",
+			func(c *contexts, file, name string, _ *cobra.Command) error {
+				if _, err := c.named(name); err != nil {
+					return err
+				}
+				delete(c.Named, name)
+				if c.Current == name {
+					c.Current = ""
+				}
+				return c.save(file)
+			}),
+		&cobra.Command{Use: "list", Short: "List contexts; the current one has a star", Args: cobra.NoArgs,
+			Annotations: map[string]string{noContext: ""},
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return a.listContexts(cmd.Root().PersistentFlags())
+			}},
 	)
 	return c
 }

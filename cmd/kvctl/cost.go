@@ -16,16 +16,18 @@ func (a *app) costCommand() *cobra.Command {
 	c := changes(&cobra.Command{
 		Use:   "cost",
 		Short: "Measure round trips and verbs of every operation, and compare them with the table",
-		Long: "Run every operation on keys of its own, count its round trips (RTT) and verbs, and\n" +
-			"compare them with the cost table of docs/protocol.md for as many replicas (r) as the\n" +
-			"namespace has; + are verbs that follow the answer; the table's other columns are shown beside. Shown is the most frequent\n" +
-			"count of the trials. Exit status 1 if one differs.",
+		Long: "Run every operation on keys of its own, and count its round trips (RTT) and verbs.\n" +
+			"Compare them with the cost table of docs/protocol.md, for the namespace's number of\n" +
+			"replicas (r). + are verbs that follow the answer. The table's other columns are shown\n" +
+			"beside. Shown is the most frequent count of the trials. Exit status 1 if one differs.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {
 				o.Prefix = "\x00kvctl-cost/" + rand.Text() + "/"
-				o.Open = func(ctx context.Context) (cost.Session, error) { return b.Open(ctx, sessionOptions{Lanes: 1}) }
+				o.Open = func(ctx context.Context) (cost.Session, error) {
+					return b.Open(ctx, sessionOptions{Lanes: 1})
+				}
 				if err := o.Validate(); err != nil {
 					return usageError(err)
 				}
@@ -72,7 +74,8 @@ func (a *app) replicas(ctx context.Context, b backend) (int, error) {
 	}
 	for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
 		if lacks := overview.Lacks(st.GetMap(), p); lacks != "" {
-			return 0, &exitError{exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not what the table is about", p.GetId(), lacks)}
+			return 0, &exitError{exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not "+
+				"what the table is about", p.GetId(), lacks)}
 		}
 	}
 	return int(ns.GetReplicas()), nil

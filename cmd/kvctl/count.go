@@ -29,10 +29,11 @@ func (a *app) countCommand() *cobra.Command {
 				var n uint64
 				var damaged error
 				if match := matcher(p, pattern); match != nil {
-					damaged = eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match}, func(client.KV) (bool, error) {
-						n++
-						return true, nil
-					})
+					damaged = eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: match},
+						func(client.KV) (bool, error) {
+							n++
+							return true, nil
+						})
 					if damaged != nil && !errors.Is(damaged, client.ErrCorrupt) {
 						return damaged
 					}

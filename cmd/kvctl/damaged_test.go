@@ -30,7 +30,8 @@ func (d *damagedStore) Scan(_ context.Context, o client.ScanOptions) iter.Seq2[c
 			}
 			cur.Segment++
 			cur.Done = cur.Segment == 20
-			if at < uint32(d.pages) && !yield(client.KV{}, fmt.Errorf("scan: %w: pg 1 replica 0: group at %#x", client.ErrCorrupt, 256*at)) {
+			if at < uint32(d.pages) &&
+				!yield(client.KV{}, fmt.Errorf("scan: %w: pg 1 replica 0: group at %#x", client.ErrCorrupt, 256*at)) {
 				return
 			}
 		}
@@ -41,14 +42,16 @@ func (d *damagedStore) Scan(_ context.Context, o client.ScanOptions) iter.Seq2[c
 func TestScanDamaged(t *testing.T) {
 	for _, c := range []struct{ pages, named int }{{0, 0}, {1, 1}, {20, 8}} {
 		var keys []string
-		err := eachKey(t.Context(), &damagedStore{pages: c.pages}, client.ScanOptions{KeysOnly: true}, func(kv client.KV) (bool, error) {
-			keys = append(keys, string(kv.Key))
-			return true, nil
-		})
+		err := eachKey(t.Context(), &damagedStore{pages: c.pages}, client.ScanOptions{KeysOnly: true},
+			func(kv client.KV) (bool, error) {
+				keys = append(keys, string(kv.Key))
+				return true, nil
+			})
 		if len(keys) != 20 {
 			t.Errorf("%d damaged pages: %d keys, want 20", c.pages, len(keys))
 		}
-		if (err != nil) != (c.pages > 0) || err != nil && (!errors.Is(err, client.ErrCorrupt) || strings.Count(err.Error(), "group at") != c.named) {
+		if (err != nil) != (c.pages > 0) || err != nil &&
+			(!errors.Is(err, client.ErrCorrupt) || strings.Count(err.Error(), "group at") != c.named) {
 			t.Errorf("%d damaged pages: %v, want %d of them named", c.pages, err, c.named)
 		}
 		if err != nil && exitCode(err) != exitOther {
@@ -57,8 +60,8 @@ func TestScanDamaged(t *testing.T) {
 	}
 }
 
-// eachMemory calls fn with the shared memory of this process, a file at a time, and writes back what it has changed: through the mappings that
-// there are, since nobody may make another one to write.
+// eachMemory calls fn with the shared memory of this process, a file at a time, and writes back what it has changed:
+// through the mappings that there are, since nobody may make another one to write.
 func eachMemory(t *testing.T, fn func(b []byte)) {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -74,7 +77,8 @@ func eachMemory(t *testing.T, fn func(b []byte)) {
 	for line := range strings.Lines(string(maps)) {
 		var from, to uint64
 		var perms, off, dev, inode, name string
-		if _, err := fmt.Sscanf(line, "%x-%x %s %s %s %s %s", &from, &to, &perms, &off, &dev, &inode, &name); err != nil ||
+		if _, err := fmt.Sscanf(line, "%x-%x %s %s %s %s %s", &from, &to, &perms, &off, &dev, &inode, &name); err !=
+			nil ||
 			perms != "rw-s" || !strings.HasPrefix(name, "/memfd:") || seen[inode+off] {
 			continue
 		}
@@ -94,7 +98,8 @@ func eachMemory(t *testing.T, fn func(b []byte)) {
 	}
 }
 
-// damageRecords has damage change every record in memory whose value is one of values; it gets the record. It returns how many there were.
+// damageRecords has damage change every record in memory whose value is one of values; it gets the record. It returns
+// how many there were.
 func damageRecords(t *testing.T, values []string, damage func(value string, rec []byte)) (n int) {
 	t.Helper()
 	eachMemory(t, func(b []byte) {
@@ -114,7 +119,8 @@ func damageRecords(t *testing.T, values []string, damage func(value string, rec 
 func TestEraseDamaged(t *testing.T) {
 	for _, replicas := range []int{1, 2} {
 		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
-			e := newEnv(t, devstore.Options{CapacityBytes: 64 << 20, Nodes: replicas, Replicas: replicas, Providers: []string{"shm"}})
+			e := newEnv(t, devstore.Options{CapacityBytes: 64 << 20, Nodes: replicas, Replicas: replicas,
+				Providers: []string{"shm"}})
 			const n = 1000
 			fill := func() {
 				var lines strings.Builder
@@ -139,7 +145,8 @@ func TestEraseDamaged(t *testing.T) {
 			fill()
 			ruin()
 			r := e.run("", "-o", "json", "del", "--prefix", "a:")
-			if r.code != exitOther || !strings.Contains(r.stderr, "what is here was left out") || !strings.Contains(r.stderr, "record at 0x") {
+			if r.code != exitOther || !strings.Contains(r.stderr, "what is here was left out") ||
+				!strings.Contains(r.stderr, "record at 0x") {
 				t.Errorf("del --prefix: %+v", r)
 			}
 			if got := decode[erased](t, r.stdout); got.Deleted != n/2-3 {
@@ -164,7 +171,8 @@ func TestEraseDamaged(t *testing.T) {
 				t.Errorf("flush: %+v", r)
 			}
 			r = e.run("", "-o", "json", "check", "--repair")
-			if got := decode[checkReport](t, r.stdout); r.code != exitNo || got.Freed != 2 || got.Lost != 0 || got.Corrupt != 0 || len(got.Problems) == 0 {
+			if got := decode[checkReport](t, r.stdout); r.code != exitNo || got.Freed != 2 || got.Lost != 0 ||
+				got.Corrupt != 0 || len(got.Problems) == 0 {
 				t.Errorf("check --repair: %+v", r)
 			}
 			e.must("", "check")

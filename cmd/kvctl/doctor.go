@@ -47,7 +47,8 @@ func (a *app) doctor(findings []doctor.Finding) error {
 		}
 	} else {
 		a.printFindings(findings)
-		fmt.Fprintf(a.stdout, "\n%d ok, %d note, %d warn, %d FAIL\n", count[doctor.OK], count[doctor.Note], count[doctor.Warn], count[doctor.Fail])
+		fmt.Fprintf(a.stdout, "\n%d ok, %d note, %d warn, %d FAIL\n", count[doctor.OK], count[doctor.Note],
+			count[doctor.Warn], count[doctor.Fail])
 	}
 	if count[doctor.Fail] > 0 {
 		return fail(exitNo)

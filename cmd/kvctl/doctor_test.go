@@ -21,7 +21,8 @@ func TestDoctorTable(t *testing.T) {
 	if err := a.doctor(findings); err != nil {
 		t.Errorf("nothing failed: %v", err)
 	}
-	findings = append(findings, doctor.Finding{Group: "two", Check: "c", Level: doctor.Fail, Found: "worse", Advice: "run"})
+	findings = append(findings, doctor.Finding{Group: "two", Check: "c", Level: doctor.Fail, Found: "worse",
+		Advice: "run"})
 	out.Reset()
 	if err := a.doctor(findings); exitCode(err) != exitNo {
 		t.Errorf("something failed: %v", err)
@@ -47,7 +48,8 @@ two
 func TestDoctorHere(t *testing.T) {
 	run := func(args ...string) result {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"doctor", "--directory", "127.0.0.1:1"}, args...))
+		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+			append([]string{"doctor", "--directory", "127.0.0.1:1"}, args...))
 		return result{out.String(), errs.String(), code}
 	}
 	for _, provider := range []string{"", "shm", "tcp", "verbs"} {
@@ -64,7 +66,8 @@ func TestDoctorHere(t *testing.T) {
 			t.Errorf("--provider %s: usable %v, status %d", provider, ok, r.code)
 		}
 	}
-	if r := run("--provider", "sim"); r.code != exitUsage || !strings.Contains(r.stderr, "want one of shm, tcp, verbs") {
+	if r := run("--provider", "sim"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "want one of shm, tcp, verbs") {
 		t.Errorf("--provider sim: %+v", r)
 	}
 }

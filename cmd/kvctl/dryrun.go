@@ -22,8 +22,6 @@ func dryFlag(c *cobra.Command, dry *bool) {
 // unchanged says that nothing happened, on stderr.
 func (a *app) unchanged() { a.say("kvctl %s: dry run, nothing was changed", a.verb) }
 
-// ---- keys ------------------------------------------------------------------
-
 // wouldErase counts the keys that erase would delete.
 func (a *app) wouldErase(ctx context.Context, match func([]byte) bool) error {
 	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
@@ -75,8 +73,6 @@ func (a *app) printWouldDelete(n, missing int) error {
 	a.printTable(row{"Would delete", "Missing"}, []row{{n, missing}})
 	return nil
 }
-
-// ---- memory nodes ----------------------------------------------------------
 
 // fate is what becomes of a placement group.
 type fate struct {
@@ -155,7 +151,8 @@ func (a *app) wouldForget(ctx context.Context, b backend, name string, force boo
 	}
 	all := fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) })
 	if len(all) > 0 && !force {
-		return &exitError{exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain it first, or --force it and lose them", name, len(all))}
+		return &exitError{exitNo, fmt.Errorf("%q would not be removed: it has regions of %d placement groups; drain "+
+			"it first, or --force it and lose them", name, len(all))}
 	}
 	return a.printFates(name, all)
 }
@@ -166,12 +163,11 @@ func (a *app) wouldGiveUp(ctx context.Context, b backend, name string) error {
 		return err
 	}
 	if !n.GetWaiting() {
-		return &exitError{exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it", name, overview.NodeState(n))}
+		return &exitError{exitNo, fmt.Errorf("%q would not be given up: it is %s, and the store does not wait for it",
+			name, overview.NodeState(n))}
 	}
 	return a.printFates(name, fates(m, n, func(p *dirpb.PlacementGroup) string { return without(p, n) }))
 }
-
-// ---- namespaces ------------------------------------------------------------
 
 func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, end bool) error {
 	st, err := clusterStatus(ctx, b)
@@ -184,13 +180,17 @@ func (a *app) wouldDeleteNamespace(ctx context.Context, b backend, name string, 
 	}
 	live, sessions := contentsOf(st, ns)
 	if sessions > 0 && !end {
-		return &exitError{exitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name, sessions)}
+		return &exitError{
+			exitNo, fmt.Errorf("%q would not be deleted: %d sessions live in it: --end-sessions ends them", name,
+				sessions)}
 	}
 	if a.json() {
-		return a.printJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live, "sessions": sessions})
+		return a.printJSON(map[string]any{"dry_run": true, "namespace": name, "id": ns.GetId(), "live_bytes": live,
+			"sessions": sessions})
 	}
 	a.unchanged()
-	a.printTable(row{"Would delete", "ID", "Records", "Sessions ended"}, []row{{name, ns.GetId(), bytesText(live), sessions}})
+	a.printTable(row{"Would delete", "ID", "Records", "Sessions ended"},
+		[]row{{name, ns.GetId(), bytesText(live), sessions}})
 	return nil
 }
 
@@ -234,6 +234,8 @@ func (a *app) wouldSet(ctx context.Context, b backend, q *dirpb.SetNamespaceRequ
 		fmt.Fprintf(a.stdout, "%s is so already\n", visible(q.GetName()))
 		return nil
 	}
-	a.printTable(row{"Setting", "Now", "Then"}, mapTo(changed, func(s setting) row { return row{s.Name, s.Now, s.Then} }))
+	a.printTable(row{"Setting", "Now", "Then"}, mapTo(changed, func(s setting) row {
+		return row{s.Name, s.Now, s.Then}
+	}))
 	return nil
 }

@@ -29,7 +29,7 @@ func (a *app) dumpCommand() *cobra.Command {
 		Use:   "dump [KEY]",
 		Short: "Print remote bytes with their meaning",
 		Long: "Print, from one replica's memory, the region header, the group that KEY hashes to\n" +
-			"and every record there that may be KEY's; or what stands at an offset.\n" +
+			"and every record there that may be KEY's. With --offset print what stands there.\n" +
 			"Exit status 1 if no record of KEY is found.",
 		Args:    cobra.MaximumNArgs(1),
 		GroupID: "tools",
@@ -58,7 +58,8 @@ func (a *app) dumpCommand() *cobra.Command {
 	f := c.Flags()
 	f.Uint32Var(&o.pg, "pg", 0, "placement group to read at --offset")
 	f.StringVar(&o.offset, "offset", "", "byte of the region to read at")
-	f.StringVar(&o.as, "as", "", "what stands there: region, group, segment, record or status (default: from the offset)")
+	f.StringVar(&o.as, "as", "", "what stands there: region, group, segment, record or status (default: from the "+
+		"offset)")
 	f.IntVar(&o.replica, "replica", -1, "replica to read, from 0, the head (default: the last, the tail)")
 	return c
 }
@@ -122,7 +123,8 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 	if err != nil {
 		return err
 	}
-	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, Geometry: check.GeometryOf(loc.RegionBytes, loc.IndexBytes, loc.AccessBytes)}
+	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica,
+		Geometry: check.GeometryOf(loc.RegionBytes, loc.IndexBytes, loc.AccessBytes)}
 	if d.replica < 0 {
 		d.replica = loc.Replicas - 1
 	}
@@ -174,7 +176,8 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 	return nil
 }
 
-// intent prints what a transaction's intent names: the records before and after, and the status word at its head, which says whose the key's value is.
+// intent prints what a transaction's intent names: the records before and after, and the status word at its head, which
+// says whose the key's value is.
 func (d *dumper) intent(r *layout.Record) error {
 	in, err := layout.ParseIntent(r.Value, d.HeapLo, d.HeapHi)
 	if err != nil {
@@ -207,11 +210,13 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 		replicas := 0
 		for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
 			if p.GetId() == o.pg {
-				geo, replicas = check.GeometryOf(p.GetRegionBytes(), p.GetIndexBytes(), p.GetAccessBytes()), len(p.GetMembers())
+				geo, replicas = check.GeometryOf(p.GetRegionBytes(), p.GetIndexBytes(), p.GetAccessBytes()),
+					len(p.GetMembers())
 			}
 		}
 		if replicas == 0 {
-			return usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg, a.namespace)
+			return usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg,
+				a.namespace)
 		}
 		d := &dumper{a: a, ctx: ctx, s: s, pg: o.pg, replica: o.replica, Geometry: geo}
 		if d.replica < 0 {
@@ -228,7 +233,8 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 				kind = "record"
 			}
 		}
-		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "segment": layout.SegmentSize, "status": 8}[kind]
+		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "segment": layout.SegmentSize,
+			"status": 8}[kind]
 		if kind == "record" {
 			head, err := d.read(off, layout.RecordHeaderSize)
 			if err != nil {

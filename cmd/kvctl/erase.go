@@ -72,8 +72,8 @@ func (a *app) typed(ctx context.Context, name, warning string) error {
 	return nil
 }
 
-// erase deletes the keys that match selects, nil: all, and says how many they were. Damage does not end it: what it had to leave is its error
-// at the end.
+// erase deletes the keys that match selects, nil: all, and says how many they were. Damage does not end it: what it had
+// to leave is its error at the end.
 func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte) bool) error {
 	bar := a.bar(verb, "keys", func() int64 {
 		n, err := s.Count(ctx)
@@ -138,6 +138,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 	if a.json() {
 		return errors.Join(a.printJSON(map[string]any{"deleted": deleted, "seconds": seconds}), damaged)
 	}
-	a.printTable(row{"Deleted", "Seconds", "Keys/s"}, []row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
+	a.printTable(row{"Deleted", "Seconds", "Keys/s"},
+		[]row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
 	return damaged
 }

@@ -41,7 +41,8 @@ func TestFlush(t *testing.T) {
 		t.Errorf("del --prefix of nothing: %+v", got)
 	}
 	// Without a terminal to ask on, it wants to be told.
-	if r := e.run("default\n", "flush"); r.code != exitUsage || !strings.Contains(r.stderr, `namespace "default"`) || !strings.Contains(r.stderr, "--yes") {
+	if r := e.run("default\n", "flush"); r.code != exitUsage || !strings.Contains(r.stderr, `namespace "default"`) ||
+		!strings.Contains(r.stderr, "--yes") {
 		t.Errorf("%+v", r)
 	}
 	x := e.terminal(t.TempDir(), "flush")
@@ -72,7 +73,8 @@ func TestFlush(t *testing.T) {
 // The output of scan names the same keys to mget and del, whatever is in them.
 func TestScanRoundTrips(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
-	keys := []string{"plain", "with space ", " lead", "new\nline", "cr\r", "\x00\xff\xfe", `"quoted"`, `"`, `\`, "tab\t", "\u2028", "é", "\u0301", "\ufffd",
+	keys := []string{"plain", "with space ", " lead", "new\nline", "cr\r", "\x00\xff\xfe", `"quoted"`, `"`, `\`,
+		"tab\t", "\u2028", "é", "\u0301", "\ufffd",
 		"-dash", strings.Repeat("\x01", client.MaxKeyLen), strings.Repeat("\U000e0001", client.MaxKeyLen/4)}
 	for _, k := range keys {
 		e.must("v", "put", "--", k)
@@ -140,7 +142,8 @@ func TestVersionsInJSON(t *testing.T) {
 	}
 	// The output of get can be loaded again, also in the form in which it was a number.
 	for _, v := range []string{`"` + all + `"`, all} {
-		if out := e.must(`{"key":"k","value":"x","version":`+v+`}`, "-o", "json", "pipe"); !strings.Contains(out, `"ok":1`) {
+		if out := e.must(`{"key":"k","value":"x","version":`+v+`}`, "-o", "json", "pipe"); !strings.Contains(
+			out, `"ok":1`) {
 			t.Errorf("pipe: %s", out)
 		}
 	}

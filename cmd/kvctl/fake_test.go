@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // fakeDirectory answers what a test tells it to, over gRPC.
@@ -44,10 +44,7 @@ func (f *fakeDirectory) serve(t *testing.T, with ...grpc.ServerOption) string {
 // serveGRPC serves what register registers, and returns its address.
 func serveGRPC(t *testing.T, register func(*grpc.Server), with ...grpc.ServerOption) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer(with...)
 	register(s)
 	var wg sync.WaitGroup
@@ -87,12 +84,14 @@ func (f *fakeDirectory) DrainNode(_ context.Context, q *dirpb.DrainNodeRequest) 
 }
 
 func (f *fakeDirectory) AcceptLoss(_ context.Context, q *dirpb.AcceptLossRequest) (*dirpb.AcceptLossReply, error) {
-	return &dirpb.AcceptLossReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Lost: q.Lost}}, f.called("AcceptLoss", q)
+	return &dirpb.AcceptLossReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Lost: q.Lost}},
+		f.called("AcceptLoss", q)
 }
 
 func (f *fakeDirectory) Audit(_ context.Context, q *dirpb.AuditRequest) (*dirpb.AuditReply, error) {
 	return &dirpb.AuditReply{Dropped: 6, Entries: []*dirpb.AuditEntry{
-		{Number: 7, UnixMillis: 1_000_000, Identity: "spiffe://example.org/kvd/operator/ann", Remote: "10.0.0.9:51000", Action: "node.remove", Object: "m1", Detail: "force=true"},
+		{Number: 7, UnixMillis: 1_000_000, Identity: "spiffe://example.org/kvd/operator/ann", Remote: "10.0.0.9:51000",
+			Action: "node.remove", Object: "m1", Detail: "force=true"},
 		{Number: 8, UnixMillis: 1_001_000, Action: "namespace.rebalance", Object: "a", Detail: "steps=2"},
 	}}, f.called("Audit", q)
 }
@@ -111,7 +110,8 @@ func (f *fakeDirectory) GiveUpNode(_ context.Context, q *dirpb.GiveUpNodeRequest
 
 func (f *fakeDirectory) RestartNode(_ context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
 	// m3 begins empty.
-	return &dirpb.RestartNodeReply{Boot: 2, Kept: q.Node != "m3" && !q.Leave, Version: "v1.4.0"}, f.called("RestartNode", q)
+	return &dirpb.RestartNodeReply{Boot: 2, Kept: q.Node != "m3" && !q.Leave, Version: "v1.4.0"},
+		f.called("RestartNode", q)
 }
 
 func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
@@ -135,16 +135,21 @@ func (f *fakeDirectory) StartJob(_ context.Context, q *dirpb.StartJobRequest) (*
 	return &dirpb.StartJobReply{JobIds: []uint32{41, 42}}, nil
 }
 
-func (f *fakeDirectory) CreateNamespace(_ context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
-	return &dirpb.CreateNamespaceReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Mode: q.Mode, Replicas: 2, BytesPerNode: q.BytesPerNode}},
+func (f *fakeDirectory) CreateNamespace(_ context.Context, q *dirpb.CreateNamespaceRequest) (
+	*dirpb.CreateNamespaceReply, error) {
+	return &dirpb.CreateNamespaceReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Mode: q.Mode, Replicas: 2,
+			BytesPerNode: q.BytesPerNode}},
 		f.called("CreateNamespace", q)
 }
 
-func (f *fakeDirectory) SetNamespace(_ context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
-	return &dirpb.SetNamespaceReply{Namespace: &dirpb.Namespace{Id: 1, Name: q.Name, Replicas: max(q.Replicas, 1), LimitBytes: q.LimitBytes}}, f.called("SetNamespace", q)
+func (f *fakeDirectory) SetNamespace(_ context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply,
+	error) {
+	return &dirpb.SetNamespaceReply{Namespace: &dirpb.Namespace{Id: 1, Name: q.Name, Replicas: max(q.Replicas, 1),
+		LimitBytes: q.LimitBytes}}, f.called("SetNamespace", q)
 }
 
-func (f *fakeDirectory) ShowNamespace(_ context.Context, q *dirpb.ShowNamespaceRequest) (*dirpb.ShowNamespaceReply, error) {
+func (f *fakeDirectory) ShowNamespace(_ context.Context, q *dirpb.ShowNamespaceRequest) (*dirpb.ShowNamespaceReply,
+	error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, w := range f.now.GetMap().GetNamespaces() {
@@ -171,7 +176,8 @@ func (f *fakeDirectory) GrantAccess(_ context.Context, q *dirpb.GrantAccessReque
 	return &dirpb.GrantAccessReply{Namespace: f.changed(q.Namespace, q.Access), Fencing: 1}, f.called("GrantAccess", q)
 }
 
-func (f *fakeDirectory) RevokeAccess(_ context.Context, q *dirpb.RevokeAccessRequest) (*dirpb.RevokeAccessReply, error) {
+func (f *fakeDirectory) RevokeAccess(_ context.Context, q *dirpb.RevokeAccessRequest) (*dirpb.RevokeAccessReply,
+	error) {
 	return &dirpb.RevokeAccessReply{Namespace: f.changed(q.Namespace)}, f.called("RevokeAccess", q)
 }
 
@@ -181,7 +187,8 @@ func (f *fakeDirectory) WhoAmI(context.Context, *dirpb.WhoAmIRequest) (*dirpb.Wh
 	return proto.CloneOf(&f.who), nil
 }
 
-func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply, error) {
+func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamespaceRequest) (
+	*dirpb.DeleteNamespaceReply, error) {
 	rep := &dirpb.DeleteNamespaceReply{Id: q.Id}
 	if q.EndSessions {
 		rep.Fencing = 2

@@ -38,8 +38,10 @@ func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
 	seen := map[string]bool{}
 	for i := range ops {
 		o := &ops[i]
-		if len(o.Key) == 0 || len(o.Key) > client.MaxKeyLen || len(o.Value) > client.MaxValueLen || seen[string(o.Key)] {
-			p.t.Fatalf("operation on a key of %d bytes, a value of %d, seen %v", len(o.Key), len(o.Value), seen[string(o.Key)])
+		if len(o.Key) == 0 || len(o.Key) > client.MaxKeyLen || len(o.Value) > client.MaxValueLen ||
+			seen[string(o.Key)] {
+			p.t.Fatalf("operation on a key of %d bytes, a value of %d, seen %v", len(o.Key), len(o.Value),
+				seen[string(o.Key)])
 		}
 		seen[string(o.Key)] = true
 		// A store keeps expiries as milliseconds since 1970.
@@ -55,17 +57,22 @@ func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
 // store for nothing that it cannot do, and count every command and line once.
 func FuzzPipe(f *testing.F) {
 	for _, in := range []string{
-		"", "\n", "*", "*\r\n", "*-1\r\n", "*0\r\n", "*1\r\n$-1\r\n", "*2\r\n$3\r\nDEL\r\n$1\r\na\r\n", "*1048577\r\n", "*1\r\n$67108865\r\n",
+		"", "\n", "*", "*\r\n", "*-1\r\n", "*0\r\n", "*1\r\n$-1\r\n", "*2\r\n$3\r\nDEL\r\n$1\r\na\r\n", "*1048577\r\n",
+		"*1\r\n$67108865\r\n",
 		"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n*3\r\n$3\r\nset\r\n$1\r\na\r\n$1\r\nc\r\n",
-		"*5\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\nPX\r\n$4\r\n1000\r\n", "*4\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\nEX\r\n",
+		"*5\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\nPX\r\n$4\r\n1000\r\n",
+		"*4\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\nEX\r\n",
 		"*7\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n$4\r\nEXAT\r\n$10\r\n4102444800\r\n$2\r\nNX\r\n$2\r\nXX\r\n",
-		"*4\r\n$6\r\nPSETEX\r\n$1\r\na\r\n$20\r\n-9223372036854775808\r\n$1\r\nv\r\n", "*3\r\n$6\r\nEXPIRE\r\n$1\r\na\r\n$19\r\n9223372036854775807\r\n",
+		"*4\r\n$6\r\nPSETEX\r\n$1\r\na\r\n$20\r\n-9223372036854775808\r\n$1\r\nv\r\n",
+		"*3\r\n$6\r\nEXPIRE\r\n$1\r\na\r\n$19\r\n9223372036854775807\r\n",
 		"*3\r\n$6\r\nEXPIRE\r\n$1\r\na\r\n$2\r\n-1\r\n", "SET a b\r\nDEL a\r\n", "*1\r\n$0\r\n\r\n",
 		"a\tb\n", "a\tb\t30s\n\n \nc\td\t\n", "a\n", "a\tb\tc\td\n", "a\tb\t9999999h\n", "\tv\n", "a\tb\t-1s",
 		`{"key":"a","value":"b"}` + "\n", `{"key_hex":"00ff","value_base64":"AA==","ttl_seconds":1.5,"flags":7}`,
-		`{"key":"a","value":"b","expires":"2100-01-01T00:00:00Z"}`, `{"key":"a","value":"b","expires":"0001-01-01T00:00:00Z"}`,
+		`{"key":"a","value":"b","expires":"2100-01-01T00:00:00Z"}`,
+		`{"key":"a","value":"b","expires":"0001-01-01T00:00:00Z"}`,
 		`{"key":"a","value":"b","expires":"9999-12-31T23:59:59Z"}`, `{"key":"a","value":"b","ttl_seconds":1e300}`,
-		`{"key":"a","key_hex":"61","value":"b"}`, `{"key":"a","value":"b"}{}`, `[{}]`, `{"key":1}`, `{`, `null`, "\x00\xff",
+		`{"key":"a","key_hex":"61","value":"b"}`, `{"key":"a","value":"b"}{}`, `[{}]`, `{"key":1}`, `{`, `null`,
+		"\x00\xff",
 	} {
 		for format := range byte(4) {
 			f.Add(format, []byte(in))

@@ -42,9 +42,9 @@ func (a *app) gatewaysCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "gateways",
 		Short: "List gateways; their clients and slow commands; end a client's connection",
-		Long: "List the gateways of the store, as the directory knows them: where other gateways and\n" +
-			"operators call them (listen-peers), where clients connect, and what their clients do.\n" +
-			"Commands/s is of --interval; hits are the part of lookups that found their key, and slow\n" +
+		Long: "List the gateways of the store, as the directory knows them. Shown is where other gateways\n" +
+			"and operators call them (listen-peers), where clients connect, and what these do.\n" +
+			"Commands/s is of --interval. Hits are the part of lookups that found their key. Slow are\n" +
 			"the commands that have been in the slow log, since the gateway's start.\n\n" +
 			"kvctl asks each gateway itself. A gateway with listen-peers: off is not listed, and one\n" +
 			"that listens on loopback answers on its own machine alone. With TLS operators alone may ask.",
@@ -71,7 +71,7 @@ func (a *app) gatewaysCommand() *cobra.Command {
 			})
 		},
 	}
-	slow.Flags().Uint32VarP(&count, "last", "n", count, "show the latest so many; 0: all that are kept")
+	slow.Flags().Uint32VarP(&count, "last", "n", count, "how many to show, the latest; 0: all that are kept")
 	c.AddCommand(slow, &cobra.Command{
 		Use:   "clients GATEWAY",
 		Short: "List the connections to a gateway",
@@ -86,8 +86,8 @@ func (a *app) gatewaysCommand() *cobra.Command {
 	}, changes(&cobra.Command{
 		Use:   "kill GATEWAY ID",
 		Short: "End a client's connection to a gateway",
-		Long: "End a connection, by its number in kvctl gateways clients, as CLIENT KILL ID does: what it\n" +
-			"was performing may have happened, and most clients connect again. The gateway's log says who did it.",
+		Long: "End a connection, by its number in kvctl gateways clients, as CLIENT KILL ID does. Its\n" +
+			"command under way may have happened, and most clients connect again. The gateway's log says who did it.",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeGateway(),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -103,8 +103,6 @@ func (a *app) gatewaysCommand() *cobra.Command {
 	return c
 }
 
-// ---- finding and calling -----------------------------------------------------
-
 // gatewayName is the last part of a gateway's identity; empty: it has none.
 func gatewayName(g *dirpb.GatewayInfo) string {
 	return g.GetIdentity()[strings.LastIndexByte(g.GetIdentity(), '/')+1:]
@@ -116,8 +114,8 @@ func (a *app) completeGateway() cobra.CompletionFunc {
 	})
 }
 
-// findGateway finds a gateway by its address, or by its name. Of several that have the same loopback address it is the one of
-// this machine.
+// findGateway finds a gateway by its address, or by its name. Of several that have the same loopback address it is the
+// one of this machine.
 func findGateway(st *dirpb.StatusReply, name string) (*dirpb.GatewayInfo, error) {
 	var found []*dirpb.GatewayInfo
 	for _, g := range st.GetGateways() {
@@ -125,7 +123,9 @@ func findGateway(st *dirpb.StatusReply, name string) (*dirpb.GatewayInfo, error)
 			found = append(found, g)
 		}
 	}
-	if here := slices.DeleteFunc(slices.Clone(found), func(g *dirpb.GatewayInfo) bool { return notReachable(g) != nil }); len(here) > 0 {
+	if here := slices.DeleteFunc(slices.Clone(found), func(g *dirpb.GatewayInfo) bool {
+		return notReachable(g) != nil
+	}); len(here) > 0 {
 		found = here
 	}
 	switch len(found) {
@@ -134,7 +134,8 @@ func findGateway(st *dirpb.StatusReply, name string) (*dirpb.GatewayInfo, error)
 	case 1:
 		return found[0], nil
 	}
-	return nil, usagef("%q is the name of %d gateways: want an address, such as %s", name, len(found), found[0].GetAddr())
+	return nil, usagef("%q is the name of %d gateways: want an address, such as %s", name, len(found),
+		found[0].GetAddr())
 }
 
 // notReachable says why a gateway's address means nothing on this machine.
@@ -168,7 +169,9 @@ func (a *app) callGateway(g *dirpb.GatewayInfo) (*grpc.ClientConn, error) {
 	case !a.insecure && !isLoopback(g.GetAddr()):
 		return nil, usagef("it is not on this machine: want --tls-ca, or --insecure to send everything in clear")
 	}
-	return grpc.NewClient("passthrough:///"+g.GetAddr(), grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+	return grpc.NewClient("passthrough:///"+g.GetAddr(),
+		grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxGatewayReply)))
 }
 
@@ -196,8 +199,6 @@ func (a *app) onGateway(ctx context.Context, name string, f func(context.Context
 		return nil
 	})
 }
-
-// ---- the list ----------------------------------------------------------------
 
 // gatewayLine is a gateway as kvctl shows it. Numbers are nil if they are not known.
 type gatewayLine struct {
@@ -231,11 +232,14 @@ type gatewayNumbers struct {
 
 // numbersOf puts together what a gateway has told; before is what it told some time ago, if it did.
 func numbersOf(before, d *peerspb.DescribeReply) *gatewayNumbers {
-	n := &gatewayNumbers{Version: d.GetVersion(), Seconds: float64(d.GetUptimeMillis()) / 1000, Listen: d.GetListen(), Clients: d.GetClients(), Limit: d.GetMaxClients(),
-		Blocked: d.GetBlocked(), Monitors: d.GetMonitors(), Commands: d.GetCommands(), Hits: d.GetHits(), Misses: d.GetMisses(), Memory: d.GetMemoryBytes(),
+	n := &gatewayNumbers{Version: d.GetVersion(), Seconds: float64(d.GetUptimeMillis()) / 1000, Listen: d.GetListen(),
+		Clients: d.GetClients(), Limit: d.GetMaxClients(),
+		Blocked: d.GetBlocked(), Monitors: d.GetMonitors(), Commands: d.GetCommands(), Hits: d.GetHits(),
+		Misses: d.GetMisses(), Memory: d.GetMemoryBytes(),
 		Buffers: d.GetBufferBytes(), Slow: d.GetSlowCommands(), Paused: d.GetPaused()}
 	// A gateway that was started anew counts from 0.
-	if ms := d.GetUptimeMillis() - before.GetUptimeMillis(); before != nil && d.GetUptimeMillis() > before.GetUptimeMillis() && d.GetCommands() >= before.GetCommands() {
+	if ms := d.GetUptimeMillis() - before.GetUptimeMillis(); before != nil &&
+		d.GetUptimeMillis() > before.GetUptimeMillis() && d.GetCommands() >= before.GetCommands() {
 		rate := float64(d.GetCommands()-before.GetCommands()) * 1000 / float64(ms)
 		n.Rate = &rate
 	}
@@ -307,7 +311,8 @@ func (a *app) describe(ctx context.Context, all []*asked) {
 
 func (a *app) printGateways(all []*asked) error {
 	lines := mapTo(all, func(x *asked) gatewayLine {
-		l := gatewayLine{Addr: x.GetAddr(), Name: gatewayName(x.GatewayInfo), Identity: x.GetIdentity(), Namespaces: x.GetNamespaces()}
+		l := gatewayLine{Addr: x.GetAddr(), Name: gatewayName(x.GatewayInfo), Identity: x.GetIdentity(),
+			Namespaces: x.GetNamespaces()}
 		if x.err != nil {
 			l.Error = oneLine(status.Convert(x.err).Message())
 		} else {
@@ -329,7 +334,8 @@ func (a *app) printGateways(all []*asked) error {
 		}
 	}
 	if !a.json() {
-		a.printTable(row{"Gateway", "Name", "Databases", "Listens", "Clients", "Commands/s", "Hits", "Memory", "Slow", "State"}, mapTo(lines, gatewayLine.row))
+		a.printTable(row{"Gateway", "Name", "Databases", "Listens", "Clients", "Commands/s", "Hits", "Memory", "Slow",
+			"State"}, mapTo(lines, gatewayLine.row))
 	}
 	if silent > 0 {
 		return &exitError{exitUnavailable, fmt.Errorf("%d of %d gateways did not answer", silent, len(lines))}
@@ -368,10 +374,9 @@ func (l gatewayLine) row() row {
 	if n.Paused != "" {
 		state = "paused: " + n.Paused
 	}
-	return row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, bytesText(n.Memory), n.Slow, state}
+	return row{l.Addr, name, databases, strings.Join(n.Listen, " "), n.Clients, rate, hits, bytesText(n.Memory), n.Slow,
+		state}
 }
-
-// ---- one gateway -------------------------------------------------------------
 
 func (a *app) printClients(ctx context.Context, g peerspb.GatewaysClient) error {
 	stream, err := g.ListClients(ctx, &peerspb.ListClientsRequest{})
@@ -393,13 +398,16 @@ func (a *app) printClients(ctx context.Context, g peerspb.GatewaysClient) error 
 		return printProtos(a, all)
 	}
 	seconds := func(n int64) string { return (time.Duration(n) * time.Second).String() }
-	a.printTable(row{"ID", "Address", "Name", "User", "DB", "Age", "Idle", "Flags", "Command", "Unread", "Memory", "Library"}, mapTo(all, func(c *peerspb.Client) row {
+	a.printTable(row{"ID", "Address", "Name", "User", "DB", "Age", "Idle", "Flags", "Command", "Unread", "Memory",
+		"Library"}, mapTo(all, func(c *peerspb.Client) row {
 		library := c.GetLibrary()
 		if v := c.GetLibraryVersion(); v != "" {
 			library += " " + v
 		}
-		return row{c.GetId(), c.GetAddr(), cmp.Or(c.GetName(), "-"), c.GetUser(), c.GetDb(), seconds(c.GetAgeSeconds()), seconds(c.GetIdleSeconds()), c.GetFlags(),
-			cmp.Or(c.GetCommand(), "-"), bytesText(c.GetOutputBytes()), bytesText(c.GetMemoryBytes()), cmp.Or(library, "-")}
+		return row{c.GetId(), c.GetAddr(), cmp.Or(c.GetName(), "-"), c.GetUser(), c.GetDb(), seconds(c.GetAgeSeconds()),
+			seconds(c.GetIdleSeconds()), c.GetFlags(),
+			cmp.Or(c.GetCommand(), "-"), bytesText(c.GetOutputBytes()), bytesText(c.GetMemoryBytes()),
+			cmp.Or(library, "-")}
 	}))
 	return nil
 }
@@ -430,10 +438,13 @@ func (a *app) printSlowLog(ctx context.Context, g peerspb.GatewaysClient, count 
 	}
 	at := func(s *peerspb.SlowCommand) string { return when(time.UnixMicro(s.GetUnixMicros())) }
 	if !a.json() {
-		a.printTable(row{"ID", "Time", "Took", "Client", "Name", "Command"}, mapTo(r.GetCommands(), func(s *peerspb.SlowCommand) row {
-			return row{s.GetId(), at(s), (time.Duration(s.GetTookMicros()) * time.Microsecond).String(), s.GetAddr(), cmp.Or(s.GetName(), "-"),
-				strings.Join(mapTo(s.GetArgs(), shellWord), " ")}
-		}))
+		a.printTable(row{"ID", "Time", "Took", "Client", "Name", "Command"},
+			mapTo(r.GetCommands(), func(s *peerspb.SlowCommand) row {
+				return row{s.GetId(), at(s), (time.Duration(s.GetTookMicros()) * time.Microsecond).String(),
+					s.GetAddr(),
+					cmp.Or(s.GetName(), "-"),
+					strings.Join(mapTo(s.GetArgs(), shellWord), " ")}
+			}))
 		return nil
 	}
 	for _, s := range r.GetCommands() {

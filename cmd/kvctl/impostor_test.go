@@ -19,7 +19,8 @@ func TestImpostorDirectory(t *testing.T) {
 	a := identitytest.New(t)
 	ca, cert, key := a.Files(a.Role("operator", "ann"))
 	serve := func(own tls.Certificate) *server.Node {
-		n, err := server.Open(t.Context(), server.Options{ID: "d", InMemory: true, Bootstrap: true, GRPCAddr: "127.0.0.1:0", RaftAddr: "127.0.0.1:0", Lease: 5 * time.Second, TLS: a.Config(own)})
+		n, err := server.Open(t.Context(), server.Options{ID: "d", InMemory: true, Bootstrap: true,
+			GRPCAddr: "127.0.0.1:0", RaftAddr: "127.0.0.1:0", Lease: 5 * time.Second, TLS: a.Config(own)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,23 +34,28 @@ func TestImpostorDirectory(t *testing.T) {
 	}
 	kvctl := func(args ...string) (int, string) {
 		var out, errs bytes.Buffer
-		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(), append([]string{"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key}, args...))
+		code := newApp(strings.NewReader(""), &out, &errs).run(t.Context(),
+			append([]string{"--tls-ca=" + ca, "--tls-cert=" + cert, "--tls-key=" + key}, args...))
 		return code, errs.String()
 	}
 	n := serve(a.Role("gateway", "g1"))
 	for _, args := range [][]string{{"namespace", "create", "mine"}, {"put", "k", "v"}} {
 		code, errs := kvctl(append([]string{"--directory=" + n.Addr(), "--timeout=1s"}, args...)...)
-		if code != exitUnavailable || !strings.Contains(errs, "spiffe://test.example/kvd/gateway/g1 has the role gateway, and answering as a directory is for directory") || !strings.Contains(errs, "(it did not happen)") {
+		if code != exitUnavailable || !strings.Contains(errs, "spiffe://test.example/kvd/gateway/g1 has the role "+
+			"gateway, and answering as a directory is for directory") ||
+			!strings.Contains(errs, "(it did not happen)") {
 			t.Errorf("%s: exit status %d, %s", args, code, errs)
 		}
 	}
 	n = serve(a.Leaf(func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "d", OrganizationalUnit: []string{"control"}}
 	}))
-	if code, errs := kvctl("--directory="+n.Addr(), "--identity-units=control=directory,sre=operator", "status"); code != exitOK {
+	if code, errs := kvctl("--directory="+n.Addr(), "--identity-units=control=directory,sre=operator",
+		"status"); code != exitOK {
 		t.Errorf("units: exit status %d, %s", code, errs)
 	}
-	for flag, want := range map[string]string{"--identity-units=control": "want an organizational unit and its role", "--identity-trust-domain=A": "want a name of lower-case letters"} {
+	for flag, want := range map[string]string{"--identity-units=control": "want an organizational unit and its role",
+		"--identity-trust-domain=A": "want a name of lower-case letters"} {
 		if code, errs := kvctl(flag, "status"); code != exitUsage || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit status %d, %s", flag, code, errs)
 		}

@@ -15,7 +15,8 @@ import (
 // An interrupt ends the wait for it. A user at a terminal is told that the command waits, and how to go on.
 func (a *app) input(ctx context.Context, what string) io.Reader {
 	if isTerminal(a.stdin) && isTerminal(a.stderr) {
-		a.say("kvctl %s: reading %s from the terminal; Ctrl-D (^D) on a line of its own ends it, Ctrl-C cancels", a.verb, what)
+		a.say("kvctl %s: reading %s from the terminal; Ctrl-D (^D) on a line of its own ends it, Ctrl-C cancels",
+			a.verb, what)
 	}
 	return a.quiet(ctx)
 }
@@ -47,7 +48,8 @@ func (w *waitingInput) Read(p []byte) (int, error) {
 	if w.terminal {
 		// An interrupt drops what has been typed, perhaps between poll and read: a read must not
 		// wait. The terminal is opened once more, since not waiting is for all who share an open file.
-		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|
+			unix.O_CLOEXEC, 0)
 		if err == nil { // not another user's, as after su: that one may wait
 			defer unix.Close(again)
 			fd = again

@@ -17,8 +17,6 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// ---- pipe ------------------------------------------------------------------
-
 func command(args ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%d\r\n", len(args))
@@ -68,7 +66,8 @@ func TestPipe(t *testing.T) {
 	e.must(long, "put", "long", "--ttl", "100h")
 	all := e.must("", "-o", "json", "scan", "--long", "--limit", "0")
 	e.must("", "namespace", "create", "copy", "--bytes", "128MiB")
-	if rep := decode[pipeReport](t, e.must(all, "-o", "json", "--namespace", "copy", "pipe")); rep.Format != "jsonl" || rep.OK != 3*keys+1 {
+	if rep := decode[pipeReport](t, e.must(all, "-o", "json", "--namespace", "copy", "pipe")); rep.Format != "jsonl" ||
+		rep.OK != 3*keys+1 {
 		t.Errorf("%+v", rep)
 	}
 	if got := e.must("", "--namespace", "copy", "get", "long"); got != long {
@@ -102,16 +101,19 @@ func TestPipeRefusesProtocol(t *testing.T) {
 	} {
 		r := e.run(good+c.in, "-o", "json", "pipe")
 		rep := decode[pipeReport](t, r.stdout)
-		if r.code != exitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") || rep.OK != 1 || rep.Failed != 0 {
+		if r.code != exitUsage || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "byte 32") ||
+			rep.OK != 1 || rep.Failed != 0 {
 			t.Errorf("%.40q: %+v", c.in, r)
 		}
 	}
 	// Failures are counted, and not all of them told.
 	r := e.run(strings.Repeat(command("HGETALL", "h"), 50)+good, "-o", "json", "pipe")
-	if rep := decode[pipeReport](t, r.stdout); r.code != exitUsage || rep.Failed != 50 || rep.OK != 1 || strings.Count(r.stderr, "\n") != failuresNamed+1 {
+	if rep := decode[pipeReport](t, r.stdout); r.code != exitUsage || rep.Failed != 50 || rep.OK != 1 ||
+		strings.Count(r.stderr, "\n") != failuresNamed+1 {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != exitUsage || !strings.Contains(r.stderr, "line 1: key of 65536 bytes") {
+	if r := e.run(strings.Repeat("k", client.MaxKeyLen+1)+"\tv\n", "pipe"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "line 1: key of 65536 bytes") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -143,12 +145,11 @@ func TestPipeFailures(t *testing.T) {
 	e.wrap(func(s store) store { f.store = s; return f })
 	r := e.run(command("SET", "a", "b")+command("DEL", "c")+command("SET", "d", "e"), "-o", "json", "pipe")
 	rep := decode[pipeReport](t, r.stdout)
-	if r.code != exitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 || !strings.Contains(r.stderr, `command 3 at byte 47: "d": full`) {
+	if r.code != exitUnavailable || rep.OK != 1 || rep.Failed != 2 || f.calls != 2 ||
+		!strings.Contains(r.stderr, `command 3 at byte 47: "d": full`) {
 		t.Errorf("%d calls, %+v", f.calls, r)
 	}
 }
-
-// ---- bigkeys and hotkeys -----------------------------------------------------
 
 func TestBigkeys(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 512 << 20, Nodes: 2, Providers: []string{"shm"}})
@@ -173,7 +174,8 @@ func TestBigkeys(t *testing.T) {
 	rep := decode[report](t, e.must("", "-o", "json", "bigkeys", "--top", "4"))
 	header := uint64(layout.RecordHeaderSize)
 	want := []uint64{header + 8 + 5<<20, header + 10 + 3<<20, header + client.MaxKeyLen + 10, header + 13}
-	if rep.Keys != 104 || rep.Changed != 0 || len(rep.Largest) != 4 || rep.Largest[0].Key != "manifest" || rep.Largest[0].Value != 5<<20 ||
+	if rep.Keys != 104 || rep.Changed != 0 || len(rep.Largest) != 4 || rep.Largest[0].Key != "manifest" ||
+		rep.Largest[0].Value != 5<<20 ||
 		rep.Largest[1].Key != "one record" || rep.Largest[2].Key != longKey {
 		t.Fatalf("%.500v", rep)
 	}
@@ -195,7 +197,8 @@ func TestBigkeys(t *testing.T) {
 	if keys != rep.Keys || sum != rep.Bytes || rep.Sizes[0] != (sizeClass{64, 101, 100*(header+13) + header + 13}) {
 		t.Errorf("%+v", rep.Sizes)
 	}
-	if out := e.must("", "bigkeys"); !strings.Contains(out, "\n manifest ") || !strings.Contains(out, "8.0 MiB") || !strings.Contains(out, "104 keys, 8.1 MiB\n") {
+	if out := e.must("", "bigkeys"); !strings.Contains(out, "\n manifest ") || !strings.Contains(out, "8.0 MiB") ||
+		!strings.Contains(out, "104 keys, 8.1 MiB\n") {
 		t.Error(out)
 	}
 
@@ -242,7 +245,8 @@ func TestHotkeys(t *testing.T) {
 	}
 	now := time.UnixMilli(1_800_000_000_000)
 	e.now = func() time.Time { return now }
-	s, err := client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices(), Namespace: "c"})
+	s, err := client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices(),
+		Namespace: "c"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +276,8 @@ func TestHotkeys(t *testing.T) {
 			case 1:
 				continue
 			}
-			acc.words[loc.Home+layout.SlotOff(j)] = layout.MakeAccess(w, uint64(now.UnixMilli())-uint64(i)*1000, count, 0)
+			acc.words[loc.Home+layout.SlotOff(j)] = layout.MakeAccess(w, uint64(now.UnixMilli())-uint64(i)*1000, count,
+				0)
 		}
 	}
 	if err := s.Close(); err != nil {
@@ -291,11 +296,13 @@ func TestHotkeys(t *testing.T) {
 		}
 	}
 	rep := decode[report](t, e.must("", "-o", "json", "hotkeys", "--top", "3"))
-	if rep.Keys != keys || rep.Known != keys-2 || len(rep.Hottest) != 3 || rep.Hottest[0].Key != "k7" || rep.Hottest[0].Idle != 7 ||
+	if rep.Keys != keys || rep.Known != keys-2 || len(rep.Hottest) != 3 || rep.Hottest[0].Key != "k7" ||
+		rep.Hottest[0].Idle != 7 ||
 		rep.Hottest[1].Key != "k39" || rep.Hottest[1].Count != 39 || rep.Hottest[2].Key != "k38" {
 		t.Errorf("%+v", rep)
 	}
-	if out := e.must("", "hotkeys"); !strings.Contains(out, " k7    4095") || !strings.Contains(out, "40 keys, the use of 38 of them is known") {
+	if out := e.must("", "hotkeys"); !strings.Contains(out, " k7    4095") ||
+		!strings.Contains(out, "40 keys, the use of 38 of them is known") {
 		t.Error(out)
 	}
 }
@@ -310,8 +317,6 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// ---- stat and latency ----------------------------------------------------------
-
 func TestStat(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20})
 	for i := range 20 {
@@ -324,14 +329,16 @@ func TestStat(t *testing.T) {
 		if err := d.Decode(&l); err != nil {
 			t.Fatal(err)
 		}
-		if l.Keys != 20 || l.Change != 0 || l.Live < 20*64 || l.Live > 20*128 || l.Free == 0 || l.Lost == nil || l.Short == nil || *l.Short || l.Sessions < 1 || l.Counted < 0 || l.CPU < 0 {
+		if l.Keys != 20 || l.Change != 0 || l.Live < 20*64 || l.Live > 20*128 || l.Free == 0 || l.Lost == nil ||
+			l.Short == nil || *l.Short || l.Sessions < 1 || l.Counted < 0 || l.CPU < 0 {
 			t.Errorf("%+v", l)
 		}
 	}
 	if d.More() {
 		t.Errorf("a fourth line: %s", out)
 	}
-	if out := e.must("", "stat", "--count", "1"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "Sessions") || !strings.Contains(out, "Lost") {
+	if out := e.must("", "stat", "--count", "1"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "Sessions") ||
+		!strings.Contains(out, "Lost") {
 		t.Error(out)
 	}
 	// The end of a command that watches is no failure.
@@ -346,11 +353,15 @@ func TestStat(t *testing.T) {
 // would say that nothing is.
 func TestStatOfAFollower(t *testing.T) {
 	ns := &dirpb.Namespace{Id: 1, Name: "default", LimitBytes: 50 * layout.UnitSize}
-	u := &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40, LostUnits: 3, LiveUnits: 20, Short: true, Estimated: true}
-	st := &dirpb.StatusReply{Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{ns}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}}, Usage: []*dirpb.PGUsage{u}}
+	u := &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40, LostUnits: 3, LiveUnits: 20, Short: true,
+		Estimated: true}
+	st := &dirpb.StatusReply{
+		Map:   &dirpb.Map{Namespaces: []*dirpb.Namespace{ns}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}},
+		Usage: []*dirpb.PGUsage{u}}
 	l := statLine{Live: 20 * layout.UnitSize}
 	l.usage(st, ns)
-	if l.Held != 17*layout.UnitSize || l.Lost == nil || *l.Lost != 3*layout.UnitSize || l.Short == nil || !*l.Short || l.Free != 10*layout.UnitSize {
+	if l.Held != 17*layout.UnitSize || l.Lost == nil || *l.Lost != 3*layout.UnitSize || l.Short == nil || !*l.Short ||
+		l.Free != 10*layout.UnitSize {
 		t.Errorf("a leader: %+v", l)
 	}
 	st.Usage[0] = &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40}
@@ -358,7 +369,8 @@ func TestStatOfAFollower(t *testing.T) {
 	if l.Held != 20*layout.UnitSize || l.Lost != nil || l.Short != nil || l.Free != 10*layout.UnitSize {
 		t.Errorf("a follower: %+v", l)
 	}
-	if b, err := json.Marshal(l); err != nil || !strings.Contains(string(b), `"lost_bytes":null`) || !strings.Contains(string(b), `"short":null`) {
+	if b, err := json.Marshal(l); err != nil || !strings.Contains(string(b), `"lost_bytes":null`) ||
+		!strings.Contains(string(b), `"short":null`) {
 		t.Errorf("%s, %v", b, err)
 	}
 }
@@ -368,17 +380,20 @@ func TestLatency(t *testing.T) {
 	e.must("", "put", "k", "v")
 	good := func(l latencyLine, gets, missing int64) {
 		t.Helper()
-		if l.Gets != gets || l.NotFound != missing || l.Errors != 0 || l.Min <= 0 || float64(l.Min) > l.Avg || l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max {
+		if l.Gets != gets || l.NotFound != missing || l.Errors != 0 || l.Min <= 0 || float64(l.Min) > l.Avg ||
+			l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max {
 			t.Errorf("%+v", l)
 		}
 	}
 	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50, 0)
 	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
-	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--count", "100")
+	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--count",
+		"100")
 	if n := strings.Count(out, "\n"); n < 2 {
 		t.Errorf("%d lines: %s", n, out)
 	}
-	if out := e.must("", "latency", "k", "--count", "3"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "µs") {
+	if out := e.must("", "latency", "k", "--count", "3"); strings.Count(out, "\n") != 2 ||
+		!strings.Contains(out, "µs") {
 		t.Error(out)
 	}
 	e.wrap(func(s store) store { return &failing{s, client.ErrUnavailable} })
@@ -421,7 +436,8 @@ func TestStatusOfTheLeader(t *testing.T) {
 	dirs := e.store.Directory()
 	known := func(first int) bool {
 		t.Helper()
-		e.flags = []string{"--timeout", "20s", "--directory", strings.Join(append(dirs[first:len(dirs):len(dirs)], dirs[:first]...), ",")}
+		e.flags = []string{"--timeout", "20s", "--directory",
+			strings.Join(append(dirs[first:len(dirs):len(dirs)], dirs[:first]...), ",")}
 		var st struct {
 			Memory struct {
 				PGs []struct {

@@ -25,8 +25,10 @@ func changes(c *cobra.Command) *cobra.Command {
 }
 
 func (a *app) addKeyCommands(root *cobra.Command) {
-	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()), changes(a.txnCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.countCommand(), a.watchCommand(), a.flushCommand(),
+	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()),
+		changes(a.casCommand()), changes(a.txnCommand()),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.countCommand(),
+		a.watchCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
@@ -91,10 +93,11 @@ func (a *app) putCommand() *cobra.Command {
 
 func (a *app) getCommand() *cobra.Command {
 	return &cobra.Command{
-		Annotations:       map[string]string{brief: ""},
-		Use:               "get KEY",
-		Short:             "Print a key's value, byte for byte",
-		Long:              "Print a key's value, byte for byte.\n\nIn its first 100 ms a signal ends it as the system does, without a message.",
+		Annotations: map[string]string{brief: ""},
+		Use:         "get KEY",
+		Short:       "Print a key's value, byte for byte",
+		Long: "Print a key's value, byte for byte.\n\nIn its first 100 ms a signal ends it as the " +
+			"system does, without a message.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -150,8 +153,8 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 	return m
 }
 
-// longAsText reports whether a text of JSON would be far longer than the value, so that pipe might refuse the line: a control
-// character takes six bytes.
+// longAsText reports whether a text of JSON would be far longer than the value, so that pipe might refuse the line: a
+// control character takes six bytes.
 func longAsText(v []byte) bool {
 	if len(v) < 1<<20 {
 		return false
@@ -173,11 +176,11 @@ func (a *app) delCommand() *cobra.Command {
 		Use:   "del [KEY...]",
 		Short: "Delete keys: those named, those on stdin, or all with a prefix",
 		Long: "Delete keys. Without arguments and --prefix, those on stdin, one a line, as scan prints\n" +
-			"them: kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
+			"them. kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
 			"A line that begins with a quote is quoted as in Go. --prefix deletes every key that\n" +
 			"begins so, and prints how many they were. Damaged records stay: see flush.\n" +
-			"--lost is for a key whose memory is so damaged that no copy tells whose record it is, and\n" +
-			"that get and put call corrupt therefore: it frees what may be the key's record.",
+			"--lost is for a key whose memory is so damaged that no copy tells whose record it is. get\n" +
+			"and put call such a key corrupt. --lost frees what may be the key's record.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byVersion := cmd.Flags().Changed("version")
@@ -207,7 +210,9 @@ func (a *app) delCommand() *cobra.Command {
 			case lost && (byVersion || dry):
 				return usagef("--lost: want no --version and no --dry-run with it")
 			case lost:
-				return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error { return a.freeKeys(cmd.Context(), s, ks) })
+				return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+					return a.freeKeys(cmd.Context(), s, ks)
+				})
 			case dry:
 				return a.wouldDelete(cmd.Context(), ks, byVersion, version)
 			}
@@ -242,7 +247,8 @@ func (a *app) delCommand() *cobra.Command {
 				case missing == 1:
 					return a.about(firstMissing, client.ErrNotFound)
 				case missing > 1:
-					return fmt.Errorf("%d of %d keys, the first of them %w", missing, len(ks), a.about(firstMissing, client.ErrNotFound))
+					return fmt.Errorf("%d of %d keys, the first of them %w", missing, len(ks),
+						a.about(firstMissing, client.ErrNotFound))
 				}
 				return nil
 			})
@@ -293,9 +299,10 @@ func (a *app) casCommand() *cobra.Command {
 
 func (a *app) incrCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "incr KEY [DELTA]",
-		Short:             "Add to the decimal number that a key holds, and print the sum",
-		Long:              "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key holds, and print the sum. A missing key counts as 0.",
+		Use:   "incr KEY [DELTA]",
+		Short: "Add to the decimal number that a key holds, and print the sum",
+		Long: "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key " +
+			"holds, and print the sum. A missing key counts as 0.",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -379,9 +386,11 @@ func (a *app) printTTL(k []byte, it client.Item) error {
 
 func (a *app) mgetCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "mget [KEY...]",
-		Short:             "Print several keys; without arguments, those on stdin, one a line",
-		Long:              "Print several keys, fetched together; stdin is as scan prints it. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
+		Use:   "mget [KEY...]",
+		Short: "Print several keys; without arguments, those on stdin, one a line",
+		Long: "Print several keys, fetched together; stdin is as scan prints it. With -o json one " +
+			"object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any " +
+			"is\nmissing.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ks, err := a.keys(cmd.Context(), args)
@@ -443,10 +452,12 @@ func (a *app) scanCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scan",
 		Short: "List keys, in no particular order",
-		Long: "List keys, in the order of their hashes: one a line, quoted as in Go if it is not\n" +
-			"printable or begins with a quote, so that del and mget read what scan prints.\n" +
-			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o json one object a line.\n" +
-			"With --long it has all that is kept of a key, and every key unless --limit says\notherwise: kvctl pipe brings it back.",
+		Long: "List keys, one a line, in the order of their hashes. A key is quoted as in Go if it is\n" +
+			"not printable or begins with a quote. So del and mget read what scan prints.\n" +
+			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o " +
+			"json one object a line.\n" +
+			"With --long it has all that is kept of a key, and every key unless --limit says\notherwise: kvctl pipe " +
+			"brings it back.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := a.prefix(prefix)
@@ -486,7 +497,8 @@ func (a *app) scanCommand() *cobra.Command {
 						if a.json() {
 							return more, a.printJSON(a.item(key, it))
 						}
-						rows = append(rows, row{a.show(key), it.Version, when(it.Expires), len(it.Value), clip(it.Value)})
+						rows = append(rows, row{a.show(key), it.Version, when(it.Expires), len(it.Value),
+							clip(it.Value)})
 						return more, nil
 					})
 				} else {
@@ -516,7 +528,7 @@ func (a *app) scanCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
 	c.Flags().StringVar(&pattern, "pattern", "", `only keys that match this as Redis has it: * ? [a-z] [^a] \x`)
-	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all, as without it --long -o json does")
+	c.Flags().IntVar(&limit, "limit", 100, "how many keys to list at most; 0: all, as without it --long -o json does")
 	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
 	return c
 }

@@ -30,7 +30,7 @@ func (a *app) watchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "watch {KEY | --prefix PREFIX}",
 		Short: "Print how a key, or those with a prefix, change",
-		Long: "Look at a key, or at all keys with a prefix, every --interval and print those whose\n" +
+		Long: "Look at a key, or at all keys with a prefix, every --interval. Print those whose\n" +
 			"version is another one than at the look before. The store tells nobody of changes:\n" +
 			"this polls, each time by a read that is validated. So changes between two looks are\n" +
 			"seen as one, and a key that was there between them only is not seen at all. With\n" +
@@ -62,13 +62,15 @@ func (a *app) watchCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error { return a.watch(cmd.Context(), s, o) })
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				return a.watch(cmd.Context(), s, o)
+			})
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&prefix, "prefix", "", "all keys that begin with this; empty: all")
 	f.DurationVar(&o.interval, "interval", time.Second, "time between two looks")
-	f.IntVar(&o.count, "count", 0, "print so many changes; 0: until interrupted")
+	f.IntVar(&o.count, "count", 0, "how many changes to print; 0: until interrupted")
 	f.IntVar(&o.limit, "limit", 10_000, "with --prefix, keys that are remembered at most")
 	return c
 }
@@ -89,13 +91,15 @@ func (o *watchOptions) versions(ctx context.Context, s store) (map[string]uint64
 		})
 		return seen, err
 	}
-	err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")}, func(kv client.KV) (bool, error) {
-		seen[string(kv.Key)] = kv.Version
-		if len(seen) > o.limit {
-			return false, usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit", o.limit)
-		}
-		return true, nil
-	})
+	err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(o.prefix, "")},
+		func(kv client.KV) (bool, error) {
+			seen[string(kv.Key)] = kv.Version
+			if len(seen) > o.limit {
+				return false, usagef("more than %d keys begin so: want a longer --prefix, or a greater --limit",
+					o.limit)
+			}
+			return true, nil
+		})
 	return seen, err
 }
 
@@ -104,7 +108,8 @@ func (a *app) watch(ctx context.Context, s store, o watchOptions) error {
 	if err != nil {
 		return a.watchEnded(ctx, err)
 	}
-	a.say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before), o.interval)
+	a.say("kvctl watch: %d keys are there; looking every %v, changes between two looks are seen as one", len(before),
+		o.interval)
 	for printed := 0; pause(ctx, o.interval); {
 		now, err := o.versions(ctx, s)
 		if err != nil {

@@ -56,7 +56,8 @@ func newEnv(t *testing.T, o devstore.Options) *env {
 			t.Errorf("close store: %v", err)
 		}
 	})
-	return &env{t: t, store: s, flags: []string{"--timeout", "20s", "--directory", strings.Join(s.Directory(), ",")}, now: time.Now}
+	return &env{t: t, store: s, flags: []string{"--timeout", "20s", "--directory", strings.Join(s.Directory(), ",")},
+		now: time.Now}
 }
 
 type result struct {

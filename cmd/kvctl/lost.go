@@ -17,9 +17,11 @@ import (
 // lostSegments is how many segments are looked through together.
 const lostSegments = 16
 
-// freeLost frees the records of the namespace of which no copy is good, in a session of its own, and writes down what they were. It
-// mends those that have a good copy: janitors may have been kept from it, by a move that does not end for such a record.
-func (a *app) freeLost(ctx context.Context, b backend, st *dirpb.StatusReply, ns *dirpb.Namespace, rep *checkReport) (err error) {
+// freeLost frees the records of the namespace of which no copy is good, in a session of its own, and writes down what
+// they were. It mends those that have a good copy: janitors may have been kept from it, by a move that does not end for
+// such a record.
+func (a *app) freeLost(ctx context.Context, b backend, st *dirpb.StatusReply, ns *dirpb.Namespace, rep *checkReport) (
+	err error) {
 	s, err := b.Open(ctx, sessionOptions{})
 	if err != nil {
 		return err

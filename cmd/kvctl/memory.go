@@ -28,7 +28,8 @@ const memoryHelp = "Memory is that of one copy, in these states:\n\n" +
 	"within about a second; if another directory node answered, they are shown as -."
 
 // memoryHeader heads the columns that memoryRow gives.
-var memoryHeader = row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost", "Room", "Short"}
+var memoryHeader = row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost",
+	"Room", "Short"}
 
 func memoryRow(m *overview.Memory) row {
 	known := func(s string) string {
@@ -37,8 +38,10 @@ func memoryRow(m *overview.Memory) row {
 		}
 		return s
 	}
-	return row{bytesText(m.Heap), known(bytesText(m.Live)), known(percent(m.Live, m.Heap)), known(bytesText(m.Free + m.Foreign)),
-		known(bytesText(m.Limbo)), known(bytesText(m.Coming)), bytesText(m.Waiting), bytesText(m.Recalled), known(bytesText(m.Lost)),
+	return row{bytesText(m.Heap), known(bytesText(m.Live)), known(percent(m.Live, m.Heap)),
+		known(bytesText(m.Free + m.Foreign)),
+		known(bytesText(m.Limbo)), known(bytesText(m.Coming)), bytesText(m.Waiting), bytesText(m.Recalled),
+		known(bytesText(m.Lost)),
 		bytesText(m.Room), known(yesNo(m.Short))}
 }
 
@@ -92,9 +95,11 @@ type memoryJSON struct {
 }
 
 func jsonOf(m *overview.Memory) memoryJSON {
-	j := memoryJSON{Namespace: m.Namespace, PG: m.PG, Heap: m.Heap, Granted: m.Granted, Waiting: m.Waiting, Recalled: m.Recalled, Room: m.Room}
+	j := memoryJSON{Namespace: m.Namespace, PG: m.PG, Heap: m.Heap, Granted: m.Granted, Waiting: m.Waiting,
+		Recalled: m.Recalled, Room: m.Room}
 	if m.Known {
-		j.Live, j.Free, j.Foreign, j.Limbo, j.Coming, j.Lost, j.Short = &m.Live, &m.Free, &m.Foreign, &m.Limbo, &m.Coming, &m.Lost, &m.Short
+		j.Live, j.Free, j.Foreign, j.Limbo, j.Coming, j.Lost, j.Short = &m.Live, &m.Free, &m.Foreign, &m.Limbo,
+			&m.Coming, &m.Lost, &m.Short
 		if m.Heap > 0 {
 			full := float64(m.Live) / float64(m.Heap) * 100
 			j.Fullness = &full
@@ -111,7 +116,8 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 		return err
 	}
 	all := overview.Memories(st)
-	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": mapTo(overview.Sums(all), jsonOf), "placement_groups": mapTo(all, jsonOf)})
+	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": mapTo(overview.Sums(all), jsonOf),
+		"placement_groups": mapTo(all, jsonOf)})
 	if err != nil {
 		return err
 	}
@@ -129,7 +135,8 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s,\"memory\":%s,\"problems\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory, wrong)
+	_, err = fmt.Fprintf(a.stdout, "%s,\"memory\":%s,\"problems\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory,
+		wrong)
 	return err
 }
 

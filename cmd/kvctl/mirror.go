@@ -170,8 +170,9 @@ func (a *app) mirror(ctx context.Context, from, to string, prefix []byte, o *mir
 	names := [2]string{"SRC " + visible(from), "DST " + visible(to)}
 	err = src.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
 		err := dst.with(ctx, sessionOptions{ReadOnly: o.dry}, func(d store) error {
-			m := &mirroring{o: o, prefix: prefix, src: end{s, names[0]}, dst: end{d, names[1]}, margin: layout.VersionAt(uint64(o.margin)),
-				tree: a.newTree("mirror", "keys", func() int64 { return about(ctx, s) })}
+			m := &mirroring{o: o, prefix: prefix, src: end{s, names[0]}, dst: end{d, names[1]},
+				margin: layout.VersionAt(uint64(o.margin)),
+				tree:   a.newTree("mirror", "keys", func() int64 { return about(ctx, s) })}
 			return m.run(ctx)
 		})
 		return inSession(names[1], err)
@@ -215,7 +216,8 @@ func (m *mirroring) run(ctx context.Context) error {
 		if m.o.dry {
 			done = 0
 		}
-		return told{partly(done > 0, err, "after %d of the keys that were looked at (%d copied, %d deleted); run it again to go on", m.keys.Load(), m.files.Load(), m.deleted.Load())}
+		return told{partly(done > 0, err, "after %d of the keys that were looked at (%d copied, %d deleted); run it "+
+			"again to go on", m.keys.Load(), m.files.Load(), m.deleted.Load())}
 	}
 	if err := m.print(); err != nil {
 		return told{err}
@@ -226,7 +228,8 @@ func (m *mirroring) run(ctx context.Context) error {
 	return nil
 }
 
-// differ refuses two ends that are one namespace of one cluster: only there a key has the same hash, and the same place.
+// differ refuses two ends that are one namespace of one cluster: only there a key has the same hash, and the same
+// place.
 func (m *mirroring) differ() error {
 	probe := []byte("kvctl mirror")
 	s, err := m.src.Locate(probe)
@@ -244,7 +247,8 @@ func (m *mirroring) differ() error {
 }
 
 func (m *mirroring) print() error {
-	r := mirrorReport{DryRun: m.o.dry, Keys: m.keys.Load(), Copied: m.files.Load(), Bytes: m.bytes.Load(), Same: m.same.Load(), Gone: m.gone.Load(),
+	r := mirrorReport{DryRun: m.o.dry, Keys: m.keys.Load(), Copied: m.files.Load(), Bytes: m.bytes.Load(),
+		Same: m.same.Load(), Gone: m.gone.Load(),
 		Deleted: m.deleted.Load(), Refused: m.refused.Load(), Seconds: time.Since(m.start).Seconds()}
 	if m.a.json() {
 		return m.a.printJSON(r)
@@ -254,7 +258,8 @@ func (m *mirroring) print() error {
 		m.a.unchanged()
 		head[1], head[5] = "Would copy", "Would delete"
 	}
-	m.a.printTable(head, []row{{r.Keys, r.Copied, r.Bytes, r.Same, r.Gone, r.Deleted, r.Refused, fmt.Sprintf("%.3f", r.Seconds)}})
+	m.a.printTable(head,
+		[]row{{r.Keys, r.Copied, r.Bytes, r.Same, r.Gone, r.Deleted, r.Refused, fmt.Sprintf("%.3f", r.Seconds)}})
 	return nil
 }
 
@@ -275,15 +280,16 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 				return context.Cause(ctx)
 			}
 		}
-		err := eachKey(ctx, of, client.ScanOptions{KeysOnly: true, Match: matcher(m.prefix, "")}, func(kv client.KV) (bool, error) {
-			if len(batch) == mirrorKeys || len(batch) > 0 && size+kv.Len > batchBytes {
-				if err := send(); err != nil {
-					return false, err
+		err := eachKey(ctx, of, client.ScanOptions{KeysOnly: true, Match: matcher(m.prefix, "")},
+			func(kv client.KV) (bool, error) {
+				if len(batch) == mirrorKeys || len(batch) > 0 && size+kv.Len > batchBytes {
+					if err := send(); err != nil {
+						return false, err
+					}
 				}
-			}
-			batch, size = append(batch, kv), size+kv.Len
-			return true, nil
-		})
+				batch, size = append(batch, kv), size+kv.Len
+				return true, nil
+			})
 		if errors.Is(err, client.ErrCorrupt) { // the rest is to be had
 			m.refuse("%s: %v", of.name, err)
 			err = nil
@@ -306,8 +312,6 @@ func (m *mirroring) batches(ctx context.Context, of end, fn func(context.Context
 	})
 	return c.wait()
 }
-
-// ---- copying -----------------------------------------------------------------
 
 // pair is a key at both ends.
 type pair struct {
@@ -341,7 +345,9 @@ func (m *mirroring) copyAll(ctx context.Context) error {
 		for len(kvs) > 0 {
 			some := kvs[:min(want, len(kvs))]
 			kvs = kvs[len(some):]
-			pairs := mapTo(some, func(kv client.KV) *pair { return &pair{key: kv.Key, version: kv.Version, compare: m.o.compare} })
+			pairs := mapTo(some, func(kv client.KV) *pair {
+				return &pair{key: kv.Key, version: kv.Version, compare: m.o.compare}
+			})
 			if err := m.settlePairs(ctx, pairs); err != nil {
 				return err
 			}
@@ -352,7 +358,8 @@ func (m *mirroring) copyAll(ctx context.Context) error {
 	})
 }
 
-// wanted is how many keys to ask for at once, after so many whose values were such: the end that was not listed may have longer ones.
+// wanted is how many keys to ask for at once, after so many whose values were such: the end that was not listed may
+// have longer ones.
 func wanted(want int, pairs []*pair) int {
 	most := 1
 	for _, p := range pairs {
@@ -404,7 +411,8 @@ func (f *faults) add(e end, p *pair, why error) {
 	}
 }
 
-// stepPairs goes once through pairs. left are those that the store could not serve, with err; again are added those that have changed meanwhile.
+// stepPairs goes once through pairs. left are those that the store could not serve, with err; again are added those
+// that have changed meanwhile.
 func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, _ []*pair, _ error) {
 	start := layout.VersionAt(uint64(time.Now().UnixNano()))
 	f := &faults{m: m, ctx: ctx}
@@ -434,7 +442,8 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 		return false
 	})
 	ops := mapTo(pairs, func(p *pair) client.Op {
-		op := client.Op{Kind: client.OpPut, Key: p.key, Value: p.src.Value, Expires: p.src.Expires, Flags: p.src.Flags, Note: p.src.Note, Type: p.src.Type, Cond: client.IfAbsent}
+		op := client.Op{Kind: client.OpPut, Key: p.key, Value: p.src.Value, Expires: p.src.Expires, Flags: p.src.Flags,
+			Note: p.src.Note, Type: p.src.Type, Cond: client.IfAbsent}
 		if p.there {
 			op.Cond, op.Version = client.IfVersion, p.dst.Version
 		}
@@ -455,7 +464,8 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 		case errors.Is(why, client.ErrConflict), errors.Is(why, client.ErrExists), errors.Is(why, client.ErrNotFound):
 			again = append(again, p)
 		case errors.Is(why, client.ErrFull):
-			full = fmt.Errorf("%s has no room for %s of %s: %w", m.dst.name, m.a.showKey(p.key), bytesText(len(p.src.Value)), why)
+			full = fmt.Errorf("%s has no room for %s of %s: %w", m.dst.name, m.a.showKey(p.key),
+				bytesText(len(p.src.Value)), why)
 		default:
 			p.wrote = p.wrote || errors.Is(why, client.ErrUnknownOutcome)
 			f.add(m.dst, p, why)
@@ -468,8 +478,8 @@ func (m *mirroring) stepPairs(ctx context.Context, pairs, again []*pair) (left, 
 	return f.left, again, f.err
 }
 
-// keepPace waits a little if the versions of what was written run ahead of the clock, as those of many writes of one session do: a
-// version at DST must not be later than what is written at SRC afterwards.
+// keepPace waits a little if the versions of what was written run ahead of the clock, as those of many writes of one
+// session do: a version at DST must not be later than what is written at SRC afterwards.
 func (m *mirroring) keepPace(ctx context.Context, ops []client.Op) {
 	limit := layout.VersionAt(uint64(time.Now().UnixNano())) + m.margin/4
 	if !slices.ContainsFunc(ops, func(op client.Op) bool { return op.Err == nil && op.Item.Version > limit }) {
@@ -482,7 +492,8 @@ func (m *mirroring) keepPace(ctx context.Context, ops []client.Op) {
 }
 
 // read gets pairs from an end, and keeps those that keep wants.
-func (m *mirroring) read(ctx context.Context, e end, pairs []*pair, f *faults, keep func(p *pair, it client.Item, there bool) bool) []*pair {
+func (m *mirroring) read(ctx context.Context, e end, pairs []*pair, f *faults,
+	keep func(p *pair, it client.Item, there bool) bool) []*pair {
 	ops := mapTo(pairs, func(p *pair) client.Op { return client.Op{Kind: client.OpGet, Key: p.key, Typed: true} })
 	e.Do(ctx, ops)
 	return slices.DeleteFunc(slices.Clone(pairs), func(p *pair) bool {
@@ -501,10 +512,9 @@ func (m *mirroring) read(ctx context.Context, e end, pairs []*pair, f *faults, k
 
 // sameItem compares all but versions; expiry to the millisecond, as it is kept.
 func sameItem(a, b client.Item) bool {
-	return bytes.Equal(a.Value, b.Value) && a.Flags == b.Flags && a.Note == b.Note && a.Type == b.Type && a.Expires.Equal(b.Expires)
+	return bytes.Equal(a.Value, b.Value) && a.Flags == b.Flags && a.Note == b.Note && a.Type == b.Type &&
+		a.Expires.Equal(b.Expires)
 }
-
-// ---- deleting ----------------------------------------------------------------
 
 // deleteRest deletes at DST what SRC does not have, unless SRC has nothing, or cannot be read whole.
 func (m *mirroring) deleteRest(ctx context.Context) error {
@@ -513,7 +523,8 @@ func (m *mirroring) deleteRest(ctx context.Context) error {
 		m.a.say("kvctl mirror: nothing was deleted, since not all of %s could be read or copied", m.src.name)
 		return nil
 	case m.keys.Load() == 0:
-		return &exitError{exitNo, fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del --prefix or kvctl flush does it", m.src.name)}
+		return &exitError{exitNo, fmt.Errorf("%s has no such key: nothing was deleted. If that is meant, kvctl del "+
+			"--prefix or kvctl flush does it", m.src.name)}
 	}
 	return m.batches(ctx, m.dst, func(ctx context.Context, kvs []client.KV) error {
 		want := 1
@@ -554,7 +565,8 @@ func (m *mirroring) deleteSome(ctx context.Context, pairs []*pair) (left []*pair
 		switch why := ops[i].Err; {
 		case why == nil:
 			m.deleted.Add(1)
-		case errors.Is(why, client.ErrNotFound), errors.Is(why, client.ErrConflict): // it expired, or somebody has written it
+		case errors.Is(why, client.ErrNotFound), errors.Is(why, client.ErrConflict):
+			// it expired, or somebody has written it
 		default:
 			f.add(m.dst, p, why)
 		}

@@ -75,8 +75,10 @@ func (e *ends) mirror(code int, args ...string) (r mirrorReport, stderr string) 
 
 func (r mirrorReport) is(t *testing.T, keys, copied, same, gone, deleted int64) {
 	t.Helper()
-	if r.Keys != keys || r.Copied != copied || r.Same != same || r.Gone != gone || r.Deleted != deleted || r.Refused != 0 {
-		t.Errorf("%+v, want keys %d, copied %d, same %d, gone %d, deleted %d, refused 0", r, keys, copied, same, gone, deleted)
+	if r.Keys != keys || r.Copied != copied || r.Same != same || r.Gone != gone || r.Deleted != deleted ||
+		r.Refused != 0 {
+		t.Errorf("%+v, want keys %d, copied %d, same %d, gone %d, deleted %d, refused 0", r, keys, copied, same, gone,
+			deleted)
 	}
 }
 
@@ -121,8 +123,10 @@ func (e *ends) alike() {
 	src, dst := contents(e.t, e.src), contents(e.t, e.dst)
 	for k, it := range src {
 		if got, ok := dst[k]; !ok || !sameItem(it, got) {
-			e.t.Errorf("%.40q: at DST %v (%d bytes, %v, flags %d, note %d, expires %v), at SRC %d bytes, %v, flags %d, note %d, expires %v", k, ok,
-				len(got.Value), got.Type, got.Flags, got.Note, got.Expires, len(it.Value), it.Type, it.Flags, it.Note, it.Expires)
+			e.t.Errorf("%.40q: at DST %v (%d bytes, %v, flags %d, note %d, expires %v), at SRC %d bytes, %v, flags "+
+				"%d, note %d, expires %v", k, ok,
+				len(got.Value), got.Type, got.Flags, got.Note, got.Expires, len(it.Value), it.Type, it.Flags, it.Note,
+				it.Expires)
 		}
 	}
 	for k := range dst {
@@ -146,7 +150,8 @@ func TestMirror(t *testing.T) {
 		client.Op{Key: randomBytes(client.MaxKeyLen, 1), Value: []byte("the longest key")},
 		client.Op{Key: []byte("flags"), Value: []byte("x"), Flags: 7, Note: 1 << 40},
 		client.Op{Key: []byte("expiring"), Value: []byte("x"), Expires: far},
-		client.Op{Key: []byte("hash"), Value: []byte("as the gateway has it"), Type: client.Hash, Expires: far, Note: 3},
+		client.Op{Key: []byte("hash"), Value: []byte("as the gateway has it"), Type: client.Hash, Expires: far,
+			Note: 3},
 		client.Op{Key: []byte("list"), Value: []byte("too"), Type: client.List},
 		client.Op{Key: []byte("long"), Value: randomBytes(9<<20+5, 2), Flags: 9, Note: 8},
 	)...)
@@ -161,13 +166,16 @@ func TestMirror(t *testing.T) {
 	r, _ = e.mirror(exitOK, "src", "dst")
 	r.is(t, 1009, 0, 1009, 0, 0)
 
-	put(t, e.src, client.Op{Key: []byte("key:0000"), Value: []byte("changed")}, client.Op{Key: []byte("new"), Value: []byte("new")},
-		client.Op{Key: []byte("hash"), Value: []byte("plain now")}, client.Op{Kind: client.OpDelete, Key: []byte("key:0001")},
+	put(t, e.src, client.Op{Key: []byte("key:0000"), Value: []byte("changed")},
+		client.Op{Key: []byte("new"), Value: []byte("new")},
+		client.Op{Key: []byte("hash"), Value: []byte("plain now")},
+		client.Op{Kind: client.OpDelete, Key: []byte("key:0001")},
 		client.Op{Kind: client.OpDelete, Key: []byte("long")})
 	if err := e.src.Touch(t.Context(), []byte("expiring"), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	put(t, e.dst, client.Op{Key: []byte("key:0002"), Value: []byte("changed at DST")}, client.Op{Key: []byte("elsewhere"), Value: []byte("of DST")})
+	put(t, e.dst, client.Op{Key: []byte("key:0002"), Value: []byte("changed at DST")},
+		client.Op{Key: []byte("elsewhere"), Value: []byte("of DST")})
 	r, _ = e.mirror(exitOK, "src", "dst", "--delete", "--dry-run")
 	r.is(t, 1008, 5, 1003, 0, 3)
 	r, _ = e.mirror(exitOK, "src", "dst", "--prefix", "key:", "--delete")
@@ -184,7 +192,8 @@ func TestMirror(t *testing.T) {
 	// Two namespaces of one store.
 	r, _ = e.mirror(exitOK, ":default", ":other", "--prefix", "key:")
 	r.is(t, 999, 999, 0, 0, 0)
-	if text := e.must("", "mirror", ":default", ":other", "--prefix", "key:00"); !strings.Contains(text, "Keys  Copied  Bytes  Same") {
+	if text := e.must("", "mirror", ":default", ":other", "--prefix", "key:00"); !strings.Contains(
+		text, "Keys  Copied  Bytes  Same") {
 		t.Errorf("mirror prints %q", text)
 	}
 }
@@ -197,7 +206,8 @@ func TestMirrorGoesByVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for later := int64(0); later <= int64(layout.VersionAt(uint64(1100*time.Millisecond))); { // the first one may be earlier: sessions have clocks of their own
+	for later := int64(0); later <= int64(layout.VersionAt(uint64(1100*time.Millisecond))); {
+		// the first one may be earlier: sessions have clocks of their own
 		v, err := e.dst.Put(t.Context(), []byte("k"), []byte("somebody else's"), client.PutOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -261,7 +271,8 @@ func TestMirrorFull(t *testing.T) {
 		put(t, e.src, client.Op{Key: fmt.Appendf(nil, "big:%02d", i), Value: randomBytes(1<<20, uint64(i))})
 	}
 	_, said := e.mirror(exitUnavailable, "src", "dst:small")
-	if !strings.Contains(said, `DST dst:small has no room for "big:`) || !strings.Contains(said, "run it again to go on") || strings.Contains(said, "it did not happen") {
+	if !strings.Contains(said, `DST dst:small has no room for "big:`) ||
+		!strings.Contains(said, "run it again to go on") || strings.Contains(said, "it did not happen") {
 		t.Errorf("a full DST: %q", said)
 	}
 	dst.must("", "namespace", "set", "small", "--limit", "48MiB")
@@ -346,8 +357,10 @@ func TestMirrorInterrupted(t *testing.T) {
 // Others write at both ends meanwhile, another mirror among them: what was read before does not replace it.
 func TestMirrorBesideWriters(t *testing.T) {
 	e := newEnds(t)
-	put(t, e.src, client.Op{Key: []byte("both"), Value: []byte("of SRC")}, client.Op{Key: []byte("goes"), Value: []byte("soon")})
-	put(t, e.dst, client.Op{Key: []byte("only"), Value: []byte("of DST")}, client.Op{Key: []byte("both"), Value: []byte("old")})
+	put(t, e.src, client.Op{Key: []byte("both"), Value: []byte("of SRC")},
+		client.Op{Key: []byte("goes"), Value: []byte("soon")})
+	put(t, e.dst, client.Op{Key: []byte("only"), Value: []byte("of DST")},
+		client.Op{Key: []byte("both"), Value: []byte("old")})
 	met := 0
 	e.meddle(func(a *app, ops []client.Op) {
 		switch op := ops[0]; {
@@ -358,7 +371,8 @@ func TestMirrorBesideWriters(t *testing.T) {
 		case op.Kind == client.OpDelete && met == 1: // between the question and the deletion
 			met++
 			put(t, e.dst, client.Op{Key: []byte("only"), Value: []byte("written again")})
-		case op.Kind == client.OpGet && string(op.Key) == "goes" && strings.Join(a.directory, "") == e.store.Directory()[0]:
+		case op.Kind == client.OpGet && string(op.Key) == "goes" &&
+			strings.Join(a.directory, "") == e.store.Directory()[0]:
 			_ = e.src.Delete(t.Context(), op.Key)
 		}
 	}, nil)
@@ -373,7 +387,8 @@ func TestMirrorBesideWriters(t *testing.T) {
 	}
 }
 
-// A put whose outcome is not known is looked up, a store that is away for a moment is waited for, and a key that cannot be read is named.
+// A put whose outcome is not known is looked up, a store that is away for a moment is waited for, and a key that cannot
+// be read is named.
 func TestMirrorFaults(t *testing.T) {
 	e := newEnds(t)
 	put(t, e.src, client.Op{Key: []byte("k"), Value: []byte("v")})
@@ -399,7 +414,8 @@ func TestMirrorFaults(t *testing.T) {
 		}
 	})
 	r, said := e.mirror(exitNo, "src", "dst", "--delete")
-	if r.Refused != 1 || !strings.Contains(said, `DST dst: "k": corrupt memory`) || !strings.Contains(said, "nothing was deleted") {
+	if r.Refused != 1 || !strings.Contains(said, `DST dst: "k": corrupt memory`) ||
+		!strings.Contains(said, "nothing was deleted") {
 		t.Errorf("%+v, %q", r, said)
 	}
 }

@@ -22,8 +22,6 @@ func (a *app) completeNamespace() cobra.CompletionFunc {
 	})
 }
 
-// ---- set -------------------------------------------------------------------
-
 func (a *app) namespaceSetCommand() *cobra.Command {
 	var limit string
 	var replicas, nodes uint32
@@ -37,16 +35,17 @@ while it is used.
 
 A limit below what sessions hold already takes nothing back at once: they get no
 more. Copies are made, or given up, one placement group after the other; kvctl
-status shows how many have theirs. More copies than there are memory nodes with
-room for them, in failure domains of their own where memory nodes have such a
-label, are refused. The directory spreads it over as many memory nodes as are given,
-as far as they have room, and no more; it cannot be on fewer than it is. Quotas that are not given stay as they are, and one below what
-is in use takes nothing back. Sessions of the former owner are ended at once, unless
+status shows how many have theirs. Each copy needs a memory node with room for it,
+in a failure domain of its own where memory nodes have such a label. More copies are
+refused. The directory spreads it over --nodes memory nodes that have room, and no
+more; it cannot be on fewer than it is. Quotas that are not given stay as they are,
+and one below what is in use takes nothing back. Sessions of the former owner are ended at once, unless
 the access list lets it in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, Nodes: nodes, KeepLimit: !cmd.Flags().Changed("limit")}
+			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, Nodes: nodes,
+				KeepLimit: !cmd.Flags().Changed("limit")}
 			given := cmd.Flags().Changed("replicas")
 			bounds, err := quota.quota(nil)
 			if err = cmp.Or(err, quota.check()); err != nil {
@@ -95,13 +94,15 @@ the access list lets it in.`,
 	quota.add(c.Flags())
 	c.Flags().StringVar(&limit, "limit", "", "as in namespace create")
 	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
-	c.Flags().Uint32Var(&nodes, "nodes", 0, "memory nodes to be on, from now on; kvctl status shows when it is; 0: as it is")
-	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
+	c.Flags().Uint32Var(&nodes, "nodes", 0, "memory nodes to be on, from now on; kvctl status shows when it is; 0: "+
+		"as it is")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until everything has that number of copies, and show how far it is")
 	dryFlag(c, &dry)
 	return c
 }
 
-// warnOfLimit tells of a limit that ns cannot reach, as its memory nodes, or those that there are, lend less. A store that grows may have it all the same.
+// warnOfLimit tells of a limit that ns cannot reach, as its memory nodes, or those that there are, lend less. A store
+// that grows may have it all the same.
 func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
 	if ns.GetLimitBytes() == 0 {
 		return
@@ -115,7 +116,8 @@ func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
 		lent += n.GetCapacityBytes()
 	}
 	if most := lent / uint64(max(ns.GetReplicas(), 1)); ns.GetLimitBytes() > most {
-		a.say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all memory nodes (kvctl nodes)",
+		a.say("kvctl: warning: the limit of %q is %s, and with %d copies of everything there is room for %s in all "+
+			"memory nodes (kvctl nodes)",
 			ns.GetName(), bytesText(ns.GetLimitBytes()), ns.GetReplicas(), bytesText(most))
 	}
 }
@@ -123,29 +125,34 @@ func (a *app) warnOfLimit(ctx context.Context, b backend, ns *dirpb.Namespace) {
 // awaitCopies waits until every placement group of ns has as many copies as ns asks for.
 func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) error {
 	err := a.await(ctx, b, "namespace set", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
-		i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetId() == ns.GetId() })
+		i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool {
+			return n.GetId() == ns.GetId()
+		})
 		switch {
 		case i < 0:
 			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: it was deleted", ns.GetName())}
 		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
-			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(), st.GetMap().GetNamespaces()[i].GetReplicas())}
+			return progress{}, false,
+				&exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(),
+					st.GetMap().GetNamespaces()[i].GetReplicas())}
 		}
 		done, pgs, used := 0, overview.Groups(st.GetMap(), ns.GetId()), overview.InUse(st.GetMap())
 		for _, p := range pgs {
-			if !used(p) || p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && overview.Copies(p) == int(ns.GetReplicas()) {
+			if !used(p) || p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil &&
+				overview.Copies(p) == int(ns.GetReplicas()) {
 				done++
 			}
 		}
 		return progress{done: uint64(done), total: uint64(len(pgs)), detail: jobsText(st),
-			left: fmt.Sprintf("%d of %d placement groups have %d copies%s", done, len(pgs), ns.GetReplicas(), troubles(st))}, done == len(pgs), nil
+			left: fmt.Sprintf("%d of %d placement groups have %d copies%s", done, len(pgs), ns.GetReplicas(),
+				troubles(st))}, done == len(pgs), nil
 	})
 	if errors.Is(err, errStalled) {
-		err = &exitError{exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err)}
+		err = &exitError{exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl "+
+			"status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err)}
 	}
 	return waited(err)
 }
-
-// ---- delete ----------------------------------------------------------------
 
 func (a *app) namespaceDeleteCommand() *cobra.Command {
 	var yes string
@@ -155,7 +162,7 @@ func (a *app) namespaceDeleteCommand() *cobra.Command {
 		Short: "Delete a namespace with all its keys",
 		Long: `Delete a namespace with all its keys. Its name has to be typed, or given once more
 with --yes. Sessions that live in it, a gateway's for example, are a reason to
-refuse; with --end-sessions they are ended, and their operations fail from then on.
+refuse. With --end-sessions they are ended, and their operations fail from then on.
 It waits until the namespace is gone. Memory nodes have its memory back at once,
 one that is down when it comes back.`,
 		Args:              cobra.ExactArgs(1),
@@ -165,9 +172,13 @@ one that is down when it comes back.`,
 				return usagef("--yes %q: want %q, the namespace's name", yes, args[0])
 			}
 			if dry {
-				return a.withBackend(func(b backend) error { return a.wouldDeleteNamespace(cmd.Context(), b, args[0], end) })
+				return a.withBackend(func(b backend) error {
+					return a.wouldDeleteNamespace(cmd.Context(), b, args[0], end)
+				})
 			}
-			return a.withBackend(func(b backend) error { return a.deleteNamespace(cmd.Context(), b, args[0], yes != "", end) })
+			return a.withBackend(func(b backend) error {
+				return a.deleteNamespace(cmd.Context(), b, args[0], yes != "", end)
+			})
 		},
 	})
 	c.Flags().StringVar(&yes, "yes", "", "the namespace's name, instead of typing it")
@@ -229,7 +240,8 @@ func namespaceToDelete(st *dirpb.StatusReply, name string) (*dirpb.Namespace, er
 // confirmDelete has the user type the name of a namespace.
 func (a *app) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 	live, sessions := contentsOf(st, ns)
-	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d sessions.", ns.GetName(), bytesText(live), sessions))
+	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d "+
+		"sessions.", ns.GetName(), bytesText(live), sessions))
 }
 
 // contentsOf tells the bytes of the records of ns, and its live sessions.
@@ -268,7 +280,8 @@ func deletingText(st *dirpb.StatusReply, id uint32) string {
 func namespacesText(st *dirpb.StatusReply) string {
 	return strings.Join(mapTo(st.GetMap().GetNamespaces(), func(ns *dirpb.Namespace) string {
 		if ns.GetDeleting() {
-			return fmt.Sprintf("%s (being deleted: %s)", ns.GetName(), strings.TrimPrefix(deletingText(st, ns.GetId()), ns.GetName()+" "))
+			return fmt.Sprintf("%s (being deleted: %s)", ns.GetName(), strings.TrimPrefix(deletingText(st, ns.GetId()),
+				ns.GetName()+" "))
 		}
 		if ns.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
 			return ns.GetName() + " (being rebalanced)"

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +19,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A wrong command line is status 2, also if cobra alone knows what is wrong.
@@ -28,15 +27,30 @@ func TestUsage(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	for _, line := range []string{
 		"bogus", "help bogus", "help namespace bogus", "completion tcsh", "completion bash fish",
-		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many", "nodes bogus",
-		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k", "--directory nowhere get k",
-		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -", "scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1", "--hex del --prefix zz",
+		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many",
+		"nodes bogus",
+		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k",
+		"--directory nowhere get k",
+		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -",
+		"scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1",
+		"--hex del --prefix zz",
 	} {
-		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {
+		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" ||
+			strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
-	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash", "version", "--version", "-o json version"} {
+	for line, says := range map[string]string{
+		"--directory= get k":                   "--directory is empty: want host:port",
+		"--insecure --directory nowhere get k": `--directory "nowhere": want host:port`,
+		"--insecure --directory a:1,b get k":   `--directory "b": want host:port`,
+	} {
+		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || !strings.Contains(r.stderr, says) {
+			t.Errorf("kvctl %s: %+v", line, r)
+		}
+	}
+	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash",
+		"version", "--version", "-o json version"} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitOK || r.stdout == "" {
 			t.Errorf("kvctl %s: exit %d, %q", line, r.code, r.stderr)
 		}
@@ -65,7 +79,8 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 func TestNothingWasDone(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
 	r := e.run("", "namespace", "create", "three", "--replicas", "3")
-	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") || strings.Contains(r.stderr, "may have") {
+	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") ||
+		strings.Contains(r.stderr, "may have") {
 		t.Errorf("3 copies on 2 memory nodes: %+v", r)
 	}
 }
@@ -74,10 +89,7 @@ func TestNothingWasDone(t *testing.T) {
 // was asked; nor did a change of the cluster that was still to be asked for.
 func TestSessionNeverOpened(t *testing.T) {
 	m := &mute{}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer()
 	dirpb.RegisterDirectoryServer(s, m)
 	var wg sync.WaitGroup
@@ -96,15 +108,18 @@ func TestSessionNeverOpened(t *testing.T) {
 		}
 		return r
 	}
-	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "txn put k v del l", "ttl k 1s", "pipe", "import " + dir, "drain m1", "rebalance", "shards split --all"} {
+	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "txn put k v del l", "ttl k 1s", "pipe",
+		"import " + dir, "drain m1", "rebalance", "shards split --all"} {
 		was := m.asked.Load()
 		r := run("a\tb\n", line)
-		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") || strings.Contains(r.stderr, "may have") || m.asked.Load() == was {
+		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") ||
+			strings.Contains(r.stderr, "may have") || m.asked.Load() == was {
 			t.Errorf("kvctl %s, asked %d times: %+v", line, m.asked.Load()-was, r)
 		}
 	}
 	for _, line := range []string{"get k", "status", "scan"} {
-		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") || strings.Contains(r.stderr, "may have") {
+		if r := run("", line); r.code != exitUnavailable || strings.Contains(r.stderr, "happen") ||
+			strings.Contains(r.stderr, "may have") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
@@ -115,7 +130,8 @@ func TestSessionNeverOpened(t *testing.T) {
 func TestInterruptedInput(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	for _, c := range []struct{ line, reads string }{
-		{"put k", "the value"}, {"put k -", "the value"}, {"cas k 1", "the value"}, {"del", "keys, one a line,"}, {"mget", "keys, one a line,"}, {"pipe", "commands"},
+		{"put k", "the value"}, {"put k -", "the value"}, {"cas k 1", "the value"}, {"del", "keys, one a line,"},
+		{"mget", "keys, one a line,"}, {"pipe", "commands"},
 	} {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			t.Run(fmt.Sprintf("%s, %v", c.line, sig), func(t *testing.T) {
@@ -173,7 +189,8 @@ func TestInterruptedInput(t *testing.T) {
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted || !strings.HasSuffix(said.String(), "(it did not happen)\n") || strings.Contains(said.String(), "reading") {
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted ||
+			!strings.HasSuffix(said.String(), "(it did not happen)\n") || strings.Contains(said.String(), "reading") {
 			t.Errorf("%v, %q", err, said.String())
 		}
 	})
@@ -185,7 +202,7 @@ func TestInterruptedInput(t *testing.T) {
 // exits waits until the command has ended with a status.
 func (x *terminal) exits(code int) {
 	x.t.Helper()
-	kill := time.AfterFunc(waiting.Limit, func() { _ = x.cmd.Process.Kill() })
+	kill := time.AfterFunc(testutil.Limit, func() { _ = x.cmd.Process.Kill() })
 	defer kill.Stop()
 	_ = x.cmd.Wait() // its state says how
 	if got := x.cmd.ProcessState.ExitCode(); got != code {
@@ -269,7 +286,8 @@ func TestInterruptedEarly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, line := range []string{"put k v", "import " + t.TempDir(), "bench", "pipe", "flush --yes"} {
-		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != exitInterrupted || !strings.HasSuffix(r.stderr, "(it did not happen)\n") {
+		if r := e.runContext(ctx, "", strings.Fields(line)...); r.code != exitInterrupted ||
+			!strings.HasSuffix(r.stderr, "(it did not happen)\n") {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}

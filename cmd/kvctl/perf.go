@@ -37,17 +37,24 @@ func (a *app) perfCommand() *cobra.Command {
 		Use:   "perf",
 		Short: "Measure latency and bandwidth of each verb, without the store",
 		Long: "Measure READ, WRITE, CMP_AND_SWP and FETCH_ADD of one provider between two\n" +
-			"processes of this machine, as perftest's ib_read_lat and ib_read_bw do: latency\nwith one verb at a time, bandwidth with chains of --depth. No store is needed.\n\n" +
-			"Latency is the time from one post to the next, the completion being waited for by\npolling, as perftest does; after " + verbperf.Spin.String() + " without one (over tcp at once) the wait sleeps\nuntil there is a completion.\n\n" +
-			"--verbs PINGPONG measures WRITE as ib_write_lat does (WRITE_PINGPONG): half the\ntime of a WRITE there and one back, each seen by polling memory. It keeps a\nprocessor busy on either side, and the passive side connects back.\n\n" +
-			"Between two machines: kvctl perf --server --provider tcp --listen HOST:PORT\nprints what to pass to kvctl perf --connect on the other.",
+			"processes of this machine, as perftest's ib_read_lat and ib_read_bw do. Latency is\n" +
+			"with one verb at a time, bandwidth with chains of --depth. No store is needed.\n\n" +
+			"Latency is the time from one post to the next. The completion is waited for by\n" +
+			"polling, as perftest does. After " + verbperf.Spin.String() + " without one (over tcp at once)\n" +
+			"the wait sleeps until there is a completion.\n\n" +
+			"--verbs PINGPONG measures WRITE as ib_write_lat does (WRITE_PINGPONG): half the\ntime of a WRITE there " +
+			"and one back, each seen by polling memory. It keeps a\nprocessor busy on either side, and the passive " +
+			"side connects back.\n\n" +
+			"Between two machines: kvctl perf --server --provider tcp --listen HOST:PORT\nprints what to pass to " +
+			"kvctl perf --connect on the other.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			provider := cmp.Or(a.provider, "shm")
 			switch {
 			case o.passiveDevice != "" && (o.server || o.connect != ""):
-				return usagef("--passive-device: is for the passive side that this command starts; give the other --rdma-device")
+				return usagef("--passive-device: is for the passive side that this command starts; give the other " +
+					"--rdma-device")
 			case o.passiveDevice != "" && provider != "verbs":
 				return usagef("--passive-device: provider %s has no adapters", provider)
 			case o.server:
@@ -61,14 +68,17 @@ func (a *app) perfCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.verbs, "verbs", []string{"READ", "WRITE", "CMP_AND_SWP", "FETCH_ADD"}, "verbs to measure; also PINGPONG")
-	f.StringSliceVar(&o.sizes, "sizes", []string{"8", "64", "256", "4KiB", "64KiB", "1MiB"}, "message sizes of READ and WRITE")
+	f.StringSliceVar(&o.verbs, "verbs", []string{"READ", "WRITE", "CMP_AND_SWP", "FETCH_ADD"},
+		"verbs to measure; also PINGPONG")
+	f.StringSliceVar(&o.sizes, "sizes", []string{"8", "64", "256", "4KiB", "64KiB", "1MiB"},
+		"message sizes of READ and WRITE")
 	f.IntVar(&o.iters, "iters", 5000, "verbs a measurement")
 	f.IntVar(&o.depth, "depth", 32, "verbs behind one doorbell when measuring bandwidth")
 	f.BoolVar(&o.server, "server", false, "be the passive side until stdin ends")
 	f.StringVar(&o.listen, "listen", "", "passive side's address (default: a private one)")
 	f.StringVar(&o.connect, "connect", "", "what a passive side printed")
-	f.StringVar(&o.passiveDevice, "passive-device", "", "RDMA adapter of the passive side that is started (default: as --rdma-device)")
+	f.StringVar(&o.passiveDevice, "passive-device", "", "RDMA adapter of the passive side that is started (default: "+
+		"as --rdma-device)")
 	return c
 }
 
@@ -169,15 +179,15 @@ func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases
 	}
 	fmt.Fprintf(a.stdout, "provider %s\n", provider)
 	us := func(ns float64) string { return strconv.FormatFloat(ns/1000, 'f', 2, 64) }
-	a.printTable(row{"Verb", "Bytes", "Iterations", "Min µs", "Median µs", "Avg µs", "P99 µs", "Depth", "MiB/s", "Verbs/s"},
+	a.printTable(row{"Verb", "Bytes", "Iterations", "Min µs", "Median µs", "Avg µs", "P99 µs", "Depth", "MiB/s",
+		"Verbs/s"},
 		mapTo(results, func(r verbperf.Result) row {
-			return row{r.Verb, r.Bytes, r.Iterations, us(float64(r.MinNanos)), us(float64(r.MedianNanos)), us(r.AvgNanos),
+			return row{r.Verb, r.Bytes, r.Iterations, us(float64(r.MinNanos)), us(float64(r.MedianNanos)),
+				us(r.AvgNanos),
 				us(float64(r.P99Nanos)), r.Depth, fmt.Sprintf("%.1f", r.MiBPerSec), fmt.Sprintf("%.0f", r.VerbsPerSec)}
 		}))
 	return nil
 }
-
-// ---- the passive side ------------------------------------------------------
 
 // perfOpen opens the device of either side; both connect and listen.
 func (a *app) perfOpen(provider string) (*rdma.Device, error) {
@@ -185,7 +195,8 @@ func (a *app) perfOpen(provider string) (*rdma.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev, err := providers.Open(provider, providers.Options{TLSServer: cfg, TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice}})
+	dev, err := providers.Open(provider, providers.Options{TLSServer: cfg, TLSClient: cfg, Verbs: verbs.Options{
+		Device: a.rdmaDevice}})
 	if err != nil {
 		return nil, fmt.Errorf("--provider: %w", err)
 	}
@@ -230,7 +241,8 @@ func (a *app) perfFork(ctx context.Context, provider, device string) (stop func(
 		return nil, "", err
 	}
 	args := append(self[1:], "perf", "--server", "--provider", provider, "--timeout", a.timeout.String())
-	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA}, {"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}, {"--tls-crl", a.tlsCRL}, {"--tls-server-name", a.tlsName}} {
+	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA},
+		{"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}, {"--tls-crl", a.tlsCRL}, {"--tls-server-name", a.tlsName}} {
 		if f[1] != "" {
 			args = append(args, f[0], f[1])
 		}
@@ -271,7 +283,8 @@ func (a *app) perfHome(provider, to string) (string, error) {
 	case a.tlsCA != "" && a.tlsCert == "":
 		return "", usagef("--verbs PINGPONG: the passive side connects back, want --tls-cert and --tls-key")
 	case a.tlsCA == "" && !a.insecure && !local:
-		return "", usagef("--verbs PINGPONG: the passive side connects back to %s, which is not a loopback address: want TLS flags, or --insecure", strings.TrimSuffix(home, ":0"))
+		return "", usagef("--verbs PINGPONG: the passive side connects back to %s, which is not a loopback address: "+
+			"want TLS flags, or --insecure", strings.TrimSuffix(home, ":0"))
 	}
 	return home, nil
 }

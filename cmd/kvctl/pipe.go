@@ -68,11 +68,14 @@ func (a *app) pipeCommand() *cobra.Command {
 				}
 				in = f
 			}
-			return a.with(cmd.Context(), sessionOptions{}, func(s store) error { return a.pipe(cmd.Context(), s, in, size, format) })
+			return a.with(cmd.Context(), sessionOptions{}, func(s store) error {
+				return a.pipe(cmd.Context(), s, in, size, format)
+			})
 		},
 	}
 	c.Flags().StringVar(&format, "format", "", "resp, tsv or jsonl (default: by the first byte, * { or any other)")
-	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"resp", "tsv", "jsonl"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"resp", "tsv", "jsonl"},
+		cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -182,8 +185,9 @@ func (l *loader) print() error {
 	if l.a.json() {
 		return l.a.printJSON(r)
 	}
-	l.a.printTable(row{"Format", "OK", "No effect", "Failed", "Bytes", "Seconds", "Keys/s"}, []row{{r.Format, r.OK, r.NoEffect, r.Failed, r.Bytes,
-		fmt.Sprintf("%.3f", r.Seconds), fmt.Sprintf("%.0f", float64(r.OK+r.NoEffect)/r.Seconds)}})
+	l.a.printTable(row{"Format", "OK", "No effect", "Failed", "Bytes", "Seconds", "Keys/s"},
+		[]row{{r.Format, r.OK, r.NoEffect, r.Failed, r.Bytes,
+			fmt.Sprintf("%.3f", r.Seconds), fmt.Sprintf("%.0f", float64(r.OK+r.NoEffect)/r.Seconds)}})
 	return nil
 }
 
@@ -200,7 +204,8 @@ func (l *loader) fail(where string, err error) {
 	}
 }
 
-// add puts an operation into the batch; key and value are the batch's then. A put of what has expired leaves no key, and asks for no memory.
+// add puts an operation into the batch; key and value are the batch's then. A put of what has expired leaves no key,
+// and asks for no memory.
 func (l *loader) add(where string, op client.Op) error {
 	if len(op.Key) == 0 || len(op.Key) > client.MaxKeyLen {
 		l.fail(where, usagef("key of %d bytes, want 1 to %d", len(op.Key), client.MaxKeyLen))
@@ -246,7 +251,8 @@ func (l *loader) flush() error {
 				l.rep.OK++
 			case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrExists):
 				l.rep.NoEffect++
-			case errors.Is(err, client.ErrUnavailable), errors.Is(err, client.ErrUnknownOutcome) && op.Cond == client.Always, l.ctx.Err() != nil:
+			case errors.Is(err, client.ErrUnavailable), errors.Is(err, client.ErrUnknownOutcome) &&
+				op.Cond == client.Always, l.ctx.Err() != nil:
 				if first == nil {
 					first = fmt.Errorf("%s: %w", where, l.a.about(op.Key, err))
 				}
@@ -262,8 +268,6 @@ func (l *loader) flush() error {
 	l.rep.Failed += int64(len(l.ops))
 	return err
 }
-
-// ---- lines -----------------------------------------------------------------
 
 func (l *loader) lines(format string) error {
 	sc := bufio.NewScanner(l.in)
@@ -423,10 +427,9 @@ func oneOf(name string, text, inHex, inBase64 *string) ([]byte, error) {
 	return b, nil
 }
 
-// ---- Redis protocol --------------------------------------------------------
-
 func (l *loader) resp() error {
-	r := resp.NewReader(l.in, resp.Limits{Args: maxPipeArgs, Bulk: client.MaxValueLen, Query: client.MaxValueLen + 1<<20})
+	r := resp.NewReader(l.in, resp.Limits{Args: maxPipeArgs, Bulk: client.MaxValueLen,
+		Query: client.MaxValueLen + 1<<20})
 	defer r.Release()
 	for n := 1; ; n++ {
 		at := l.in.n - int64(r.Buffered())
@@ -527,7 +530,8 @@ func (l *loader) respOps(args [][]byte) ([]client.Op, error) {
 		t, err := l.after(args[2], unitOf(name), false)
 		op := client.Op{Kind: client.OpDelete, Key: args[1]}
 		if t.After(l.now()) {
-			op = client.Op{Kind: client.OpUpdate, Key: args[1], Update: func(cur client.Item, present bool) (client.Change, error) {
+			op = client.Op{Kind: client.OpUpdate, Key: args[1], Update: func(cur client.Item, present bool) (
+				client.Change, error) {
 				if !present {
 					return client.Change{}, client.ErrNotFound
 				}

@@ -19,10 +19,13 @@ func (a *app) recoverCommand() *cobra.Command {
 	c := changes(&cobra.Command{
 		Use:   "recover --id ID --data-dir DIR --yes",
 		Short: "Go on with one directory node's data folder when the majority is gone for good",
-		Long: "Make the data folder of one directory node, which does not run, a cluster of its own. It is for when a\n" +
-			"majority of the directory nodes, or of their data folders, is gone for good. Without --yes it says what the\n" +
+		Long: "Make the data folder of one directory node, which does not run, a cluster of its own. " +
+			"It is for when a\n" +
+			"majority of the directory nodes, or of their data folders, is gone for good. Without --yes it says what " +
+			"the\n" +
 			"folder has and what would be lost, and changes nothing.\n\n" +
-			"It runs kvd directory recover, on the machine where the folder is: the kvd that lies beside kvctl, or else\n" +
+			"It runs kvd directory recover, on the machine where the folder is: the kvd that lies beside kvctl, or " +
+			"else\n" +
 			"the one on the PATH. It must be of the version that the directory node had, or of a later one. See\n" +
 			"kvd directory recover --help for all of it.",
 		Args:                  cobra.NoArgs,
@@ -64,7 +67,8 @@ func (a *app) recoverDirectory(ctx context.Context, id, dir string, yes bool) er
 	case exit.ExitCode() > 0:
 		return fail(exitNo)
 	}
-	return &exitError{exitUnknown, fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command", kvd, err)}
+	return &exitError{exitUnknown, fmt.Errorf("%s: %w; the data folder may be recovered in part: repeat the command",
+		kvd, err)}
 }
 
 // kvd is the path of the program that lies beside this one, or else of the one on the PATH.
@@ -79,7 +83,8 @@ func (a *app) kvd() (string, error) {
 	}
 	path, err := exec.LookPath("kvd")
 	if err != nil {
-		return "", &exitError{exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the PATH (%w); nothing was done: run it on the machine of the directory node", beside, err)}
+		return "", &exitError{exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
+			"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err)}
 	}
 	return path, nil
 }

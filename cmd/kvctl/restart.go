@@ -26,13 +26,14 @@ func (a *app) restartCommand() *cobra.Command {
 			"wait until it does. It is the program that lies now where the last one was started from,\n" +
 			"so this is how one is upgraded. Nothing is lost. Operations on what it holds wait for\n" +
 			"it; it may take 30 s before the directory calls it lost.\n\n" +
-			"It is refused if the memory node has keep off; and if its settings file says now that it lends less\n" +
-			"than its regions need, another name, or what cannot be read. The process that serves goes on then.\n\n" +
-			"With --leave nobody waits for the restart: the memory node leaves its placement groups first,\n" +
-			"which have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
+			"It is refused if the memory node has keep off. It is also refused if its settings file says now\n" +
+			"that it lends less than its regions need, another name, or what cannot be read. The process that\n" +
+			"serves goes on then.\n\n" +
+			"With --leave nobody waits for the restart: the memory node leaves its placement groups first.\n" +
+			"They have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
 			"it has the only copy of something.\n\n" +
 			"With --binary it is another program, for this restart and those after it. kvctl has to run on the\n" +
-			"memory node's machine, as root or its user; the program must be a regular file that one of them owns\n" +
+			"memory node's machine, as root or its user. The program must be a regular file that one of them owns\n" +
 			"and nobody else may write. If it does not come up, a process of the one before it serves again.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
@@ -43,7 +44,9 @@ func (a *app) restartCommand() *cobra.Command {
 			if cmd.Flags().Changed("binary") && program == "" {
 				return usagef("--binary is empty: want the path of a program")
 			}
-			return a.withBackend(func(b backend) error { return a.restart(cmd.Context(), b, args[0], program, leave, patient) })
+			return a.withBackend(func(b backend) error {
+				return a.restart(cmd.Context(), b, args[0], program, leave, patient)
+			})
 		},
 	})
 	c.Flags().DurationVar(&patient, "for", time.Minute, "how long to wait for the new process")
@@ -75,7 +78,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	if st.GetLeads() { // others may know of an earlier process alone, whose successor is to be replaced
 		q.Boot, q.Incarnation = n.GetBoot(), n.GetIncarnation()
 	}
-	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
+	r, err := call(soon, b, q.Boot != 0, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply,
+		error) {
 		return d.RestartNode(ctx, q)
 	})
 	if err != nil {
@@ -88,7 +92,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 		}
 	}
 	if !r.GetKept() && !leave {
-		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)}, err)
+		return errors.Join(&exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", name)},
+			err)
 	}
 	if err != nil {
 		return err
@@ -102,7 +107,8 @@ func (a *app) restart(ctx context.Context, b backend, name, program string, leav
 	}
 	err = a.await(ctx, b, "nodes restart", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 		now := lacking(st.GetMap())
-		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now, troubles(st)), detail: jobsText(st)}
+		p := progress{left: fmt.Sprintf("%s is restarted%s; %d placement groups lack a copy%s", name, version, now,
+			troubles(st)), detail: jobsText(st)}
 		return p, nodeNamed(st.GetMap(), name).GetState() == dirpb.NodeState_NODE_UP && now <= lacked, nil
 	})
 	if err != nil {
@@ -126,7 +132,8 @@ func lacking(m *dirpb.Map) (n int) {
 func choose(ctx context.Context, n *dirpb.Node, program string) (*keeper.Choice, string, error) {
 	switch {
 	case n.GetControl() == "":
-		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier version")
+		return nil, "", errors.New("its keeper takes no programs: it has control-socket off, or is of an earlier " +
+			"version")
 	case !hostid.Same(n.GetHostId(), hostid.ID()):
 		return nil, "", errors.New("it is on another machine, and its program is chosen there: run this on it")
 	}

@@ -39,7 +39,8 @@ Otherwise: commands come from stdin, one a line; empty lines and those that begi
 with # are left out. All are run; the exit status is that of the first that failed.`
 
 func (a *app) shellCommand() *cobra.Command {
-	return &cobra.Command{Use: "shell", Short: "Run commands from a prompt, or from stdin", Long: shellHelp, Args: cobra.NoArgs,
+	return &cobra.Command{Use: "shell", Short: "Run commands from a prompt, or from stdin", Long: shellHelp,
+		Args:    cobra.NoArgs,
 		GroupID: "tools", RunE: func(cmd *cobra.Command, _ []string) error { return a.runShell(cmd.Context()) }}
 }
 
@@ -86,7 +87,8 @@ func (sh *shell) drop() {
 
 // reach lists the flags that say which store it is, and how it is reached.
 func (a *app) reach() string {
-	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.rdmaDevice, a.timeout, a.tlsCA, a.tlsCert, a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
+	return fmt.Sprintf("%#v", []any{a.directory, a.namespace, a.provider, a.rdmaDevice, a.timeout, a.tlsCA, a.tlsCert,
+		a.tlsKey, a.tlsCRL, a.tlsName, a.identities, a.insecure})
 }
 
 // open is the backend of a command: the kept one, unless its flags name another.
@@ -116,7 +118,8 @@ func (sh *shell) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 // commands are those that only a shell has; a is the app of one of its commands.
 func (sh *shell) commands(a *app) []*cobra.Command {
 	return []*cobra.Command{{
-		Use: "use NAMESPACE", Short: "Work in another namespace from now on", Args: cobra.ExactArgs(1), GroupID: "tools",
+		Use: "use NAMESPACE", Short: "Work in another namespace from now on", Args: cobra.ExactArgs(1),
+		GroupID: "tools",
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
 			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
 		}),
@@ -216,7 +219,8 @@ func (sh *shell) prompt(ctx context.Context) error {
 	}
 	l := liner.NewLiner()
 	defer l.Close()
-	// liner turns Ctrl-C's signal off only after it has shown its prompt, and the signal drops what has been typed since.
+	// liner turns Ctrl-C's signal off only after it has shown its prompt, and the signal drops what has been typed
+	// since.
 	if err := noSignals(); err != nil {
 		return fmt.Errorf("terminal: %w", err)
 	}
@@ -299,8 +303,6 @@ func (sh *shell) ask(ctx context.Context, l *liner.State) (line string, err erro
 	}
 }
 
-// ---- history ---------------------------------------------------------------
-
 // maxRemembered bounds a line of the history; liner bounds their number.
 const maxRemembered = 4096
 
@@ -371,8 +373,6 @@ func (h history) write(b []byte) error {
 	}
 	return err
 }
-
-// ---- words -----------------------------------------------------------------
 
 // words splits a line as redis-cli does.
 func words(line string) ([]string, error) {
@@ -466,8 +466,6 @@ func quoteWord(w string) string {
 	b.WriteByte('"')
 	return b.String()
 }
-
-// ---- completion ------------------------------------------------------------
 
 // complete is what Tab offers for the word that ends at rune pos of line: what the
 // completion of bash and its like would.

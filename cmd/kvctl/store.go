@@ -77,7 +77,8 @@ func openStore(a *app) (backend, error) {
 	if cfg == nil && !a.insecure {
 		for _, addr := range a.directory {
 			if !isLoopback(addr) {
-				return nil, usagef("--directory %s is not a loopback address: want --tls-ca, or --insecure to send everything in clear", addr)
+				return nil, usagef("--directory %s is not a loopback address: want --tls-ca, or --insecure to send "+
+					"everything in clear", addr)
 			}
 		}
 	}
@@ -98,7 +99,8 @@ func openStore(a *app) (backend, error) {
 
 // providerOptions are what the flags say of providers.
 func (a *app) providerOptions(cfg *tls.Config) providers.Options {
-	return providers.Options{TLSClient: cfg, Identities: a.mapping, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
+	return providers.Options{TLSClient: cfg, Identities: a.mapping, Verbs: verbs.Options{
+		Device: a.rdmaDevice, Logger: a.debugLog()}}
 }
 
 // debugLog receives background errors and warnings; KVD_DEBUG shows them on stderr.
@@ -111,13 +113,24 @@ func (a *app) debugLog() *slog.Logger {
 
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
+	if len(directory) == 0 {
+		return nil, usagef("--directory is empty: want host:port of a directory node")
+	}
+	for _, addr := range directory {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return nil, usagef("--directory %q: want host:port, such as 10.0.0.11:7400", addr)
+		}
+	}
 	log := a.debugLog()
-	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.mapping, Logger: log, AttemptTimeout: min(a.timeout, 2*time.Second)}
+	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.mapping, Logger: log,
+		AttemptTimeout: min(a.timeout, 2*time.Second)}
 	if err := ask.Validate(); err != nil {
 		return nil, usagef("--directory: dirclient: %w", err)
 	}
-	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
-		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Identities: a.identities, Logger: log}}, nil
+	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace,
+		Provider: a.provider,
+		Devices:  devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg,
+		Identities: a.identities, Logger: log}}, nil
 }
 
 func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
@@ -133,7 +146,8 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 	return opened{c, inside.Of(c)}, nil
 }
 
-func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {
+func (r *remote) Directory(ctx context.Context, idempotent bool,
+	fn func(context.Context, dirpb.DirectoryClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.o.OpTimeout)
 	defer cancel()
 	if r.dir == nil {
@@ -189,9 +203,12 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 		return cfg, nil
 	}
 	// The passive side of perf serves, too, and asks nobody for a certificate.
-	s, err := certs.Open(certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL, ServerName: a.tlsName}, Anonymous: true, AtUse: func(err error) {
-		a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
-	}})
+	s, err := certs.Open(
+		certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL,
+			ServerName: a.tlsName}, Anonymous: true, AtUse: func(err error) {
+			a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err",
+				err)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
@@ -301,7 +318,8 @@ func notLeader(st *dirpb.StatusReply) error {
 			leader.Leader = d.GetGrpcAddr()
 		}
 	}
-	s, err := status.New(codes.FailedPrecondition, "directory node "+st.GetAnsweredBy()+" does not lead").WithDetails(leader)
+	s, err := status.New(codes.FailedPrecondition, "directory node "+st.GetAnsweredBy()+" does not lead").WithDetails(
+		leader)
 	if err != nil {
 		return err
 	}
@@ -325,7 +343,8 @@ func namespaceOf(m *dirpb.Map, name string) (*dirpb.Namespace, error) {
 	i := slices.IndexFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
 	if i < 0 {
 		if len(m.GetNamespaces()) == 0 {
-			return nil, fmt.Errorf("%w %q: there is none yet (kvctl namespace create %s)", client.ErrNoNamespace, name, name)
+			return nil, fmt.Errorf("%w %q: there is none yet (kvctl namespace create %s)", client.ErrNoNamespace, name,
+				name)
 		}
 		names, more := mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ""
 		if n := len(names) - maxNamed; n > 0 {

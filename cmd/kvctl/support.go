@@ -41,11 +41,13 @@ func (a *app) supportCommand() *cobra.Command {
 	bundle := &cobra.Command{
 		Use:   "bundle FILE",
 		Short: "Write the store's state, metrics, logs and profiles to a file (.tar.gz)",
-		Long: "Write what somebody needs who is to find out what is wrong with the store: its state as\n" +
-			"kvctl status -o json has it; metrics of each process that --http names, and profiles of\n" +
-			"its goroutines and heap with --profiles; the last 8 MiB of each log that --log names.\n\n" +
-			"No values, keys or secrets are in it. Of logs only those lines are taken that kvd wrote,\n" +
-			"and of these the time, the level, the message, and fields that are numbers or name a\n" +
+		Long: "Write what somebody needs who is to find out what is wrong with the store:\n\n" +
+			"  its state, as kvctl status -o json has it\n" +
+			"  metrics of each process that --http names\n" +
+			"  profiles of its goroutines and heap, with --profiles\n" +
+			"  the last 8 MiB of each log that --log names\n\n" +
+			"No values, keys or secrets are in it. Lines of logs that kvd did not write are left out. The\n" +
+			"others are cut to the time, the level, the message, and fields that are numbers or name a\n" +
 			"part of the store. Names of namespaces, memory nodes and clients, addresses and\n" +
 			"identities are in it: look at it before it leaves the house.\n\n" +
 			"A source that does not answer is left out; exit status 1 tells, and the bundle says which.\n" +
@@ -54,7 +56,8 @@ func (a *app) supportCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return a.bundle(cmd.Context(), args[0], o) },
 	}
 	f := bundle.Flags()
-	f.StringArrayVar(&o.pages, "http", nil, "http or https address of a process (its http-listen), such as http://127.0.0.1:7480; may be repeated")
+	f.StringArrayVar(&o.pages, "http", nil, "http or https address of a process (its http-listen), such as "+
+		"http://127.0.0.1:7480; may be repeated")
 	f.StringArrayVar(&o.logs, "log", nil, "file that a process logs to; may be repeated")
 	f.BoolVar(&o.profiles, "profiles", false, "profiles of the goroutines and the heap of each --http, too")
 	c.AddCommand(bundle)
@@ -76,7 +79,8 @@ func (b *archive) add(name string, content []byte, err error) error {
 		return nil
 	}
 	b.files = append(b.files, name)
-	if err := b.tar.WriteHeader(&tar.Header{Name: "kvd-support/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: b.now}); err != nil {
+	if err := b.tar.WriteHeader(&tar.Header{Name: "kvd-support/" + name, Mode: 0o600, Size: int64(len(content)),
+		ModTime: b.now}); err != nil {
 		return err
 	}
 	_, err = b.tar.Write(content)
@@ -131,7 +135,8 @@ func parsePages(pages []string) ([]*url.URL, error) {
 	var out []*url.URL
 	for i, p := range pages {
 		u, err := url.Parse(p)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil ||
+			strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 			return nil, usagef("--http number %d: want http://HOST:PORT or https://HOST:PORT and no more", i+1)
 		}
 		u.Path = ""
@@ -142,7 +147,8 @@ func parsePages(pages []string) ([]*url.URL, error) {
 
 // fillBundle adds everything. Only an error of the bundle's own file ends it early.
 func (a *app) fillBundle(ctx context.Context, b *archive, pages []*url.URL, cfg *tls.Config, o bundleOptions) error {
-	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", version), runtime.Version(), runtime.GOOS, runtime.GOARCH, b.now.UTC().Format(time.RFC3339))
+	about := fmt.Sprintf("%s\n%s %s/%s\n%s\n", buildinfo.Line("kvctl", version), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH, b.now.UTC().Format(time.RFC3339))
 	if err := b.add("kvctl.txt", []byte(about), nil); err != nil {
 		return err
 	}
@@ -152,12 +158,14 @@ func (a *app) fillBundle(ctx context.Context, b *archive, pages []*url.URL, cfg 
 	}
 	paths := [][2]string{{"metrics", "/metrics"}}
 	if o.profiles {
-		paths = append(paths, [2]string{"goroutines", "/debug/pprof/goroutine?debug=1"}, [2]string{"heap", "/debug/pprof/heap"})
+		paths = append(paths, [2]string{"goroutines", "/debug/pprof/goroutine?debug=1"},
+			[2]string{"heap", "/debug/pprof/heap"})
 	}
 	for i, u := range pages {
 		for _, p := range paths {
 			page, err := a.fetchPage(ctx, u, p[1], cfg)
-			if err := b.add(fmt.Sprintf("http-%d-%s/%s", i+1, strings.NewReplacer(":", "-", "/", "-").Replace(u.Host), p[0]), page, err); err != nil {
+			if err := b.add(fmt.Sprintf("http-%d-%s/%s", i+1, strings.NewReplacer(":", "-", "/", "-").Replace(u.Host),
+				p[0]), page, err); err != nil {
 				return err
 			}
 		}
@@ -200,10 +208,9 @@ func (a *app) fetchPage(ctx context.Context, process *url.URL, path string, cfg 
 	return page, err
 }
 
-// ---- logs ------------------------------------------------------------------
-
 // namesParts are fields of log lines that name a part of the store, never a key or what it holds.
-var namesParts = map[string]bool{"node": true, "namespace": true, "role": true, "id": true, "addr": true, "state": true, "kind": true}
+var namesParts = map[string]bool{"node": true, "namespace": true, "role": true, "id": true, "addr": true, "state": true,
+	"kind": true}
 
 var (
 	logField  = regexp.MustCompile(`([A-Za-z_][A-Za-z0-9_.-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)`)
@@ -268,7 +275,8 @@ func safeLine(line string) string {
 	}
 	parts := make([]string, len(fields))
 	for i, f := range fields {
-		if value := f[1]; i > 2 && !logNumber.MatchString(strings.Trim(value, `"`)) && !namesParts[f[0]] || i > 2 && secretName(f[0]) {
+		if value := f[1]; i > 2 && !logNumber.MatchString(strings.Trim(value, `"`)) && !namesParts[f[0]] || i > 2 &&
+			secretName(f[0]) {
 			f[1] = "…"
 		}
 		parts[i] = f[0] + "=" + f[1]

@@ -50,7 +50,9 @@ func TestBundleHoldsNoSecrets(t *testing.T) {
 	e.must("", "put", "MARKkey", "MARKvalue")
 	e.must("", "get", "MARKkey")
 	mux := http.NewServeMux()
-	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "kvd_build_info 1\n") })
+	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "kvd_build_info 1\n")
+	})
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	page := httptest.NewServer(mux)
 	defer page.Close()
@@ -108,12 +110,15 @@ func TestBundleOfWhatIsThere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	r := e.run("", "support", "bundle", file, "--http", page.URL, "--log", filepath.Join(t.TempDir(), "none"))
 	files := unpack(t, file)
-	if r.code != exitNo || strings.Count(r.stderr, "left out: ") != 2 || strings.Count(files["missing.txt"], "\n") != 2 || files["status.json"] == "" {
+	if r.code != exitNo || strings.Count(r.stderr, "left out: ") != 2 || strings.Count(files["missing.txt"], "\n") !=
+		2 || files["status.json"] == "" {
 		t.Errorf("%+v %v", r, files)
 	}
-	for _, address := range []string{"http://ann:MARK@127.0.0.1:1", "ftp://127.0.0.1:1/MARK", "MARK", "http://127.0.0.1:1/?q=MARK", "http://%zz/MARK"} {
+	for _, address := range []string{"http://ann:MARK@127.0.0.1:1", "ftp://127.0.0.1:1/MARK", "MARK",
+		"http://127.0.0.1:1/?q=MARK", "http://%zz/MARK"} {
 		r := e.run("", "support", "bundle", file+"2", "--http", address)
-		if _, err := os.Stat(file + "2"); r.code != exitUsage || strings.Contains(r.stderr, "MARK") || !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(file + "2"); r.code != exitUsage || strings.Contains(r.stderr, "MARK") ||
+			!errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %+v %v", address, r, err)
 		}
 	}

@@ -17,8 +17,6 @@ const whoHelp = `WHO is an identity as kvctl whoami prints it (spiffe://TRUST-DO
 ROLE/NAME of certificates without a URI), or group:NAME for all whose certificates
 have that organization (O).`
 
-// ---- quotas ----------------------------------------------------------------
-
 // quotaFlags are the flags of a namespace's owner and quotas.
 type quotaFlags struct {
 	owner           string
@@ -54,7 +52,8 @@ func (q *quotaFlags) check() error {
 // quota is old with the quotas that were given; nil if none was.
 func (q *quotaFlags) quota(old *dirpb.Quota) (*dirpb.Quota, error) {
 	given := false
-	out := &dirpb.Quota{Sessions: old.GetSessions(), Lanes: old.GetLanes(), TcpOpsPerSecond: old.GetTcpOpsPerSecond(), IndexBytes: old.GetIndexBytes()}
+	out := &dirpb.Quota{Sessions: old.GetSessions(), Lanes: old.GetLanes(), TcpOpsPerSecond: old.GetTcpOpsPerSecond(),
+		IndexBytes: old.GetIndexBytes()}
 	for flag, take := range map[string]func() error{
 		"quota-sessions": func() error { out.Sessions = q.sessions; return nil },
 		"quota-lanes":    func() error { out.Lanes = q.lanes; return nil },
@@ -87,8 +86,6 @@ func (q *quotaFlags) of(ctx context.Context, b backend, name string) (*dirpb.Quo
 	return q.quota(rep.GetNamespace().GetQuota())
 }
 
-// ---- access lists ----------------------------------------------------------
-
 func rightOf(s string) (dirpb.Right, error) {
 	if v, ok := dirpb.Right_value["RIGHT_"+strings.ToUpper(s)]; ok && v != 0 && s == strings.ToLower(s) {
 		return dirpb.Right(v), nil
@@ -113,8 +110,8 @@ func (a *app) namespaceGrantCommand() *cobra.Command {
 	return changes(&cobra.Command{
 		Use:   "grant NAME WHO read|write|admin",
 		Short: "Give an identity or a group a right in a namespace",
-		Long: `Give an identity or a group a right in a namespace, in the place of the one it had:
-read; write, and read; or admin, which is to grant and revoke as well. If that is less,
+		Long: `Give an identity or a group a right in a namespace, in the place of the one it had.
+write includes read, and admin is to grant and revoke as well. If that is less,
 sessions that need more are ended at once. Operators may, and those with admin.
 
 ` + whoHelp,
@@ -132,7 +129,8 @@ sessions that need more are ended at once. Operators may, and those with admin.
 				var rep *dirpb.GrantAccessReply
 				// Asked again it changes nothing.
 				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-					rep, err = d.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: args[0], Access: &dirpb.Access{Who: args[1], Right: right}})
+					rep, err = d.GrantAccess(ctx, &dirpb.GrantAccessRequest{
+						Namespace: args[0], Access: &dirpb.Access{Who: args[1], Right: right}})
 					return err
 				})
 				if err != nil {
@@ -159,7 +157,8 @@ ended at once, unless it has the right by another entry.
 				return usageError(err)
 			}
 			return a.withBackend(func(b backend) error {
-				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RevokeAccessReply, error) {
+				rep, err := call(cmd.Context(), b, false, func(ctx context.Context, d dirpb.DirectoryClient) (
+					*dirpb.RevokeAccessReply, error) {
 					return d.RevokeAccess(ctx, &dirpb.RevokeAccessRequest{Namespace: args[0], Who: args[1]})
 				})
 				if err != nil {
@@ -190,7 +189,9 @@ func (a *app) printWho(ns *dirpb.Namespace) {
 	} else {
 		rows = append(rows, row{ns.GetOwner(), "owner"})
 	}
-	a.printTable(row{"Who", "Right"}, append(rows, mapTo(ns.GetAccess(), func(x *dirpb.Access) row { return row{x.GetWho(), short(x.GetRight())} })...))
+	a.printTable(row{"Who", "Right"}, append(rows, mapTo(ns.GetAccess(), func(x *dirpb.Access) row {
+		return row{x.GetWho(), short(x.GetRight())}
+	})...))
 }
 
 func showNamespace(ctx context.Context, b backend, name string) (rep *dirpb.ShowNamespaceReply, err error) {
@@ -239,12 +240,11 @@ func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
 		{"bytes", bytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), bytesText(ns.GetLimitBytes()))},
 		{"index", bytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), bytesText(q.GetIndexBytes()))},
 		{"sessions", fmt.Sprint(rep.GetSessions()), bound(uint64(q.GetSessions()), fmt.Sprint(q.GetSessions()))},
-		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node", q.GetLanes()))},
+		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node",
+			q.GetLanes()))},
 		{"tcp-ops", "", bound(q.GetTcpOpsPerSecond(), fmt.Sprintf("%d/s at each memory node", q.GetTcpOpsPerSecond()))},
 	})
 }
-
-// ---- whoami ----------------------------------------------------------------
 
 func (a *app) whoAmICommand() *cobra.Command {
 	return &cobra.Command{
@@ -287,10 +287,13 @@ func (a *app) printWhoAmI(rep *dirpb.WhoAmIReply) error {
 		}
 	}
 	if len(rep.GetNamespaces()) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "no namespace lets it in; an owner or operator may: kvctl namespace grant NAME "+visible(rep.GetIdentity())+" write")
+		_, err := fmt.Fprintln(a.stdout, "no namespace lets it in; an owner or operator may: kvctl namespace grant "+
+			"NAME "+visible(rep.GetIdentity())+" write")
 		return err
 	}
 	fmt.Fprintln(a.stdout)
-	a.printTable(row{"Namespace", "Right"}, mapTo(rep.GetNamespaces(), func(x *dirpb.NamespaceRight) row { return row{x.GetNamespace(), short(x.GetRight())} }))
+	a.printTable(row{"Namespace", "Right"}, mapTo(rep.GetNamespaces(), func(x *dirpb.NamespaceRight) row {
+		return row{x.GetNamespace(), short(x.GetRight())}
+	}))
 	return nil
 }

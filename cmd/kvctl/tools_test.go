@@ -111,25 +111,29 @@ func TestPerf(t *testing.T) {
 			t.Fatalf("%s: %s", p, out)
 		}
 		for _, r := range got.Results {
-			if r.MinNanos <= 0 || r.MinNanos > r.MedianNanos || r.MedianNanos > r.P99Nanos || r.AvgNanos < float64(r.MinNanos) ||
+			if r.MinNanos <= 0 || r.MinNanos > r.MedianNanos || r.MedianNanos > r.P99Nanos ||
+				r.AvgNanos < float64(r.MinNanos) ||
 				r.MiBPerSec <= 0 || r.VerbsPerSec <= 0 {
 				t.Errorf("%s: %+v", p, r)
 			}
 		}
 	}
-	if out := e.must("", "--provider", "tcp", "perf", "--iters", "10", "--verbs", "CAS", "--depth", "1"); !strings.Contains(out, "CMP_AND_SWP") {
+	if out := e.must("", "--provider", "tcp", "perf", "--iters", "10", "--verbs", "CAS", "--depth",
+		"1"); !strings.Contains(out, "CMP_AND_SWP") {
 		t.Error(out)
 	}
 	for _, p := range []string{"shm", "tcp"} {
 		// The sizes run one behind the other: a ping-pong that is over makes room for the next.
 		// The sizes are inline, not a multiple of 8, and too long to be inline.
-		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ", "--sizes", "8,61,64KiB")
+		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ",
+			"--sizes", "8,61,64KiB")
 		got := decode[struct{ Results []verbperf.Result }](t, out)
 		if len(got.Results) != 6 {
 			t.Fatalf("%s: %s", p, out)
 		}
 		for i, r := range got.Results[:3] {
-			if r.Verb != "WRITE_PINGPONG" || r.Bytes != []int{8, 61, 64 << 10}[i] || r.MinNanos <= 0 || r.MinNanos > r.MedianNanos ||
+			if r.Verb != "WRITE_PINGPONG" || r.Bytes != []int{8, 61, 64 << 10}[i] || r.MinNanos <= 0 ||
+				r.MinNanos > r.MedianNanos ||
 				r.MedianNanos > r.P99Nanos || r.AvgNanos < float64(r.MinNanos) || r.VerbsPerSec <= 0 {
 				t.Errorf("%s: %+v", p, r)
 			}
@@ -168,10 +172,12 @@ func TestPerfConnect(t *testing.T) {
 			t.Errorf("--connect %q: %+v", to, r)
 		}
 	}
-	if r := e.run("", "--timeout", "1s", "perf", "--connect", "tcp,127.0.0.1:1,1,0"); r.code != exitOther && r.code != exitUnavailable {
+	if r := e.run("", "--timeout", "1s", "perf", "--connect", "tcp,127.0.0.1:1,1,0"); r.code != exitOther &&
+		r.code != exitUnavailable {
 		t.Errorf("nobody there: %+v", r)
 	}
-	if r := e.run("", "--provider", "tcp", "perf", "--server", "--listen", "0.0.0.0:0"); r.code != exitUsage || !strings.Contains(r.stderr, "--insecure") {
+	if r := e.run("", "--provider", "tcp", "perf", "--server", "--listen", "0.0.0.0:0"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "--insecure") {
 		t.Errorf("open to all in clear: %+v", r)
 	}
 }
@@ -181,17 +187,20 @@ func TestBench(t *testing.T) {
 	const records, ops = 2000, 3000
 	for _, w := range []string{"A", "B", "C", "D", "E", "F"} {
 		for _, batch := range []string{"1", "16"} {
-			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops", fmt.Sprint(ops),
+			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops",
+				fmt.Sprint(ops),
 				"--threads", "3", "--batch", batch, "--value-size", "50")
 			r := decode[benchReport](t, out)
 			n := int64(0)
 			for _, o := range r.Operations {
 				n += o.Count
-				if o.NotFound != 0 || o.Errors != 0 || o.Calls < 1 || o.Min <= 0 || o.Min > o.P50 || o.P50 > o.P99 || o.P99 > o.Max {
+				if o.NotFound != 0 || o.Errors != 0 || o.Calls < 1 || o.Min <= 0 || o.Min > o.P50 || o.P50 > o.P99 ||
+					o.P99 > o.Max {
 					t.Errorf("%s batch %s: %+v", w, batch, o)
 				}
 			}
-			if n != ops || r.Workload != w || r.PerSecond <= 0 || r.RTTPerOp <= 0 || r.VerbsPerOp <= 0 || r.LoadSeconds <= 0 {
+			if n != ops || r.Workload != w || r.PerSecond <= 0 || r.RTTPerOp <= 0 || r.VerbsPerOp <= 0 ||
+				r.LoadSeconds <= 0 {
 				t.Errorf("%s batch %s: %d operations: %s", w, batch, n, out)
 			}
 		}
@@ -204,7 +213,8 @@ func TestBench(t *testing.T) {
 		t.Error(out)
 	}
 	// Without the records every read misses, and says so.
-	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C", "--records", "100", "--ops", "10"))
+	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "--prefix", "x", "-w", "C", "--records",
+		"100", "--ops", "10"))
 	if len(r.Operations) != 1 || r.Operations[0].NotFound != 10 {
 		t.Errorf("%+v", r.Operations)
 	}
@@ -229,7 +239,8 @@ func TestBenchSparesOthers(t *testing.T) {
 		e.must("", "put", "pother", "theirs")
 		before := e.must("", "scan", "--long")
 		r := e.run("", strings.Fields(c.line)...)
-		if r.code != exitNo || !strings.Contains(r.stderr, key(c.theirs)) || !strings.Contains(r.stderr, "another --prefix") || strings.Contains(r.stderr, "happen") {
+		if r.code != exitNo || !strings.Contains(r.stderr, key(c.theirs)) ||
+			!strings.Contains(r.stderr, "another --prefix") || strings.Contains(r.stderr, "happen") {
 			t.Errorf("%s: %+v", c.line, r)
 		}
 		if after := e.must("", "scan", "--long"); after != before {
@@ -294,7 +305,8 @@ func TestBenchLeavesNothing(t *testing.T) {
 		e.wrap(func(s store) store { return s })
 		clean(c.line)
 	}
-	for _, line := range []string{"bench --records 100 --ops 100 --threads 1 --prefix p", "bench --records 1 --ops 1000 --threads 1 -w D"} {
+	for _, line := range []string{"bench --records 100 --ops 100 --threads 1 --prefix p",
+		"bench --records 1 --ops 1000 --threads 1 -w D"} {
 		e.wrap(func(s store) store { return &uncertain{store: s, left: 5} })
 		if r := e.run("", strings.Fields(line)...); r.code != exitOK && r.code != exitUnknown {
 			t.Errorf("%s: %+v", line, r)
@@ -323,13 +335,12 @@ func TestBenchLeavesNothing(t *testing.T) {
 	clean("del --prefix")
 }
 
-// ---- dump and check --------------------------------------------------------
-
 func TestDump(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	e.must("some value", "put", "some key")
 	out := e.must("", "dump", "some key")
-	for _, want := range []string{"region header", `"kvdreg01"`, "LIVE", `8 bytes "some key"`, `10 bytes "some value"`} {
+	for _, want := range []string{"region header", `"kvdreg01"`, "LIVE", `8 bytes "some key"`,
+		`10 bytes "some value"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -362,14 +373,16 @@ func TestDump(t *testing.T) {
 			t.Errorf("%s at %#x: %s\nwant %s", o.Kind, o.Offset, out, o.Text)
 		}
 	}
-	if out := e.must("", "dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "4096", "--as", "segment"); !strings.Contains(out, "groups all zero") {
+	if out := e.must("", "dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "4096", "--as",
+		"segment"); !strings.Contains(out, "groups all zero") {
 		t.Error(out)
 	}
 	if r := e.run("", "dump", "no key"); r.code != exitNo || !strings.Contains(r.stdout, "group at") {
 		t.Errorf("%+v", r)
 	}
 	for _, args := range [][]string{{"--as", "file"}, {"--offset", "0xffffffffffffffff"}, {"--replica", "7"}} {
-		if r := e.run("", append([]string{"dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "0"}, args...)...); r.code != exitUsage {
+		if r := e.run("", append([]string{"dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "0"},
+			args...)...); r.code != exitUsage {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
@@ -404,7 +417,8 @@ func TestCheckFinds(t *testing.T) {
 	}
 	e.must(strings.Repeat("long", 2<<20), "put", "long")
 	rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--no-repair"))
-	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 4 || rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
+	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 4 ||
+		rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
 		t.Fatalf("clean store: %+v", rep)
 	}
 
@@ -472,17 +486,21 @@ func TestCheckFinds(t *testing.T) {
 		{"region magic", flip(0, 0), []string{"not a kvd region"}},
 		{"region of another group", func(_ int, off uint64, b []byte) {
 			if off == 0 {
-				layout.InitRegion(b[:layout.RegionPageSize], layout.RegionHeader{PG: 99, RegionBytes: loc.RegionBytes, IndexBytes: loc.IndexBytes})
+				layout.InitRegion(b[:layout.RegionPageSize], layout.RegionHeader{PG: 99, RegionBytes: loc.RegionBytes,
+					IndexBytes: loc.IndexBytes})
 			}
 		}, []string{"is not that of the map"}},
 		{"reserved header bits", flip(loc.Home, 20), []string{"reserved header bits"}},
 		{"a record's byte", flip(word.Off()+24, 40), []string{"CRC-32C"}},
 		{"fingerprint", flip(at, 41), []string{"fingerprint"}},
 		{"size code", flip(at, 38), []string{"size code"}},
-		{"outside the heap", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), 1)), []string{"outside the heap"}},
+		{"outside the heap", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), 1)),
+			[]string{"outside the heap"}},
 		{"key twice", set(free, word), []string{"is in the slot at", "overlap"}},
 		{"another group's key", set(at2, word), []string{"belongs to group", "overlap"}},
-		{"no record", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), uint32(loc.RegionBytes/layout.UnitSize)-word.Units())), []string{"CRC-32C"}},
+		{"no record", set(
+			at, layout.MakeLive(word.Ver(), word.FP(), word.Code(),
+				uint32(loc.RegionBytes/layout.UnitSize)-word.Units())), []string{"CRC-32C"}},
 		{"a chunk's byte", flip(uint64(manifest.Chunks[2].Unit)*layout.UnitSize+64, 5), []string{"chunk 2", "CRC-32C"}},
 		{"stash without OVF", set(loc.Stash+layout.GroupSlotsOff, word), []string{"no OVF flag", "is in the slot at"}},
 	} {
@@ -531,8 +549,6 @@ func openSession(t *testing.T, e *env) (store, error) {
 	return opened{c, inside.Of(c)}, nil
 }
 
-// ---- errors ----------------------------------------------------------------
-
 // failing answers every write, and read, with an error.
 type failing struct {
 	store
@@ -572,7 +588,8 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 	} {
 		e.wrap(func(s store) store { return &failing{s, c.err} })
 		r := e.run("", "put", "k", "v")
-		if r.code != c.code || !strings.Contains(r.stderr, c.says) || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+		if r.code != c.code || !strings.Contains(r.stderr, c.says) || strings.Count(r.stderr, "\n") != 1 ||
+			r.stdout != "" {
 			t.Errorf("put, %v: %+v", c.err, r)
 		}
 		// Nothing can have happened when a key is read.
@@ -581,7 +598,8 @@ func TestErrorsTellWhetherItHappened(t *testing.T) {
 		}
 	}
 	e.wrap(func(s store) store { return &failing{s, client.ErrUnknownOutcome} })
-	if r := e.run("", "del", "a", "b", "c"); r.code != exitUnknown || !strings.Contains(r.stderr, `after 1 of 3 keys were deleted: "c"`) {
+	if r := e.run("", "del", "a", "b", "c"); r.code != exitUnknown ||
+		!strings.Contains(r.stderr, `after 1 of 3 keys were deleted: "c"`) {
 		t.Errorf("del: %+v", r)
 	}
 }
@@ -640,8 +658,10 @@ func (c *cancelling) GetInto(ctx context.Context, k, dst []byte) (int, error) {
 func TestHelpAndCompletion(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	help := e.must("", "--help")
-	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
-		"count", "stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency", "bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
+	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "scan", "import", "export",
+		"status", "nodes", "shards",
+		"count", "stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency",
+		"bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+c+" ") {
 			t.Errorf("help does not list %s", c)
 		}
@@ -663,7 +683,8 @@ func TestStatusCommands(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 128 << 20})
 	e.must("", "put", "k", "v")
 	for cmd, want := range map[string][]string{
-		"status":              {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default", "At sessions", "Live %"},
+		"status": {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default", "At sessions",
+			"Live %"},
 		"nodes":               {"m1", "m2", "up", "128.0 MiB", "tcp 127.0.0.1:"},
 		"shards":              {"active", "m1", "m2", "Segments"},
 		"stats":               {"reclaim epoch", "At sessions", "Lost", "Short", "Granted", "Memory node"},
@@ -721,7 +742,8 @@ func TestVersionsAndTTL(t *testing.T) {
 	e.must("", "ttl", "k", "1h")
 	start := time.Now()
 	e.now = func() time.Time { return start }
-	if got := decode[item](t, e.must("", "-o", "json", "ttl", "k")); got.TTL < 3590 || got.TTL > 3600 || got.Expires == "" {
+	if got := decode[item](t, e.must("", "-o", "json", "ttl", "k")); got.TTL < 3590 || got.TTL > 3600 ||
+		got.Expires == "" {
 		t.Errorf("%+v", got)
 	}
 	if got := e.must("", "ttl", "k"); !strings.HasPrefix(got, "59m5") && !strings.HasPrefix(got, "1h") {
@@ -739,7 +761,8 @@ func TestExitCodes(t *testing.T) {
 		err  error
 		want int
 	}{
-		{nil, 0}, {client.ErrNotFound, 1}, {client.ErrConflict, 1}, {client.ErrNotInteger, 1}, {client.ErrNoNamespace, 2},
+		{nil, 0}, {client.ErrNotFound, 1}, {client.ErrConflict, 1}, {client.ErrNotInteger, 1},
+		{client.ErrNoNamespace, 2},
 		{usagef("x"), 2}, {client.ErrUnavailable, 3}, {client.ErrFull, 3}, {context.DeadlineExceeded, 3},
 		{errors.Join(client.ErrUnavailable, client.ErrUnknownOutcome), 4}, {errors.New("disk"), 5},
 	} {
@@ -753,17 +776,20 @@ func TestTLSFlags(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	junk := filepath.Join(t.TempDir(), "junk")
 	writeFile(t, junk, []byte("no certificate"))
-	if r := e.run("", "--tls-ca", junk, "status"); r.code != exitUsage || !strings.Contains(r.stderr, "no certificate in it") {
+	if r := e.run("", "--tls-ca", junk, "status"); r.code != exitUsage ||
+		!strings.Contains(r.stderr, "no certificate in it") {
 		t.Errorf("%+v", r)
 	}
 	// Plain text to another host takes a word of consent; then it is tried.
-	if r := e.run("", "--directory", "192.0.2.1:1", "--timeout", "100ms", "--insecure", "status"); r.code != exitUnavailable {
+	if r := e.run("", "--directory", "192.0.2.1:1", "--timeout", "100ms", "--insecure", "status"); r.code !=
+		exitUnavailable {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestParseBytes(t *testing.T) {
-	for s, want := range map[string]uint64{"0": 0, "17": 17, "4KiB": 4096, "4k": 4096, "1.5 MiB": 3 << 19, "2GB": 2 << 30, "1TiB": 1 << 40, "8B": 8} {
+	for s, want := range map[string]uint64{"0": 0, "17": 17, "4KiB": 4096, "4k": 4096, "1.5 MiB": 3 << 19,
+		"2GB": 2 << 30, "1TiB": 1 << 40, "8B": 8} {
 		if got, err := parseBytes(s); err != nil || got != want {
 			t.Errorf("%q: %d %v, want %d", s, got, err, want)
 		}
@@ -794,13 +820,15 @@ func FuzzParseBytes(f *testing.F) {
 		if err == nil && n >= 1<<62 || err != nil && n != 0 {
 			t.Fatalf("%q is %d, %v", in, n, err)
 		}
-		if again, err2 := parseBytes(strconv.FormatUint(n, 10)); err == nil && n < 1<<53 && (err2 != nil || again != n) {
+		if again, err2 := parseBytes(strconv.FormatUint(n, 10)); err == nil && n < 1<<53 &&
+			(err2 != nil || again != n) {
 			t.Fatalf("%q is %d, read again %d, %v", in, n, again, err2)
 		}
 	})
 }
 
-// The dump of a key that a transaction is about to change shows the intent, the records before and after, and the status word.
+// The dump of a key that a transaction is about to change shows the intent, the records before and after, and the
+// status word.
 func TestDumpIntent(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	e.must("value", "put", "key")
@@ -823,7 +851,8 @@ func TestDumpIntent(t *testing.T) {
 	at := before.Unit() + 1000
 	code, _ := layout.CodeFor(layout.RecordLen(3, layout.IntentLen))
 	intent, after := layout.MakeLive(1, before.FP(), code, at), layout.MakeLive(1, before.FP(), 0, at+10)
-	in := layout.Intent{Kind: layout.IntentPut, PG: l.PG, Off: layout.RegionPageSize + 40*layout.GroupSize + layout.SlotOff(2), Seq: 7, Parent: before, Final: after}
+	in := layout.Intent{Kind: layout.IntentPut, PG: l.PG, Off: layout.RegionPageSize + 40*layout.GroupSize +
+		layout.SlotOff(2), Seq: 7, Parent: before, Final: after}
 	var v [layout.IntentLen]byte
 	layout.EncodeIntent(v[:], &in)
 	record := func(h layout.RecordHeader, value []byte) []byte {
@@ -835,7 +864,8 @@ func TestDumpIntent(t *testing.T) {
 		l.Home + layout.SlotOff(0): binary.LittleEndian.AppendUint64(nil, uint64(intent.WithState(layout.Frozen))),
 		intent.Off():               record(layout.RecordHeader{Version: 9, Flags: layout.FlagIntent}, v[:]),
 		after.Off():                record(layout.RecordHeader{Version: 9}, []byte("later")),
-		in.Off:                     binary.LittleEndian.AppendUint64(nil, uint64(layout.MakeStatus(7, layout.Commit, 3))),
+		in.Off: binary.LittleEndian.AppendUint64(
+			nil, uint64(layout.MakeStatus(7, layout.Commit, 3))),
 	}
 	e.wrap(func(s store) store {
 		return &overlay{s, func(_ int, off uint64, b []byte) {
@@ -848,14 +878,16 @@ func TestDumpIntent(t *testing.T) {
 	})
 	out := e.must("", "dump", "key")
 	rest := out
-	for _, want := range []string{"FROZEN", "INTENT", "transaction 7", `"value"`, `"later"`, "status word at", "transaction 7 COMMIT of s3"} {
+	for _, want := range []string{"FROZEN", "INTENT", "transaction 7", `"value"`, `"later"`, "status word at",
+		"transaction 7 COMMIT of s3"} {
 		_, after, found := strings.Cut(rest, want)
 		if !found {
 			t.Fatalf("no %q behind the ones before in\n%s", want, out)
 		}
 		rest = after
 	}
-	if out := e.must("", "dump", "--pg", fmt.Sprint(l.PG), "--offset", fmt.Sprint(in.Off), "--as", "status"); !strings.Contains(out, "transaction 7 COMMIT of s3") {
+	if out := e.must("", "dump", "--pg", fmt.Sprint(l.PG), "--offset", fmt.Sprint(in.Off), "--as",
+		"status"); !strings.Contains(out, "transaction 7 COMMIT of s3") {
 		t.Error(out)
 	}
 }

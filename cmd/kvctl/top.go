@@ -26,8 +26,8 @@ func (a *app) topCommand() *cobra.Command {
 		Long: "Show the verdict on the store, its memory nodes, the memory of its namespaces and its\n" +
 			"sessions, the youngest first, every --interval. On a terminal each view takes the place\n" +
 			"of the one before; elsewhere they follow each other, by default one alone. CPU % is of\n" +
-			"one CPU, what a memory node spends on the data path since the view before: 0 over\n" +
-			"RDMA, and - where it is not known. With -o json a view is one line.\n\n" + memoryHelp,
+			"one CPU, what a memory node spends on the data path since the view before. It is 0\n" +
+			"over RDMA, and - where it is not known. With -o json a view is one line.\n\n" + memoryHelp,
 		Args:    cobra.NoArgs,
 		GroupID: "cluster",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,9 +48,10 @@ func (a *app) topCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two views")
-	f.IntVar(&o.count, "count", 0, "end after so many views; 0: when interrupted, or after one if stdout is no terminal")
+	f.IntVar(&o.count, "count", 0,
+		"how many views to show; 0: until interrupted, or one if stdout is no terminal")
 	topFlag(c, &o.sessions)
-	f.Lookup("top").Usage = "list so many sessions"
+	f.Lookup("top").Usage = "how many sessions to list"
 	return c
 }
 
@@ -70,7 +71,8 @@ func nodeLines(before, st *dirpb.StatusReply, since time.Duration) []nodeLine {
 	nodes := slices.Clone(st.GetMap().GetNodes())
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
 	return mapTo(nodes, func(n *dirpb.Node) nodeLine {
-		l := nodeLine{Name: n.GetName(), State: overview.NodeState(n), Regions: regionsOn(st.GetMap(), n.GetId()), Lent: n.GetCapacityBytes(),
+		l := nodeLine{Name: n.GetName(), State: overview.NodeState(n), Regions: regionsOn(st.GetMap(), n.GetId()),
+			Lent: n.GetCapacityBytes(),
 			Used: n.GetUsedBytes(), Conns: st.GetNodeStats()[n.GetId()].GetConnections()}
 		was, is := before.GetNodeStats()[n.GetId()], st.GetNodeStats()[n.GetId()]
 		// A process that was started anew counts from 0.
@@ -122,10 +124,12 @@ func (a *app) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int) err
 	at := a.now().UTC().Format(time.RFC3339)
 	if a.json() {
 		listed := mapTo(sessions, func(s *dirpb.SessionInfo) map[string]any {
-			return map[string]any{"id": s.GetId(), "client": s.GetClient(), "namespace": s.GetNamespace(), "age_seconds": float64(s.GetAgeMillis()) / 1000}
+			return map[string]any{"id": s.GetId(), "client": s.GetClient(), "namespace": s.GetNamespace(),
+				"age_seconds": float64(s.GetAgeMillis()) / 1000}
 		})
-		return a.printJSON(map[string]any{"time": at, "verdict": overview.VerdictOf(st), "nodes": nodes, "namespaces": mapTo(sums, jsonOf),
-			"sessions": live, "youngest_sessions": listed})
+		return a.printJSON(map[string]any{"time": at, "verdict": overview.VerdictOf(st), "nodes": nodes,
+			"namespaces": mapTo(sums, jsonOf),
+			"sessions":   live, "youngest_sessions": listed})
 	}
 	switch {
 	case isTerminal(a.stdout):
@@ -138,23 +142,27 @@ func (a *app) printTop(st *dirpb.StatusReply, nodes []nodeLine, n, most int) err
 		why += fmt.Sprintf("; problems: %d, the first: %s", len(p), p[0].What)
 	}
 	fmt.Fprintf(a.stdout, "%s\n\n", a.verdictText(overview.VerdictOf(st), why))
-	a.printTable(row{"Memory node", "State", "Regions", "Lent", "In regions", "Connections", "CPU %"}, mapTo(nodes, func(l nodeLine) row {
-		cpu := "-"
-		if l.CPU != nil {
-			cpu = fmt.Sprintf("%.1f", *l.CPU)
-		}
-		return row{l.Name, l.State, l.Regions, bytesText(l.Lent), bytesText(l.Used), l.Conns, cpu}
-	}))
+	a.printTable(row{"Memory node", "State", "Regions", "Lent", "In regions", "Connections", "CPU %"},
+		mapTo(nodes, func(l nodeLine) row {
+			cpu := "-"
+			if l.CPU != nil {
+				cpu = fmt.Sprintf("%.1f", *l.CPU)
+			}
+			return row{l.Name, l.State, l.Regions, bytesText(l.Lent), bytesText(l.Used), l.Conns, cpu}
+		}))
 	if len(sums) > 0 {
 		fmt.Fprintln(a.stdout)
-		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
+		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row {
+			return append(row{x.Namespace}, memoryRow(x)...)
+		}))
 	}
 	if live == 0 {
 		return nil
 	}
 	fmt.Fprintln(a.stdout)
 	a.printTable(row{"Session", "Client", "Namespace", "Age"}, mapTo(sessions, func(s *dirpb.SessionInfo) row {
-		return row{s.GetId(), s.GetClient(), s.GetNamespace(), (time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second)}
+		return row{s.GetId(), s.GetClient(), s.GetNamespace(),
+			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second)}
 	}))
 	if live > len(sessions) {
 		fmt.Fprintf(a.stdout, " and %d more\n", live-len(sessions))

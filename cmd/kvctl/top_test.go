@@ -46,7 +46,8 @@ func TestTopClears(t *testing.T) {
 		if terminal {
 			want = 2
 		}
-		if got := strings.Count(text.String(), "\x1b[H\x1b[J"); got != want || !terminal && strings.Contains(text.String(), "\x1b") {
+		if got := strings.Count(text.String(), "\x1b[H\x1b[J"); got != want || !terminal &&
+			strings.Contains(text.String(), "\x1b") {
 			t.Errorf("terminal %v: cleared %d times in %q", terminal, got, text.String())
 		}
 	}

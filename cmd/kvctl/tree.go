@@ -43,7 +43,8 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 		Use:   "import DIR",
 		Short: "Store every file below a folder",
 		Long: "Store every regular file below DIR; its key is the prefix and the path relative\n" +
-			"to DIR with slashes, its value the file's bytes. Symbolic links, devices and\nempty folders are left out; existing keys are overwritten.",
+			"to DIR with slashes, its value the file's bytes. Symbolic links, devices and\nempty folders are left " +
+			"out; existing keys are overwritten.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := a.prefix(prefix)
@@ -61,7 +62,8 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 		Short: "Write keys as files below a folder",
 		Long: "Write every key that begins with the prefix to the file below DIR that the rest\n" +
 			"of the key names. DIR is made if it is missing and must be empty otherwise. Keys\n" +
-			"that are no safe relative path (absolute, with .., with NUL), and collections, are\nrefused, reported and counted; then the exit status is 1.",
+			"that are no safe relative path (absolute, with .., with NUL), and collections, are\nrefused, reported " +
+			"and counted; then the exit status is 1.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := a.prefix(prefix)
@@ -72,7 +74,8 @@ func (a *app) addTreeCommands(root *cobra.Command) {
 		},
 	}
 	exp.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this, which is cut off")
-	exp.Flags().BoolVar(&overwrite, "overwrite", false, "let DIR hold files already, and replace those of the same name")
+	exp.Flags().BoolVar(&overwrite, "overwrite", false,
+		"let DIR hold files already, and replace those of the same name")
 	for _, c := range []*cobra.Command{imp, exp} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
@@ -140,7 +143,8 @@ func (t *tree) finish(err error) error {
 	} else {
 		t.a.printTable(row{"Files", "Bytes", "Skipped", "Refused", "Seconds", "Files/s", "MiB/s"},
 			[]row{{r.Files, r.Bytes, r.Skipped, r.Refused, fmt.Sprintf("%.3f", r.Seconds),
-				fmt.Sprintf("%.0f", float64(r.Files)/r.Seconds), fmt.Sprintf("%.1f", float64(r.Bytes)/r.Seconds/(1<<20))}})
+				fmt.Sprintf("%.0f", float64(r.Files)/r.Seconds),
+				fmt.Sprintf("%.1f", float64(r.Bytes)/r.Seconds/(1<<20))}})
 	}
 	switch {
 	case err == nil && t.damaged.Load():
@@ -189,7 +193,8 @@ func persist(ctx context.Context, fn func() error) error {
 	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		err := fn()
-		if err != nil && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrUnknownOutcome) || ctx.Err() != nil {
+		if err != nil && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrUnknownOutcome) ||
+			ctx.Err() != nil {
 			return struct{}{}, backoff.Permanent(err)
 		}
 		return struct{}{}, err
@@ -199,8 +204,6 @@ func persist(ctx context.Context, fn func() error) error {
 	}
 	return err
 }
-
-// ---- import ----------------------------------------------------------------
 
 func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
 	// WalkDir does not follow a link, not even its root.
@@ -273,7 +276,8 @@ func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte,
 	for p := range paths {
 		key := append(bytes.Clone(prefix), filepath.ToSlash(p)...)
 		if len(key) > client.MaxKeyLen {
-			return fmt.Errorf("%q: key of %d bytes, at most %d: nothing of the file was stored", p, len(key), client.MaxKeyLen)
+			return fmt.Errorf("%q: key of %d bytes, at most %d: nothing of the file was stored", p, len(key),
+				client.MaxKeyLen)
 		}
 		v, err := readFile(root, p)
 		if err != nil {
@@ -326,7 +330,8 @@ func readFile(root *os.Root, p string) ([]byte, error) {
 }
 
 func tooLong(p string, n int64) error {
-	return fmt.Errorf("%q: file of %s, at most %s fit in a value: nothing of it was stored", p, units.Bytes(n), units.Bytes(client.MaxValueLen))
+	return fmt.Errorf("%q: file of %s, at most %s fit in a value: nothing of it was stored", p, units.Bytes(n),
+		units.Bytes(client.MaxValueLen))
 }
 
 // putAll puts every pair, again those that the store could not serve.
@@ -354,8 +359,6 @@ func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
 	}
 	return nil
 }
-
-// ---- export ----------------------------------------------------------------
 
 func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwrite bool) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -387,22 +390,23 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 			defer close(keys)
 			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
 			seen := make(map[string]struct{})
-			err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")}, func(kv client.KV) (bool, error) {
-				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
-					t.refuse("key %s: %v", a.showKey(kv.Key), err)
-					return true, nil
-				}
-				if _, ok := seen[string(kv.Key)]; ok {
-					return true, nil
-				}
-				seen[string(kv.Key)] = struct{}{}
-				select {
-				case keys <- kv.Key:
-					return true, nil
-				case <-ctx.Done():
-					return false, context.Cause(ctx)
-				}
-			})
+			err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")},
+				func(kv client.KV) (bool, error) {
+					if err := safePath(string(kv.Key[len(prefix):])); err != nil {
+						t.refuse("key %s: %v", a.showKey(kv.Key), err)
+						return true, nil
+					}
+					if _, ok := seen[string(kv.Key)]; ok {
+						return true, nil
+					}
+					seen[string(kv.Key)] = struct{}{}
+					select {
+					case keys <- kv.Key:
+						return true, nil
+					case <-ctx.Done():
+						return false, context.Cause(ctx)
+					}
+				})
 			if errors.Is(err, client.ErrCorrupt) {
 				t.damage(err)
 				return nil
@@ -432,7 +436,8 @@ func safePath(p string) error {
 
 // fetch gets the keys that come over the channel, and writes their files. It
 // learns from the values so far how many keys to ask for at once.
-func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys <-chan []byte) error {
+func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int,
+	keys <-chan []byte) error {
 	want := 1
 	var batch [][]byte
 	flush := func() error {
@@ -457,7 +462,8 @@ func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders,
 
 // getAll fetches keys and writes their files; it returns the longest value's
 // length.
-func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (most int, err error) {
+func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (
+	most int, err error) {
 	for len(keys) > 0 {
 		err := persist(ctx, func() error {
 			var again [][]byte
@@ -466,13 +472,15 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 				switch {
 				case r.Err == nil:
 					most = max(most, len(r.Value))
-					if err := t.write(root, made, filepath.FromSlash(string(keys[i][prefixLen:])), r.Value); err != nil {
+					if err := t.write(root, made, filepath.FromSlash(string(keys[i][prefixLen:])), r.Value); err !=
+						nil {
 						return err
 					}
 				case errors.Is(r.Err, client.ErrNotFound):
 					t.skipped.Add(1)
 				case errors.Is(r.Err, client.ErrWrongType):
-					t.refuse("key %s: refused: a collection, which no file can be: kvctl scan --long -o json keeps it, and kvctl mirror copies it to another store", t.a.showKey(keys[i]))
+					t.refuse("key %s: refused: a collection, which no file can be: kvctl scan --long -o json keeps "+
+						"it, and kvctl mirror copies it to another store", t.a.showKey(keys[i]))
 				case errors.Is(r.Err, client.ErrCorrupt):
 					t.damage(t.a.about(keys[i], r.Err))
 				default:
@@ -499,7 +507,8 @@ func (t *tree) write(root *os.Root, made *folders, p string, v []byte) error {
 	if err == nil {
 		err = root.WriteFile(p, v, 0o666)
 	}
-	for _, e := range []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.EILSEQ} {
+	for _, e := range []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENAMETOOLONG, syscall.EINVAL,
+		syscall.EILSEQ} {
 		if errors.Is(err, e) {
 			t.refuse("key %s: cannot be a file here: %v", t.a.showKey([]byte(p)), e)
 			return nil

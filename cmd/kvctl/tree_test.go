@@ -82,7 +82,8 @@ func TestImportExport(t *testing.T) {
 			src := t.TempDir()
 			rng := rand.New(rand.NewPCG(1, 1))
 			for i := range 400 {
-				writeFile(t, filepath.Join(src, "dir", string(rune('a'+i%7)), "f"+strings.Repeat("x", i%50)+string(rune('0'+i%10))), randomBytes(rng.IntN(6000), uint64(i)))
+				writeFile(t, filepath.Join(src, "dir", string(rune('a'+i%7)), "f"+strings.Repeat("x", i%50)+
+					string(rune('0'+i%10))), randomBytes(rng.IntN(6000), uint64(i)))
 			}
 			writeFile(t, filepath.Join(src, "empty"), nil)
 			writeFile(t, filepath.Join(src, "not\xffutf8\nname"), []byte("v"))
@@ -104,7 +105,8 @@ func TestImportExport(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &r); err != nil {
 				t.Fatal(err)
 			}
-			if r.Files != int64(len(want)) || r.Bytes != int64(size) || r.Skipped != 2 || r.Refused != 0 || r.Seconds <= 0 {
+			if r.Files != int64(len(want)) || r.Bytes != int64(size) || r.Skipped != 2 || r.Refused != 0 ||
+				r.Seconds <= 0 {
 				t.Errorf("import: %+v, want %d files of %d bytes, 2 skipped", r, len(want), size)
 			}
 			e.must("x", "put", "elsewhere")
@@ -120,7 +122,8 @@ func TestImportExport(t *testing.T) {
 			sameTree(t, want, readTree(t, dst))
 
 			// Once more, over what is there.
-			if r := e.run("", "export", dst, "--prefix", "p/"); r.code != exitUsage || !strings.Contains(r.stderr, "--overwrite") {
+			if r := e.run("", "export", dst, "--prefix", "p/"); r.code != exitUsage ||
+				!strings.Contains(r.stderr, "--overwrite") {
 				t.Errorf("export into a full folder: %+v", r)
 			}
 			writeFile(t, filepath.Join(dst, "empty"), []byte("stale"))
@@ -171,7 +174,8 @@ func TestExportRefusesUnsafeKeys(t *testing.T) {
 // A collection is no file, and the keys around it are all written.
 func TestExportRefusesCollections(t *testing.T) {
 	e := newEnds(t)
-	ops := []client.Op{{Key: []byte("hash"), Value: []byte("as the gateway has it"), Type: client.Hash}, {Key: []byte("list"), Value: []byte("too"), Type: client.List}}
+	ops := []client.Op{{Key: []byte("hash"), Value: []byte("as the gateway has it"), Type: client.Hash},
+		{Key: []byte("list"), Value: []byte("too"), Type: client.List}}
 	for i := range 100 {
 		ops = append(ops, client.Op{Key: fmt.Append(nil, "plain", i), Value: []byte("v")})
 	}
@@ -182,7 +186,8 @@ func TestExportRefusesCollections(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != exitNo || rep.Files != 100 || rep.Refused != 2 || strings.Count(r.stderr, "a collection, which no file can be") != 2 {
+	if r.code != exitNo || rep.Files != 100 || rep.Refused != 2 ||
+		strings.Count(r.stderr, "a collection, which no file can be") != 2 {
 		t.Errorf("%+v %+v", r, rep)
 	}
 }
@@ -230,10 +235,12 @@ func TestImportRefuses(t *testing.T) {
 	if err := errors.Join(f.Truncate(client.MaxValueLen+1), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if r := e.run("", "import", dir); r.code != exitOther || !strings.Contains(r.stderr, `"huge": file of 67108865 bytes, at most 64 MiB fit`) {
+	if r := e.run("", "import", dir); r.code != exitOther ||
+		!strings.Contains(r.stderr, `"huge": file of 67108865 bytes, at most 64 MiB fit`) {
 		t.Errorf("%+v", r)
 	}
-	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != exitOther || !strings.Contains(r.stderr, "no such file") {
+	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != exitOther ||
+		!strings.Contains(r.stderr, "no such file") {
 		t.Errorf("%+v", r)
 	}
 	if r := e.run("", "import", filepath.Join(dir, "huge")); r.code != exitOther {
@@ -241,7 +248,8 @@ func TestImportRefuses(t *testing.T) {
 	}
 	long := t.TempDir()
 	writeFile(t, filepath.Join(long, "file"), []byte("v"))
-	if r := e.run("", "import", long, "--prefix", strings.Repeat("p", client.MaxKeyLen-3)); r.code != exitOther || !strings.Contains(r.stderr, "key of 65536 bytes") {
+	if r := e.run("", "import", long, "--prefix", strings.Repeat("p", client.MaxKeyLen-3)); r.code != exitOther ||
+		!strings.Contains(r.stderr, "key of 65536 bytes") {
 		t.Errorf("exit %d", r.code)
 	}
 }
@@ -254,7 +262,8 @@ func TestImportIntoFullStore(t *testing.T) {
 	e.must("first", "put", "p/000")
 	dir := t.TempDir()
 	for i := range 40 {
-		writeFile(t, filepath.Join(dir, string(rune('a'+i%26))+string(rune('a'+i/26))), bytes.Repeat([]byte{byte(i)}, 1<<20))
+		writeFile(t, filepath.Join(dir, string(rune('a'+i%26))+string(rune('a'+i/26))),
+			bytes.Repeat([]byte{byte(i)}, 1<<20))
 	}
 	r := e.run("", "import", dir, "--prefix", "p/")
 	if r.code != exitUnavailable || !strings.Contains(r.stderr, "full") {

@@ -85,7 +85,8 @@ var examples = map[string]string{
 	"directory":             "kvctl directory list",
 	"directory join-info":   "kvctl directory join-info",
 	"directory list":        "kvctl directory list",
-	"directory recover":     "kvctl directory recover --id d3 --data-dir /var/lib/kvd\nkvctl directory recover --id d3 --data-dir /var/lib/kvd --yes",
+	"directory recover": "kvctl directory recover --id d3 --data-dir /var/lib/kvd\nkvctl directory recover --id " +
+		"d3 --data-dir /var/lib/kvd --yes",
 	"directory remove":      "kvctl directory remove d3",
 	"doctor":                "kvctl doctor --provider verbs",
 	"drain":                 "kvctl drain m1 --dry-run\nkvctl drain m1 --wait",

@@ -83,12 +83,14 @@ func TestNearFlags(t *testing.T) {
 	}
 }
 
-// Variables that nearly are a flag's are told of, those that another program of the store reads are not, and neither are those of orchestrators.
+// Variables that nearly are a flag's are told of, those that another program of the store reads are not, and neither
+// are those of orchestrators.
 func TestVariables(t *testing.T) {
 	var errs bytes.Buffer
 	a := newApp(strings.NewReader(""), &bytes.Buffer{}, &errs)
 	flags := a.root().PersistentFlags()
-	roles := []config.Settings{config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(), config.DefaultJanitor(), config.DefaultGateway(), config.DefaultHealth()}
+	roles := []config.Settings{config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
+		config.DefaultJanitor(), config.DefaultGateway(), config.DefaultHealth()}
 	var ours, theirs []string
 	flags.VisitAll(func(f *pflag.Flag) { ours = append(ours, variable(f)+"=x") })
 	for _, s := range roles {
@@ -96,27 +98,33 @@ func TestVariables(t *testing.T) {
 		config.Flags(f, s)
 		f.VisitAll(func(f *pflag.Flag) { theirs = append(theirs, variable(f)+"=x") })
 	}
-	names := append([]string{"KVD_PORT=tcp://10.0.0.1:7400", "KVD_SERVICE_HOST=10.0.0.1", "KVD_SERVICE_PORT=7400", "KVD_PORT_7400_TCP_ADDR=10.0.0.1", "KVD_GATEWAY_SERVICE_PORT_REDIS=6379",
+	names := append([]string{"KVD_PORT=tcp://10.0.0.1:7400", "KVD_SERVICE_HOST=10.0.0.1", "KVD_SERVICE_PORT=7400",
+		"KVD_PORT_7400_TCP_ADDR=10.0.0.1", "KVD_GATEWAY_SERVICE_PORT_REDIS=6379",
 		"KVD_CONTEXTS=file", "KVD_DEBUG=1", "KVD_DIRECTROY=", "PATH=/bin", "XKVD_DIRECTROY=x"}, ours...)
 	a.warnOfVariables(flags, append(names, theirs...))
 	if errs.Len() > 0 {
 		t.Errorf("kvctl: %s", &errs)
 	}
 	for _, s := range roles {
-		if wrong := config.Misspelt(append(names, theirs...), s, roles...); len(wrong) > 0 && (len(wrong) != 1 || wrong["KVD_DIRECTROY"] == "") {
+		if wrong := config.Misspelt(append(names, theirs...), s, roles...); len(wrong) > 0 &&
+			(len(wrong) != 1 || wrong["KVD_DIRECTROY"] == "") {
 			t.Errorf("kvd, %T: %v", s, wrong)
 		}
 	}
-	for typed, meant := range map[string]string{"KVD_DIRECTROY": "KVD_DIRECTORY", "KVD_DIRECTORIES": "KVD_DIRECTORY", "KVD_TLSCA": "KVD_TLS_CA", "kvd_namespace": "KVD_NAMESPACE",
+	for typed, meant := range map[string]string{"KVD_DIRECTROY": "KVD_DIRECTORY", "KVD_DIRECTORIES": "KVD_DIRECTORY",
+		"KVD_TLSCA": "KVD_TLS_CA", "kvd_namespace": "KVD_NAMESPACE",
 		"KVD_NAMESPCE": "KVD_NAMESPACE", "KVD_TIMOUT": "KVD_TIMEOUT"} {
 		errs.Reset()
 		a.warnOfVariables(flags, []string{typed + "=x"})
-		if want := "kvctl: warning: " + typed + " is no setting and is not read; did you mean " + meant + "?\n"; errs.String() != want {
+		if want := "kvctl: warning: " + typed + " is no setting and is not read; did you mean " + meant +
+			"?\n"; errs.String() != want {
 			t.Errorf("%q, want %q", &errs, want)
 		}
 	}
-	for typed, meant := range map[string]string{"KVD_DATADIR": "KVD_DATA_DIR", "KVD_LISTN": "KVD_LISTEN", "KVD_BOOSTRAP": "KVD_BOOTSTRAP", "KVD_TLS_KEYS": "KVD_TLS_KEY"} {
-		if wrong := config.Misspelt([]string{typed + "=x"}, config.DefaultDirectoryNode(), roles...); wrong[typed] != meant {
+	for typed, meant := range map[string]string{"KVD_DATADIR": "KVD_DATA_DIR", "KVD_LISTN": "KVD_LISTEN",
+		"KVD_BOOSTRAP": "KVD_BOOTSTRAP", "KVD_TLS_KEYS": "KVD_TLS_KEY"} {
+		if wrong := config.Misspelt([]string{typed + "=x"}, config.DefaultDirectoryNode(), roles...); wrong[typed] !=
+			meant {
 			t.Errorf("%s: %v, want %s", typed, wrong, meant)
 		}
 	}

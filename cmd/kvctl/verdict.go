@@ -65,13 +65,15 @@ color, unless NO_COLOR is set.
 
 func (a *app) statusCommand() *cobra.Command {
 	var check, all bool
-	c := explained(a.viewCommand("status", "Show the state of the store at a glance", func(st *dirpb.StatusReply) error {
-		if err := a.printStatus(st, all); err != nil || !check || overview.VerdictOf(st) == overview.Healthy {
-			return err
-		}
-		return fail(exitNo)
-	}), statusHelp+memoryHelp)
+	c := explained(a.viewCommand("status", "Show the state of the store at a glance",
+		func(st *dirpb.StatusReply) error {
+			if err := a.printStatus(st, all); err != nil || !check || overview.VerdictOf(st) == overview.Healthy {
+				return err
+			}
+			return fail(exitNo)
+		}), statusHelp+memoryHelp)
 	c.Flags().BoolVar(&check, "check", false, "exit status 1 unless the verdict is healthy")
-	c.Flags().BoolVar(&all, "all", false, "every placement group, namespace and job, also where there are more than 32 of them")
+	c.Flags().BoolVar(&all, "all", false, "every placement group, namespace and job, also where there are more than "+
+		"32 of them")
 	return c
 }

@@ -18,7 +18,8 @@ func TestForeignText(t *testing.T) {
 			Nodes: []*dirpb.Node{{Id: 1, Name: evil, HostId: evil, Domain: evil, State: dirpb.NodeState_NODE_UP,
 				Endpoints: []*dirpb.Endpoint{{Provider: evil, Addr: evil}}}},
 			Namespaces: []*dirpb.Namespace{{Id: 1, Name: evil}},
-			Pgs:        []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1}}}},
+			Pgs: []*dirpb.PlacementGroup{
+				{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1}}}},
 		},
 		Sessions:  []*dirpb.SessionInfo{{Id: 1, Client: evil, Namespace: evil}},
 		Directory: []*dirpb.DirectoryNode{{Id: evil, RaftAddr: evil, GrpcAddr: evil}},

@@ -107,7 +107,8 @@ func (w *walker) each(fn func(*part) error) error {
 		if len(pg.GetMembers()) == 0 {
 			continue // it is lost, and nobody is about to make it anew
 		}
-		p := part{w: w, pg: pg, Geometry: check.GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())}
+		p := part{w: w, pg: pg, Geometry: check.GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(),
+			pg.GetAccessBytes())}
 		read := func(_ int, off uint64, n int) ([]byte, error) { return p.read(off, n) }
 		err := check.Walk(check.Arrays(w.m, pg.GetId()), []int{0}, read, func(x *check.Part) error {
 			at := p
@@ -146,7 +147,7 @@ func (t *top[T]) add(v T) {
 // maxTop bounds what bigkeys and hotkeys list.
 const maxTop = 10_000
 
-func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "list so many keys") }
+func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "how many keys to list") }
 
 func checkTop(n int) error {
 	if n < 1 || n > maxTop {
@@ -155,15 +156,13 @@ func checkTop(n int) error {
 	return nil
 }
 
-// ---- bigkeys ---------------------------------------------------------------
-
 func (a *app) bigkeysCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
 		Use:   "bigkeys",
 		Short: "Find the largest keys of the namespace",
 		Long: "Read the index and the heads of all records, and list the largest records, how many\n" +
-			"there are of which size, and their sum. A record is key, value and 32 bytes; the\n" +
+			"there are of each size, and their sum. A record is key, value and 32 bytes; the\n" +
 			"place that it has is at most a sixteenth longer. Records that changed while they\n" +
 			"were looked at are only counted.",
 		Args:    cobra.NoArgs,
@@ -229,16 +228,20 @@ func (a *app) bigkeys(ctx context.Context, n int) error {
 			list[i] = map[string]any{"bytes": k.bytes, "value_bytes": k.value}
 			a.setKey(list[i], "key", k.key)
 		}
-		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list, "sizes": used})
+		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list,
+			"sizes": used})
 	}
-	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row { return row{a.showShort(k.key), k.bytes, k.value} }))
+	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row {
+		return row{a.showShort(k.key), k.bytes, k.value}
+	}))
 	fmt.Fprintln(a.stdout)
 	var most uint64
 	for _, c := range used {
 		most = max(most, c.Keys)
 	}
 	a.printTable(row{"Up to", "Keys", "Bytes", "% of bytes", ""}, mapTo(used, func(c sizeClass) row {
-		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total), strings.Repeat("█", int((c.Keys*40+most-1)/most))}
+		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total),
+			strings.Repeat("█", int((c.Keys*40+most-1)/most))}
 	}))
 	fmt.Fprintf(a.stdout, "\n%d keys, %s", keys, bytesText(total))
 	if changed > 0 {
@@ -315,8 +318,6 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 	return k, true
 }
 
-// ---- hotkeys ---------------------------------------------------------------
-
 func (a *app) hotkeysCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
@@ -324,9 +325,9 @@ func (a *app) hotkeysCommand() *cobra.Command {
 		Short: "Find the most used keys of a namespace of mode cache",
 		Long: "Read what clients note of the use of keys, to know what to evict, and list the\n" +
 			"keys of the highest counts. A count grows by the same with every use, up to 4095,\n" +
-			"and fades with time: it stands as of the last use that was noted, Idle ago. A client notes\n" +
+			"and fades with time. It stands as of the last use that was noted, Idle ago. A client notes\n" +
 			"uses late, several at once, be it a gateway or a program with the library.\n\n" +
-			"Only namespaces of mode cache have counts. Of a namespace of mode store each client knows\n" +
+			"Only namespaces of mode cache have counts. In a namespace of mode store each client knows\n" +
 			"its own uses: a gateway with hot-keys shows them on its page, a program asks Client.HotKeys.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -358,7 +359,8 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	now := uint64(a.now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache; ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
+			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode "+
+				"cache. Ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {
@@ -379,7 +381,8 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 					continue
 				}
 				known++
-				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis * time.Millisecond, part: &at, slot: s})
+				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis *
+					time.Millisecond, part: &at, slot: s})
 			}
 			return nil
 		})
@@ -399,7 +402,9 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 		}
 		return a.printJSON(map[string]any{"keys": keys, "known": known, "hottest": list})
 	}
-	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row { return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)} }))
+	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row {
+		return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)}
+	}))
 	fmt.Fprintf(a.stdout, "\n%d keys, the use of %d of them is known\n", keys, known)
 	return nil
 }

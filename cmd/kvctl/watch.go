@@ -32,8 +32,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ---- stat ------------------------------------------------------------------
-
 func (a *app) statCommand() *cobra.Command {
 	var every time.Duration
 	var count int
@@ -77,7 +75,7 @@ func (a *app) statCommand() *cobra.Command {
 		},
 	}
 	c.Flags().DurationVar(&every, "interval", time.Second, "time between two lines")
-	c.Flags().IntVar(&count, "count", 0, "print so many lines; 0: until interrupted")
+	c.Flags().IntVar(&count, "count", 0, "how many lines to print; 0: until interrupted")
 	return c
 }
 
@@ -151,14 +149,17 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 			err = a.printJSON(l)
 		} else {
 			if n%20 == 0 && (n == 0 || isTerminal(a.stdout)) {
-				fmt.Fprintf(a.stdout, layoutText, "Keys", "Change", "Live", "Held", "Lost", "Free", "Used %", "Short", "Sessions", "Conns", "CPU %")
+				fmt.Fprintf(a.stdout, layoutText, "Keys", "Change", "Live", "Held", "Lost", "Free", "Used %", "Short",
+					"Sessions", "Conns", "CPU %")
 			}
 			used, lost, short := l.Live+l.Held, "-", "-"
 			if l.Lost != nil {
 				used, lost, short = used+*l.Lost, bytesText(*l.Lost), yesNo(*l.Short)
 			}
-			_, err = fmt.Fprintf(a.stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change), bytesText(l.Live), bytesText(l.Held), lost, bytesText(l.Free),
-				percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns), fmt.Sprintf("%.1f", l.CPU))
+			_, err = fmt.Fprintf(a.stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change),
+				bytesText(l.Live), bytesText(l.Held), lost, bytesText(l.Free),
+				percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns),
+				fmt.Sprintf("%.1f", l.CPU))
 		}
 		if err != nil {
 			return err
@@ -208,8 +209,6 @@ func countKeys(w *walker) (keys, bytes uint64, err error) {
 	})
 	return keys, bytes, err
 }
-
-// ---- latency ---------------------------------------------------------------
 
 type latencyOptions struct {
 	pause    time.Duration
@@ -262,7 +261,7 @@ func (a *app) latencyCommand() *cobra.Command {
 	f.BoolVar(&o.history, "history", false, "a line for every interval")
 	f.DurationVar(&o.pause, "pause", 10*time.Millisecond, "time between two GETs")
 	f.DurationVar(&o.duration, "duration", 0, "end after so long")
-	f.IntVar(&o.count, "count", 0, "end after so many GETs")
+	f.IntVar(&o.count, "count", 0, "how many GETs to perform")
 	return c
 }
 
@@ -366,7 +365,8 @@ func (a *app) printLatency(l *latencyLine, h *hdrhistogram.Histogram, end string
 		fmt.Fprint(a.stdout, "\r\x1b[K")
 	}
 	us := func(ns float64) string { return fmt.Sprintf("%.1f µs", math.Round(ns/100)/10) }
-	line := fmt.Sprintf(latencyText, fmt.Sprint(l.Gets), us(float64(l.Min)), us(l.Avg), us(float64(l.P50)), us(float64(l.P99)), us(float64(l.Max)),
+	line := fmt.Sprintf(latencyText, fmt.Sprint(l.Gets), us(float64(l.Min)), us(l.Avg), us(float64(l.P50)),
+		us(float64(l.P99)), us(float64(l.Max)),
 		fmt.Sprint(l.NotFound), fmt.Sprint(l.Errors))
 	fmt.Fprint(a.stdout, line[:len(line)-1]+end)
 	return a.flush()

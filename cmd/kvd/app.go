@@ -122,7 +122,9 @@ func newRoot(a *app) *cobra.Command {
 				if len(rest) == 0 {
 					rest = args
 				}
-				return usageError{fmt.Errorf("no command %q (see kvd --help)%s", strings.Join(args, " "), nearCommands(cmp.Or(c, cmd.Root()), rest))}
+				return usageError{
+					fmt.Errorf("no command %q (see kvd --help)%s", strings.Join(args, " "),
+						nearCommands(cmp.Or(c, cmd.Root()), rest))}
 			}
 			c.InitDefaultHelpFlag()
 			return c.Help()
@@ -217,7 +219,8 @@ func (a *app) roleCommand(r role) *cobra.Command {
 
 // misspeltFor finds variables that nearly are settings of s and that nothing reads.
 func (a *app) misspeltFor(s config.Settings) map[string]string {
-	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(), config.DefaultJanitor(), config.DefaultGateway(),
+	return config.Misspelt(os.Environ(), s, config.DefaultDev(), config.DefaultDirectoryNode(), config.DefaultMemNode(),
+		config.DefaultJanitor(), config.DefaultGateway(),
 		config.DefaultHealth())
 }
 

@@ -115,14 +115,17 @@ func TestBuffersAreBounded(t *testing.T) {
 	}{
 		"replies":         {"redis", bytes.Repeat(redisCommand("GET", "big"), 4), 0},
 		"replies of MGET": {"redis", redisCommand("MGET", "big", "big", "big", "m1", "m2", "big"), 0},
-		"EXEC":            {"redis", slicesConcat(redisCommand("MULTI"), bytes.Repeat(redisCommand("GET", "big"), 4), redisCommand("EXEC")), 0},
-		"APPEND":          {"redis", bytes.Repeat(redisCommand("APPEND", "big2", "x"), 4), 0},
-		"SETRANGE":        {"redis", bytes.Repeat(redisCommand("SETRANGE", "big3", strconv.Itoa(valueLen-1), "x"), 4), 0},
-		"half of a SET":   {"redis", append(fmt.Appendf(nil, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n", valueLen), value[:valueLen-1]...), 0},
-		"small replies":   {"redis", bytes.Repeat(redisCommand("GET", "m1"), 100), 0},
-		"lookups":         {"memcached", []byte(many.String()), 0},
-		"gat":             {"memcached", []byte("gat 0 big2 big2 big2\r\n"), 0},
-		"half of a set":   {"memcached", append([]byte("set k 0 0 1000000\r\n"), mib[:999_999]...), 0},
+		"EXEC": {"redis", slicesConcat(redisCommand("MULTI"), bytes.Repeat(redisCommand("GET", "big"), 4),
+			redisCommand("EXEC")), 0},
+		"APPEND": {"redis", bytes.Repeat(redisCommand("APPEND", "big2", "x"), 4), 0},
+		"SETRANGE": {"redis", bytes.Repeat(redisCommand("SETRANGE", "big3", strconv.Itoa(valueLen-1), "x"), 4),
+			0},
+		"half of a SET": {"redis", append(fmt.Appendf(nil, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n", valueLen),
+			value[:valueLen-1]...), 0},
+		"small replies": {"redis", bytes.Repeat(redisCommand("GET", "m1"), 100), 0},
+		"lookups":       {"memcached", []byte(many.String()), 0},
+		"gat":           {"memcached", []byte("gat 0 big2 big2 big2\r\n"), 0},
+		"half of a set": {"memcached", append([]byte("set k 0 0 1000000\r\n"), mib[:999_999]...), 0},
 
 		"20 connections, 36 bytes each":          {"redis", bytes.Repeat([]byte("GET big\r\n"), 4), 20},
 		"40 connections, 36 bytes each":          {"redis", bytes.Repeat([]byte("GET big\r\n"), 4), 40},
@@ -130,16 +133,18 @@ func TestBuffersAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if a.long > 0 && testing.Short() {
-				t.Skip("it takes a second for each of many values of 64 MiB, beside the same attack with shorter ones; run it without -short")
+				t.Skip("it takes a second for each of many values of 64 MiB, beside the same attack with shorter " +
+					"ones; run it without -short")
 			}
-			args := []string{"dev", "--memnodes=1", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=off"}
+			args := []string{"dev", "--memnodes=1", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0",
+				"--memcached=127.0.0.1:0", "--http=off"}
 			attacker, value, buffers := 40, value, int64(128<<20)
 			if a.long > 0 {
 				attacker, value, buffers = a.long, long, 512<<20
 				args = append(args, "--memory=2GiB", "--overcommit")
 			} else {
-				// This is a cache, a quarter of that memory: what the attackers write must not make it forget anything. Of
-				// the memory only what is written is taken.
+				// This is a cache, a quarter of that memory: what the attackers write must not make it forget anything.
+				// Of the memory only what is written is taken.
 				args = append(args, "--memory=8GiB", "--overcommit", "--buffer-memory=128MiB", "--lease=2s")
 			}
 			// Each connection has some buffers of its own, and a session keeps some for long values.
@@ -182,7 +187,8 @@ func TestBuffersAreBounded(t *testing.T) {
 				}
 			}
 			tick.Stop()
-			t.Logf("%d MiB before, %d MiB more at most, %d MiB in all; %d MiB are due", before>>20, (most-before)>>20, most>>20, bound>>20)
+			t.Logf("%d MiB before, %d MiB more at most, %d MiB in all; %d MiB are due", before>>20, (most-before)>>20,
+				most>>20, bound>>20)
 			if grown := most - before; grown > bound*6/5 && !raceEnabled { // which has memory of its own for every byte
 				t.Errorf("%d MiB more, at most %d MiB are due", grown>>20, bound>>20)
 			}
@@ -200,7 +206,8 @@ func TestBuffersAreBounded(t *testing.T) {
 			newHonest(t, p.kv["redis"]).want("$1\r\ns\r\n", redisCommand("GET", "small"))
 			newHonest(t, p.kv["memcached"]).want("VALUE small 0 1\r\ns\r\nEND\r\n", []byte("get small\r\n"))
 			serve()
-			if log := p.stderr.String(); strings.Contains(log, "bug") || strings.Contains(log, "session lost") || strings.Contains(log, "leases ran out") {
+			if log := p.stderr.String(); strings.Contains(log, "bug") || strings.Contains(log, "session lost") ||
+				strings.Contains(log, "leases ran out") {
 				t.Errorf("%s", log)
 			}
 		})
@@ -215,7 +222,8 @@ func TestOpenFilesAreKept(t *testing.T) {
 	env, _ := runtimeDir(t)
 	const files = 400
 	t.Setenv("KVD_TEST_FILES", strconv.Itoa(files))
-	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0",
+		"--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
 	if !p.stderr.holds("RLIMIT_NOFILE=400") { // it comes by another way than that it is ready
 		t.Fatalf("it does not tell of its limit: %s", p.stderr)
 	}
@@ -227,7 +235,8 @@ func TestOpenFilesAreKept(t *testing.T) {
 	for range 3 {
 		roundTrip(t, open(t, p.kv["directory"], "tcp", nil), "k")
 	}
-	if log := p.stderr.String(); strings.Contains(log, "accept failed") || strings.Contains(log, "too many open files") {
+	if log := p.stderr.String(); strings.Contains(log, "accept failed") ||
+		strings.Contains(log, "too many open files") {
 		t.Errorf("%s", log)
 	}
 }
@@ -236,7 +245,8 @@ func TestOpenFilesAreKept(t *testing.T) {
 // happened; new ones are taken to the last.
 func TestGatewayStops(t *testing.T) {
 	env, _ := runtimeDir(t)
-	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0",
+		"--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
 	var wg sync.WaitGroup
 	var done, refused, cut atomic.Int64
 	const quiet = 40 * time.Millisecond // less than a gateway that stops takes for silence
@@ -309,14 +319,16 @@ func TestGatewayStops(t *testing.T) {
 	}
 }
 
-// TestShmSocketIsBounded: processes that connect to the shm socket and say nothing take places from each other: a client
-// comes in beside them, and descriptors are left to everything else.
+// TestShmSocketIsBounded: processes that connect to the shm socket and say nothing take places from each other: a
+// client comes in beside them, and descriptors are left to everything else.
 func TestShmSocketIsBounded(t *testing.T) {
 	env, dir := runtimeDir(t)
 	const files, flood = 400, 1000
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap")
 	t.Setenv("KVD_TEST_FILES", strconv.Itoa(files))
-	m := start(t, env, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=64MiB", "--shm-socket="+filepath.Join(dir, "s"), "--http-listen=127.0.0.1:0")
+	m := start(t, env, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=64MiB", "--shm-socket="+
+		filepath.Join(dir, "s"), "--http-listen=127.0.0.1:0")
 	for range flood {
 		c, err := net.DialTimeout("unixpacket", m.kv["shm"], patience)
 		if err != nil {
@@ -328,7 +340,8 @@ func TestShmSocketIsBounded(t *testing.T) {
 	roundTrip(t, open(t, d.kv["directory"], "tcp", nil), "k")
 	wantMetric(t, m.kv["http"], `kvd_listener_connections_refused_total{listener="shm",reason="handshake"} [1-9]`)
 	wantMetric(t, m.kv["http"], `kvd_listener_connections{listener="shm"} [1-9]`)
-	if log := m.stderr.String(); strings.Contains(log, "accept failed") || strings.Count(log, "too many connections") != 1 {
+	if log := m.stderr.String(); strings.Contains(log, "accept failed") || strings.Count(log, "too many connections") !=
+		1 {
 		t.Errorf("%s", log)
 	}
 }

@@ -25,8 +25,8 @@ func (s *keptStore) restarted() error {
 	})
 }
 
-// TestRestartWithOtherMemory: a memory node grows in place when its file is changed. With less memory than its regions need, another name or a file that cannot be
-// read the process that serves stays, and the operator hears why.
+// TestRestartWithOtherMemory: a memory node grows in place when its file is changed. With less memory than its regions
+// need, another name or a file that cannot be read the process that serves stays, and the operator hears why.
 func TestRestartWithOtherMemory(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -51,7 +51,8 @@ func TestRestartWithOtherMemory(t *testing.T) {
 	} {
 		write(c.text)
 		err := s.restarted()
-		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "was not restarted, and its process serves on") || !strings.Contains(err.Error(), c.want) {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "was not restarted, and "+
+			"its process serves on") || !strings.Contains(err.Error(), c.want) {
 			t.Fatalf("%q: the restart ends with %v", c.text, err)
 		}
 		if n := m1(); s.worker() != worker || n.GetBoot() != 1 || n.GetPauseMillis() != 0 || n.GetTrouble() != "" {
@@ -67,7 +68,8 @@ func TestRestartWithOtherMemory(t *testing.T) {
 		t.Errorf("after its growth: %v", n)
 	}
 
-	// A worker that dies is followed whatever the file says: the next one leaves the memory where it is until the file is right.
+	// A worker that dies is followed whatever the file says: the next one leaves the memory where it is until the file
+	// is right.
 	write("name: m1\nmemory: 16MiB\n")
 	if err := syscall.Kill(s.worker(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -86,7 +88,8 @@ func TestRestartWithOtherMemory(t *testing.T) {
 	s.until("end of the trouble", func() bool { return m1().GetTrouble() == "" })
 }
 
-// TestStartWithLessMemory: a process that lends less than the regions of its memory node need ends, and says why; so does the status.
+// TestStartWithLessMemory: a process that lends less than the regions of its memory node need ends, and says why; so
+// does the status.
 func TestStartWithLessMemory(t *testing.T) {
 	for _, keep := range []string{"on", "off"} {
 		t.Run("keep "+keep, func(t *testing.T) {
@@ -104,7 +107,8 @@ func TestStartWithLessMemory(t *testing.T) {
 			if want := `memory node "m1" lends 16 MiB, and its regions need 32 MiB: raise memory`; !strings.Contains(p.stderr.String(), want) {
 				t.Errorf("it does not say %q:\n%s", want, p.stderr)
 			}
-			if got := s.status().GetMap().GetNodes()[0].GetTrouble(); !strings.Contains(got, "its regions need 32 MiB") {
+			if got := s.status().GetMap().GetNodes()[0].GetTrouble(); !strings.Contains(
+				got, "its regions need 32 MiB") {
 				t.Errorf("the status has trouble %q", got)
 			}
 			s.m = start(t, s.env, s.args...)

@@ -138,7 +138,8 @@ func (g *controlled) used() int64 {
 	return n
 }
 
-// TestWhoPays: the pages of a region are charged to the cgroup of its memory node, so a client in a small one can fill the store over shm.
+// TestWhoPays: the pages of a region are charged to the cgroup of its memory node, so a client in a small one can fill
+// the store over shm.
 func TestWhoPays(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -146,8 +147,10 @@ func TestWhoPays(t *testing.T) {
 	}
 	env, _ := runtimeDir(t)
 	node, small := newControlled(t, "node", 0), newControlled(t, "client", 100<<20)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
-	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB", "--control-socket=off")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB",
+		"--control-socket=off")
 	spawnFrom(t, args[0], env, args[1:]...).ready()
 	args = small.command(self)
 	w := exec.Command(args[0], args[1:]...)
@@ -162,7 +165,8 @@ func TestWhoPays(t *testing.T) {
 	}
 }
 
-// TestNoRoomInCgroup: a memory node whose cgroup has no room for a region says so, with the numbers, and goes on: nothing is killed.
+// TestNoRoomInCgroup: a memory node whose cgroup has no room for a region says so, with the numbers, and goes on:
+// nothing is killed.
 func TestNoRoomInCgroup(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -170,8 +174,10 @@ func TestNoRoomInCgroup(t *testing.T) {
 	}
 	env, _ := runtimeDir(t)
 	node := newControlled(t, "node", 300<<20)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
-	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB", "--overcommit", "--control-socket=off")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	args := node.command(self, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=1GiB", "--overcommit",
+		"--control-socket=off")
 	p := spawnFrom(t, args[0], env, args[1:]...)
 	p.ready()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{d.kv["directory"]}})
@@ -182,7 +188,8 @@ func TestNoRoomInCgroup(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "large", Replicas: 1, BytesPerNode: 512 << 20})
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "large", Replicas: 1,
+			BytesPerNode: 512 << 20})
 		return err
 	})
 	if err != nil {
@@ -196,6 +203,7 @@ func TestNoRoomInCgroup(t *testing.T) {
 		t.Fatal("the smaller region is not made")
 	}
 	if n := node.used(); n > 200<<20 {
-		t.Errorf("%d bytes are charged to the memory node, want no more than a region of 24 MiB and what it needs itself", n)
+		t.Errorf("%d bytes are charged to the memory node, want no more than a region of 24 MiB and what it needs "+
+			"itself", n)
 	}
 }

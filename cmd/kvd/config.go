@@ -37,10 +37,12 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses
 	}
 	var secrets bool
-	top.PersistentFlags().BoolVar(&secrets, "show-secrets", false, "print secrets too, which are otherwise "+config.Redacted)
+	top.PersistentFlags().BoolVar(&secrets, "show-secrets", false, "print secrets too, which are otherwise "+
+		config.Redacted)
 	for _, r := range roles {
 		s, _ := r.defaults()
-		cmd := &cobra.Command{Use: r.name, Short: "Print the effective settings of kvd " + r.name, Args: usageArgs(cobra.NoArgs)}
+		cmd := &cobra.Command{Use: r.name, Short: "Print the effective settings of kvd " + r.name,
+			Args: usageArgs(cobra.NoArgs)}
 		file := settingFlags(cmd, s)
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 			problem := config.Load(s, *file, cmd.Flags())
@@ -56,7 +58,8 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 			}
 			wrong := a.misspeltFor(s)
 			for _, name := range slices.Sorted(maps.Keys(wrong)) {
-				fmt.Fprintf(a.stderr, "kvd: warning: %s is no setting and is not read; did you mean %s?\n", name, wrong[name])
+				fmt.Fprintf(a.stderr, "kvd: warning: %s is no setting and is not read; did you mean %s?\n", name,
+					wrong[name])
 			}
 			if problem != nil {
 				return usageError{problem}

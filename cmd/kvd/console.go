@@ -46,7 +46,8 @@ func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pag
 	return httpd.Page{
 		Health:   httpd.Health{Well: overview.VerdictOf(st) == overview.Healthy, Text: line, Mend: mend},
 		Pictures: pictures,
-		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), groupsTable(st), shardsTable(st), jobsTable(st, left),
+		Tables: []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st),
+			groupsTable(st), shardsTable(st), jobsTable(st, left),
 			tenantsTable(st), sessionsTable(st)},
 	}
 }
@@ -55,7 +56,8 @@ func clusterPage(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pag
 func memoryParts(m *overview.Memory) []httpd.Part {
 	var parts []httpd.Part
 	if m.Known {
-		parts = []httpd.Part{part("live", m.Live), part("free", m.Free+m.Foreign), part("limbo", m.Limbo), part("coming", m.Coming), part("lost", m.Lost)}
+		parts = []httpd.Part{part("live", m.Live), part("free", m.Free+m.Foreign), part("limbo", m.Limbo),
+			part("coming", m.Coming), part("lost", m.Lost)}
 	} else {
 		parts = []httpd.Part{part("granted", m.Granted)}
 	}
@@ -71,7 +73,8 @@ func nodesPicture(st *dirpb.StatusReply) httpd.Picture {
 	for _, n := range overview.NodeMemories(st) {
 		state := nodeState(n.Node)
 		parts := append([]httpd.Part{part("index", n.Index)}, memoryParts(&n.Memory)...)
-		p.Bars = append(p.Bars, httpd.Bar{Label: n.Node.GetName(), Note: state + ", lends " + size(n.Node.GetCapacityBytes()), Bad: state == "down" || state == "silent",
+		p.Bars = append(p.Bars, httpd.Bar{Label: n.Node.GetName(), Note: state + ", lends " +
+			size(n.Node.GetCapacityBytes()), Bad: state == "down" || state == "silent",
 			Parts: append(parts, part("other", n.Other), part("spare", n.Spare))})
 	}
 	return p
@@ -105,7 +108,9 @@ func groupsPicture(st *dirpb.StatusReply) httpd.Picture {
 }
 
 func sortedGroups(st *dirpb.StatusReply) []*dirpb.PlacementGroup {
-	return slices.SortedFunc(slices.Values(st.GetMap().GetPgs()), func(a, b *dirpb.PlacementGroup) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	return slices.SortedFunc(slices.Values(st.GetMap().GetPgs()), func(a, b *dirpb.PlacementGroup) int {
+		return cmp.Compare(a.GetId(), b.GetId())
+	})
 }
 
 // chain shows the members of a placement group, from head to tail.
@@ -135,9 +140,11 @@ func nodeName(m *dirpb.Map, id uint32) string {
 }
 
 func groupsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Placement groups", Header: []string{"id", "chain", "state", "copies", "region", "extents recalled"}}
+	t := httpd.Table{Title: "Placement groups", Header: []string{"id", "chain", "state", "copies", "region",
+		"extents recalled"}}
 	for _, g := range sortedGroups(st) {
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(g.GetId())), chain(st.GetMap(), g), overview.StateText(st.GetMap(), g),
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(g.GetId())), chain(st.GetMap(), g),
+			overview.StateText(st.GetMap(), g),
 			overview.CopiesOf(st.GetMap(), g), size(g.GetRegionBytes()), strconv.Itoa(len(g.GetRecalled()))})
 	}
 	return t
@@ -155,7 +162,8 @@ func shardsPicture(st *dirpb.StatusReply) httpd.Picture {
 			if i%2 == 1 {
 				kind = "next" // so that one sees where a shard ends
 			}
-			text := fmt.Sprintf("shard %d, %s in placement group %d", s.Shard.GetId(), hashes(s.Shard), s.Shard.GetPgId())
+			text := fmt.Sprintf("shard %d, %s in placement group %d", s.Shard.GetId(), hashes(s.Shard),
+				s.Shard.GetPgId())
 			if v := s.Shard.GetMove(); v != nil {
 				moving++
 				kind = "moving"
@@ -191,7 +199,8 @@ func shardsTable(st *dirpb.StatusReply) httpd.Table {
 					moves = "half of it " + moves
 				}
 			}
-			t.Rows = append(t.Rows, []string{n.GetName(), strconv.Itoa(int(s.Shard.GetId())), hashes(s.Shard), strconv.Itoa(int(s.Shard.GetPgId())), moves})
+			t.Rows = append(t.Rows, []string{n.GetName(), strconv.Itoa(int(s.Shard.GetId())), hashes(s.Shard),
+				strconv.Itoa(int(s.Shard.GetPgId())), moves})
 		}
 	}
 	return t
@@ -199,7 +208,8 @@ func shardsTable(st *dirpb.StatusReply) httpd.Table {
 
 // tenantsTable says whose the namespaces are, and what they may take.
 func tenantsTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Tenants", Header: []string{"namespace", "owner", "others", "memory at most", "sessions", "lanes", "verbs a second over tcp", "index"}}
+	t := httpd.Table{Title: "Tenants", Header: []string{"namespace", "owner", "others", "memory at most", "sessions",
+		"lanes", "verbs a second over tcp", "index"}}
 	most := func(n uint64, s string) string {
 		if n == 0 {
 			return "-"
@@ -210,11 +220,14 @@ func tenantsTable(st *dirpb.StatusReply) httpd.Table {
 	for _, n := range st.GetMap().GetNamespaces() {
 		var others []string
 		for _, x := range n.GetAccess() {
-			others = append(others, x.GetWho()+" ("+strings.ToLower(strings.TrimPrefix(x.GetRight().String(), "RIGHT_"))+")")
+			others = append(others, x.GetWho()+" ("+
+				strings.ToLower(strings.TrimPrefix(x.GetRight().String(), "RIGHT_"))+")")
 		}
 		q := n.GetQuota()
-		t.Rows = append(t.Rows, []string{n.GetName(), cmp.Or(n.GetOwner(), "everybody"), cmp.Or(strings.Join(others, ", "), "-"), most(n.GetLimitBytes(), size(n.GetLimitBytes())),
-			number(uint64(q.GetSessions())), number(uint64(q.GetLanes())), number(q.GetTcpOpsPerSecond()), most(q.GetIndexBytes(), size(q.GetIndexBytes()))})
+		t.Rows = append(t.Rows, []string{n.GetName(), cmp.Or(n.GetOwner(), "everybody"),
+			cmp.Or(strings.Join(others, ", "), "-"), most(n.GetLimitBytes(), size(n.GetLimitBytes())),
+			number(uint64(q.GetSessions())), number(uint64(q.GetLanes())), number(q.GetTcpOpsPerSecond()),
+			most(q.GetIndexBytes(), size(q.GetIndexBytes()))})
 	}
 	return t
 }
@@ -227,7 +240,8 @@ func sessionsTable(st *dirpb.StatusReply) httpd.Table {
 	})
 	for _, s := range all {
 		age := time.Duration(min(s.GetAgeMillis(), 1<<40)) * time.Millisecond
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(s.GetId())), s.GetClient(), s.GetNamespace(), strings.ToLower(strings.TrimPrefix(s.GetLife().String(), "SESSION_")),
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(s.GetId())), s.GetClient(), s.GetNamespace(),
+			strings.ToLower(strings.TrimPrefix(s.GetLife().String(), "SESSION_")),
 			age.Truncate(time.Second).String(), cmp.Or(s.GetIdentity(), "-")})
 	}
 	return t
@@ -235,9 +249,11 @@ func sessionsTable(st *dirpb.StatusReply) httpd.Table {
 
 // auditTable has the latest change first.
 func auditTable(a *dirpb.AuditReply) httpd.Table {
-	t := httpd.Table{Title: "Latest changes", Header: []string{"time", "identity", "from", "action", "object", "detail"}}
+	t := httpd.Table{Title: "Latest changes", Header: []string{"time", "identity", "from", "action", "object",
+		"detail"}}
 	for _, e := range slices.Backward(a.GetEntries()) {
-		t.Rows = append(t.Rows, []string{time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339), cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"),
+		t.Rows = append(t.Rows, []string{time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339),
+			cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"),
 			e.GetAction(), e.GetObject(), e.GetDetail()})
 	}
 	return t
@@ -246,45 +262,65 @@ func auditTable(a *dirpb.AuditReply) httpd.Table {
 // gatewayCharts are what a gateway knows of the last minutes.
 func gatewayCharts() []httpd.Chart {
 	seconds := []string{"kvd_gateway_command_seconds", "kvd_memcached_command_seconds"}
-	hits, misses := []string{"kvd_gateway_hits_total", "kvd_memcached_hits_total"}, []string{"kvd_gateway_misses_total", "kvd_memcached_misses_total"}
+	hits, misses := []string{"kvd_gateway_hits_total", "kvd_memcached_hits_total"},
+		[]string{"kvd_gateway_misses_total", "kvd_memcached_misses_total"}
 	return []httpd.Chart{
-		{Title: "Commands", Unit: "a second", Lines: []httpd.Line{{Name: "Redis", Of: []string{"kvd_gateway_commands_total"}}, {Name: "memcached", Of: []string{"kvd_memcached_commands_total"}}}},
-		{Title: "Latency", Unit: "ms", Lines: []httpd.Line{{Name: "half within", Of: seconds, Quantile: 0.5}, {Name: "99 % within", Of: seconds, Quantile: 0.99},
+		{Title: "Commands", Unit: "a second",
+			Lines: []httpd.Line{{Name: "Redis", Of: []string{"kvd_gateway_commands_total"}},
+				{Name: "memcached", Of: []string{"kvd_memcached_commands_total"}}}},
+		{Title: "Latency", Unit: "ms", Lines: []httpd.Line{{Name: "half within", Of: seconds, Quantile: 0.5},
+			{Name: "99 % within", Of: seconds, Quantile: 0.99},
 			{Name: "99.9 % within", Of: seconds, Quantile: 0.999}}},
 		{Title: "Hits", Unit: "%", Lines: []httpd.Line{{Name: "of lookups", Of: hits, Beside: misses}}},
-		{Title: "Evictions", Unit: "records a second", Lines: []httpd.Line{{Name: "evicted", Of: []string{"kvd_client_evicted_records_total"}},
-			{Name: "expired", Of: []string{"kvd_client_expired_records_total"}}}},
+		{Title: "Evictions", Unit: "records a second",
+			Lines: []httpd.Line{{Name: "evicted", Of: []string{"kvd_client_evicted_records_total"}},
+				{Name: "expired", Of: []string{"kvd_client_expired_records_total"}}}},
 	}
 }
 
-// directoryCharts are what a directory node knows of the last minutes. Renewals are the leader's; a map version is a change of the map.
+// directoryCharts are what a directory node knows of the last minutes. Renewals are the leader's; a map version is a
+// change of the map.
 func directoryCharts() []httpd.Chart {
 	raft := func(name, of string) httpd.Line {
 		return httpd.Line{Name: name, Of: []string{"kvd_raft_" + of + "_seconds"}, Quantile: 0.99}
 	}
 	return []httpd.Chart{
-		{Title: "Control", Unit: "a second", Lines: []httpd.Line{{Name: "renewals", Of: []string{"kvd_directory_renewals_total"}},
-			{Name: "changes of the map", Of: []string{"kvd_directory_map_version"}}, {Name: "raft entries", Of: []string{"kvd_raft_commit_index"}}}},
-		{Title: "Raft, 99 % within", Unit: "ms", Lines: []httpd.Line{raft("commit", "commit"), raft("leader's disk", "leader_store"), raft("follower's disk", "follower_store")}},
-		{Title: "Sessions and jobs", Unit: "open", Lines: []httpd.Line{{Name: "sessions", Of: []string{"kvd_directory_sessions"}, Level: true}, {Name: "jobs", Of: []string{"kvd_directory_jobs"}, Level: true}}},
+		{Title: "Control", Unit: "a second",
+			Lines: []httpd.Line{{Name: "renewals", Of: []string{"kvd_directory_renewals_total"}},
+				{Name: "changes of the map", Of: []string{"kvd_directory_map_version"}},
+				{Name: "raft entries", Of: []string{"kvd_raft_commit_index"}}}},
+		{Title: "Raft, 99 % within", Unit: "ms",
+			Lines: []httpd.Line{raft("commit", "commit"), raft("leader's disk", "leader_store"),
+				raft("follower's disk", "follower_store")}},
+		{Title: "Sessions and jobs", Unit: "open",
+			Lines: []httpd.Line{{Name: "sessions", Of: []string{"kvd_directory_sessions"}, Level: true},
+				{Name: "jobs", Of: []string{"kvd_directory_jobs"}, Level: true}}},
 		processChart(),
 	}
 }
 
-// memnodeCharts are what a memory node knows of the last minutes: not what its clients, or an adapter, do with its memory by themselves.
+// memnodeCharts are what a memory node knows of the last minutes: not what its clients, or an adapter, do with its
+// memory by themselves.
 func memnodeCharts() []httpd.Chart {
 	cpu := []string{"kvd_memnode_data_path_cpu_seconds_total"}
 	return []httpd.Chart{
-		{Title: "Verbs executed for others", Unit: "% of a processor", Lines: []httpd.Line{{Name: "all", Of: cpu, Times: 100}}},
-		{Title: "Callers", Unit: "open", Lines: []httpd.Line{{Name: "connections", Of: []string{"kvd_memnode_connections"}, Level: true}, {Name: "sessions", Of: []string{"kvd_memnode_sessions"}, Level: true}}},
-		{Title: "Memory", Unit: "MiB", Lines: []httpd.Line{{Name: "in regions", Of: []string{"kvd_memnode_registered_bytes"}, Level: true, Times: 1.0 / (1 << 20)},
-			{Name: "lent at most", Of: []string{"kvd_memnode_capacity_bytes"}, Level: true, Times: 1.0 / (1 << 20)}}},
+		{Title: "Verbs executed for others", Unit: "% of a processor",
+			Lines: []httpd.Line{{Name: "all", Of: cpu, Times: 100}}},
+		{Title: "Callers", Unit: "open",
+			Lines: []httpd.Line{{Name: "connections", Of: []string{"kvd_memnode_connections"}, Level: true},
+				{Name: "sessions", Of: []string{"kvd_memnode_sessions"}, Level: true}}},
+		{Title: "Memory", Unit: "MiB",
+			Lines: []httpd.Line{{Name: "in regions", Of: []string{"kvd_memnode_registered_bytes"}, Level: true,
+				Times: 1.0 / (1 << 20)},
+				{Name: "lent at most", Of: []string{"kvd_memnode_capacity_bytes"}, Level: true,
+					Times: 1.0 / (1 << 20)}}},
 		processChart(),
 	}
 }
 
 func processChart() httpd.Chart {
-	return httpd.Chart{Title: "Process", Unit: "% of a processor", Lines: []httpd.Line{{Name: "all of it", Of: []string{"process_cpu_seconds_total"}, Times: 100}}}
+	return httpd.Chart{Title: "Process", Unit: "% of a processor",
+		Lines: []httpd.Line{{Name: "all of it", Of: []string{"process_cpu_seconds_total"}, Times: 100}}}
 }
 
 func yes(b bool) string {

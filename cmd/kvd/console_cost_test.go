@@ -30,7 +30,8 @@ type changing struct {
 func newChanging() *changing {
 	st := simulated(64, 1024)
 	for i := range 10 {
-		st.Jobs = append(st.Jobs, &dirpb.Job{Id: uint32(i + 1), Kind: dirpb.JobKind_JOB_JOIN, PgId: uint32(i + 1), Total: 100_000, Owner: 3, Reason: "a copy is missing"})
+		st.Jobs = append(st.Jobs, &dirpb.Job{Id: uint32(i + 1), Kind: dirpb.JobKind_JOB_JOIN, PgId: uint32(i + 1),
+			Total: 100_000, Owner: 3, Reason: "a copy is missing"})
 	}
 	return &changing{st: st}
 }
@@ -68,7 +69,8 @@ func serveChanging(tb testing.TB) (*changing, *httpd.Server) {
 	return c, s
 }
 
-// BenchmarkPage makes what a page of a large store is made of, which happens at most once a second, for all who look at it.
+// BenchmarkPage makes what a page of a large store is made of, which happens at most once a second, for all who look at
+// it.
 func BenchmarkPage(b *testing.B) {
 	c := newChanging()
 	for b.Loop() {
@@ -83,8 +85,8 @@ func BenchmarkPage(b *testing.B) {
 
 const updatesPerSecond = 20
 
-// TestConsoleCost: neither the browser nor the process takes more than 5 % of a processor for the page of a store of 64 memory nodes and
-// 1,024 placement groups that changes 20 times a second.
+// TestConsoleCost: neither the browser nor the process takes more than 5 % of a processor for the page of a store of 64
+// memory nodes and 1,024 placement groups that changes 20 times a second.
 func TestConsoleCost(t *testing.T) {
 	path := os.Getenv("KVD_CONSOLE_COST")
 	if path == "" {
@@ -114,7 +116,8 @@ func TestConsoleCost(t *testing.T) {
 	defer close(stop)
 	of := func(at string) (browser, process float64) {
 		home := t.TempDir()
-		cmd := exec.CommandContext(t.Context(), path, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--user-data-dir="+home, "--window-size=1400,1000", at)
+		cmd := exec.CommandContext(t.Context(), path, "--headless=new", "--no-sandbox", "--disable-gpu",
+			"--remote-debugging-port=0", "--user-data-dir="+home, "--window-size=1400,1000", at)
 		cmd.Env = append(os.Environ(), "HOME="+home)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := cmd.Start(); err != nil {
@@ -133,9 +136,11 @@ func TestConsoleCost(t *testing.T) {
 	blank, idle := of("about:blank")
 	browser, process := of("http://" + s.Addr())
 	asked := s.Door().Stats().Accepted
-	fmt.Printf("of one processor: the browser %.1f %% (%.1f %% with an empty page), the process %.1f %% (%.1f %% without a page)\n", browser, blank, process, idle)
+	fmt.Printf("of one processor: the browser %.1f %% (%.1f %% with an empty page), the process %.1f %% (%.1f %% "+
+		"without a page)\n", browser, blank, process, idle)
 	if asked == 0 || !smoke && (browser > 5 || process > 5) {
-		t.Errorf("the browser takes %.1f %%, the process %.1f %%, want 5 %% at most; %d connections", browser, process, asked)
+		t.Errorf("the browser takes %.1f %%, the process %.1f %%, want 5 %% at most; %d connections", browser, process,
+			asked)
 	}
 }
 

@@ -20,14 +20,15 @@ const (
 // tables are what a gateway shows people.
 func (g *runningGateway) tables() []httpd.Table {
 	all := []httpd.Table{costsTable(g.redis.Costs()), g.evictionsTable()}
-	if g.o.hotKeys {
+	if g.o.settings.HotKeys {
 		all = append(all, hotKeysTable(g.redis.HotKeys()))
 	}
 	return all
 }
 
 // withTables shows more on a page.
-func withTables(page func(context.Context) (httpd.Page, error), more func() []httpd.Table) func(context.Context) (httpd.Page, error) {
+func withTables(page func(context.Context) (httpd.Page, error), more func() []httpd.Table) func(context.Context) (
+	httpd.Page, error) {
 	return func(ctx context.Context) (httpd.Page, error) {
 		p, err := page(ctx)
 		p.Tables = append(p.Tables, more()...)
@@ -36,7 +37,8 @@ func withTables(page func(context.Context) (httpd.Page, error), more func() []ht
 }
 
 func costsTable(costs []gateway.CommandCost) httpd.Table {
-	t := httpd.Table{Title: "Dearest commands", Header: []string{"command", "calls", "failed", "time in all", "% of all", "mean"}}
+	t := httpd.Table{Title: "Dearest commands", Header: []string{"command", "calls", "failed", "time in all",
+		"% of all", "mean"}}
 	var sum time.Duration
 	for _, c := range costs {
 		sum += c.Took
@@ -45,17 +47,21 @@ func costsTable(costs []gateway.CommandCost) httpd.Table {
 		if i == costsShown {
 			break
 		}
-		t.Rows = append(t.Rows, []string{c.Name, strconv.FormatUint(c.Calls, 10), strconv.FormatUint(c.Failed, 10), c.Took.Round(time.Millisecond).String(),
-			percent(float64(c.Took) / float64(max(sum, 1))), (c.Took / time.Duration(max(c.Calls, 1))).Round(time.Microsecond).String()})
+		t.Rows = append(t.Rows, []string{c.Name, strconv.FormatUint(c.Calls, 10), strconv.FormatUint(c.Failed, 10),
+			c.Took.Round(time.Millisecond).String(),
+			percent(float64(c.Took) / float64(max(sum, 1))), (c.Took / time.Duration(max(c.Calls, 1))).Round(
+				time.Microsecond).String()})
 	}
 	return t
 }
 
 func (g *runningGateway) evictionsTable() httpd.Table {
-	t := httpd.Table{Title: "Evictions", Header: []string{"namespace", "evicted records", "in bytes", "expired records"}}
+	t := httpd.Table{Title: "Evictions", Header: []string{"namespace", "evicted records", "in bytes",
+		"expired records"}}
 	for i, name := range g.names {
 		s := g.clients[i].Stats()
-		t.Rows = append(t.Rows, []string{name, strconv.FormatUint(s.Evicted, 10), size(s.EvictedBytes), strconv.FormatUint(s.Expired, 10)})
+		t.Rows = append(t.Rows, []string{name, strconv.FormatUint(s.Evicted, 10), size(s.EvictedBytes),
+			strconv.FormatUint(s.Expired, 10)})
 	}
 	return t
 }

@@ -22,7 +22,8 @@ func TestGatewayTables(t *testing.T) {
 		t.Errorf("%d rows, %s", len(table.Rows), got)
 	}
 	for key, want := range map[string]string{
-		"user:1": "user:1", "é": "é", odd: odd[:hotKeyChars] + "…", "\x00\xff": `"\x00\xff"`, "a\nb": `"a\nb"`, "\u202e": `"\u202e"`,
+		"user:1": "user:1", "é": "é", odd: odd[:hotKeyChars] + "…", "\x00\xff": `"\x00\xff"`, "a\nb": `"a\nb"`,
+		"\u202e":                 `"\u202e"`,
 		strings.Repeat("é", 100): strings.Repeat("é", hotKeyChars) + "…", "": "",
 	} {
 		if got := keyText(key); got != want {
@@ -31,9 +32,13 @@ func TestGatewayTables(t *testing.T) {
 	}
 	s := servePage(t, nil)
 	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) {
-		return httpd.Page{Tables: []httpd.Table{hotKeysTable([]gateway.HotKey{{Database: "cache", Key: odd, Share: 0.25, Least: 0.2}})}}, nil
+		return httpd.Page{
+			Tables: []httpd.Table{
+				hotKeysTable([]gateway.HotKey{{Database: "cache", Key: odd, Share: 0.25, Least: 0.2}})}}, nil
 	})
-	if page := read(t, "http://"+s.Addr()+"/"); strings.Count(page, "<script") != 1 || !strings.Contains(page, "<td>cache</td><td>&lt;script&gt;") || !strings.Contains(page, "<td>25.0</td><td>20.0</td>") {
+	if page := read(t, "http://"+s.Addr()+"/"); strings.Count(page, "<script") != 1 ||
+		!strings.Contains(page, "<td>cache</td><td>&lt;script&gt;") ||
+		!strings.Contains(page, "<td>25.0</td><td>20.0</td>") {
 		t.Error(page)
 	}
 }

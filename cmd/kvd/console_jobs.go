@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// paceOver is about how long a job is watched before an earlier pace counts no more, and paceLeast how long it is watched
-	// before any counts.
+	// paceOver is about how long a job is watched before an earlier pace counts no more, and paceLeast how long it is
+	// watched before any counts.
 	paceOver, paceLeast = 30 * time.Second, 2 * time.Second
 	// mostLeft bounds what is shown: nobody waits for a job that takes longer.
 	mostLeft = 100 * time.Hour
@@ -70,7 +70,9 @@ func leftText(left map[uint32]time.Duration, job uint32) string {
 }
 
 func sortedJobs(st *dirpb.StatusReply) []*dirpb.Job {
-	return slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	return slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int {
+		return cmp.Compare(a.GetId(), b.GetId())
+	})
 }
 
 // jobTrouble is why a job does not get on; empty: it does, as far as anybody has said.
@@ -90,14 +92,17 @@ func jobPercent(j *dirpb.Job) string {
 }
 
 func jobsTable(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Table {
-	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "reason", "placement group", "owner", "done", "of", "%", "left", "waits or trouble"}}
+	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "reason", "placement group", "owner", "done", "of",
+		"%", "left", "waits or trouble"}}
 	for _, j := range sortedJobs(st) {
 		owner := "-"
 		if j.GetOwner() != 0 {
 			owner = "session " + strconv.Itoa(int(j.GetOwner()))
 		}
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), j.GetReason(), strconv.Itoa(int(j.GetPgId())), owner,
-			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), cmp.Or(jobPercent(j), "-"), leftText(left, j.GetId()), jobTrouble(j)})
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), j.GetReason(),
+			strconv.Itoa(int(j.GetPgId())), owner,
+			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), cmp.Or(jobPercent(j), "-"),
+			leftText(left, j.GetId()), jobTrouble(j)})
 	}
 	return t
 }
@@ -108,7 +113,8 @@ func jobsPicture(st *dirpb.StatusReply, left map[uint32]time.Duration) httpd.Pic
 	for _, j := range sortedJobs(st) {
 		done, total := float64(min(j.GetDone(), j.GetTotal())), float64(j.GetTotal())
 		b := httpd.Bar{Label: fmt.Sprintf("%d: %s", j.GetId(), overview.JobKind(j.GetKind())), Note: "not begun",
-			Parts: []httpd.Part{{Kind: "done", Size: done, Text: fmt.Sprintf("done %d", j.GetDone())}, {Kind: "to do", Size: max(total-done, 0), Text: fmt.Sprintf("to do %.0f", total-done)}}}
+			Parts: []httpd.Part{{Kind: "done", Size: done, Text: fmt.Sprintf("done %d", j.GetDone())},
+				{Kind: "to do", Size: max(total-done, 0), Text: fmt.Sprintf("to do %.0f", total-done)}}}
 		if s := jobPercent(j); s != "" {
 			b.Note = s + " %"
 			if s := leftText(left, j.GetId()); s != "-" {

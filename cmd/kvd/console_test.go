@@ -26,15 +26,23 @@ import (
 // simulated is the state of a store of so many memory nodes and placement groups, with two copies of each.
 func simulated(nodes, groups int) *dirpb.StatusReply {
 	const units = 1 << 20
-	m := &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "orders", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 2, Owner: "group:shop",
-		Quota: &dirpb.Quota{Sessions: 100}, Access: []*dirpb.Access{{Who: "group:reports", Right: dirpb.Right_RIGHT_READ}}}}}
+	m := &dirpb.Map{
+		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "orders", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 2,
+			Owner: "group:shop",
+			Quota: &dirpb.Quota{Sessions: 100}, Access: []*dirpb.Access{
+				{Who: "group:reports", Right: dirpb.Right_RIGHT_READ}}}}}
 	st := &dirpb.StatusReply{
 		Map: m, AnsweredBy: "d1", Leads: true,
-		Directory: []*dirpb.DirectoryNode{{Id: "d1", GrpcAddr: "d1:7400", Leader: true, Voter: true}, {Id: "d2", GrpcAddr: "d2:7400", Voter: true}, {Id: "d3", GrpcAddr: "d3:7400", Voter: true}},
-		Sessions:  []*dirpb.SessionInfo{{Id: 7, Client: "shop-1", Namespace: "orders", Life: dirpb.SessionLife_SESSION_LIVE, AgeMillis: 3600_000, Identity: "spiffe://example/kvd/client/shop"}},
+		Directory: []*dirpb.DirectoryNode{{Id: "d1", GrpcAddr: "d1:7400", Leader: true, Voter: true},
+			{Id: "d2", GrpcAddr: "d2:7400", Voter: true}, {Id: "d3", GrpcAddr: "d3:7400", Voter: true}},
+		Sessions: []*dirpb.SessionInfo{
+			{Id: 7, Client: "shop-1", Namespace: "orders", Life: dirpb.SessionLife_SESSION_LIVE, AgeMillis: 3600_000,
+				Identity: "spiffe://example/kvd/client/shop"}},
 	}
 	for i := range nodes {
-		m.Nodes = append(m.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprint("m", i+1), State: dirpb.NodeState_NODE_UP, CapacityBytes: uint64(groups) * 80 * units * 3 / uint64(nodes), Domain: fmt.Sprint("rack", i%3),
+		m.Nodes = append(m.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprint("m", i+1),
+			State: dirpb.NodeState_NODE_UP, CapacityBytes: uint64(groups) * 80 * units * 3 / uint64(nodes),
+			Domain:    fmt.Sprint("rack", i%3),
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: fmt.Sprintf("10.0.0.%d:7410", i+1)}}})
 	}
 	depth := 0
@@ -42,7 +50,8 @@ func simulated(nodes, groups int) *dirpb.StatusReply {
 		depth++
 	}
 	for i := range groups {
-		g := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 80 * units, IndexBytes: 16 * units}
+		g := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE,
+			RegionBytes: 80 * units, IndexBytes: 16 * units}
 		for c := range 2 {
 			n := m.Nodes[(i+c)%nodes]
 			n.UsedBytes += g.RegionBytes
@@ -50,11 +59,14 @@ func simulated(nodes, groups int) *dirpb.StatusReply {
 		}
 		m.Pgs = append(m.Pgs, g)
 		live := uint64(units * (20 + i*7%60) / 100)
-		st.Usage = append(st.Usage, &dirpb.PGUsage{PgId: g.Id, HeapUnits: units, GrantedUnits: live + units/8, LiveUnits: live, FreeUnits: units / 16, LimboUnits: units / 64, ComingUnits: units / 32, LostUnits: units / 64,
+		st.Usage = append(st.Usage, &dirpb.PGUsage{PgId: g.Id, HeapUnits: units, GrantedUnits: live + units/8,
+			LiveUnits: live, FreeUnits: units / 16, LimboUnits: units / 64, ComingUnits: units / 32,
+			LostUnits:    units / 64,
 			WaitingUnits: units / 50, Estimated: true})
 	}
 	for i := range 1 << depth {
-		m.Shards = append(m.Shards, &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, Prefix: uint32(i), Depth: uint32(depth), PgId: uint32(i%groups + 1)})
+		m.Shards = append(m.Shards, &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, Prefix: uint32(i),
+			Depth: uint32(depth), PgId: uint32(i%groups + 1)})
 	}
 	return st
 }
@@ -66,7 +78,8 @@ func simulations() map[string]*dirpb.StatusReply {
 		for _, g := range st.Map.Pgs {
 			if i := slices.IndexFunc(g.Members, func(x *dirpb.Member) bool { return x.NodeId == node }); i >= 0 {
 				g.Members = slices.Delete(g.Members, i, i+1)
-				st.Jobs = append(st.Jobs, &dirpb.Job{Id: g.Id, Kind: dirpb.JobKind_JOB_JOIN, PgId: g.Id, Done: uint64(g.Id) * 100, Total: 1200, Owner: 3, Reason: "a copy is missing"})
+				st.Jobs = append(st.Jobs, &dirpb.Job{Id: g.Id, Kind: dirpb.JobKind_JOB_JOIN, PgId: g.Id,
+					Done: uint64(g.Id) * 100, Total: 1200, Owner: 3, Reason: "a copy is missing"})
 			}
 		}
 	}
@@ -80,7 +93,8 @@ func simulations() map[string]*dirpb.StatusReply {
 	for i, s := range busy.Map.Shards {
 		if i%3 == 0 {
 			s.Move = &dirpb.Move{ChildId: uint32(100 + i), PgId: uint32(i%16 + 1), Split: i%2 == 0}
-			busy.Jobs = append(busy.Jobs, &dirpb.Job{Id: uint32(i + 1), Kind: dirpb.JobKind_JOB_MOVE, PgId: s.PgId, Done: uint64(i), Total: 16, Reason: "the shard is full"})
+			busy.Jobs = append(busy.Jobs, &dirpb.Job{Id: uint32(i + 1), Kind: dirpb.JobKind_JOB_MOVE, PgId: s.PgId,
+				Done: uint64(i), Total: 16, Reason: "the shard is full"})
 		}
 	}
 	return map[string]*dirpb.StatusReply{"healthy": simulated(5, 12), "degraded": down, "lost": lost, "busy": busy}
@@ -93,7 +107,8 @@ func oddState() *dirpb.StatusReply {
 	st := simulations()["busy"]
 	st.Sessions[0].Client, st.Sessions[0].Identity = odd+"client", odd+"identity"
 	st.Map.Nodes[0].Name, st.Map.Nodes[0].Domain, st.Map.Nodes[0].Trouble = odd+"node", odd+"domain", odd+"trouble"
-	st.Map.Namespaces[0].Name, st.Map.Namespaces[0].Owner, st.Map.Namespaces[0].Access[0].Who = odd+"namespace", odd+"owner", odd+"who"
+	st.Map.Namespaces[0].Name, st.Map.Namespaces[0].Owner, st.Map.Namespaces[0].Access[0].Who = odd+"namespace",
+		odd+"owner", odd+"who"
 	st.Jobs[0].Trouble, st.Jobs[0].Reason, st.Directory[1].Id = odd+"job", odd+"reason", odd+"member"
 	return st
 }
@@ -105,7 +120,9 @@ func servePage(t *testing.T, st *dirpb.StatusReply) *httpd.Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	s.Serving(func() error { return nil }, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil), nil })
+	s.Serving(func() error {
+		return nil
+	}, func(context.Context) (httpd.Page, error) { return clusterPage(st, nil), nil })
 	return s
 }
 
@@ -127,7 +144,8 @@ func read(t *testing.T, at string) string {
 func TestPageOfOddNames(t *testing.T) {
 	s := servePage(t, oddState())
 	html := read(t, "http://"+s.Addr()+"/")
-	for _, name := range []string{"client", "identity", "node", "domain", "trouble", "namespace", "owner", "who", "job", "reason", "member"} {
+	for _, name := range []string{"client", "identity", "node", "domain", "trouble", "namespace", "owner", "who", "job",
+		"reason", "member"} {
 		if !strings.Contains(html, "&gt;"+name) {
 			t.Errorf("the page does not show the %s", name)
 		}
@@ -140,7 +158,8 @@ func TestPageOfOddNames(t *testing.T) {
 	}
 }
 
-// The pictures show what is the matter: chains, copies that are missing, shards that split, and first the groups that lack something.
+// The pictures show what is the matter: chains, copies that are missing, shards that split, and first the groups that
+// lack something.
 func TestPictures(t *testing.T) {
 	all := simulations()
 	text := func(p httpd.Picture) string {
@@ -181,7 +200,8 @@ func TestJobsLeft(t *testing.T) {
 		now = now.Add(after)
 		st.Jobs[0].Done, st.Jobs[2].Done = done, done
 		left := p.left(st, now)
-		if got := leftText(left, 1); got != want || leftText(left, 2) != "-" || leftText(left, 3) != "-" || leftText(left, 4) != "-" {
+		if got := leftText(left, 1); got != want || leftText(left, 2) != "-" || leftText(left, 3) != "-" ||
+			leftText(left, 4) != "-" {
 			t.Errorf("after %v: %s, want %s", after, got, want)
 		}
 	}
@@ -212,7 +232,9 @@ func browser(t *testing.T, at string, args ...string) string {
 		t.Skip("no KVD_CHROMIUM: make test-console")
 	}
 	home := t.TempDir()
-	c := exec.CommandContext(t.Context(), path, append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", "--user-data-dir=" + home}, append(args, at)...)...)
+	c := exec.CommandContext(t.Context(), path,
+		append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+			"--virtual-time-budget=5000", "--user-data-dir=" + home}, append(args, at)...)...)
 	c.Env = append(os.Environ(), "HOME="+home)
 	out, err := c.Output()
 	if err != nil {
@@ -225,7 +247,8 @@ func browser(t *testing.T, at string, args ...string) string {
 func TestPageInBrowser(t *testing.T) {
 	s := servePage(t, oddState())
 	dom := browser(t, "http://"+s.Addr(), "--dump-dom")
-	for _, w := range []string{`id="p0"`, `id="p2"`, `<rect `, `role="img" aria-label="&lt;script&gt;`, `<span class="label">&lt;script&gt;`, `<title>! kvd directory</title>`} {
+	for _, w := range []string{`id="p0"`, `id="p2"`, `<rect `, `role="img" aria-label="&lt;script&gt;`,
+		`<span class="label">&lt;script&gt;`, `<title>! kvd directory</title>`} {
 		if !strings.Contains(dom, w) {
 			t.Errorf("the page lacks %s", w)
 		}
@@ -236,10 +259,13 @@ func TestPageInBrowser(t *testing.T) {
 	// The first answer is the page itself, and the polls get other ones.
 	ready := func() error { return nil }
 	s.Serving(ready, func(context.Context) (httpd.Page, error) {
-		s.Serving(ready, func(context.Context) (httpd.Page, error) { return clusterPage(simulations()["lost"], nil), nil })
+		s.Serving(ready, func(context.Context) (httpd.Page, error) {
+			return clusterPage(simulations()["lost"], nil), nil
+		})
 		return clusterPage(simulations()["healthy"], nil), nil
 	})
-	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) || !strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "healthy") {
+	if dom := browser(t, "http://"+s.Addr(), "--dump-dom"); !strings.Contains(dom, `class="trouble"`) ||
+		!strings.Contains(dom, "kvctl namespace accept-loss orders") || strings.Contains(dom, "healthy") {
 		t.Errorf("the page is as it was:\n%s", dom)
 	}
 }
@@ -270,7 +296,8 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 		}
 		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/state.json" {
-				time.Sleep(1100 * time.Millisecond) // an answer is given again for a second, and the browser's time is not ours
+				// an answer is given again for a second, and the browser's time is not ours
+				time.Sleep(1100 * time.Millisecond)
 			}
 			proxy.ServeHTTP(w, r)
 		}))
@@ -280,14 +307,17 @@ func TestPageOfNewsInBrowser(t *testing.T) {
 			t.Fatalf("%d answers, %d of them news", asked, news)
 		}
 		_, dom, _ = strings.Cut(dom, `<div id="health"`)
-		return strings.Join(strings.Fields(strings.ReplaceAll(dom, "<", "\n<")), " ") // the process breaks lines, and the script does not
+		// the process breaks lines, and the script does not
+		return strings.Join(strings.Fields(strings.ReplaceAll(dom, "<", "\n<")), " ")
 	}
-	if got, want := main([]string{"healthy", "busy", "degraded", "lost"}, 2), main([]string{"lost"}, 0); got != want || !strings.Contains(got, "nowhere") {
+	if got, want := main([]string{"healthy", "busy", "degraded", "lost"}, 2), main([]string{"lost"}, 0); got != want ||
+		!strings.Contains(got, "nowhere") {
 		t.Errorf("told by and by:\n%s\nat once:\n%s", got, want)
 	}
 }
 
-// look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are there.
+// look is put behind the page, and tells by the body's attributes what a browser made of it once the pictures are
+// there.
 const look = `<script>
 const seen = new MutationObserver(() => {
   if (!document.getElementById("p3")) return; // the last picture
@@ -303,8 +333,8 @@ const seen = new MutationObserver(() => {
 seen.observe(document.getElementById("pictures"), { childList: true });
 </script>`
 
-// On a phone as on a desk nothing is wider than the window, each picture and table has a name for screen readers, and the
-// keyboard reaches each table that scrolls.
+// On a phone as on a desk nothing is wider than the window, each picture and table has a name for screen readers, and
+// the keyboard reaches each table that scrolls.
 func TestPageLayoutInBrowser(t *testing.T) {
 	st := simulations()["degraded"]
 	st.Sessions[0].Client = strings.Repeat("long", 200)
@@ -329,7 +359,8 @@ func TestPageLayoutInBrowser(t *testing.T) {
 	defer web.Close()
 	for _, size := range []string{"500,1000", "1600,1000"} {
 		dom := browser(t, web.URL, "--dump-dom", "--window-size="+size)
-		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`, fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs))} {
+		for _, w := range []string{`data-wide=""`, `data-nameless=""`, `data-unreachable=""`,
+			fmt.Sprintf(`data-pictures="%d"`, 18+len(st.Jobs))} {
 			if !strings.Contains(dom, w) {
 				_, body, _ := strings.Cut(dom, "<body")
 				t.Errorf("%s: no %s: %.600s", size, w, body)
@@ -348,7 +379,9 @@ func TestScreenshots(t *testing.T) {
 		file := filepath.Join(dir, name+".png")
 		s := servePage(t, st)
 		s.Linked(func() []httpd.Link {
-			all := []httpd.Link{{Role: "directory", Name: "d2", Addr: "d2:7480"}, {Role: "directory", Name: "d3", Addr: "d3:7480"}, {Role: "gateway", Name: "web1 pid 812", Addr: "web1:7483"}}
+			all := []httpd.Link{{Role: "directory", Name: "d2", Addr: "d2:7480"},
+				{Role: "directory", Name: "d3", Addr: "d3:7480"},
+				{Role: "gateway", Name: "web1 pid 812", Addr: "web1:7483"}}
 			for _, n := range st.Map.Nodes {
 				all = append(all, httpd.Link{Role: "memnode", Name: n.Name, Addr: n.Name + ":7481"})
 			}

@@ -47,14 +47,15 @@ type besieged struct {
 	asks          *tls.Config // of the process's metrics
 	idle          gang        // but for N
 	gangs         []gang
-	// ask is a question of an honest client, which was there before the crowd; fresh makes another client, and lets it ask.
+	// ask is a question of an honest client, which was there before the crowd; fresh makes another client, and lets it
+	// ask.
 	ask, fresh func() error
 	bound      int64 // bytes, documented
 	few        bool  // fewer than fullIdle connections are within its limits
 }
 
-// TestCrowdsInFull puts 10,000 idle and 1,000 hostile connections before each kind of listener, one after the other, and prints what an
-// honest client and the process's memory see of it.
+// TestCrowdsInFull puts 10,000 idle and 1,000 hostile connections before each kind of listener, one after the other,
+// and prints what an honest client and the process's memory see of it.
 func TestCrowdsInFull(t *testing.T) {
 	rounds, err := strconv.Atoi(os.Getenv("KVD_CROWD"))
 	if err != nil || rounds < 1 {
@@ -62,15 +63,19 @@ func TestCrowdsInFull(t *testing.T) {
 	}
 	servers, client, crowd := split(t)
 	var table strings.Builder
-	fmt.Fprintf(&table, "%-10s %-13s %-22s %-33s %s\n", "listener", "connections", "memory, MB", "p99 of an honest client, µs", "ratio")
-	fmt.Fprintf(&table, "%-10s %6s %6s %6s %7s %7s %8s %8s %8s %7s\n", "", "tried", "open", "before", "at most", "after", "quiet", "idle", "crowd", "")
+	fmt.Fprintf(&table, "%-10s %-13s %-22s %-33s %s\n", "listener", "connections", "memory, MB",
+		"p99 of an honest client, µs", "ratio")
+	fmt.Fprintf(&table, "%-10s %6s %6s %6s %7s %7s %8s %8s %8s %7s\n", "", "tried", "open", "before", "at most",
+		"after", "quiet", "idle", "crowd", "")
 	var clear *clearStore
 	var secret *tlsStore
 	on(t, servers, func() { clear, secret = newClearStore(t), newTLSStore(t) })
 	stayOn(t, client)
 	for _, b := range []besieged{
-		// The memory node's small listeners first: what a crowd before its large one leaves lets the heap grow for a while.
-		clear.redis(t), clear.memcached(t), secret.tls(t), clear.http(t), clear.health(t), clear.tcp(t), clear.grpc(t), clear.raft(t),
+		// The memory node's small listeners first: what a crowd before its large one leaves lets the heap grow for a
+		// while.
+		clear.redis(t), clear.memcached(t), secret.tls(t), clear.http(t), clear.health(t), clear.tcp(t), clear.grpc(t),
+		clear.raft(t),
 	} {
 		t.Run(b.name, func(t *testing.T) { b.besiege(t, crowd, rounds, &table) })
 	}
@@ -117,7 +122,8 @@ func median(d []time.Duration) time.Duration {
 // openConns is how many connections the process says that it has.
 func (b *besieged) openConns(t *testing.T) int {
 	t.Helper()
-	m := regexp.MustCompile(`(?m)^kvd_listener_connections\{listener="` + b.counted + `"\} (\d+)$`).FindStringSubmatch(metricsPage(t, b.p.kv["http"], b.asks))
+	m := regexp.MustCompile(`(?m)^kvd_listener_connections\{listener="` + b.counted + `"\} (\d+)$`).FindStringSubmatch(
+		metricsPage(t, b.p.kv["http"], b.asks))
 	if m == nil {
 		t.Fatalf("no count of connections of %s", b.counted)
 	}
@@ -184,9 +190,12 @@ func (b *besieged) besiege(t *testing.T, cpus *unix.CPUSet, rounds int, table *s
 	after := anonymous(t, pid)
 	q, c := median(quiet), median(crowded)
 	mb := func(n int64) float64 { return float64(n) / 1e6 }
-	fmt.Fprintf(table, "%-10s %6d %6d %6.1f %7.1f %7.1f %8d %8d %8d %7.1f\n", b.name, fullIdle+fullHostile, open, mb(before), mb(peak), mb(after),
-		q.Microseconds(), median(idle).Microseconds(), c.Microseconds(), float64(c)/float64(median(slices.Concat(quiet, idle))))
-	t.Logf("%d of %d idle connections came, %d calls of hostile ones, which did %d deeds; quiet %v, idle %v, crowd %v", there, fullIdle, did[0], did[1], quiet, idle, crowded)
+	fmt.Fprintf(table, "%-10s %6d %6d %6.1f %7.1f %7.1f %8d %8d %8d %7.1f\n", b.name, fullIdle+fullHostile, open,
+		mb(before), mb(peak), mb(after),
+		q.Microseconds(), median(idle).Microseconds(), c.Microseconds(),
+		float64(c)/float64(median(slices.Concat(quiet, idle))))
+	t.Logf("%d of %d idle connections came, %d calls of hostile ones, which did %d deeds; quiet %v, idle %v, crowd %v",
+		there, fullIdle, did[0], did[1], quiet, idle, crowded)
 	if grown := peak - before; grown > b.bound {
 		t.Errorf("%d bytes more, at most %d are due", grown, b.bound)
 	}
@@ -205,16 +214,21 @@ func newClearStore(t *testing.T) *clearStore {
 	env = append(env, "GOGC=100") // bounds are of what is in use, of which a directory node lets more be garbage
 	web, most := "--http-listen=127.0.0.1:0", "--max-connections=12000"
 	const patient = "--election-timeout=3s" // on a busy machine leaders are deposed without a crowd
-	s.dir = start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5m", patient, web, most)
-	s.follower = start(t, env, "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raftAddr, "--join="+s.dir.kv["directory"], "--lease=5m", patient, web)
-	s.node = start(t, env, "memnode", "--name=m", "--directory="+s.dir.kv["directory"], "--memory=256MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", web)
+	s.dir = start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5m", patient, web, most)
+	s.follower = start(t, env, "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen="+s.raftAddr, "--join="+s.dir.kv["directory"], "--lease=5m", patient, web)
+	s.node = start(t, env, "memnode", "--name=m", "--directory="+s.dir.kv["directory"], "--memory=256MiB",
+		"--shm-socket=off", "--health-listen=127.0.0.1:0", web)
 	createNamespace(t, s.dir.kv["directory"], "cache", nil)
 	t.Setenv("KVD_PASSWORD", crowdPassword)
-	s.redisGW = start(t, env, "gateway", "--directory="+s.dir.kv["directory"], "--listen=127.0.0.1:0", "--listen-memcached=off", web, most, "--buffer-memory=64MiB")
+	s.redisGW = start(t, env, "gateway", "--directory="+s.dir.kv["directory"], "--listen=127.0.0.1:0",
+		"--listen-memcached=off", web, most, "--buffer-memory=64MiB")
 	if err := os.Unsetenv("KVD_PASSWORD"); err != nil {
 		t.Fatal(err)
 	}
-	s.memcachedGW = start(t, env, "gateway", "--directory="+s.dir.kv["directory"], "--listen=off", "--listen-memcached=127.0.0.1:0", web, most, "--buffer-memory=64MiB")
+	s.memcachedGW = start(t, env, "gateway", "--directory="+s.dir.kv["directory"], "--listen=off",
+		"--listen-memcached=127.0.0.1:0", web, most, "--buffer-memory=64MiB")
 	return s
 }
 
@@ -253,7 +267,8 @@ func cmpErr(err error) error {
 }
 
 // dialed is the question of a client that connects now, after what hello says and hears.
-func dialed(dial func() (net.Conn, error), hello, welcome, say, reply string) (ask func() error, c net.Conn, err error) {
+func dialed(dial func() (net.Conn, error), hello, welcome, say, reply string) (ask func() error, c net.Conn,
+	err error) {
 	if c, err = dial(); err != nil {
 		return nil, nil, err
 	}
@@ -297,7 +312,8 @@ func (s *clearStore) redis(t *testing.T) besieged {
 	b := besieged{name: "redis", counted: "redis", p: s.redisGW, addr: s.redisGW.kv["redis"], idle: greet,
 		bound: (fullIdle+fullHostile)*(100<<10) + 2*(64<<20)}
 	deaf := func(name string, n int, say []byte) gang {
-		return gang{Name: name, N: n, Greet: greet.Greet, Welcome: greet.Welcome, Say: say, Holds: 20 * time.Second, Every: time.Second}
+		return gang{Name: name, N: n, Greet: greet.Greet, Welcome: greet.Welcome, Say: say, Holds: 20 * time.Second,
+			Every: time.Second}
 	}
 	b.gangs = []gang{
 		{Name: "half a command", N: 150, Say: []byte("*2\r\n$3\r\nGE"), Holds: time.Minute, Every: time.Second},
@@ -309,25 +325,32 @@ func (s *clearStore) redis(t *testing.T) besieged {
 		flood(200),
 	}
 	h := newHonest(t, b.addr)
-	h.want("+OK\r\n+OK\r\n+OK\r\n", slicesConcat([]byte(auth), redisCommand("SET", "k", "v"), redisCommand("SET", "big", strings.Repeat("v", 1<<20))))
+	h.want("+OK\r\n+OK\r\n+OK\r\n", slicesConcat([]byte(auth), redisCommand("SET", "k", "v"),
+		redisCommand("SET", "big", strings.Repeat("v", 1<<20))))
 	b.speak(t, dialPlain(b.addr), auth, "+OK\r\n", string(redisCommand("GET", "k")), "$1\r\nv\r\n")
 	return b
 }
 
 func (s *clearStore) memcached(t *testing.T) besieged {
 	b := besieged{name: "memcached", counted: "memcached", p: s.memcachedGW, addr: s.memcachedGW.kv["memcached"],
-		idle: gang{Greet: [][]byte{[]byte("mn\r\n")}, Welcome: len("MN\r\n")}, bound: (fullIdle+fullHostile)*(100<<10) + 2*(64<<20)}
+		idle:  gang{Greet: [][]byte{[]byte("mn\r\n")}, Welcome: len("MN\r\n")},
+		bound: (fullIdle+fullHostile)*(100<<10) + 2*(64<<20)}
 	b.gangs = []gang{
 		{Name: "half a command", N: 150, Say: []byte("ge"), Holds: time.Minute, Every: time.Second},
-		{Name: "half a value", N: 100, Say: []byte("set h 0 0 1000000\r\nhalf"), Holds: time.Minute, Every: time.Second},
+		{Name: "half a value", N: 100, Say: []byte("set h 0 0 1000000\r\nhalf"), Holds: time.Minute,
+			Every: time.Second},
 		{Name: "a byte a second", N: 150, Say: []byte("get k\r\n"), Slow: true, Every: time.Second},
-		{Name: "garbage", N: 200, Say: []byte("\x00\xff" + strings.Repeat("x", 5000) + "\r\n"), Reads: true, Every: time.Second},
-		{Name: "large replies that nobody reads", N: 150, Say: []byte("get big big big big\r\n"), Holds: 20 * time.Second, Every: time.Second},
-		{Name: "many replies that nobody reads", N: 50, Say: bytes.Repeat([]byte("version\r\n"), 5000), Holds: 20 * time.Second, Every: time.Second},
+		{Name: "garbage", N: 200, Say: []byte("\x00\xff" + strings.Repeat("x", 5000) + "\r\n"), Reads: true,
+			Every: time.Second},
+		{Name: "large replies that nobody reads", N: 150, Say: []byte("get big big big big\r\n"),
+			Holds: 20 * time.Second, Every: time.Second},
+		{Name: "many replies that nobody reads", N: 50, Say: bytes.Repeat([]byte("version\r\n"), 5000),
+			Holds: 20 * time.Second, Every: time.Second},
 		flood(200),
 	}
 	big := strings.Repeat("v", 1<<19)
-	newHonest(t, b.addr).want("STORED\r\nSTORED\r\n", fmt.Appendf(nil, "set k 0 0 1\r\nv\r\nset big 0 0 %d\r\n%s\r\n", len(big), big))
+	newHonest(t, b.addr).want("STORED\r\nSTORED\r\n", fmt.Appendf(nil, "set k 0 0 1\r\nv\r\nset big 0 0 %d\r\n%s\r\n",
+		len(big), big))
 	b.speak(t, dialPlain(b.addr), "", "", "get k\r\n", "VALUE k 0 1\r\nv\r\nEND\r\n")
 	return b
 }
@@ -344,12 +367,18 @@ func newTLSStore(t *testing.T) *tlsStore {
 	t.Helper()
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB",
+		"--shm-socket=off"}, files.flags("memnode")...)...)
 	createNamespace(t, d.kv["directory"], "cache", files.load("operator"), files.identity("gateway"))
 	s := &tlsStore{files: files.files("client")}
-	s.gw = start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0",
-		"--http-listen=127.0.0.1:0", "--insecure", "--max-connections=12000", "--buffer-memory=64MiB"}, files.flags("gateway")...)...)
+	s.gw = start(t, env,
+		append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off",
+			"--listen-tls=127.0.0.1:0",
+			"--http-listen=127.0.0.1:0", "--insecure", "--max-connections=12000", "--buffer-memory=64MiB"},
+			files.flags("gateway")...)...)
 	cfg, err := mobTLS(s.files)
 	if err != nil {
 		t.Fatal(err)
@@ -377,10 +406,12 @@ func clientHello(t *testing.T, cfg *tls.Config) []byte {
 
 func (s *tlsStore) tls(t *testing.T) besieged {
 	b := besieged{name: "tls", counted: "redis", p: s.gw, addr: s.gw.kv["tls"], asks: s.asks,
-		idle: gang{Files: s.files, Greet: [][]byte{[]byte("PING\r\n")}, Welcome: len("+PONG\r\n")}, bound: (fullIdle+fullHostile)*(160<<10) + 2*(64<<20)}
+		idle:  gang{Files: s.files, Greet: [][]byte{[]byte("PING\r\n")}, Welcome: len("+PONG\r\n")},
+		bound: (fullIdle+fullHostile)*(160<<10) + 2*(64<<20)}
 	b.gangs = []gang{
 		{Name: "silence", N: 150, Holds: time.Minute, Every: time.Second},
-		{Name: "half a hello", N: 150, Say: []byte("\x16\x03\x01\x40\x00" + strings.Repeat("x", 1000)), Holds: time.Minute, Every: time.Second},
+		{Name: "half a hello", N: 150, Say: []byte("\x16\x03\x01\x40\x00" + strings.Repeat("x", 1000)),
+			Holds: time.Minute, Every: time.Second},
 		{Name: "a hello alone", N: 150, Say: clientHello(t, s.cfg), Holds: time.Second / 2, Every: time.Second / 2},
 		{Name: "a byte a second", N: 100, Say: clientHello(t, s.cfg), Slow: true, Every: time.Second},
 		{Name: "garbage", N: 150, Say: []byte("GET / HTTP/1.1\r\n\r\n"), Reads: true, Every: time.Second},
@@ -392,8 +423,8 @@ func (s *tlsStore) tls(t *testing.T) besieged {
 	return b
 }
 
-// tcpGreetings are those of n connections of sessions that live, and what reads a MiB of a region again and again, unless
-// somebody reads the replies.
+// tcpGreetings are those of n connections of sessions that live, and what reads a MiB of a region again and again,
+// unless somebody reads the replies.
 func (s *clearStore) tcpGreetings(t *testing.T, n int) (greet [][]byte, readBig []byte) {
 	t.Helper()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{s.dir.kv["directory"]}})
@@ -454,9 +485,11 @@ func (s *clearStore) tcp(t *testing.T) besieged {
 	const welcome = 20
 	greet, readBig := s.tcpGreetings(t, fullIdle+fullHostile)
 	foes := greet[fullIdle:]
-	b := besieged{name: "tcp", counted: "tcp", p: s.node, addr: s.node.kv["tcp"], idle: gang{Greet: greet[:fullIdle], Welcome: welcome}, bound: fullIdle*(24<<10) + fullHostile*(220<<10)}
+	b := besieged{name: "tcp", counted: "tcp", p: s.node, addr: s.node.kv["tcp"],
+		idle: gang{Greet: greet[:fullIdle], Welcome: welcome}, bound: fullIdle*(24<<10) + fullHostile*(220<<10)}
 	inside := func(name string, say []byte, lanes int) gang {
-		return gang{Name: name, N: 150, Greet: foes[lanes:][:150], Welcome: welcome, Say: say, Holds: 20 * time.Second, Every: time.Second}
+		return gang{Name: name, N: 150, Greet: foes[lanes:][:150], Welcome: welcome, Say: say, Holds: 20 * time.Second,
+			Every: time.Second}
 	}
 	b.gangs = []gang{
 		{Name: "half a hello", N: 200, Say: []byte("KVD"), Holds: time.Minute, Every: time.Second},
@@ -464,7 +497,8 @@ func (s *clearStore) tcp(t *testing.T) besieged {
 		inside("garbage", bytes.Repeat([]byte{0xff}, 32), 0),
 		inside("half a request", readBig[:20], 150),
 		inside("large replies that nobody reads", readBig, 300),
-		{Name: "no such session", N: 100, Say: append([]byte("KVDt\x01\x00\x30\x00"), make([]byte, 48)...), Reads: true, Every: time.Second},
+		{Name: "no such session", N: 100, Say: append([]byte("KVDt\x01\x00\x30\x00"), make([]byte, 48)...), Reads: true,
+			Every: time.Second},
 		flood(150),
 	}
 	c := open(t, s.dir.kv["directory"], "tcp", nil)
@@ -495,13 +529,15 @@ func h2Calls(t *testing.T, method string, n int) []byte {
 	}
 	for i := range n {
 		head.Reset()
-		for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "a"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "a"},
+			{"content-type", "application/grpc"}, {"te", "trailers"}} {
 			if err := enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		id := uint32(2*i + 1)
-		if err := errors.Join(fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head.Bytes(), EndHeaders: true}),
+		if err := errors.Join(
+			fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head.Bytes(), EndHeaders: true}),
 			fr.WriteData(id, true, make([]byte, 5))); err != nil {
 			t.Fatal(err)
 		}
@@ -516,16 +552,19 @@ func h2Gangs(t *testing.T, method string) []gang {
 		{Name: "half a greeting", N: 150, Say: []byte("PRI * HT"), Holds: time.Minute, Every: time.Second},
 		{Name: "a byte a second", N: 150, Say: []byte(preface), Slow: true, Every: time.Second},
 		{Name: "HTTP/1", N: 100, Say: []byte("GET / HTTP/1.1\r\n\r\n"), Reads: true, Every: time.Second},
-		{Name: "garbage", N: 100, Say: []byte(preface + "\xff\xff\xff\x04\x00\x00\x00\x00\x00"), Holds: 5 * time.Second, Every: time.Second},
+		{Name: "garbage", N: 100, Say: []byte(preface + "\xff\xff\xff\x04\x00\x00\x00\x00\x00"), Holds: 5 * time.Second,
+			Every: time.Second},
 		{Name: "half a request", N: 150, Say: call[:len(call)-10], Holds: time.Minute, Every: time.Second},
-		{Name: "replies that nobody reads", N: 150, Say: h2Calls(t, method, 4), Holds: 5 * time.Second, Every: time.Second},
+		{Name: "replies that nobody reads", N: 150, Say: h2Calls(t, method, 4), Holds: 5 * time.Second,
+			Every: time.Second},
 		flood(200),
 	}
 }
 
 func (s *clearStore) grpc(t *testing.T) besieged {
 	// A connection whose handshake is over has heard the server's SETTINGS.
-	b := besieged{name: "directory", counted: "grpc", p: s.dir, addr: s.dir.kv["directory"], idle: gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
+	b := besieged{name: "directory", counted: "grpc", p: s.dir, addr: s.dir.kv["directory"],
+		idle:  gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
 		gangs: h2Gangs(t, dirpb.Directory_Status_FullMethodName), bound: (fullIdle+fullHostile)*(100<<10) + 2*(64<<20)}
 	call := func(dir *dirclient.Client) error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -586,10 +625,13 @@ func (s *clearStore) http(t *testing.T) besieged {
 	b := besieged{name: "http", few: true, counted: "http", p: s.node, addr: s.node.kv["http"], bound: 32 << 20}
 	b.gangs = []gang{
 		{Name: "silence", N: 150, Holds: time.Minute, Every: time.Second},
-		{Name: "half a request", N: 200, Say: []byte("GET /metrics HTTP/1.1\r\n"), Holds: time.Minute, Every: time.Second},
+		{Name: "half a request", N: 200, Say: []byte("GET /metrics HTTP/1.1\r\n"), Holds: time.Minute,
+			Every: time.Second},
 		{Name: "a byte a second", N: 150, Say: []byte("GET /metrics HTTP/1.1\r\n"), Slow: true, Every: time.Second},
-		{Name: "a body without an end", N: 100, Say: []byte("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\n"), Holds: time.Minute, Every: time.Second},
-		{Name: "pages that nobody reads", N: 200, Say: bytes.Repeat([]byte("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"), 50), Holds: time.Minute, Every: time.Second},
+		{Name: "a body without an end", N: 100, Say: []byte("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+			"1000000000000\r\n\r\n"), Holds: time.Minute, Every: time.Second},
+		{Name: "pages that nobody reads", N: 200, Say: bytes.Repeat([]byte("GET /healthz HTTP/1.1\r\nHost: "+
+			"localhost\r\n\r\n"), 50), Holds: time.Minute, Every: time.Second},
 		flood(200),
 	}
 	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -620,7 +662,8 @@ func again(ask func() error) (err error) {
 }
 
 func (s *clearStore) health(t *testing.T) besieged {
-	b := besieged{name: "health", few: true, counted: "health", p: s.node, addr: s.node.kv["health"], idle: gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
+	b := besieged{name: "health", few: true, counted: "health", p: s.node, addr: s.node.kv["health"],
+		idle:  gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
 		gangs: h2Gangs(t, healthpb.Health_Check_FullMethodName), bound: 32 << 20}
 	check := func() error {
 		c, err := grpc.NewClient(b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))

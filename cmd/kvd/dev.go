@@ -88,7 +88,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
 	}
 	if name := c.MemcachedDB; name != "" && name != "default" && name != "cache" {
-		namespaces = append(namespaces, devstore.Namespace{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1})
+		namespaces = append(namespaces, devstore.Namespace{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE,
+			Replicas: 1})
 	}
 	s, err := devstore.Start(ctx, devstore.Options{
 		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory), Namespaces: namespaces,
@@ -105,7 +106,10 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, memcached: c.MemcachedDB, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), listenPeers: peersOf(l), log: log})
+	settings := config.DefaultGateway()
+	settings.Directory, settings.Databases = s.Directory(), []string{"cache", "default"}
+	settings.MemcachedDatabase, settings.BufferMemory, settings.ListenPeers = c.MemcachedDB, c.BufferMemory, peersOf(l)
+	g, err := openGateway(ctx, gatewayOptions{settings: settings, servers: l.servers(), devices: s.Devices(), log: log})
 	if err != nil {
 		return err
 	}
@@ -115,7 +119,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d), metrics.Listeners(doors))
+	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d),
+		metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}
@@ -123,7 +128,9 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
-	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), withTables(directoryPage(d), g.tables))
+	web.Serving(stopping(ctx, func() error {
+		return errors.Join(directoryReady(d), g.ready())
+	}), withTables(directoryPage(d), g.tables))
 	if len(a.command) > 0 {
 		return a.runCommand(ctx, s.Directory())
 	}
@@ -131,7 +138,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.announceNext(log, devNext(s.Directory()[0], l, web.Addr()), "dev", "directory", strings.Join(s.Directory(), ","),
+	if err := a.announceNext(log, devNext(s.Directory()[0], l, web.Addr()), "dev", "directory",
+		strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
 		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
@@ -159,7 +167,9 @@ func peersOf(l listeners) string {
 // and logs errors only.
 func (a *app) serveNothing(c *config.Dev) {
 	for key, set := range map[string]func(){
-		"listen": func() { c.Listen = anyPort }, "redis": func() { c.Redis = config.Off }, "memcached": func() { c.Memcached = config.Off },
+		"listen": func() {
+			c.Listen = anyPort
+		}, "redis": func() { c.Redis = config.Off }, "memcached": func() { c.Memcached = config.Off },
 		"http": func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
 	} {
 		if !a.given(key) {

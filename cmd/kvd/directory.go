@@ -56,8 +56,10 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
 		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxConnsPerAddr: c.MaxPerAddress,
 		Bootstrap: c.Bootstrap, Join: c.Join,
-		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub, LastCopyWait: c.LastCopyWait,
-		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Version: versionText(), Logger: log,
+		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
+		LastCopyWait: c.LastCopyWait,
+		TLS:          creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Version: versionText(),
+		Logger: log,
 	})
 	if err != nil {
 		return err
@@ -66,12 +68,14 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	defer notify(log, daemon.SdNotifyStopping)
 	doors := map[string]*netsrv.Door{"http": web.Door()}
 	doors["grpc"], doors["raft"] = n.Doors()
-	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Renewals(n), metrics.Listeners(doors)); err != nil {
+	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Renewals(n),
+		metrics.Listeners(doors)); err != nil {
 		return err
 	}
 	web.Chart(directoryCharts()...)
 	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryPage(n))
-	stop, err := meetPages(web, pageOptions{role: "directory", name: c.ID, advertise: c.Advertise, tls: creds, directory: []string{cmp.Or(c.Advertise, n.Addr())}, identities: c.Identity.Mapping()})
+	stop, err := meetPages(web, pageOptions{role: "directory", name: c.ID, advertise: c.Advertise, tls: creds,
+		directory: []string{cmp.Or(c.Advertise, n.Addr())}, identities: c.Identity.Mapping()})
 	if err != nil {
 		return err
 	}
@@ -79,7 +83,8 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if err := n.Ready(ctx); err != nil {
 		return err
 	}
-	if err := a.announce(log, "directory", "id", c.ID, "directory", n.Addr(), "http", web.Addr(), "data-dir", c.DataDir); err != nil {
+	if err := a.announce(log, "directory", "id", c.ID, "directory", n.Addr(), "http", web.Addr(), "data-dir",
+		c.DataDir); err != nil {
 		return err
 	}
 	select {

@@ -80,7 +80,8 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	if c.HasUsers() && c.MemcachedAuthFile == "" && c.ListenMemcached != config.Off && !c.Insecure {
 		// memcached's protocol would be a way around the passwords of Redis's.
 		if a.given("listen-memcached") {
-			return usageError{fmt.Errorf("listen-memcached is %q: Redis's protocol has passwords, and memcached's has none: want off, a memcached-auth-file, or insecure to do without", c.ListenMemcached)}
+			return usageError{fmt.Errorf("listen-memcached is %q: Redis's protocol has passwords, and memcached's "+
+				"has none: want off, a memcached-auth-file, or insecure to do without", c.ListenMemcached)}
 		}
 		c.ListenMemcached = config.Off
 		log.Info("memcached's protocol is off: Redis's has passwords, and it has none without memcached-auth-file")
@@ -96,18 +97,14 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(l.close) // the gateway did, unless it never began
-	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(), Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(),
+		Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
 	if err != nil {
 		return err
 	}
 	defer closing(func() error { return providers.Close(devices) })
-	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.DatabaseNames(), memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
-		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck, cluster: c.RedisCluster,
-		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen, hotKeys: c.HotKeys,
-		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, otlp: otlp, log: log,
-	})
+	g, err := openGateway(ctx, gatewayOptions{settings: c, servers: l.servers(), devices: devices, tls: creds,
+		otlp: otlp, log: log})
 	if err != nil {
 		return err
 	}
@@ -115,7 +112,8 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	for _, f := range []struct {
 		key, file string
 		read      func() error
-	}{{"password-file", c.PasswordFile, g.redis.ReloadPassword}, {"acl-file", c.ACLFile, g.redis.ReloadUsers}, {"memcached-auth-file", c.MemcachedAuthFile, g.memcached.ReloadUsers}} {
+	}{{"password-file", c.PasswordFile, g.redis.ReloadPassword}, {"acl-file", c.ACLFile, g.redis.ReloadUsers},
+		{"memcached-auth-file", c.MemcachedAuthFile, g.memcached.ReloadUsers}} {
 		if f.file == "" {
 			continue
 		}
@@ -135,14 +133,19 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	g.serve(l)
 	web.Chart(gatewayCharts()...)
-	web.Serving(stopping(ctx, g.ready), func(context.Context) (httpd.Page, error) { return httpd.Page{Tables: g.tables()}, nil })
-	stop, err := meetPages(web, pageOptions{role: "gateway", name: processName(), advertise: c.AdvertisePeers, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	web.Serving(stopping(ctx, g.ready), func(context.Context) (httpd.Page, error) {
+		return httpd.Page{Tables: g.tables()}, nil
+	})
+	stop, err := meetPages(web, pageOptions{role: "gateway", name: processName(), advertise: c.AdvertisePeers,
+		tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
 	if err != nil {
 		return err
 	}
 	defer stop()
-	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
-		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "peers", g.peersAddr(), "http", web.Addr()); err != nil {
+	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases",
+		strings.Join(c.Databases, ","),
+		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"),
+		"peers", g.peersAddr(), "http", web.Addr()); err != nil {
 		return err
 	}
 	select {
@@ -156,7 +159,8 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 // warnOfReaders says that a file of passwords is for more than its owner and a group.
 func warnOfReaders(log *slog.Logger, key, file string) {
 	if st, err := os.Stat(file); err == nil && st.Mode().Perm()&0o007 != 0 {
-		log.Warn("others on this machine can read a file of passwords", "setting", key, "file", file, "mode", st.Mode().String(), "hint", "chmod o= "+file)
+		log.Warn("others on this machine can read a file of passwords", "setting", key, "file", file, "mode",
+			st.Mode().String(), "hint", "chmod o= "+file)
 	}
 }
 
@@ -197,7 +201,8 @@ func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners
 		}
 	}()
 	for _, x := range []struct{ name, key, addr string }{
-		{"redis", "listen", c.Listen}, {"tls", "listen-tls", c.ListenTLS}, {"memcached", "listen-memcached", c.ListenMemcached},
+		{"redis", "listen", c.Listen}, {"tls", "listen-tls", c.ListenTLS},
+		{"memcached", "listen-memcached", c.ListenMemcached},
 	} {
 		if x.addr == config.Off {
 			continue
@@ -249,33 +254,14 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", path)
 }
 
+// gatewayOptions are what a gateway needs besides its listeners.
 type gatewayOptions struct {
-	directory         []string
-	databases         []string
-	memcached         string // namespace; empty: the first of databases
-	password          string
-	passwordFile      string // gateway.Options.PasswordFile
-	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
-	itemSize          int    // memcached.Options.MaxValueBytes
-	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened for.
-	maxConns, maxPerAddr, servers int
-	buffers                       int64 // bytes; of both servers together
-	listenPeers, advertisePeers   string
-	trackingKeys                  int           // gateway.Options.TrackingKeys
-	trackingCheck                 time.Duration // and TrackingCheck
-	slowTime                      time.Duration // gateway.Options.SlowLogTime
-	slowLen                       int           // and SlowLogLen
-	hotKeys                       bool          // gateway.Options.HotKeys
-	cluster                       bool          // gateway.Options.Cluster
-	devices                       []*rdma.Device
-	provider                      string // empty: any
-	tls                           *tls.Config
-	identity                      config.Identity
-	otlp                          *telemetry
-	log                           *slog.Logger
-
-	scriptTime   time.Duration // gateway.Options.ScriptTimeout
-	scriptMemory int           // gateway.Options.ScriptMemory
+	settings *config.Gateway // valid; only read
+	servers  int             // how many servers, Redis's and memcached's, are listened for
+	devices  []*rdma.Device
+	tls      *tls.Config
+	otlp     *telemetry
+	log      *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every namespace.
@@ -303,49 +289,83 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			g = nil
 		}
 	}()
+	c := o.settings
+	databases := c.DatabaseNames()
 	var dbs []gateway.Database
-	for _, name := range o.databases {
-		c, err := g.open(ctx, name)
+	for _, name := range databases {
+		cl, err := g.open(ctx, name)
 		if err != nil {
 			return g, err
 		}
-		dbs = append(dbs, gateway.Database{Name: name, Client: c})
+		dbs = append(dbs, gateway.Database{Name: name, Client: cl})
 	}
-	mcName := cmp.Or(o.memcached, o.databases[0])
+	mcName := cmp.Or(c.MemcachedDatabase, databases[0])
 	mc, err := g.open(ctx, mcName)
 	if err != nil {
 		return g, err
 	}
-	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
+	budget := netsrv.NewBudget(int64(c.BufferMemory)) // of both servers together
+	maxConns := connLimit(c.MaxConnections, o.servers, true, o.log)
 	if err := g.openPeers(ctx, dbs, budget); err != nil {
 		return g, err
 	}
-	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, HotKeys: o.hotKeys, Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{
+		Databases:     dbs,
+		Password:      c.Password,
+		PasswordFile:  c.PasswordFile,
+		ACLFile:       c.ACLFile,
+		MaxConns:      maxConns,
+		MaxPerAddr:    c.MaxPerAddress,
+		Budget:        budget,
+		ScriptTimeout: c.ScriptTimeout,
+		ScriptMemory:  int(c.ScriptMemory),
+		Peers:         g.peers,
+		TrackingKeys:  c.TrackingKeys,
+		TrackingCheck: c.TrackingCheck,
+		SlowLogTime:   cmp.Or(c.SlowlogTime, time.Nanosecond), // 0 is a default there, and here every command
+		SlowLogLen:    c.SlowlogMaxLen,
+		HotKeys:       c.HotKeys,
+		Cluster:       c.RedisCluster,
+		Answered:      o.otlp.answered("redis", ""),
+		Version:       versionText(),
+		Logger:        o.log,
+	}); err != nil {
 		return g, err
 	}
 	var count func(context.Context) (uint64, error)
-	if db := slices.Index(o.databases, mcName); db >= 0 { // whose keys memcached's clients see
+	if db := slices.Index(databases, mcName); db >= 0 { // whose keys memcached's clients see
 		count = func(context.Context) (uint64, error) { return g.redis.KeyCount(db) }
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, Count: count, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Answered: o.otlp.answered("memcached", mcName), Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{
+		Client:        mc,
+		Count:         count,
+		AuthFile:      c.MemcachedAuthFile,
+		MaxValueBytes: int(c.MemcachedItemSize),
+		MaxConns:      maxConns,
+		MaxPerAddr:    c.MaxPerAddress,
+		Budget:        budget,
+		Answered:      o.otlp.answered("memcached", mcName),
+		Logger:        o.log,
+	})
 	return g, err
 }
 
 // openPeers listens for other gateways that serve the same databases, and says where to the directory.
 func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database, budget *netsrv.Budget) error {
-	o := g.o
-	if o.listenPeers == config.Off {
+	c, o := g.o.settings, g.o
+	if c.ListenPeers == config.Off {
 		return nil
 	}
-	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listenPeers)
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.ListenPeers)
 	if err != nil {
 		return fmt.Errorf("listen-peers: %w", err)
 	}
-	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: o.directory, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log}); err != nil {
+	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: o.tls, Identities: c.Identity.Mapping(),
+		Logger: o.log}); err != nil {
 		return errors.Join(err, lis.Close())
 	}
-	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls, Identities: o.identity.Mapping(), Budget: budget, Logger: o.log,
+	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: c.AdvertisePeers, TLS: o.tls,
+		Identities: c.Identity.Mapping(), Budget: budget, Logger: o.log,
 		Meet: func(ctx context.Context, q *dirpb.MeetRequest) (r *dirpb.MeetReply, err error) {
 			for _, d := range dbs { // one that shares its namespace, too: the numbers are to be the same
 				id, err := inside.Of(d.Client).Session(ctx)
@@ -382,8 +402,10 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	defer g.tellOfWaiting(name)()
 	for {
 		c, err := client.Open(ctx, client.Options{
-			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
-			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Identities: client.Identities(g.o.identity), Logger: g.o.log,
+			Directory: g.o.settings.Directory, Namespace: name, Devices: g.o.devices,
+			Provider: g.o.settings.Provider,
+			Name:     fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
+			Identities: client.Identities(g.o.settings.Identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,
@@ -393,7 +415,8 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 			g.names, g.clients = append(g.names, name), append(g.clients, c)
 			return c, nil
 		case errors.Is(err, client.ErrNoNamespace):
-			return nil, fmt.Errorf("database %q: %w: make it with kvctl namespace create %s --mode cache", name, err, name)
+			return nil, fmt.Errorf("database %q: %w: make it with kvctl namespace create %s --mode cache", name, err,
+				name)
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case !errors.Is(err, client.ErrUnavailable):
@@ -416,7 +439,8 @@ const waitTold, waitAgain = time.Second, time.Minute
 func (g *runningGateway) why(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, whyPatience)
 	defer cancel()
-	dir, err := dirclient.Open(dirclient.Options{Addrs: g.o.directory, TLS: g.o.tls, Identities: g.o.identity.Mapping()})
+	c := g.o.settings
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: g.o.tls, Identities: c.Identity.Mapping()})
 	if err != nil {
 		return err
 	}
@@ -444,7 +468,9 @@ func (g *runningGateway) tellOfWaiting(database string) (end func()) {
 			select {
 			case <-time.After(pause):
 				told = true
-				g.o.log.Warn("waiting for the directory", "database", database, "directory", strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second), "err", g.why(ctx))
+				g.o.log.Warn("waiting for the directory", "database", database, "directory",
+					strings.Join(g.o.settings.Directory, ","), "for", time.Since(began).Round(time.Second), "err",
+					g.why(ctx))
 			case <-ctx.Done():
 				return
 			}
@@ -453,7 +479,8 @@ func (g *runningGateway) tellOfWaiting(database string) (end func()) {
 	return func() {
 		stop()
 		if <-stopped; told {
-			g.o.log.Info("waits for the directory no longer", "database", database, "waited", time.Since(began).Round(time.Millisecond))
+			g.o.log.Info("waits for the directory no longer", "database", database, "waited",
+				time.Since(began).Round(time.Millisecond))
 		}
 	}
 }

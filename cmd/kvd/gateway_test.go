@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // redis sends commands to a server of Redis's protocol and gives the replies' lines,
@@ -126,7 +127,8 @@ func createNamespace(t *testing.T, directory, name string, cfg *tls.Config, owne
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
-		q := &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 24 << 20}
+		q := &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1,
+			BytesPerNode: 24 << 20}
 		if len(owner) > 0 {
 			q.Owner = owner[len(owner)-1]
 		}
@@ -134,7 +136,8 @@ func createNamespace(t *testing.T, directory, name string, cfg *tls.Config, owne
 			return err
 		}
 		for _, who := range owner[:max(len(owner)-1, 0)] {
-			_, err := c.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: name, Access: &dirpb.Access{Who: who, Right: dirpb.Right_RIGHT_WRITE}})
+			_, err := c.GrantAccess(ctx, &dirpb.GrantAccessRequest{
+				Namespace: name, Access: &dirpb.Access{Who: who, Right: dirpb.Right_RIGHT_WRITE}})
 			if err != nil {
 				return err
 			}
@@ -149,7 +152,8 @@ func createNamespace(t *testing.T, directory, name string, cfg *tls.Config, owne
 // A gateway serves several namespaces by several protocols at several addresses.
 func TestGateway(t *testing.T) {
 	env, dir := runtimeDir(t)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
 	addr := d.kv["directory"]
 	start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off")
 	createNamespace(t, addr, "cache", nil)
@@ -157,7 +161,8 @@ func TestGateway(t *testing.T) {
 	var out, errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0"}
+	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0",
+		"--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0"}
 	if code := run(ctx, args, &out, &errs); code != exitFailure || out.Len() > 0 ||
 		!strings.Contains(errs.String(), `kvd: database "sessions": unknown namespace: namespace "sessions" does not exist: make it with kvctl namespace create sessions --mode cache`) {
 		t.Errorf("a database that is not there: exit status %d, %q, %q", code, &out, &errs)
@@ -165,15 +170,18 @@ func TestGateway(t *testing.T) {
 
 	createNamespace(t, addr, "sessions", nil)
 	socket := filepath.Join(dir, "gateway", "redis.sock")
-	if code := run(ctx, append(args, "--password=secret"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "listen-memcached is") {
+	if code := run(ctx, append(args, "--password=secret"), &out, &errs); code != exitUsage ||
+		!strings.Contains(errs.String(), "listen-memcached is") {
 		t.Errorf("a password, and memcached without one: exit status %d, %q", code, &errs)
 	}
 	locked := start(t, env, "gateway", "--directory="+addr, "--listen=127.0.0.1:0", "--password=secret")
 	if locked.kv["memcached"] != "" || !strings.Contains(locked.stderr.String(), "memcached's protocol is off") {
 		t.Errorf("a password, and memcached at %q: %s", locked.kv["memcached"], locked.stderr)
 	}
-	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure", "--hot-keys")...)
-	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret",
+		"--insecure", "--hot-keys")...)
+	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket ||
+		p.kv["tls"] != "" {
 		t.Errorf("ready line holds %v", p.kv)
 	}
 	if strings.Contains(p.stderr.String(), "secret") || strings.Contains(fmt.Sprint(p.kv), "secret") {
@@ -182,7 +190,8 @@ func TestGateway(t *testing.T) {
 	if got := redis(t, "tcp", p.kv["redis"], nil, "GET k"); !strings.HasPrefix(got, "-NOAUTH") {
 		t.Errorf("without a password: %q", got)
 	}
-	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH secret", "SET k v", "SELECT 1", "GET k", "SET s t"); got != "+OK +OK +OK $-1 +OK" {
+	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH secret", "SET k v", "SELECT 1", "GET k", "SET s t"); got !=
+		"+OK +OK +OK $-1 +OK" {
 		t.Errorf("over tcp: %q", got)
 	}
 	if got := redis(t, "unix", socket, nil, "AUTH secret", "GET k"); got != "+OK $1 v" {
@@ -191,7 +200,8 @@ func TestGateway(t *testing.T) {
 	if got := memcachedSay(t, p.kv["memcached"], "get s\r\nget k\r\n", 4); got != "VALUE s 0 1 t END END" {
 		t.Errorf("memcached's protocol: %q", got)
 	}
-	for name, want := range map[string]fs.FileMode{socket: fs.ModeSocket | 0o660, filepath.Dir(socket): fs.ModeDir | 0o700} {
+	for name, want := range map[string]fs.FileMode{socket: fs.ModeSocket | 0o660,
+		filepath.Dir(socket): fs.ModeDir | 0o700} {
 		if st, err := os.Stat(name); err != nil || st.Mode() != want {
 			t.Errorf("%s: mode %v, %v, want %v", name, st.Mode(), err, want)
 		}
@@ -203,19 +213,24 @@ func TestGateway(t *testing.T) {
 	wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>get</td><td>30", "Evictions", "<td>cache</td><td>k</td><td>")
 	wantPage(t, p.kv["http"], "/debug/pprof/cmdline", http.StatusNotFound)
 
-	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
-	if code := second.wait(); code != exitFailure || !strings.Contains(second.stderr.String(), "another process has that address") {
+	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+
+		socket)
+	if code := second.wait(); code != exitFailure ||
+		!strings.Contains(second.stderr.String(), "another process has that address") {
 		t.Errorf("a second one at the same socket: exit status %d, %s", code, second.stderr)
 	}
 	if code := p.stop(syscall.SIGKILL); code == 0 {
 		t.Error("SIGKILL did not end it")
 	}
 	// The socket file that it left is in nobody's way. Three databases of this one share a namespace, and a session.
-	p = start(t, env, "gateway", "--directory="+addr, "--databases=cache*2,sessions,cache", "--listen=off", "--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0", "--listen-unix="+socket)
+	p = start(t, env, "gateway", "--directory="+addr, "--databases=cache*2,sessions,cache", "--listen=off",
+		"--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0", "--listen-unix="+socket)
 	if got := redis(t, "unix", socket, nil, "GET k"); got != "$1 v" {
 		t.Errorf("another gateway: %q", got)
 	}
-	if got := redis(t, "unix", socket, nil, "MULTI", "MOVE k 3", "SELECT 1", "SET k w", "EXEC", "GET k", "SELECT 2", "GET s", "SELECT 3", "GET k", "DBSIZE", "SELECT 4", "PING", "PING", "PING"); got != "+OK +QUEUED +QUEUED +QUEUED *3 :1 +OK +OK $1 w +OK $1 t +OK $1 v :1 -ERR DB index is out of range" {
+	if got := redis(t, "unix", socket, nil, "MULTI", "MOVE k 3", "SELECT 1", "SET k w", "EXEC", "GET k", "SELECT 2",
+		"GET s", "SELECT 3", "GET k", "DBSIZE", "SELECT 4", "PING", "PING", "PING"); got !=
+		"+OK +QUEUED +QUEUED +QUEUED *3 :1 +OK +OK $1 w +OK $1 t +OK $1 v :1 -ERR DB index is out of range" {
 		t.Errorf("databases of one namespace: %q", got)
 	}
 	if got := memcachedSay(t, p.kv["memcached"], "get k\r\n", 1); got != "END" {
@@ -254,7 +269,8 @@ func wantOperated(t *testing.T, directory string, ready map[string]string, cfg *
 			t.Fatalf("it does not show gateway %s: %v", ready["peers"], err)
 		}
 		for _, g := range st.Gateways {
-			if found = g.Addr == ready["peers"]; found && (!slices.Equal(g.Namespaces, []string{"cache"}) || !strings.HasSuffix(g.Identity, "/kvd/gateway/it")) {
+			if found = g.Addr == ready["peers"]; found && (!slices.Equal(g.Namespaces, []string{"cache"}) ||
+				!strings.HasSuffix(g.Identity, "/kvd/gateway/it")) {
 				t.Errorf("the directory shows %v", g)
 			}
 		}
@@ -276,15 +292,21 @@ func TestGatewayTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
 	cfg := files.load("operator")
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB",
+		"--shm-socket=off"}, files.flags("memnode")...)...)
 	createNamespace(t, d.kv["directory"], "cache", cfg, files.identity("gateway"))
 	bare := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, ServerName: "127.0.0.1"}
-	full := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"}
+	full := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates,
+		ServerName: "127.0.0.1"}
 	stranger := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"}
 	for _, clients := range []string{"certified", "any"} {
-		p := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off",
-			"--listen-tls=127.0.0.1:0", "--tls-clients=" + clients, "--http-listen=127.0.0.1:0"}, files.flags("gateway")...)...)
+		p := start(t, env,
+			append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off",
+				"--listen-tls=127.0.0.1:0", "--tls-clients=" + clients, "--http-listen=127.0.0.1:0"},
+				files.flags("gateway")...)...)
 		if got := redis(t, "tcp", p.kv["tls"], full, "PING"); got != "+PONG" {
 			t.Errorf("%s: with a certificate: %q", clients, got)
 		}
@@ -345,9 +367,11 @@ func TestDevTakesOtherPorts(t *testing.T) {
 
 // kvd dev keeps memcached's keys apart from those of Redis's databases if it is told so.
 func TestDevMemcachedDatabase(t *testing.T) {
-	for database, seen := range map[string]string{"": "+OK $1 x +OK $-1", "cache": "+OK $1 x +OK $-1", "default": "+OK $-1 +OK $1 x", "apart": "+OK $-1 +OK $-1"} {
+	for database, seen := range map[string]string{"": "+OK $1 x +OK $-1", "cache": "+OK $1 x +OK $-1",
+		"default": "+OK $-1 +OK $1 x", "apart": "+OK $-1 +OK $-1"} {
 		env, _ := runtimeDir(t)
-		p := start(t, env, "dev", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=off", "--memory=128MiB", "--memnodes=1", "--memcached-database="+database)
+		p := start(t, env, "dev", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0",
+			"--http=off", "--memory=128MiB", "--memnodes=1", "--memcached-database="+database)
 		c, err := net.Dial("tcp", p.kv["memcached"])
 		if err != nil {
 			t.Fatal(err)
@@ -371,11 +395,7 @@ func TestDevMemcachedDatabase(t *testing.T) {
 // afterwards is how it is.
 func TestHTTP(t *testing.T) {
 	env, _ := runtimeDir(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nobody.Close()
+	nobody := testutil.Listen(t) // answers nothing
 	at := freeAddr(t)
 	p := spawn(t, env, "memnode", "--name=m", "--directory="+nobody.Addr().String(), "--http-listen="+at)
 	if _, err := nobody.Accept(); err != nil { // so it has started
@@ -383,11 +403,13 @@ func TestHTTP(t *testing.T) {
 	}
 	wantPage(t, at, "/readyz", http.StatusServiceUnavailable)
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"health", "http://" + at}, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "503 Service Unavailable: ") {
+	if code := run(t.Context(), []string{"health", "http://" + at}, &out, &errs); code != exitFailure ||
+		!strings.Contains(errs.String(), "503 Service Unavailable: ") {
 		t.Errorf("kvd health: exit status %d, %s%s", code, &out, &errs)
 	}
 	out.Reset()
-	if code := run(t.Context(), []string{"health", "http://" + at + "/healthz"}, &out, &errs); code != 0 || out.String() != "SERVING\n" {
+	if code := run(t.Context(), []string{"health", "http://" + at + "/healthz"}, &out, &errs); code != 0 ||
+		out.String() != "SERVING\n" {
 		t.Errorf("kvd health of /healthz: exit status %d, %s%s", code, &out, &errs)
 	}
 	wantPage(t, at, "/healthz", http.StatusOK, "ok")
@@ -396,19 +418,25 @@ func TestHTTP(t *testing.T) {
 		t.Errorf("exit status %d", code)
 	}
 
-	d := start(t, env, "directory", "--id=d7", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--http-listen=127.0.0.1:0")
-	m := start(t, env, "memnode", "--name=m9", "--directory="+d.kv["directory"], "--memory=64MiB", "--http-listen=127.0.0.1:0")
+	d := start(t, env, "directory", "--id=d7", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--http-listen=127.0.0.1:0")
+	m := start(t, env, "memnode", "--name=m9", "--directory="+d.kv["directory"], "--memory=64MiB",
+		"--http-listen=127.0.0.1:0")
 	j := start(t, env, "janitor", "--directory="+d.kv["directory"], "--http-listen=127.0.0.1:0")
 	for role, x := range map[string]struct {
 		p    *process
 		want []string
 	}{
-		"directory": {d, []string{`id="d7"`, `kvd_directory_node_up{node="m9"} 1`, "kvd_directory_leader_known 1", "kvd_raft_commit_seconds_count", "kvd_raft_term "}},
-		"memnode":   {m, []string{`kvd_memnode_registered{node="m9"} 1`, `kvd_memnode_capacity_bytes{node="m9"} 6.7108864e+07`, `kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
-		"janitor":   {j, []string{`kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
+		"directory": {d, []string{`id="d7"`, `kvd_directory_node_up{node="m9"} 1`, "kvd_directory_leader_known 1",
+			"kvd_raft_commit_seconds_count", "kvd_raft_term "}},
+		"memnode": {m, []string{`kvd_memnode_registered{node="m9"} 1`,
+			`kvd_memnode_capacity_bytes{node="m9"} 6.7108864e+07`,
+			`kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
+		"janitor": {j, []string{`kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
 	} {
 		wantPage(t, x.p.kv["http"], "/readyz", http.StatusOK, "ok")
-		wantPage(t, x.p.kv["http"], "/metrics", http.StatusOK, append(x.want, "kvd_ready 1", `role="`+role+`"`, "go_goroutines")...)
+		wantPage(t, x.p.kv["http"], "/metrics", http.StatusOK, append(x.want, "kvd_ready 1", `role="`+role+`"`,
+			"go_goroutines")...)
 		healthy(t, "http://"+x.p.kv["http"])
 		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
 	}
@@ -420,27 +448,23 @@ func TestHTTP(t *testing.T) {
 	for _, x := range []struct {
 		p    *process
 		want []string
-	}{{d, []string{href("memnode m9", m), href("janitor ", j)}}, {m, []string{href("directory d7", d), href("janitor ", j)}}, {j, []string{href("directory d7", d), href("memnode m9", m)}}} {
-		for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	}{{d, []string{href("memnode m9", m), href("janitor ", j)}},
+		{m, []string{href("directory d7", d), href("janitor ", j)}},
+		{j, []string{href("directory d7", d), href("memnode m9", m)}}} {
+		testutil.UntilNone(t, fmt.Sprintf("the page at %s leads to all of %q", x.p.kv["http"], x.want), func() string {
 			page := read(t, "http://"+x.p.kv["http"]+"/")
 			if !slices.ContainsFunc(x.want, func(w string) bool { return !strings.Contains(page, w) }) {
-				break
+				return ""
 			}
-			if time.Now().After(until) {
-				t.Fatalf("the page at %s does not lead to all of %q:\n%s", x.p.kv["http"], x.want, page)
-			}
-		}
+			return page
+		})
 	}
 }
 
 // TestGatewayWaits: a gateway without a directory says what it waits for.
 func TestGatewayWaits(t *testing.T) {
 	env, _ := runtimeDir(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody answers
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testutil.Listen(t) // where nobody answers
 	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
 	p.says(`msg="waiting for the directory" database=cache directory=`+l.Addr().String(), 1)
 	p.says("it says nothing: is it a directory node's gRPC port?", 1)
@@ -453,7 +477,8 @@ func TestGatewayWaits(t *testing.T) {
 // bad one. Nothing of a password is logged.
 func TestGatewayUsers(t *testing.T) {
 	env, _ := runtimeDir(t)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
 	addr := d.kv["directory"]
 	start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off")
 	createNamespace(t, addr, "cache", nil)
@@ -468,15 +493,19 @@ func TestGatewayUsers(t *testing.T) {
 	}
 	write(users, "user default off\nuser app on >s3cret ~app:* +@read +@write +@connection db=0\n")
 	write(logins, "app:s3cret\n")
-	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0", "--acl-file=" + users}
-	if p := start(t, env, args...); p.kv["memcached"] != "" || !strings.Contains(p.stderr.String(), "memcached's protocol is off") {
+	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0",
+		"--acl-file=" + users}
+	if p := start(t, env, args...); p.kv["memcached"] != "" ||
+		!strings.Contains(p.stderr.String(), "memcached's protocol is off") {
 		t.Errorf("users, and memcached without any at %q: %s", p.kv["memcached"], p.stderr)
 	}
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), append(args, "--listen-memcached=127.0.0.1:0"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "memcached-auth-file") {
+	if code := run(t.Context(), append(args, "--listen-memcached=127.0.0.1:0"), &out, &errs); code != exitUsage ||
+		!strings.Contains(errs.String(), "memcached-auth-file") {
 		t.Errorf("users, and memcached without any: exit status %d, %q", code, &errs)
 	}
-	p := start(t, env, append(args, "--listen-memcached=127.0.0.1:0", "--memcached-item-size=1KiB", "--memcached-auth-file="+logins)...)
+	p := start(t, env, append(args, "--listen-memcached=127.0.0.1:0", "--memcached-item-size=1KiB",
+		"--memcached-auth-file="+logins)...)
 	app := func(password string, cmds ...string) string {
 		return redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH app " + password}, cmds...)...)
 	}
@@ -495,10 +524,12 @@ func TestGatewayUsers(t *testing.T) {
 	if got := redis(t, "tcp", p.kv["redis"], nil, "GET app:k"); !strings.HasPrefix(got, "-NOAUTH") {
 		t.Errorf("without a password: %q", got)
 	}
-	if got := memcachedSay(t, p.kv["memcached"], "get k\r\nset x 0 0 10\r\napp s3cret\r\nget app:k\r\n", 5); got != "CLIENT_ERROR unauthenticated STORED VALUE app:k 0 1 v END" {
+	if got := memcachedSay(t, p.kv["memcached"], "get k\r\nset x 0 0 10\r\napp s3cret\r\nget app:k\r\n", 5); got !=
+		"CLIENT_ERROR unauthenticated STORED VALUE app:k 0 1 v END" {
 		t.Errorf("memcached's protocol: %q", got)
 	}
-	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset app:k 0 0 1025\r\n"+strings.Repeat("x", 1025)+"\r\n", 2); got != "STORED SERVER_ERROR object too large for cache" {
+	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset app:k 0 0 1025\r\n"+
+		strings.Repeat("x", 1025)+"\r\n", 2); got != "STORED SERVER_ERROR object too large for cache" {
 		t.Errorf("a value longer than memcached-item-size: %q", got)
 	}
 	if got := app("s3cret", "SET app:k v"); got != "+OK +OK" {
@@ -518,7 +549,8 @@ func TestGatewayUsers(t *testing.T) {
 	if got := app("n3w", "SELECT 1", "GET k"); got != "+OK +OK $-1" {
 		t.Errorf("with other users: %q", got)
 	}
-	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset x 0 0 9\r\nother n3w\r\n", 2); got != "CLIENT_ERROR authentication failure STORED" {
+	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset x 0 0 9\r\nother n3w\r\n",
+		2); got != "CLIENT_ERROR authentication failure STORED" {
 		t.Errorf("memcached's protocol with other users: %q", got)
 	}
 	if log := p.stderr.String(); strings.Contains(log, "s3cret") || strings.Contains(log, "n3w") {

@@ -54,8 +54,10 @@ const (
 )
 
 // serveHealth answers on lis until stop is called, which waits for it.
-func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (door *netsrv.Door, stop func(), err error) {
-	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Light: true, Logger: log})
+func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (
+	door *netsrv.Door, stop func(), err error) {
+	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true,
+		Light: true, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -83,9 +85,9 @@ func (a *app) healthCommand() *cobra.Command {
 		Use:   "health ADDR",
 		Short: "Ask a process how it is",
 		Long: `Ask the gRPC health service at ADDR, host:port, of a directory node or a memory node's
-health-listen; or, where ADDR begins with http:// or https://, /readyz of any role's
-http-listen, or /healthz where ADDR ends with that. Exit status 0 says that it serves, 1 that it does not, or does not answer. It
-is what a container without a shell runs as its health check.`,
+health-listen. Where ADDR begins with http:// or https://, ask /readyz of any role's
+http-listen, or /healthz where ADDR ends with that. Exit status 0 says that it serves,
+1 that it does not, or does not answer. It is what a container without a shell runs as its health check.`,
 		Example: `  kvd health 127.0.0.1:7400
   kvd health http://127.0.0.1:7483`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -121,8 +123,10 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 		creds = credentials.NewTLS(cfg)
 	}
 	var why atomic.Pointer[error]
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "the gRPC port of a directory node, or a memory node's health-listen",
-		func(err error) { why.Store(&err) })))
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(wrongport.Creds(creds, "the gRPC port of a directory node, or a memory node's "+
+			"health-listen",
+			func(err error) { why.Store(&err) })))
 	if err != nil {
 		return fmt.Errorf("%s: %w", addr, err)
 	}

@@ -22,11 +22,13 @@ import (
 
 // http serves a role's HTTP endpoints at addr, which the setting key holds; nil if they are
 // off. It is not ready before the role says so. m reads the certificates of callers, if creds is not nil.
-func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Config, m identity.Mapping, log *slog.Logger) (*httpd.Server, error) {
+func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Config, m identity.Mapping,
+	log *slog.Logger) (*httpd.Server, error) {
 	if addr == config.Off {
 		return nil, nil
 	}
-	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Identities: m, Role: role, Version: versionText(), Logger: log})
+	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Identities: m, Role: role, Version: versionText(),
+		Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
@@ -97,13 +99,15 @@ func membersTable(st *dirpb.StatusReply) httpd.Table {
 }
 
 func nodesTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain", "addresses"}}
+	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain",
+		"addresses"}}
 	for _, n := range st.GetMap().GetNodes() {
 		at := ""
 		for _, e := range n.GetEndpoints() {
 			at += e.GetProvider() + " " + e.GetAddr() + " "
 		}
-		t.Rows = append(t.Rows, []string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()), size(n.GetUsedBytes()), n.GetDomain(), at})
+		t.Rows = append(t.Rows, []string{n.GetName(), nodeState(n), size(n.GetCapacityBytes()), size(n.GetUsedBytes()),
+			n.GetDomain(), at})
 	}
 	return t
 }
@@ -117,15 +121,18 @@ func nodeState(n *dirpb.Node) string {
 }
 
 func namespacesTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
+	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving",
+		"placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
 	for _, ns := range overview.Namespaces(st) {
 		name := ns.Name
 		if ns.Deleting {
 			name += " (being deleted)"
 		}
-		t.Rows = append(t.Rows, []string{name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
+		t.Rows = append(t.Rows, []string{name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards),
+			strconv.Itoa(ns.Moving),
 			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]),
-			strconv.Itoa(ns.Losses), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
+			strconv.Itoa(ns.Losses), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Live), size(ns.HeapBytes),
+			size(ns.GrantedBytes)})
 	}
 	return t
 }
@@ -133,7 +140,8 @@ func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 // memoryTable has a row for each placement group, and one for all of a namespace. A figure that only the
 // leader knows is shown as - by other directory nodes.
 func memoryTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %", "free with sessions", "limbo",
+	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %",
+		"free with sessions", "limbo",
 		"coming", "waiting", "recalled", "lost", "room", "short"}}
 	all := overview.Memories(st)
 	rows := slices.Concat(overview.Sums(all), all)
@@ -152,8 +160,10 @@ func memoryTable(st *dirpb.StatusReply) httpd.Table {
 		if m.Heap > 0 {
 			full = fmt.Sprintf("%.1f", float64(m.Live)/float64(m.Heap)*100)
 		}
-		t.Rows = append(t.Rows, []string{m.Namespace, pg, size(m.Heap), known(size(m.Live)), known(full), known(size(m.Free + m.Foreign)),
-			known(size(m.Limbo)), known(size(m.Coming)), size(m.Waiting), size(m.Recalled), known(size(m.Lost)), size(m.Room), known(yes(m.Short))})
+		t.Rows = append(t.Rows, []string{m.Namespace, pg, size(m.Heap), known(size(m.Live)), known(full),
+			known(size(m.Free + m.Foreign)),
+			known(size(m.Limbo)), known(size(m.Coming)), size(m.Waiting), size(m.Recalled), known(size(m.Lost)),
+			size(m.Room), known(yes(m.Short))})
 	}
 	return t
 }

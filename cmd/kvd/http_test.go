@@ -28,10 +28,12 @@ func TestMemoryTable(t *testing.T) {
 	st := &dirpb.StatusReply{
 		Map: &dirpb.Map{
 			Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default"}, {Id: 2, Name: "cache"}},
-			Pgs:        []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}, {Id: 2, NamespaceId: 2}, {Id: 3, NamespaceId: 1}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}, {Id: 2, NamespaceId: 2},
+				{Id: 3, NamespaceId: 1}},
 		},
 		Usage: []*dirpb.PGUsage{
-			{PgId: 1, HeapUnits: 1600, GrantedUnits: 1200, LiveUnits: 800, FreeUnits: 160, ForeignUnits: 16, LimboUnits: 32, ComingUnits: 48, LostUnits: 144,
+			{PgId: 1, HeapUnits: 1600, GrantedUnits: 1200, LiveUnits: 800, FreeUnits: 160, ForeignUnits: 16,
+				LimboUnits: 32, ComingUnits: 48, LostUnits: 144,
 				WaitingUnits: 64, RecalledUnits: 320, Short: true, Estimated: true},
 			{PgId: 2, HeapUnits: 160, Estimated: true},
 			{PgId: 3, HeapUnits: 1600, GrantedUnits: 16, LiveUnits: 16, Estimated: true},
@@ -40,7 +42,8 @@ func TestMemoryTable(t *testing.T) {
 	want := [][]string{
 		{"cache", "all", "10KiB", "0B", "0.0", "0B", "0B", "0B", "0B", "0B", "0B", "10KiB", "no"},
 		{"cache", "2", "10KiB", "0B", "0.0", "0B", "0B", "0B", "0B", "0B", "0B", "10KiB", "no"},
-		{"default", "all", "200KiB", "51KiB", "25.5", "11KiB", "2KiB", "3KiB", "4KiB", "20KiB", "9KiB", "120KiB", "yes"},
+		{"default", "all", "200KiB", "51KiB", "25.5", "11KiB", "2KiB", "3KiB", "4KiB", "20KiB", "9KiB", "120KiB",
+			"yes"},
 		{"default", "1", "100KiB", "50KiB", "50.0", "11KiB", "2KiB", "3KiB", "4KiB", "20KiB", "9KiB", "21KiB", "yes"},
 		{"default", "3", "100KiB", "1KiB", "1.0", "0B", "0B", "0B", "0B", "0B", "0B", "99KiB", "no"},
 	}
@@ -59,7 +62,8 @@ func TestMemoryTable(t *testing.T) {
 
 // A namespace that is being deleted says so.
 func TestNamespacesTable(t *testing.T) {
-	st := &dirpb.StatusReply{Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default"}, {Id: 2, Name: "old", Deleting: true}}}}
+	st := &dirpb.StatusReply{
+		Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default"}, {Id: 2, Name: "old", Deleting: true}}}}
 	var got []string
 	for _, r := range namespacesTable(st).Rows {
 		got = append(got, r[0])
@@ -76,9 +80,12 @@ func TestHTTPRights(t *testing.T) {
 	files := newCertificates(t)
 	run := func(role string, args ...string) *process {
 		t.Helper()
-		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0", "--identity-units=sre=operator"}, args...), files.flags(role)...)...)
+		return start(t, env,
+			append(append([]string{role, "--http-listen=0.0.0.0:0", "--identity-units=sre=operator"}, args...),
+				files.flags(role)...)...)
 	}
-	d := run("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	d := run("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0",
+		"--bootstrap")
 	addr := "--directory=" + d.kv["directory"]
 	all := map[string]*process{
 		"directory": d,
@@ -86,7 +93,8 @@ func TestHTTPRights(t *testing.T) {
 		"janitor":   run("janitor", addr),
 	}
 	createNamespace(t, d.kv["directory"], "cache", files.load("operator"), files.identity("gateway"))
-	all["gateway"] = run("gateway", addr, "--databases=cache", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=tcp")
+	all["gateway"] = run("gateway", addr, "--databases=cache", "--listen=127.0.0.1:0", "--listen-memcached=off",
+		"--provider=tcp")
 	callers := map[string]*tls.Config{"": files.load(""), "a unit": files.Config(files.Leaf(func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "ann", OrganizationalUnit: []string{"sre"}}
 	}))}
@@ -101,7 +109,8 @@ func TestHTTPRights(t *testing.T) {
 		for as, cfg := range callers {
 			c := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg}}
 			defer c.CloseIdleConnections()
-			for path, private := range map[string]bool{"/healthz": false, "/readyz": false, "/": true, "/state.json": true, "/console.js": true, "/metrics": true, "/debug/pprof/heap": true} {
+			for path, private := range map[string]bool{"/healthz": false, "/readyz": false, "/": true,
+				"/state.json": true, "/console.js": true, "/metrics": true, "/debug/pprof/heap": true} {
 				r, err := c.Get("https://127.0.0.1:" + port + path)
 				if err != nil {
 					t.Fatal(err)
@@ -117,12 +126,15 @@ func TestHTTPRights(t *testing.T) {
 					code, text = http.StatusForbidden, "/kvd/"+as+"/it has the role "+as+", and GET /"
 				}
 				if err != nil || r.StatusCode != code || !strings.Contains(string(b), text) {
-					t.Errorf("%s of a %s, as %q: %d %.200q, want %d and %q; %v", path, role, as, r.StatusCode, b, code, text, err)
+					t.Errorf("%s of a %s, as %q: %d %.200q, want %d and %q; %v", path, role, as, r.StatusCode, b, code,
+						text, err)
 				}
 			}
 		}
 		// Nobody without a certificate has any of it.
-		bare := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: files.Pool, MinVersion: tls.VersionTLS13}}}
+		bare := http.Client{
+			Timeout: patience, Transport: &http.Transport{
+				TLSClientConfig: &tls.Config{RootCAs: files.Pool, MinVersion: tls.VersionTLS13}}}
 		defer bare.CloseIdleConnections()
 		if r, err := bare.Get("https://127.0.0.1:" + port + "/healthz"); err == nil {
 			_ = r.Body.Close()
@@ -137,15 +149,20 @@ func TestRefusalsInLog(t *testing.T) {
 	files := newCertificates(t)
 	raft := freeAddr(t)
 	began := time.Now()
-	p := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=" + raft, "--bootstrap",
-		"--http-listen=0.0.0.0:0"}, files.flags("directory")...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + p.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	createNamespace(t, p.kv["directory"], "default", files.load("operator"), "spiffe://test.example/kvd/client/mine") // waits for the memory node
+	p := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=" +
+			raft, "--bootstrap",
+			"--http-listen=0.0.0.0:0"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + p.kv["directory"], "--memory=64MiB",
+		"--shm-socket=off"}, files.flags("memnode")...)...)
+	// waits for the memory node
+	createNamespace(t, p.kv["directory"], "default", files.load("operator"), "spiffe://test.example/kvd/client/mine")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	calls := func(name string) dirpb.DirectoryClient {
 		t.Helper()
-		c, err := grpc.NewClient("passthrough:///"+p.kv["directory"], grpc.WithTransportCredentials(credentials.NewTLS(files.Config(files.Role("client", name)))))
+		c, err := grpc.NewClient("passthrough:///"+p.kv["directory"],
+			grpc.WithTransportCredentials(credentials.NewTLS(files.Config(files.Role("client", name)))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,10 +176,12 @@ func TestRefusalsInLog(t *testing.T) {
 	}
 	const times = 300
 	for range times {
-		if _, err := eves.DrainNode(ctx, &dirpb.DrainNodeRequest{Node: "m"}); status.Code(err) != codes.PermissionDenied {
+		if _, err := eves.DrainNode(ctx, &dirpb.DrainNodeRequest{Node: "m"}); status.Code(err) !=
+			codes.PermissionDenied {
 			t.Fatalf("a client drains: %v", err)
 		}
-		if _, err := eves.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: s.GetSessionId()}); status.Code(err) != codes.PermissionDenied {
+		if _, err := eves.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: s.GetSessionId()}); status.Code(
+			err) != codes.PermissionDenied {
 			t.Fatalf("a client closes a session of another: %v", err)
 		}
 	}
@@ -195,7 +214,8 @@ func TestRefusalsInLog(t *testing.T) {
 			t.Fatalf("metrics for a client: %d", r.StatusCode)
 		}
 	}
-	for _, line := range []string{`msg="a call was refused"`, `msg="directory: a connection to the Raft port was refused"`, `msg="a request was refused"`} {
+	for _, line := range []string{`msg="a call was refused"`,
+		`msg="directory: a connection to the Raft port was refused"`, `msg="a request was refused"`} {
 		p.says(line, 1)
 		// Ten at once, and one a second after that; see config's limitedLog.
 		if n, most := strings.Count(p.stderr.String(), line), 11+int(time.Since(began)/time.Second); n > most {

@@ -24,7 +24,8 @@ func serveDirectory(t *testing.T, conf *tls.Config) *server.Node {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	n, err := server.Open(ctx, server.Options{ID: "d", InMemory: true, Bootstrap: true, GRPCAddr: "127.0.0.1:0", RaftAddr: "127.0.0.1:0", Lease: 5 * time.Second, TLS: conf})
+	n, err := server.Open(ctx, server.Options{ID: "d", InMemory: true, Bootstrap: true, GRPCAddr: "127.0.0.1:0",
+		RaftAddr: "127.0.0.1:0", Lease: 5 * time.Second, TLS: conf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,13 +36,14 @@ func serveDirectory(t *testing.T, conf *tls.Config) *server.Node {
 	return n
 }
 
-// Everybody who calls the directory asks nothing of a process whose certificate has another role: its answers could name
-// memory nodes of its own, and the key by which tokens are believed.
+// Everybody who calls the directory asks nothing of a process whose certificate has another role: its answers could
+// name memory nodes of its own, and the key by which tokens are believed.
 func TestImpostorDirectory(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
 	n := serveDirectory(t, files.load("client"))
-	const want = "spiffe://test.example/kvd/client/it has the role client, and answering as a directory is for directory"
+	const want = "spiffe://test.example/kvd/client/it has the role client, and answering as a directory is for " +
+		"directory"
 	for role, args := range map[string][]string{
 		"memnode": {"--name=m", "--memory=64MiB", "--shm-socket=off"},
 		"janitor": {},
@@ -52,11 +54,13 @@ func TestImpostorDirectory(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Provider: "tcp", TLS: files.load("operator")})
+	c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Provider: "tcp",
+		TLS: files.load("operator")})
 	if err == nil {
 		_ = c.Close()
 	}
-	if !errors.Is(err, client.ErrUnavailable) || errors.Is(err, client.ErrUnknownOutcome) || !strings.Contains(err.Error(), want) {
+	if !errors.Is(err, client.ErrUnavailable) || errors.Is(err, client.ErrUnknownOutcome) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("the library: %v, want %q, and that nothing happened", err, want)
 	}
 }
@@ -78,7 +82,8 @@ func TestImpostorMemoryNode(t *testing.T) {
 	defer tcp.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	m, err := memnode.Open(ctx, memnode.Options{Name: "m", CapacityBytes: 64 << 20, Directory: dir, Devices: []memnode.DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}})
+	m, err := memnode.Open(ctx, memnode.Options{Name: "m", CapacityBytes: 64 << 20, Directory: dir,
+		Devices: []memnode.DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +94,8 @@ func TestImpostorMemoryNode(t *testing.T) {
 	createNamespace(t, n.Addr(), "cache", files.load("operator"), files.identity("gateway"), files.identity("client"))
 
 	const want = "spiffe://test.example/kvd/gateway/it has the role gateway, and answering as a memnode is for memnode"
-	c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Namespace: "cache", Provider: "tcp", TLS: files.load("client"), OpTimeout: time.Second})
+	c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Namespace: "cache", Provider: "tcp",
+		TLS: files.load("client"), OpTimeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +104,9 @@ func TestImpostorMemoryNode(t *testing.T) {
 	if client.Outcome(err) != rdma.No || err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the library: %v, want %q, and that nothing happened", err, want)
 	}
-	g := start(t, env, append([]string{"gateway", "--directory=" + n.Addr(), "--listen=127.0.0.1:0", "--listen-memcached=off"}, files.flags("gateway")...)...)
+	g := start(t, env,
+		append([]string{"gateway", "--directory=" + n.Addr(), "--listen=127.0.0.1:0", "--listen-memcached=off"},
+			files.flags("gateway")...)...)
 	if got := redis(t, "tcp", g.kv["redis"], nil, "SET k v"); !strings.Contains(got, want) {
 		t.Errorf("a gateway answers %q, want %q", got, want)
 	}
@@ -115,7 +123,8 @@ func TestUnitsOfOthers(t *testing.T) {
 	open := func(i client.Identities) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Namespace: "none", Provider: "tcp", TLS: files.load("client"), Identities: i, OpTimeout: time.Second})
+		c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Namespace: "none", Provider: "tcp",
+			TLS: files.load("client"), Identities: i, OpTimeout: time.Second})
 		if err == nil {
 			_ = c.Close()
 		}
@@ -129,9 +138,11 @@ func TestUnitsOfOthers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	args := append([]string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--databases=none", "--directory=" + n.Addr(), "--identity-units=control=directory"}, files.flags("gateway")...)
+	args := append([]string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--databases=none",
+		"--directory=" + n.Addr(), "--identity-units=control=directory"}, files.flags("gateway")...)
 	var out, errs bytes.Buffer
-	if code := run(ctx, args, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "kvctl namespace create none") {
+	if code := run(ctx, args, &out, &errs); code != exitFailure ||
+		!strings.Contains(errs.String(), "kvctl namespace create none") {
 		t.Errorf("a gateway: exit status %d, %s", code, &errs)
 	}
 }

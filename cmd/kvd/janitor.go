@@ -53,7 +53,8 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, web.Close()) }()
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(), Logger: log})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(),
+		Logger: log})
 	if err != nil {
 		return err
 	}
@@ -65,7 +66,8 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := web.Register(jobs, metrics.Listeners(map[string]*netsrv.Door{"http": web.Door()})); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice,
+		tls: creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
 	if err != nil {
 		return err
 	}
@@ -79,7 +81,8 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 			return nil
 		}
 	}), nil)
-	stop, err := meetPages(web, pageOptions{role: "janitor", name: processName(), tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	stop, err := meetPages(web, pageOptions{role: "janitor", name: processName(), tls: creds, directory: c.Directory,
+		identities: c.Identity.Mapping()})
 	if err != nil {
 		return err
 	}
@@ -117,14 +120,16 @@ type runningJanitor struct {
 
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	j = &runningJanitor{done: make(chan struct{})}
-	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Identities: o.identity.Mapping(), Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
+	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Identities: o.identity.Mapping(),
+		Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel
 	go func() {
 		defer close(j.done)
-		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls, Identities: client.Identities(o.identity),
+		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider,
+			TLS: o.tls, Identities: client.Identities(o.identity),
 			Logger: o.log, Poll: o.poll, Window: o.window,
 			Done: func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error) {
 				o.jobs.Count(kind, jobResult(ctx, err), took, report.GetTransferredBytes())

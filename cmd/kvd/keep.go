@@ -44,13 +44,14 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	log := c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)
 	troubles := make(chan string, 1)
 	// A program that knows no keepers refuses the setting; it would begin without the memory.
-	o := keeper.Options{Path: path, Args: append(slices.Clone(a.args), "--keep="+c.Keep), Vital: memnode.RegionItems, Logger: log, Trouble: func(text string) {
-		select {
-		case <-troubles: // which nobody has heard yet, and is old
-		default:
-		}
-		troubles <- text // the keeper alone sends
-	}}
+	o := keeper.Options{Path: path, Args: append(slices.Clone(a.args), "--keep="+c.Keep), Vital: memnode.RegionItems,
+		Logger: log, Trouble: func(text string) {
+			select {
+			case <-troubles: // which nobody has heard yet, and is old
+			default:
+			}
+			troubles <- text // the keeper alone sends
+		}}
 	if o.Store, err = keeper.OpenSystemd(o.Logger); err != nil {
 		return err
 	}
@@ -84,7 +85,9 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 
 // tellTroubles tells the directory, until ctx ends, why no worker comes up.
 func (a *app) tellTroubles(ctx context.Context, c *config.MemNode, troubles <-chan string, log *slog.Logger) {
-	creds := sync.OnceValues(func() (*tls.Config, error) { return a.creds(ofRole(c.TLS, c.Identity, identity.MemNode)) })
+	creds := sync.OnceValues(func() (*tls.Config, error) {
+		return a.creds(ofRole(c.TLS, c.Identity, identity.MemNode))
+	})
 	for {
 		select {
 		case <-ctx.Done():
@@ -98,12 +101,14 @@ func (a *app) tellTroubles(ctx context.Context, c *config.MemNode, troubles <-ch
 }
 
 // tellTrouble keeps no connection: a keeper has little to say.
-func tellTrouble(ctx context.Context, c *config.MemNode, creds func() (*tls.Config, error), text string, log *slog.Logger) error {
+func tellTrouble(ctx context.Context, c *config.MemNode, creds func() (*tls.Config, error), text string,
+	log *slog.Logger) error {
 	conf, err := creds()
 	if err != nil {
 		return err
 	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: conf, Identities: c.Identity.Mapping(), Logger: log})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: conf, Identities: c.Identity.Mapping(),
+		Logger: log})
 	if err != nil {
 		return err
 	}
@@ -122,8 +127,8 @@ const troubleTimeout = 5 * time.Second
 // socketItems begins the names of listening sockets at the keeper.
 const socketItems = "listen/"
 
-// kept is what a process has of those before it: a worker by its keeper, or a process by itself in a folder. Without either it has nothing,
-// and keeps nothing.
+// kept is what a process has of those before it: a worker by its keeper, or a process by itself in a folder. Without
+// either it has nothing, and keeps nothing.
 type kept struct {
 	client  *keeper.Client // nil: there is no keeper
 	folder  *keeper.Folder // nil: there is no memory-path
@@ -194,7 +199,8 @@ func openMemoryPath(ctx context.Context, c *config.MemNode, log *slog.Logger) (*
 	}
 	room, err := f.Room()
 	if want := int64(c.Memory) + memnode.StateBytes(c.HugePageBytes()); err == nil && room >= 0 && room < want {
-		err = fmt.Errorf("the file system of %s has %s, want %s for memory %v and what the next process has to know: enlarge it, or lend less", c.MemoryPath, units.Bytes(room), units.Bytes(want), c.Memory)
+		err = fmt.Errorf("the file system of %s has %s, want %s for memory %v and what the next process has to know: "+
+			"enlarge it, or lend less", c.MemoryPath, units.Bytes(room), units.Bytes(want), c.Memory)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("memory-path: %w", err), f.Close())
@@ -202,8 +208,8 @@ func openMemoryPath(ctx context.Context, c *config.MemNode, log *slog.Logger) (*
 	return f, nil
 }
 
-// close lets go of the folder, after the process has let go of what is in it. If it leaves that, the folder is its own to its end, as it
-// serves as long.
+// close lets go of the folder, after the process has let go of what is in it. If it leaves that, the folder is its own
+// to its end, as it serves as long.
 func (k *kept) close() error {
 	k.replace()
 	if k.folder == nil || k.leaves() {
@@ -212,7 +218,8 @@ func (k *kept) close() error {
 	return k.folder.Close()
 }
 
-// hugePageBytes is the size of huge pages that have to be free: regions that are there have theirs, and a folder has its own.
+// hugePageBytes is the size of huge pages that have to be free: regions that are there have theirs, and a folder has
+// its own.
 func (k *kept) hugePageBytes(c *config.MemNode) int {
 	if k.regions || k.folder != nil {
 		return 0
@@ -232,8 +239,9 @@ func (k *kept) replaceWorker() {
 
 func (k *kept) isReplaced() bool { return k.replaced.Load() && k.ctx.Err() == nil }
 
-// leaves tells whether this process leaves its memory to the next one, since it fails or is to be replaced. Only when it is asked to end does it say
-// goodbye, and where its memory outlives that, only when it is asked by SIGINT: SIGTERM may be followed by another start.
+// leaves tells whether this process leaves its memory to the next one, since it fails or is to be replaced. Only when
+// it is asked to end does it say goodbye, and where its memory outlives that, only when it is asked by SIGINT: SIGTERM
+// may be followed by another start.
 func (k *kept) leaves() bool {
 	switch {
 	case k.client == nil && k.folder == nil:
@@ -246,8 +254,8 @@ func (k *kept) leaves() bool {
 	return k.isReplaced() || k.regions || n != nil && n.Stats().RegisteredBytes > 0
 }
 
-// notifyStopping tells systemd that the memory node ends. A worker that another one follows does not: systemd would take
-// the unit to be stopping, and kill the next worker when TimeoutStopSec has passed.
+// notifyStopping tells systemd that the memory node ends. A worker that another one follows does not: systemd would
+// take the unit to be stopping, and kill the next worker when TimeoutStopSec has passed.
 func (k *kept) notifyStopping() {
 	if k.ctx.Err() != nil {
 		notify(k.log, daemon.SdNotifyStopping)
@@ -309,8 +317,8 @@ func (k *kept) door() (inside []string, err error) {
 	return inside, errors.Join(err, k.mu.err)
 }
 
-// socket gives, for a provider, the listening socket of an earlier worker, in which clients wait that dialed meanwhile; or else
-// opens one, which the keeper holds from then on.
+// socket gives, for a provider, the listening socket of an earlier worker, in which clients wait that dialed meanwhile;
+// or else opens one, which the keeper holds from then on.
 func (k *kept) socket(provider string) func(string, func() (net.Listener, error)) (net.Listener, error) {
 	return func(addr string, listen func() (net.Listener, error)) (net.Listener, error) {
 		if k.client == nil {
@@ -326,7 +334,8 @@ func (k *kept) socket(provider string) func(string, func() (net.Listener, error)
 			if err == nil {
 				return l, nil
 			}
-			k.log.Warn("the socket of the earlier process is of no use; another one is opened", "provider", provider, "addr", addr, "err", err)
+			k.log.Warn("the socket of the earlier process is of no use; another one is opened", "provider", provider,
+				"addr", addr, "err", err)
 			if err := k.client.Drop(name); err != nil {
 				return nil, err
 			}
@@ -336,7 +345,8 @@ func (k *kept) socket(provider string) func(string, func() (net.Listener, error)
 			return nil, err
 		}
 		if err := k.holdSocket(name, l); err != nil {
-			k.log.Warn("the keeper does not hold the socket: clients that dial during a restart are refused", "provider", provider, "addr", addr, "err", err)
+			k.log.Warn("the keeper does not hold the socket: clients that dial during a restart are refused",
+				"provider", provider, "addr", addr, "err", err)
 		}
 		return l, nil
 	}

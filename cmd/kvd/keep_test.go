@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
@@ -42,12 +43,17 @@ const onlyCopy = "one"
 func newKeptStore(t *testing.T, exe string, more ...string) *keptStore {
 	s := &keptStore{t: t}
 	s.env, _ = runtimeDir(t)
-	s.d = start(t, s.env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
+	s.d = start(t, s.env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
 	addr := s.d.kv["directory"]
-	s.args = []string{"memnode", "--name=m1", "--directory=" + addr, "--memory=64MiB", "--http-listen=127.0.0.1:0", "--janitor=false"}
+	s.args = []string{"memnode", "--name=m1", "--directory=" + addr, "--memory=64MiB", "--http-listen=127.0.0.1:0",
+		"--janitor=false"}
 	s.args = append(s.args, more...)
-	if slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--config=") }) { // which has these
-		s.args = slices.DeleteFunc(s.args, func(arg string) bool { return arg == "--name=m1" || arg == "--memory=64MiB" })
+	if slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--config=") }) {
+		// which has these
+		s.args = slices.DeleteFunc(s.args, func(arg string) bool {
+			return arg == "--name=m1" || arg == "--memory=64MiB"
+		})
 	}
 	s.m = spawnFrom(t, exe, s.env, s.args...)
 	s.m.ready()
@@ -67,7 +73,8 @@ func newKeptStore(t *testing.T, exe string, more ...string) *keptStore {
 	t.Cleanup(func() { _ = device.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if s.c, err = client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: onlyCopy, Devices: []*rdma.Device{device}}); err != nil {
+	if s.c, err = client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: onlyCopy,
+		Devices: []*rdma.Device{device}}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.c.Close() }) // the store may be gone
@@ -95,11 +102,12 @@ func (s *keptStore) status() (st *dirpb.StatusReply) {
 // until polls what other processes come to.
 func (s *keptStore) until(what string, there func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); !there(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("no %s\n%s", what, s.m.stderr)
+	testutil.UntilNone(s.t, what, func() string {
+		if there() {
+			return ""
 		}
-	}
+		return "the memory node's log:\n" + s.m.stderr.String()
+	})
 }
 
 // put stores a value, however long that takes.
@@ -134,7 +142,8 @@ func (s *keptStore) worker() int {
 	return 0
 }
 
-// replace has the worker stand still, lets change look at what its keeper holds as a state, kills the worker, and waits for the next.
+// replace has the worker stand still, lets change look at what its keeper holds as a state, kills the worker, and waits
+// for the next.
 func (s *keptStore) replace(change func(pages []byte) error) {
 	s.t.Helper()
 	pid := s.worker()
@@ -147,7 +156,8 @@ func (s *keptStore) replace(change func(pages []byte) error) {
 	s.m.ready()
 }
 
-// state lets change look at what the keeper holds as the state of its worker; it may hold another one, which is kept aside.
+// state lets change look at what the keeper holds as the state of its worker; it may hold another one, which is kept
+// aside.
 func (s *keptStore) state(change func([]byte) error) error {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", s.worker()))
 	if err != nil {
@@ -170,9 +180,10 @@ func (s *keptStore) state(change func([]byte) error) error {
 		if err != nil {
 			return err
 		}
-		if ino := fmt.Sprintf(" %d ", st.Sys().(*syscall.Stat_t).Ino); !slices.ContainsFunc(strings.Split(string(maps), "\n"), func(line string) bool {
-			return strings.Contains(line, ino) && strings.Contains(line, "/memfd:kvd-state")
-		}) {
+		if ino := fmt.Sprintf(" %d ", st.Sys().(*syscall.Stat_t).Ino); !slices.ContainsFunc(
+			strings.Split(string(maps), "\n"), func(line string) bool {
+				return strings.Contains(line, ino) && strings.Contains(line, "/memfd:kvd-state")
+			}) {
 			continue
 		}
 		b, err := syscall.Mmap(int(f.Fd()), 0, int(st.Size()), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
@@ -236,9 +247,9 @@ func fieldsOf(b []byte) (pages [2][]byte, fields []field) {
 	return pages, fields
 }
 
-// TestStateNotBelieved: a memory node one page of whose state was changed behind its back, in a byte of any field, has everything. If both were, or
-// were made those of another machine or version, it begins empty, says why in its log and its metrics, keeps what it held aside, and that is lost
-// and not something else.
+// TestStateNotBelieved: a memory node one page of whose state was changed behind its back, in a byte of any field, has
+// everything. If both were, or were made those of another machine or version, it begins empty, says why in its log and
+// its metrics, keeps what it held aside, and that is lost and not something else.
 func TestStateNotBelieved(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -308,7 +319,8 @@ func TestStateNotBelieved(t *testing.T) {
 		le, table := binary.LittleEndian, crc32.MakeTable(crc32.Castagnoli)
 		for _, page := range pages {
 			change(page)
-			le.PutUint32(page[12:], crc32.Update(crc32.Checksum(page[16:32+le.Uint64(page[24:])], table), table, page[8:12]))
+			le.PutUint32(page[12:], crc32.Update(crc32.Checksum(page[16:32+le.Uint64(page[24:])], table), table,
+				page[8:12]))
 		}
 	}
 	spoil("another machine", "stranger", func(pages [2][]byte, now []field) {
@@ -333,7 +345,8 @@ func lostOf(st *dirpb.StatusReply) uint64 {
 	return 0
 }
 
-// TestKeeperDies: a keeper that is killed takes its worker and all that it held with it. The next one begins empty, and says so.
+// TestKeeperDies: a keeper that is killed takes its worker and all that it held with it. The next one begins empty, and
+// says so.
 func TestKeeperDies(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -345,7 +358,9 @@ func TestKeeperDies(t *testing.T) {
 	_ = s.m.stop(syscall.SIGKILL)
 	s.until("end of the worker", func() bool { return errors.Is(syscall.Kill(worker, 0), syscall.ESRCH) })
 	s.m = start(t, s.env, s.args...)
-	s.until("no earlier process has left memory", func() bool { return strings.Contains(s.m.stderr.String(), "no earlier process has left memory") })
+	s.until("no earlier process has left memory", func() bool {
+		return strings.Contains(s.m.stderr.String(), "no earlier process has left memory")
+	})
 	wantMetric(t, s.m.kv["http"], `kvd_memnode_kept\{node="m1",reason="first"\} 1`)
 	if got := s.get("k"); got != "" {
 		t.Errorf("a get gives %q", got)
@@ -357,11 +372,14 @@ func TestKeeperDies(t *testing.T) {
 	}
 }
 
-// TestKilledWithoutRegions: a worker that is killed, or fails, while it has no region is followed by another one, as one with regions is.
+// TestKilledWithoutRegions: a worker that is killed, or fails, while it has no region is followed by another one, as
+// one with regions is.
 func TestKilledWithoutRegions(t *testing.T) {
 	env, _ := runtimeDir(t)
-	d := start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
-	s := &keptStore{t: t, m: start(t, env, "memnode", "--name=m1", "--directory="+d.kv["directory"], "--memory=64MiB", "--http-listen=127.0.0.1:0", "--janitor=false")}
+	d := start(t, env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
+	s := &keptStore{t: t, m: start(t, env, "memnode", "--name=m1", "--directory="+d.kv["directory"], "--memory=64MiB",
+		"--http-listen=127.0.0.1:0", "--janitor=false")}
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGABRT} {
 		pid := s.worker()
 		if err := syscall.Kill(pid, sig); err != nil {
@@ -388,8 +406,8 @@ func wantProblem(t *testing.T, st *dirpb.StatusReply, texts ...string) {
 	}
 }
 
-// TestCrashLoop: while workers end as soon as they start, the status and the doctor of that machine say so and why, operations wait or fail, and when
-// the program is mended everything is there.
+// TestCrashLoop: while workers end as soon as they start, the status and the doctor of that machine say so and why,
+// operations wait or fail, and when the program is mended everything is there.
 func TestCrashLoop(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -397,8 +415,10 @@ func TestCrashLoop(t *testing.T) {
 	}
 	dir := t.TempDir()
 	exe, good, bad := filepath.Join(dir, "kvd"), filepath.Join(dir, "good"), filepath.Join(dir, "bad")
-	// By a process of its own: a program that this one has open for writing, or a child that it is just making, cannot be executed.
-	if err := errors.Join(exec.Command("cp", self, exe).Run(), os.Link(exe, good), os.WriteFile(bad, []byte("#!/bin/sh\nexit 3\n"), 0o755)); err != nil {
+	// By a process of its own: a program that this one has open for writing, or a child that it is just making, cannot
+	// be executed.
+	if err := errors.Join(exec.Command("cp", self, exe).Run(), os.Link(exe, good),
+		os.WriteFile(bad, []byte("#!/bin/sh\nexit 3\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	s := newKeptStore(t, exe)
@@ -411,7 +431,8 @@ func TestCrashLoop(t *testing.T) {
 	wantProblem(t, s.status(), "memory node m1 does not come up: its workers die soon after their start", why)
 	found := doctor.Examine(doctor.Local(verbs.Options{}), "")
 	if !slices.ContainsFunc(found, func(f doctor.Finding) bool {
-		return f.Check == fmt.Sprintf("keeper %d", s.m.cmd.Process.Pid) && f.Level == doctor.Warn && strings.Contains(f.Found, why)
+		return f.Check == fmt.Sprintf("keeper %d", s.m.cmd.Process.Pid) && f.Level == doctor.Warn &&
+			strings.Contains(f.Found, why)
 	}) {
 		t.Errorf("the doctor finds %v", found)
 	}

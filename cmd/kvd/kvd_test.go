@@ -38,8 +38,8 @@ import (
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -72,7 +72,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // process is a kvd that runs.
 type process struct {
@@ -296,16 +296,20 @@ func TestDev(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if got := redis(t, "tcp", p.kv["redis"], nil, "SET greeting hello", "GET greeting", "SELECT 1", "GET greeting"); got != "+OK $5 hello +OK $-1" {
+			if got := redis(t, "tcp", p.kv["redis"], nil, "SET greeting hello", "GET greeting", "SELECT 1",
+				"GET greeting"); got != "+OK $5 hello +OK $-1" {
 				t.Errorf("Redis's protocol: %q", got)
 			}
 			if p.kv["memcached"] == "" {
 				t.Errorf("ready line holds %v", p.kv)
 			}
 			wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
-			wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>m2</td><td>up</td>", "<td>cache</td><td>cache</td><td>1</td>", "<td>default</td><td>store</td><td>2</td>")
-			wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
-				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1", "kvd_raft_proposals_total ", "kvd_raft_term ", `kvd_build_info{goversion="`)
+			wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>m2</td><td>up</td>",
+				"<td>cache</td><td>cache</td><td>1</td>", "<td>default</td><td>store</td><td>2</td>")
+			wantPage(t, p.kv["http"], "/metrics", http.StatusOK,
+				`kvd_client_operations_total{namespace="cache",op="put"} 1`,
+				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1",
+				"kvd_raft_proposals_total ", "kvd_raft_term ", `kvd_build_info{goversion="`)
 			scrub(t, p.kv["directory"], "default")
 			wantMetric(t, p.kv["http"], `kvd_janitor_jobs_total{kind="scrub",result="done"} [1-9]`)
 			if code := p.stop(sig); code != 0 {
@@ -325,7 +329,8 @@ func TestSeparateProcesses(t *testing.T) {
 	env, dir := runtimeDir(t)
 	data := t.TempDir()
 	args := func(listen string) []string {
-		return []string{"directory", "--id=d1", "--data-dir=" + data, "--listen=" + listen, "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}
+		return []string{"directory", "--id=d1", "--data-dir=" + data, "--listen=" + listen, "--raft-listen=127.0.0.1:0",
+			"--bootstrap", "--lease=5s"}
 	}
 	d := start(t, env, args("127.0.0.1:0")...)
 	addr := d.kv["directory"]
@@ -341,7 +346,8 @@ func TestSeparateProcesses(t *testing.T) {
 	roundTrip(t, tcp, "b")
 
 	second := spawn(t, env, args("127.0.0.1:0")...)
-	if code := second.wait(); code != exitFailure || !strings.Contains(second.stderr.String(), "is another kvd running on it?") {
+	if code := second.wait(); code != exitFailure ||
+		!strings.Contains(second.stderr.String(), "is another kvd running on it?") {
 		t.Errorf("a second directory on the same folder: exit status %d, %s", code, second.stderr)
 	}
 
@@ -370,12 +376,11 @@ func healthy(t *testing.T, addr string) {
 }
 
 func TestHealth(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	ok := make(chan bool, 1)
-	door, stop, err := serveHealth(lis, nil, identity.Mapping{}, slog.New(slog.DiscardHandler), func() bool { return <-ok })
+	door, stop, err := serveHealth(lis, nil, identity.Mapping{}, slog.New(slog.DiscardHandler), func() bool {
+		return <-ok
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +400,8 @@ func TestHealth(t *testing.T) {
 	check("NOT_SERVING\n", exitFailure)
 	// Connections that say nothing, or greet and ask nothing, keep nobody from asking.
 	attack(t, lis.Addr().String(), 2*healthConns, nil)
-	attack(t, lis.Addr().String(), 2*healthConns, []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+	attack(t, lis.Addr().String(), 2*healthConns,
+		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
 	ok <- true
 	check("SERVING\n", 0)
 	if s := door.Stats(); s.Conns > healthConns || s.Accepted < 3*healthConns {
@@ -426,7 +432,8 @@ func TestNotify(t *testing.T) {
 		return string(b[:n])
 	}
 	env := []string{"NOTIFY_SOCKET=" + name}
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap")
 	if got := next(); got != "READY=1" {
 		t.Errorf("directory: %q", got)
 	}
@@ -453,7 +460,8 @@ func TestNotify(t *testing.T) {
 // process when it is to stop.
 func TestJanitor(t *testing.T) {
 	env, dir := runtimeDir(t)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap")
 	addr := d.kv["directory"]
 	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--janitor=false")
 	j := start(t, env, "janitor", "--directory="+addr, "--http-listen=127.0.0.1:0")
@@ -473,7 +481,9 @@ func TestJanitor(t *testing.T) {
 	var out, errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if code := run(ctx, []string{"janitor", "--directory=" + start(t, env, "dev", "--listen=127.0.0.1:0").kv["directory"], "--provider=ib"}, &out, &errs); code != exitUsage ||
+	if code := run(ctx,
+		[]string{"janitor", "--directory=" + start(t, env, "dev", "--listen=127.0.0.1:0").kv["directory"],
+			"--provider=ib"}, &out, &errs); code != exitUsage ||
 		!strings.Contains(errs.String(), `provider: unknown provider "ib"`) {
 		t.Errorf("unknown provider: exit status %d, %s", code, &errs)
 	}
@@ -547,16 +557,13 @@ func TestJobResult(t *testing.T) {
 // A role that still waits for others stops as cleanly as one that serves.
 func TestStopWhileStarting(t *testing.T) {
 	env, dir := runtimeDir(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nobody.Close()
+	nobody := testutil.Listen(t) // answers nothing
 	for _, args := range [][]string{
 		{"memnode", "--name=m", "--directory=" + nobody.Addr().String()},
 		{"janitor", "--directory=" + nobody.Addr().String()},
 		{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--directory=" + nobody.Addr().String()},
-		{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join=" + nobody.Addr().String()},
+		{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0",
+			"--join=" + nobody.Addr().String()},
 	} {
 		p := spawn(t, env, args...)
 		conn, err := nobody.Accept() // so it has started
@@ -572,11 +579,7 @@ func TestStopWhileStarting(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := testutil.Listen(t)
 	addr := taken.Addr().String()
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv("KVD_KEEP", "off") // a worker would be this test again
@@ -590,48 +593,74 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string
 	}{
-		{"dev port", []string{"dev", "--listen", addr}, exitFailure, addr + ": bind: address already in use: another process has that address"},
-		{"directory port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=" + addr, "--bootstrap"}, exitFailure, "another process has that address"},
-		{"raft port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=" + addr, "--bootstrap"}, exitFailure, "another process has that address"},
-		{"memnode port", []string{"memnode", "--name=m", "--listen-tcp=" + addr}, exitFailure, "another process has that address"},
-		{"health port", []string{"memnode", "--name=m", "--health-listen=" + addr}, exitFailure, "another process has that address"},
-		{"not this machine", []string{"memnode", "--name=m", "--insecure", "--listen-tcp=192.0.2.1:0"}, exitFailure, "this machine has no such address"},
-		{"nothing to start from", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0"}, exitFailure, "bootstrap a new one or join one"},
-		{"huge pages", []string{"memnode", "--name=m", "--huge-pages=1GiB", "--memory=1000TiB"}, exitFailure, "nr_hugepages"},
-		{"no settings", []string{"directory"}, exitUsage, "kvd: id is missing: name this directory node, such as d1\nkvd: data-dir is missing"},
-		{"unknown key", []string{"memnode", "--config", file}, exitUsage, "memmory (from " + file + "): there is no such setting; did you mean memory?"},
+		{"dev port", []string{"dev", "--listen", addr}, exitFailure,
+			addr + ": bind: address already in use: another process has that address"},
+		{"directory port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=" + addr,
+			"--bootstrap"}, exitFailure, "another process has that address"},
+		{"raft port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=" + addr, "--bootstrap"}, exitFailure, "another process has that address"},
+		{"memnode port", []string{"memnode", "--name=m", "--listen-tcp=" + addr}, exitFailure,
+			"another process has that address"},
+		{"health port", []string{"memnode", "--name=m", "--health-listen=" + addr}, exitFailure,
+			"another process has that address"},
+		{"not this machine", []string{"memnode", "--name=m", "--insecure", "--listen-tcp=192.0.2.1:0"}, exitFailure,
+			"this machine has no such address"},
+		{"nothing to start from", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0"}, exitFailure, "bootstrap a new one or join one"},
+		{"huge pages", []string{"memnode", "--name=m", "--huge-pages=1GiB", "--memory=1000TiB"}, exitFailure,
+			"nr_hugepages"},
+		{"no settings", []string{"directory"}, exitUsage, "kvd: id is missing: name this directory node, such as " +
+			"d1\nkvd: data-dir is missing"},
+		{"unknown key", []string{"memnode", "--config", file}, exitUsage, "memmory (from " + file +
+			"): there is no such setting; did you mean memory?"},
 		{"no such file", []string{"memnode", "--config", file + ".yaml"}, exitUsage, "no such file"},
 		{"size", []string{"memnode", "--name=m", "--memory=64GB"}, exitUsage, `memory is "64GB" (from --memory): want a size such as 512MiB or 64GiB`},
-		{"open to others", []string{"memnode", "--name=m", "--listen-tcp=0.0.0.0:0"}, exitUsage, "set tls.ca, tls.cert and tls.key, or insecure to do without"},
-		{"certificates", []string{"memnode", "--name=m", "--tls-ca=/none", "--tls-cert=/none", "--tls-key=/none"}, exitUsage, "tls.ca: open /none"},
+		{"open to others", []string{"memnode", "--name=m", "--listen-tcp=0.0.0.0:0"}, exitUsage,
+			"set tls.ca, tls.cert and tls.key, or insecure to do without"},
+		{"certificates", []string{"memnode", "--name=m", "--tls-ca=/none", "--tls-cert=/none", "--tls-key=/none"},
+			exitUsage, "tls.ca: open /none"},
 		{"unknown flag", []string{"dev", "--nodes=3"}, exitUsage, "unknown flag: --nodes"},
 		{"unknown command", []string{"serve"}, exitUsage, `unknown command "serve"`},
-		{"misspelt command", []string{"memnod"}, exitUsage, `unknown command "memnod" for "kvd"; did you mean memnode?`},
+		{"misspelt command", []string{"memnod"}, exitUsage,
+			`unknown command "memnod" for "kvd"; did you mean memnode?`},
 		{"misspelt command below one", []string{"directory", "recovr"}, exitUsage, `unknown command "recovr" for "kvd directory"; did you mean recover?`},
-		{"misspelt flag", []string{"memnode", "--memmory=1GiB"}, exitUsage, `unknown flag: --memmory; did you mean --memory?`},
-		{"misspelt flag of another command", []string{"health", "--timout=1s", "x:1"}, exitUsage, `unknown flag: --timout; did you mean --timeout?`},
-		{"misspelt flag below", []string{"directory", "recover", "--data-dri=x"}, exitUsage, `unknown flag: --data-dri; did you mean --data-dir?`},
+		{"misspelt flag", []string{"memnode", "--memmory=1GiB"}, exitUsage,
+			`unknown flag: --memmory; did you mean --memory?`},
+		{"misspelt flag of another command", []string{"health", "--timout=1s", "x:1"}, exitUsage,
+			`unknown flag: --timout; did you mean --timeout?`},
+		{"misspelt flag below", []string{"directory", "recover", "--data-dri=x"}, exitUsage,
+			`unknown flag: --data-dri; did you mean --data-dir?`},
 		{"unknown short flag", []string{"dev", "-m"}, exitUsage, "unknown shorthand flag: 'm' in -m (see"},
 		{"misspelt role", []string{"config", "gatway"}, exitUsage, `no role "gatway"; did you mean gateway?`},
 		{"misspelt shell", []string{"completion", "basch"}, exitUsage, `unknown command "basch" for "kvd completion"; did you mean bash?`},
 		{"misspelt question", []string{"help", "directry"}, exitUsage, `no command "directry" (see kvd --help); did you mean directory?`},
 		{"misspelt question below", []string{"help", "config", "jantor"}, exitUsage, `did you mean janitor?`},
 		{"argument", []string{"dev", "x"}, exitUsage, `unknown command "x" for "kvd dev"`},
-		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode, janitor, gateway"},
+		{"config without role", []string{"config"}, exitUsage,
+			"want a role: dev, directory, memnode, janitor, gateway"},
 		{"config of no role", []string{"config", "server"}, exitUsage, `no role "server"`},
-		{"redis port", []string{"dev", "--listen=127.0.0.1:0", "--redis=" + addr}, exitFailure, "redis: listen tcp " + addr + ": bind: address already in use: another process has that address"},
-		{"memcached port", []string{"dev", "--listen=127.0.0.1:0", "--memcached=" + addr}, exitFailure, "memcached: listen tcp " + addr},
-		{"http port", []string{"dev", "--listen=127.0.0.1:0", "--http=" + addr}, exitFailure, "http: listen tcp " + addr},
+		{"redis port", []string{"dev", "--listen=127.0.0.1:0", "--redis=" + addr}, exitFailure, "redis: listen tcp " +
+			addr + ": bind: address already in use: another process has that address"},
+		{"memcached port", []string{"dev", "--listen=127.0.0.1:0", "--memcached=" + addr}, exitFailure,
+			"memcached: listen tcp " + addr},
+		{"http port", []string{"dev", "--listen=127.0.0.1:0", "--http=" + addr}, exitFailure, "http: listen tcp " +
+			addr},
 		{"gateway port", []string{"gateway", "--listen=" + addr}, exitFailure, "listen: listen tcp " + addr},
-		{"gateway memcached port", []string{"gateway", "--listen=off", "--listen-memcached=" + addr}, exitFailure, "listen-memcached: listen tcp " + addr},
-		{"gateway http port", []string{"gateway", "--http-listen=" + addr}, exitFailure, "http-listen: listen tcp " + addr},
-		{"gateway socket", []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-unix=" + file}, exitFailure, "listen-unix: "},
-		{"gateway provider", []string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=ib"}, exitUsage, `provider: unknown provider "ib"`},
-		{"gateway open to others", []string{"gateway", "--listen=0.0.0.0:6379", "--password=secret"}, exitUsage, "others can reach it, and it is in clear"},
+		{"gateway memcached port", []string{"gateway", "--listen=off", "--listen-memcached=" + addr}, exitFailure,
+			"listen-memcached: listen tcp " + addr},
+		{"gateway http port", []string{"gateway", "--http-listen=" + addr}, exitFailure, "http-listen: listen tcp " +
+			addr},
+		{"gateway socket", []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-unix=" + file},
+			exitFailure, "listen-unix: "},
+		{"gateway provider", []string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=ib"},
+			exitUsage, `provider: unknown provider "ib"`},
+		{"gateway open to others", []string{"gateway", "--listen=0.0.0.0:6379", "--password=secret"}, exitUsage,
+			"others can reach it, and it is in clear"},
 		{"help of nothing", []string{"help", "bogus"}, exitUsage, `no command "bogus"`},
 		{"completion for nobody", []string{"completion", "tcsh"}, exitUsage, `unknown command "tcsh"`},
 		{"health without address", []string{"health"}, exitUsage, "accepts 1 arg"},
-		{"health of another scheme", []string{"health", "ftp://127.0.0.1:1"}, exitUsage, "or that after http:// or https://"},
+		{"health of another scheme", []string{"health", "ftp://127.0.0.1:1"}, exitUsage,
+			"or that after http:// or https://"},
 		{"health of no address", []string{"health", "7400"}, exitUsage, "want host:port"},
 	}
 	for _, tc := range cases {
@@ -702,11 +731,16 @@ func TestConfigPrints(t *testing.T) {
 		want []string
 		code int
 	}{
-		{[]string{"dev", "--memnodes=3"}, []string{"memnodes: 3\n", "memory: 1GiB\n", "redis: 127.0.0.1:6379\n", "http: 127.0.0.1:7480\n", "format: json\n"}, 0},
-		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n", "scrub-interval: 30s\n"}, 0},
-		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"}, []string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
+		{[]string{"dev", "--memnodes=3"}, []string{"memnodes: 3\n", "memory: 1GiB\n", "redis: 127.0.0.1:6379\n",
+			"http: 127.0.0.1:7480\n", "format: json\n"}, 0},
+		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"},
+			[]string{"- 127.0.0.1:2\n", "lease: 1s\n", "scrub-interval: 30s\n"}, 0},
+		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"},
+			[]string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
 		{[]string{"memnode"}, []string{`name: ""`, "janitor: true\n"}, exitUsage},
-		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #", "--show-secrets"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n", "password: 'p: #'\n"}, 0},
+		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #",
+			"--show-secrets"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n",
+			"password: 'p: #'\n"}, 0},
 		{[]string{"janitor", "--window=4"}, []string{"window: 4\n", "poll: 100ms\n"}, 0},
 	} {
 		var out, errs bytes.Buffer
@@ -723,7 +757,8 @@ func TestConfigPrints(t *testing.T) {
 			t.Fatal(err)
 		}
 		var again bytes.Buffer
-		if code := run(t.Context(), []string{"config", tc.args[0], "--show-secrets", "--config", file}, &again, &errs); code != tc.code {
+		if code := run(t.Context(), []string{"config", tc.args[0], "--show-secrets", "--config", file}, &again,
+			&errs); code != tc.code {
 			t.Errorf("%v: reading it back: exit status %d: %s", tc.args, code, &errs)
 		}
 		if out.String() != again.String() {
@@ -735,7 +770,8 @@ func TestConfigPrints(t *testing.T) {
 func TestVersion(t *testing.T) {
 	for _, arg := range []string{"version", "--version"} {
 		var out, errs bytes.Buffer
-		if code := run(t.Context(), []string{arg}, &out, &errs); code != 0 || out.String() != buildinfo.Line("kvd", version)+"\n" {
+		if code := run(t.Context(), []string{arg}, &out, &errs); code != 0 ||
+			out.String() != buildinfo.Line("kvd", version)+"\n" {
 			t.Errorf("%s: exit status %d, %q, %q", arg, code, &out, &errs)
 		}
 	}
@@ -752,7 +788,8 @@ func TestDevCommand(t *testing.T) {
 	}
 	code, out, errs := dev("--", "sh", "-c", "echo directory=$KVD_DIRECTORY; echo said >&2; exit 7")
 	addr, ok := strings.CutPrefix(strings.TrimSpace(out), "directory=127.0.0.1:")
-	if port, err := strconv.Atoi(addr); code != 7 || !ok || err != nil || port == 0 || port == 7400 || errs != "said\n" {
+	if port, err := strconv.Atoi(addr); code != 7 || !ok || err != nil || port == 0 || port == 7400 ||
+		errs != "said\n" {
 		t.Errorf("exit status %d, %q, %q", code, out, errs)
 	}
 	if code, out, errs := dev("--", "true"); code != 0 || out != "" || errs != "" {
@@ -761,7 +798,8 @@ func TestDevCommand(t *testing.T) {
 	if code, _, errs := dev("--", "sh", "-c", "kill -9 $$"); code != 128+9 || errs != "" {
 		t.Errorf("killed: exit status %d, %q", code, errs)
 	}
-	if code, _, errs := dev("--", "/no/such/command"); code != exitFailure || !strings.Contains(errs, "/no/such/command") {
+	if code, _, errs := dev("--", "/no/such/command"); code != exitFailure ||
+		!strings.Contains(errs, "/no/such/command") {
 		t.Errorf("no such command: exit status %d, %q", code, errs)
 	}
 	for _, args := range [][]string{{"true"}, {"--"}, {"true", "--", "true"}} {
@@ -775,9 +813,11 @@ func TestDevCommand(t *testing.T) {
 // that they name can be typed.
 func TestDevSaysWhatNext(t *testing.T) {
 	env, _ := runtimeDir(t)
-	p := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--redis=127.0.0.1:0", "--memcached=off", "--http=127.0.0.1:0")
+	p := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--redis=127.0.0.1:0", "--memcached=off",
+		"--http=127.0.0.1:0")
 	_, port, _ := strings.Cut(p.kv["redis"], ":")
-	for _, want := range []string{"kvctl --directory " + p.kv["directory"] + " put greeting hello", "redis-cli -p " + port + " set ", "http://" + p.kv["http"] + "/", "Ctrl-C"} {
+	for _, want := range []string{"kvctl --directory " + p.kv["directory"] + " put greeting hello", "redis-cli -p " +
+		port + " set ", "http://" + p.kv["http"] + "/", "Ctrl-C"} {
 		if !strings.Contains(p.next, want) {
 			t.Errorf("no %q in\n%s", want, p.next)
 		}
@@ -800,8 +840,12 @@ func TestListenTLSRefuses(t *testing.T) {
 		"expired": {func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = c.NotBefore.Add(-48*time.Hour), time.Now().Add(-time.Hour)
 		}, "it expired on "},
-		"not yet valid":  {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) }, "it is not valid before "},
-		"of a client":    {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, "serverAuth"},
+		"not yet valid": {func(c *x509.Certificate) {
+			c.NotBefore = time.Now().Add(30 * time.Minute)
+		}, "it is not valid before "},
+		"of a client": {func(c *x509.Certificate) {
+			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+		}, "serverAuth"},
 		"without a name": {func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, nil }, "it names no host"},
 		"cannot sign":    {func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }, "digitalSignature"},
 		"key of another": {nil, "private key does not match"},
@@ -817,9 +861,11 @@ func TestListenTLSRefuses(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			var out, errs bytes.Buffer
-			code := run(ctx, []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--directory=127.0.0.1:1",
+			code := run(ctx, []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0",
+				"--directory=127.0.0.1:1",
 				"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}, &out, &errs)
-			if code != exitUsage || !strings.Contains(errs.String(), tc.want) || !strings.Contains(errs.String(), files.Cert) {
+			if code != exitUsage || !strings.Contains(errs.String(), tc.want) ||
+				!strings.Contains(errs.String(), files.Cert) {
 				t.Errorf("exit status %d, %q", code, &errs)
 			}
 		})
@@ -830,9 +876,13 @@ func TestListenTLSRefuses(t *testing.T) {
 func TestTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
 	addr := d.kv["directory"]
-	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0"}, files.flags("memnode")...)...)
+	m := start(t, env,
+		append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off",
+			"--health-listen=127.0.0.1:0"}, files.flags("memnode")...)...)
 
 	cfg := files.load("client")
 	createNamespace(t, addr, "default", files.load("operator"), files.identity("client"))
@@ -842,7 +892,8 @@ func TestTLS(t *testing.T) {
 		if code := run(t.Context(), append([]string{"health", a}, files.flags("client")...), &out, &errs); code != 0 {
 			t.Errorf("health with a certificate: exit status %d, %s", code, &errs)
 		}
-		if code := run(t.Context(), append([]string{"health", a}, files.flags("")...), &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "no SPIFFE id") {
+		if code := run(t.Context(), append([]string{"health", a}, files.flags("")...), &out, &errs); code !=
+			exitFailure || !strings.Contains(errs.String(), "no SPIFFE id") {
 			t.Errorf("health without an identity: exit status %d, %s", code, &errs)
 		}
 		if code := run(t.Context(), []string{"health", "--timeout=2s", a}, &out, &errs); code != exitFailure {
@@ -864,13 +915,15 @@ func TestTLS(t *testing.T) {
 		err := dialNode(t, m.kv["tcp"], files.load(r.String()))
 		want := "token" // is what it shows no more of
 		if r == identity.Directory {
-			want = "has the role directory, and a connection to a memory node is for memnode, gateway, janitor, archive, operator, client"
+			want = "has the role directory, and a connection to a memory node is for memnode, gateway, janitor, " +
+				"archive, operator, client"
 		}
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("a connection of a %v to a memory node: %v, want %q", r, err, want)
 		}
 	}
-	if err := dialNode(t, m.kv["tcp"], files.load("")); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "want the URI spiffe://") {
+	if err := dialNode(t, m.kv["tcp"], files.load("")); !errors.Is(err, driver.ErrRefused) ||
+		!strings.Contains(err.Error(), "want the URI spiffe://") {
 		t.Errorf("a connection without an identity to a memory node: %v", err)
 	}
 }
@@ -918,8 +971,9 @@ func TestOwnRole(t *testing.T) {
 		{"memnode", "", "no SPIFFE id"},
 	} {
 		args := append(map[string][]string{
-			"directory": {"directory", "--id=d", "--bootstrap", "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--data-dir=" + t.TempDir()},
-			"memnode":   {"memnode", "--name=m", "--directory=127.0.0.1:1"},
+			"directory": {"directory", "--id=d", "--bootstrap", "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0",
+				"--data-dir=" + t.TempDir()},
+			"memnode": {"memnode", "--name=m", "--directory=127.0.0.1:1"},
 		}[tc.role], files.flags(tc.of)...)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		var out, errs bytes.Buffer
@@ -934,11 +988,16 @@ func TestOwnRole(t *testing.T) {
 func TestGatewayRefused(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
-	for role, want := range map[string]string{"directory": "has the role directory, and OpenSession is for memnode, gateway,", "": "the certificate has no identity"} {
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
+	for role, want := range map[string]string{"directory": "has the role directory, and OpenSession is for memnode, " +
+		"gateway,", "": "the certificate has no identity"} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		var out, errs bytes.Buffer
-		code := run(ctx, append([]string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--directory=" + d.kv["directory"]}, files.flags(role)...), &out, &errs)
+		code := run(ctx,
+			append([]string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--directory=" +
+				d.kv["directory"]}, files.flags(role)...), &out, &errs)
 		if code != exitFailure || ctx.Err() != nil || !strings.Contains(errs.String(), want) {
 			t.Errorf("a gateway with the role %q: exit status %d, %s", role, code, &errs)
 		}

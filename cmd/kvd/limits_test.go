@@ -41,7 +41,8 @@ func TestCollectSeldom(t *testing.T) {
 	}
 }
 
-// TestRoom: nobody lends more than there is, unless overcommit says so; pages that are reserved for that, and memory that is there, count otherwise.
+// TestRoom: nobody lends more than there is, unless overcommit says so; pages that are reserved for that, and memory
+// that is there, count otherwise.
 func TestRoom(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	here := mem.Limits{Machine: 24 << 30, Group: 512 << 20}
@@ -52,10 +53,13 @@ func TestRoom(t *testing.T) {
 		want string // in the error; empty: there is none
 	}{
 		{"what there is", lending{memory: 512 << 20}, here, ""},
-		{"a page more", lending{memory: 513 << 20}, here, "memory 513MiB: that is 513 MiB, and its control group (cgroup) allows 512 MiB"},
-		{"more than both", lending{memory: 1 << 40}, here, "that is 1024.0 GiB, and this machine has 24.0 GiB and its control group (cgroup) allows 512 MiB"},
+		{"a page more", lending{memory: 513 << 20}, here, "memory 513MiB: that is 513 MiB, and its control group " +
+			"(cgroup) allows 512 MiB"},
+		{"more than both", lending{memory: 1 << 40}, here, "that is 1024.0 GiB, and this machine has 24.0 GiB and " +
+			"its control group (cgroup) allows 512 MiB"},
 		{"no group", lending{memory: 24 << 30}, mem.Limits{Machine: 24 << 30}, ""},
-		{"more than the machine has", lending{memory: 25 << 30}, mem.Limits{Machine: 24 << 30}, "this machine has 24.0 GiB, beyond which processes are killed: lend less, or set overcommit"},
+		{"more than the machine has", lending{memory: 25 << 30}, mem.Limits{Machine: 24 << 30},
+			"this machine has 24.0 GiB, beyond which processes are killed: lend less, or set overcommit"},
 		{"nothing is known", lending{memory: 1 << 40}, mem.Limits{}, ""},
 		{"overcommit", lending{memory: 1 << 40, overcommit: true}, here, ""},
 		{"huge pages", lending{memory: 1 << 40, pages: "2MiB"}, here, ""},
@@ -66,7 +70,8 @@ func TestRoom(t *testing.T) {
 		if c.pages != "" {
 			m.HugePages = c.pages
 		}
-		if err := checkRoom(m, c.kept, c.r, log); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+		if err := checkRoom(m, c.kept, c.r, log); (err == nil) != (c.want == "") || err != nil &&
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.what, err, c.want)
 		}
 	}
@@ -78,7 +83,8 @@ type lending struct {
 	pages            string
 }
 
-// TestDevMemory: all memory nodes of a store in one process count, and unless their memory is set they lend half of what there is at most.
+// TestDevMemory: all memory nodes of a store in one process count, and unless their memory is set they lend half of
+// what there is at most.
 func TestDevMemory(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	for _, c := range []struct {
@@ -95,7 +101,8 @@ func TestDevMemory(t *testing.T) {
 		{64, 0, false, mem.Limits{Machine: 128 << 20}, config.MinMemory, ""},
 		{2, 0, true, mem.Limits{Machine: 1 << 30}, 1 << 30, ""},
 		{2, 0, false, mem.Limits{}, 1 << 30, ""},
-		{2, 100 << 30, false, mem.Limits{Machine: 24 << 30}, 0, "memory 100GiB of each of 2 memory nodes: that is 200.0 GiB, and this machine has 24.0 GiB"},
+		{2, 100 << 30, false, mem.Limits{Machine: 24 << 30}, 0,
+			"memory 100GiB of each of 2 memory nodes: that is 200.0 GiB, and this machine has 24.0 GiB"},
 		{2, 12 << 30, false, mem.Limits{Machine: 24 << 30}, 12 << 30, ""},
 		{3, 12 << 30, false, mem.Limits{Machine: 24 << 30}, 0, "that is 36.0 GiB"},
 		{3, 12 << 30, true, mem.Limits{Machine: 24 << 30}, 12 << 30, ""},
@@ -107,7 +114,8 @@ func TestDevMemory(t *testing.T) {
 			d.Memory = c.memory
 		}
 		got, err := devMemory(d, c.memory != 0, c.r, log)
-		if c.wantRefusal != "" && (err == nil || !strings.Contains(err.Error(), c.wantRefusal)) || c.wantRefusal == "" && (err != nil || got != c.want) {
+		if c.wantRefusal != "" && (err == nil || !strings.Contains(err.Error(), c.wantRefusal)) ||
+			c.wantRefusal == "" && (err != nil || got != c.want) {
 			t.Errorf("%+v: %v, %v", c, got, err)
 		}
 	}
@@ -141,8 +149,8 @@ func memoryGroup(t *testing.T, bytes int64) string {
 	return inner
 }
 
-// TestRoomOfGroup: a memory node that is to lend more than the control group above its own allows says so and does not start, and a store in one
-// process lends less by itself.
+// TestRoomOfGroup: a memory node that is to lend more than the control group above its own allows says so and does not
+// start, and a store in one process lends less by itself.
 func TestRoomOfGroup(t *testing.T) {
 	group := memoryGroup(t, 512<<20)
 	exe, err := os.Executable()
@@ -160,7 +168,8 @@ func TestRoomOfGroup(t *testing.T) {
 		cmd := exec.Command("/bin/sh", wrapped, "memnode", "--name=m1", "--memory=513MiB", "--keep="+keep)
 		cmd.Env = append(os.Environ(), append(env, beKvd+"=1")...)
 		out, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != exitFailure || !strings.Contains(string(out), "memory 513MiB: that is 513 MiB, and its control group (cgroup) allows 512 MiB") {
+		if cmd.ProcessState.ExitCode() != exitFailure || !strings.Contains(string(out), "memory 513MiB: that is 513 "+
+			"MiB, and its control group (cgroup) allows 512 MiB") {
 			t.Errorf("keep %s: %v\n%s", keep, err, out)
 		}
 	}

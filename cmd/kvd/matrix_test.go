@@ -173,7 +173,8 @@ var sessions = dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
 // served gives which callers the table of the manual lets in, by its rows.
 func served(t *testing.T) map[string]func(caller) bool {
 	t.Helper()
-	_, table, ok := strings.Cut(string(mustRead(t, "../../docs/tls.md")), "| listener of a store with TLS | serves |\n|---|---|\n")
+	_, table, ok := strings.Cut(string(mustRead(t, "../../docs/tls.md")),
+		"| listener of a store with TLS | serves |\n|---|---|\n")
 	if !ok {
 		t.Fatal("docs/tls.md has no table of listeners")
 	}
@@ -235,36 +236,48 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_Renew_FullMethodName:        &dirpb.RenewRequest{SessionId: s.victim.id, Number: 1 << 60},
 		dirpb.Directory_CloseSession_FullMethodName: &dirpb.CloseSessionRequest{SessionId: s.victim.id},
 		dirpb.Directory_WatchMap_FullMethodName:     &dirpb.WatchMapRequest{SessionId: s.victim.id},
-		dirpb.Directory_GrantExtent_FullMethodName:  &dirpb.GrantExtentRequest{SessionId: s.victim.id, PgId: 1, WantUnits: 1, PlaceUnits: 1},
+		dirpb.Directory_GrantExtent_FullMethodName: &dirpb.GrantExtentRequest{SessionId: s.victim.id, PgId: 1,
+			WantUnits: 1, PlaceUnits: 1},
 		dirpb.Directory_GrantStatus_FullMethodName:  &dirpb.GrantStatusRequest{SessionId: s.victim.id, PgId: 1},
 		dirpb.Directory_SessionState_FullMethodName: &dirpb.SessionStateRequest{SessionId: s.victim.id},
 		dirpb.Directory_RequestSplit_FullMethodName: &dirpb.RequestSplitRequest{SessionId: s.victim.id, ShardId: 1},
-		dirpb.Directory_Meet_FullMethodName:         &dirpb.MeetRequest{SessionIds: []uint32{s.victim.id}, Id: []byte("0123456789abcdef"), Addr: "127.0.0.1:9"},
-		dirpb.Directory_Pages_FullMethodName:        &dirpb.PagesRequest{Id: []byte("0123456789abcdef"), Role: "memnode", Name: "m", Addr: "127.0.0.1:9"},
+		dirpb.Directory_Meet_FullMethodName: &dirpb.MeetRequest{SessionIds: []uint32{s.victim.id},
+			Id: []byte("0123456789abcdef"), Addr: "127.0.0.1:9"},
+		dirpb.Directory_Pages_FullMethodName: &dirpb.PagesRequest{Id: []byte("0123456789abcdef"),
+			Role: "memnode", Name: "m", Addr: "127.0.0.1:9"},
 
-		dirpb.Directory_RegisterNode_FullMethodName: &dirpb.RegisterNodeRequest{Name: "m", Incarnation: 1, CapacityBytes: 64 << 20,
-			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}},
-		dirpb.Directory_Heartbeat_FullMethodName:     &dirpb.HeartbeatRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, FencedSessions: []uint32{s.victim.id}},
-		dirpb.Directory_PublishRegion_FullMethodName: &dirpb.PublishRegionRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, PgId: 1},
-		dirpb.Directory_LeaveNode_FullMethodName:     &dirpb.LeaveNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation},
-		dirpb.Directory_ReportNode_FullMethodName:    &dirpb.ReportNodeRequest{Name: s.node.Name, Trouble: "none"},
+		dirpb.Directory_RegisterNode_FullMethodName: &dirpb.RegisterNodeRequest{Name: "m", Incarnation: 1,
+			CapacityBytes: 64 << 20,
+			Endpoints:     []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}},
+		dirpb.Directory_Heartbeat_FullMethodName: &dirpb.HeartbeatRequest{
+			NodeId: s.node.Id, Incarnation: s.node.Incarnation, FencedSessions: []uint32{s.victim.id}},
+		dirpb.Directory_PublishRegion_FullMethodName: &dirpb.PublishRegionRequest{
+			NodeId: s.node.Id, Incarnation: s.node.Incarnation, PgId: 1},
+		dirpb.Directory_LeaveNode_FullMethodName: &dirpb.LeaveNodeRequest{
+			NodeId: s.node.Id, Incarnation: s.node.Incarnation},
+		dirpb.Directory_ReportNode_FullMethodName: &dirpb.ReportNodeRequest{Name: s.node.Name, Trouble: "none"},
 
-		dirpb.Directory_FindWork_FullMethodName:  &dirpb.FindWorkRequest{},
-		dirpb.Directory_ClaimJob_FullMethodName:  &dirpb.ClaimJobRequest{SessionId: s.victim.id},
-		dirpb.Directory_ReportJob_FullMethodName: &dirpb.ReportJobRequest{SessionId: s.victim.id, JobId: 1, Finished: true},
+		dirpb.Directory_FindWork_FullMethodName: &dirpb.FindWorkRequest{},
+		dirpb.Directory_ClaimJob_FullMethodName: &dirpb.ClaimJobRequest{SessionId: s.victim.id},
+		dirpb.Directory_ReportJob_FullMethodName: &dirpb.ReportJobRequest{SessionId: s.victim.id, JobId: 1,
+			Finished: true},
 
-		dirpb.Directory_StartJob_FullMethodName:        &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: theirs, Repair: true},
-		dirpb.Directory_DrainNode_FullMethodName:       &dirpb.DrainNodeRequest{Node: "m"},
-		dirpb.Directory_RemoveNode_FullMethodName:      &dirpb.RemoveNodeRequest{Node: "m", Force: true},
-		dirpb.Directory_GiveUpNode_FullMethodName:      &dirpb.GiveUpNodeRequest{Node: "m"},
-		dirpb.Directory_RestartNode_FullMethodName:     &dirpb.RestartNodeRequest{Node: "m"},
-		dirpb.Directory_Rebalance_FullMethodName:       &dirpb.RebalanceRequest{Namespace: theirs},
-		dirpb.Directory_CreateNamespace_FullMethodName: &dirpb.CreateNamespaceRequest{Name: "mine", Replicas: 1, BytesPerNode: 8 << 20},
-		dirpb.Directory_SetNamespace_FullMethodName:    &dirpb.SetNamespaceRequest{Name: theirs, LimitBytes: 1 << 20, Owner: me.Who},
+		dirpb.Directory_StartJob_FullMethodName: &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB,
+			Namespace: theirs, Repair: true},
+		dirpb.Directory_DrainNode_FullMethodName:   &dirpb.DrainNodeRequest{Node: "m"},
+		dirpb.Directory_RemoveNode_FullMethodName:  &dirpb.RemoveNodeRequest{Node: "m", Force: true},
+		dirpb.Directory_GiveUpNode_FullMethodName:  &dirpb.GiveUpNodeRequest{Node: "m"},
+		dirpb.Directory_RestartNode_FullMethodName: &dirpb.RestartNodeRequest{Node: "m"},
+		dirpb.Directory_Rebalance_FullMethodName:   &dirpb.RebalanceRequest{Namespace: theirs},
+		dirpb.Directory_CreateNamespace_FullMethodName: &dirpb.CreateNamespaceRequest{Name: "mine", Replicas: 1,
+			BytesPerNode: 8 << 20},
+		dirpb.Directory_SetNamespace_FullMethodName: &dirpb.SetNamespaceRequest{Name: theirs, LimitBytes: 1 << 20,
+			Owner: me.Who},
 		dirpb.Directory_DeleteNamespace_FullMethodName: &dirpb.DeleteNamespaceRequest{Name: theirs, EndSessions: true},
 		dirpb.Directory_AcceptLoss_FullMethodName:      &dirpb.AcceptLossRequest{Name: theirs},
 		dirpb.Directory_Status_FullMethodName:          &dirpb.StatusRequest{},
-		dirpb.Directory_JoinDirectory_FullMethodName:   &dirpb.JoinDirectoryRequest{Id: "e", RaftAddr: "127.0.0.1:9", GrpcAddr: "127.0.0.1:9"},
+		dirpb.Directory_JoinDirectory_FullMethodName: &dirpb.JoinDirectoryRequest{Id: "e", RaftAddr: "127.0.0.1:9",
+			GrpcAddr: "127.0.0.1:9"},
 		dirpb.Directory_RemoveDirectory_FullMethodName: &dirpb.RemoveDirectoryRequest{Id: "d"},
 		dirpb.Directory_RotateKey_FullMethodName:       &dirpb.RotateKeyRequest{Force: true},
 		dirpb.Directory_Audit_FullMethodName:           &dirpb.AuditRequest{},
@@ -272,10 +285,11 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_WhoAmI_FullMethodName:        &dirpb.WhoAmIRequest{},
 		dirpb.Directory_ShowNamespace_FullMethodName: &dirpb.ShowNamespaceRequest{Name: theirs},
 		dirpb.Directory_GrantAccess_FullMethodName:   &dirpb.GrantAccessRequest{Namespace: theirs, Access: me},
-		dirpb.Directory_RevokeAccess_FullMethodName:  &dirpb.RevokeAccessRequest{Namespace: theirs, Who: identified("gateway/it")},
-		healthpb.Health_Check_FullMethodName:         &healthpb.HealthCheckRequest{},
-		healthpb.Health_List_FullMethodName:          &healthpb.HealthListRequest{},
-		healthpb.Health_Watch_FullMethodName:         &healthpb.HealthCheckRequest{},
+		dirpb.Directory_RevokeAccess_FullMethodName: &dirpb.RevokeAccessRequest{
+			Namespace: theirs, Who: identified("gateway/it")},
+		healthpb.Health_Check_FullMethodName: &healthpb.HealthCheckRequest{},
+		healthpb.Health_List_FullMethodName:  &healthpb.HealthListRequest{},
+		healthpb.Health_Watch_FullMethodName: &healthpb.HealthCheckRequest{},
 	}
 }
 
@@ -315,7 +329,8 @@ func (s *secured) call(t *testing.T, c caller, method string, streams bool, harm
 		return ""
 	}
 	err := s.invoke(c.name, method, streams, harm)
-	code, words, why := codes.PermissionDenied, "has the role "+c.role.String()+", and "+path.Base(method)+" is for "+rights.String(), "role"
+	code, words, why := codes.PermissionDenied, "has the role "+c.role.String()+", and "+path.Base(method)+" is for "+
+		rights.String(), "role"
 	switch {
 	case !c.heard():
 		code, words, why = codes.Unavailable, "", "TLS" // gRPC may lose TLS's reason
@@ -360,13 +375,19 @@ func (s *secured) listeners() (all []listener) {
 	health("directory: `listen`, health checks", s.directory, func(c caller) error {
 		return s.invoke(c.name, healthpb.Health_Check_FullMethodName, false, &healthpb.HealthCheckRequest{})
 	})
-	health("memory node: `health-listen`", s.memnode["health"], func(c caller) error { return askHealth(s.ctx(), s.memnode["health"], c.conf) })
-	health("gateway: `listen-peers`, what gateways tell each other", s.gateway["peers"], func(c caller) error { return askPeers(s.ctx(), s.gateway["peers"], c.conf) })
+	health("memory node: `health-listen`", s.memnode["health"], func(c caller) error {
+		return askHealth(s.ctx(), s.memnode["health"], c.conf)
+	})
+	health("gateway: `listen-peers`, what gateways tell each other", s.gateway["peers"], func(c caller) error {
+		return askPeers(s.ctx(), s.gateway["peers"], c.conf)
+	})
 	for what, ask := range operating {
-		all = append(all, listener{row: "gateway: `listen-peers`, clients and slow log (`kvctl gateways`)", what: what, addr: s.gateway["peers"], protocol: "h2", greeting: preface,
+		all = append(all, listener{row: "gateway: `listen-peers`, clients and slow log (`kvctl gateways`)", what: what,
+			addr: s.gateway["peers"], protocol: "h2", greeting: preface,
 			ask: func(c caller) error { return askGateway(s.ctx(), s.gateway["peers"], c.conf, ask) }})
 	}
-	all = append(all, listener{row: "directory: `raft-listen`", addr: s.raft, greeting: "\xff\xff\xff\xff\xff\xff\xff\xff", words: "bad certificate",
+	all = append(all, listener{row: "directory: `raft-listen`", addr: s.raft,
+		greeting: "\xff\xff\xff\xff\xff\xff\xff\xff", words: "bad certificate",
 		ask: func(c caller) error { return askRaft(s.raft, c.conf) }})
 
 	hello := "KVDt\x00\x00\x00\x00" // begins a connection of rdma/tcp
@@ -384,16 +405,18 @@ func (s *secured) listeners() (all []listener) {
 		all = append(all, l, local)
 	}
 
-	all = append(all, listener{row: "memory node: `control-socket`, to root and the memory node's own user", ask: func(caller) error {
-		_, err := keeper.Choose(s.ctx(), s.control, "/nowhere/kvd")
-		if errors.Is(err, keeper.ErrRefused) && strings.Contains(err.Error(), "no such file") {
-			return nil // it was heard; internal/keeper's tests have other users
-		}
-		return fmt.Errorf("a choice of no program: %w", err)
-	}})
+	all = append(all, listener{row: "memory node: `control-socket`, to root and the memory node's own user",
+		ask: func(caller) error {
+			_, err := keeper.Choose(s.ctx(), s.control, "/nowhere/kvd")
+			if errors.Is(err, keeper.ErrRefused) && strings.Contains(err.Error(), "no such file") {
+				return nil // it was heard; internal/keeper's tests have other users
+			}
+			return fmt.Errorf("a choice of no program: %w", err)
+		}})
 	paths := func(row, process, addr string, paths ...string) {
 		for _, p := range paths {
-			all = append(all, listener{row: row, what: process + p, addr: addr, greeting: "GET " + p + " HTTP/1.0\r\n\r\n",
+			all = append(all, listener{row: row, what: process + p, addr: addr, greeting: "GET " + p +
+				" HTTP/1.0\r\n\r\n",
 				ask: func(c caller) error { return askHTTP(s.ctx(), "https://"+addr+p, c.conf) }})
 		}
 	}
@@ -423,14 +446,17 @@ func (s *secured) listeners() (all []listener) {
 	g := s.gateway
 	return append(all,
 		listener{row: "gateway: `listen-tls`", addr: g["tls"], greeting: "PING\r\n", ask: ping("tcp", g["tls"], true)},
-		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen", ask: ping("tcp", g["redis"], false)},
-		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen-unix", ask: ping("unix", s.unix, false)},
-		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen-memcached", ask: func(caller) error {
-			if got := memcachedSay(s.t, g["memcached"], "version\r\n", 1); !strings.HasPrefix(got, "VERSION ") {
-				return fmt.Errorf("version is answered %q", got)
-			}
-			return nil
-		}})
+		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen",
+			ask: ping("tcp", g["redis"], false)},
+		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen-unix",
+			ask: ping("unix", s.unix, false)},
+		listener{row: "gateway: `listen`, `listen-unix`, `listen-memcached`, in clear", what: "listen-memcached",
+			ask: func(caller) error {
+				if got := memcachedSay(s.t, g["memcached"], "version\r\n", 1); !strings.HasPrefix(got, "VERSION ") {
+					return fmt.Errorf("version is answered %q", got)
+				}
+				return nil
+			}})
 }
 
 // askPeers follows a gateway, as one that the directory does not name; nil: that is the only thing that is wrong.
@@ -479,7 +505,8 @@ var operating = map[string]func(context.Context, peerspb.GatewaysClient) error{
 	},
 }
 
-func askGateway(ctx context.Context, addr string, conf *tls.Config, ask func(context.Context, peerspb.GatewaysClient) error) error {
+func askGateway(ctx context.Context, addr string, conf *tls.Config,
+	ask func(context.Context, peerspb.GatewaysClient) error) error {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
 	if err != nil {
 		return err
@@ -579,7 +606,8 @@ func TestMatrix(t *testing.T) {
 	t.Run("listeners", func(t *testing.T) {
 		rows, seen := served(t), make(map[string]bool)
 		text := strings.Join(slices.Sorted(maps.Keys(rows)), "\n")
-		for role, settings := range map[string]any{"directory": &config.Directory{}, "memory node": &config.MemNode{}, "gateway": &config.Gateway{}, "janitor": &config.Janitor{}} {
+		for role, settings := range map[string]any{"directory": &config.Directory{}, "memory node": &config.MemNode{},
+			"gateway": &config.Gateway{}, "janitor": &config.Janitor{}} {
 			for _, key := range ways(settings) {
 				if !regexp.MustCompile("(?m)^(" + role + ": .*)?`" + key + "`").MatchString(text) {
 					t.Errorf("the table of listeners lacks %s of a %s", key, role)
@@ -629,14 +657,16 @@ var public = []string{dirpb.Directory_SessionState_FullMethodName, dirpb.Directo
 func (s *secured) clientTries(t *testing.T) {
 	before, trail, harm := s.state(), s.trail(), s.harm()
 	for method, streams := range rpcs() {
-		if !strings.HasPrefix(method, "/"+dirpb.Directory_ServiceDesc.ServiceName+"/") || slices.Contains(public, method) {
+		if !strings.HasPrefix(method, "/"+dirpb.Directory_ServiceDesc.ServiceName+"/") ||
+			slices.Contains(public, method) {
 			continue
 		}
 		if err := s.invoke("client", method, streams, harm[method]); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s of a client: %v, want a refusal for want of a right", method, err)
 		}
 	}
-	if err := s.invoke("client", dirpb.Directory_OpenSession_FullMethodName, false, &dirpb.OpenSessionRequest{}); status.Code(err) != codes.NotFound {
+	if err := s.invoke("client", dirpb.Directory_OpenSession_FullMethodName, false,
+		&dirpb.OpenSessionRequest{}); status.Code(err) != codes.NotFound {
 		t.Errorf("a session of a client in the default namespace, which nobody has made: %v", err)
 	}
 	for _, w := range s.mapOf(s.own, func(*dirpb.Map) bool { return true }).Namespaces {

@@ -58,9 +58,12 @@ type nodeDevices struct {
 
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
 // are open, also after an error.
-func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, k *kept, log *slog.Logger) (*nodeDevices, error) {
-	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode), TCPDoor: doors["tcp"], ShmDoor: doors["shm"],
-		TCPSocket: k.socket("tcp"), ShmSocket: k.socket("shm"), ShmCells: k.cells()}}
+func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, k *kept, log *slog.Logger) (
+	*nodeDevices, error) {
+	m := &nodeDevices{
+		options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode),
+			TCPDoor: doors["tcp"], ShmDoor: doors["shm"],
+			TCPSocket: k.socket("tcp"), ShmSocket: k.socket("shm"), ShmCells: k.cells()}}
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
@@ -81,11 +84,14 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 	}
 	shm := c.ShmSocket != config.Off
 	if shm && c.MemoryPath != config.Off {
-		log.Info("shm is left out: memory-path has files without seals, which a client that maps one could cut off under the others")
+		log.Info("shm is left out: memory-path has files without seals, which a client that maps one could cut off " +
+			"under the others")
 		shm = false
 	}
-	if shm && c.ShmSocket == config.Auto && len(m.listens) > 0 && m.listens[0].Device.Caps().AtomicScope == driver.AtomicHCA {
-		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory (rdma-atomics agent lets them)")
+	if shm && c.ShmSocket == config.Auto && len(m.listens) > 0 && m.listens[0].Device.Caps().AtomicScope ==
+		driver.AtomicHCA {
+		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory " +
+			"(rdma-atomics agent lets them)")
 		shm = false
 	}
 	if shm {
@@ -137,7 +143,8 @@ func (m *nodeDevices) close() (err error) {
 // shmFiles is how many descriptors a connection takes on the passive side of shm.
 const shmFiles = 3
 
-// nodeDoors are those of the providers by their names. Each may have max-connections; asked says whether the user set that.
+// nodeDoors are those of the providers by their names. Each may have max-connections; asked says whether the user set
+// that.
 func nodeDoors(c *config.MemNode, asked bool, log *slog.Logger) (map[string]*netsrv.Door, error) {
 	l := netsrv.Limits{MaxConns: connLimit(c.MaxConnections, 1, asked, log), MaxPerAddr: c.MaxPerAddress, Logger: log}
 	doors := make(map[string]*netsrv.Door)
@@ -206,16 +213,19 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 	}
 	defer closing("HTTP endpoints", web.Close)
 	// Its answer has the key by which tokens are believed.
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(), Logger: log})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(),
+		Logger: log})
 	if err != nil {
 		return err
 	}
 	defer closing("directory client", dir.Close)
 
 	o := memnode.Options{
-		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock, Populate: c.Populate,
-		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(), Control: k.control(c),
-		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
+		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
+		Populate:  c.Populate,
+		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log, Version: versionText(),
+		Control: k.control(c),
+		Keeper:  k.keeper(), Door: k.door, Restart: k.replaceWorker,
 		MayRestart: func(regionBytes int64) error { return a.mayRestart(c, regionBytes) },
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
@@ -272,14 +282,16 @@ func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log 
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
-		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory", c.Memory.String()); err != nil {
+		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory",
+		c.Memory.String()); err != nil {
 		return err
 	}
 	<-k.serving.Done()
 	return nil
 }
 
-// mayRestart reports why a process that reads the settings now could not take over from this one, which has c and regions of so many bytes.
+// mayRestart reports why a process that reads the settings now could not take over from this one, which has c and
+// regions of so many bytes.
 func (a *app) mayRestart(c *config.MemNode, regionBytes int64) error {
 	s, err := a.settings()
 	if err != nil {
@@ -295,8 +307,8 @@ func (a *app) mayRestart(c *config.MemNode, regionBytes int64) error {
 	return memnode.CheckCapacity(regionBytes, int64(next.Memory))
 }
 
-// sayGoodbye takes the node out of the store, unless another worker goes on serving its memory. Operations on it would stall
-// for a lease otherwise.
+// sayGoodbye takes the node out of the store, unless another worker goes on serving its memory. Operations on it would
+// stall for a lease otherwise.
 func sayGoodbye(k *kept, n *memnode.Node, log *slog.Logger) {
 	if k.leaves() {
 		return
@@ -308,22 +320,26 @@ func sayGoodbye(k *kept, n *memnode.Node, log *slog.Logger) {
 
 // showMemnode gives web the node's metrics and charts, and lets its pages find those of the other roles, until stop is
 // called. doors are the listeners to be counted, by name.
-func showMemnode(web *httpd.Server, c *config.MemNode, n *memnode.Node, creds *tls.Config, doors map[string]*netsrv.Door) (stop func(), err error) {
+func showMemnode(web *httpd.Server, c *config.MemNode, n *memnode.Node, creds *tls.Config,
+	doors map[string]*netsrv.Door) (stop func(), err error) {
 	if err := web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)); err != nil {
 		return nil, err
 	}
 	web.Chart(memnodeCharts()...)
-	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds, directory: c.Directory, identities: c.Identity.Mapping()})
+	return meetPages(web, pageOptions{role: "memnode", name: c.Name, advertise: c.AdvertiseTCP, tls: creds,
+		directory: c.Directory, identities: c.Identity.Mapping()})
 }
 
 // janitorBeside runs a janitor in the memory node's process until stop is called; device is the RDMA device that it may
 // use. A janitor that fails later is logged and missed by nobody: others do its work.
-func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, device string, log *slog.Logger) (stop func(), err error) {
+func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, device string, log *slog.Logger) (
+	stop func(), err error) {
 	jobs := metrics.NewJanitor()
 	if err := web.Register(jobs); err != nil {
 		return nil, err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: device, tls: creds, identity: c.Identity, jobs: jobs, log: log})
+	j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: device, tls: creds, identity: c.Identity,
+		jobs: jobs, log: log})
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +347,8 @@ func janitorBeside(web *httpd.Server, c *config.MemNode, creds *tls.Config, devi
 }
 
 // memnodeHealthAt serves the health protocol if the settings want it, until stop is called.
-func memnodeHealthAt(ctx context.Context, c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, log *slog.Logger, n *memnode.Node) (addr string, stop func(), err error) {
+func memnodeHealthAt(ctx context.Context, c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door,
+	log *slog.Logger, n *memnode.Node) (addr string, stop func(), err error) {
 	if c.HealthListen == config.Off {
 		return "", func() {}, nil
 	}
@@ -350,7 +367,8 @@ func memnodeHealthAt(ctx context.Context, c *config.MemNode, creds *tls.Config, 
 
 // published waits until the directory shows this node's addresses: any directory
 // node may answer, and one that does not lead may be a moment behind.
-func published(ctx context.Context, dir *dirclient.Client, name string, devices []memnode.DeviceListen) (map[string]string, error) {
+func published(ctx context.Context, dir *dirclient.Client, name string, devices []memnode.DeviceListen) (
+	map[string]string, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -394,9 +412,11 @@ func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o
 		return "", o, fmt.Errorf("%w: %w", providers.ErrUnavailable, err)
 	}
 	host := "127.0.0.1"
-	if a := best.Addr; open && a.IsValid() && (a.Is4() || devices[best.Device].Ports[best.Port].LinkLayer == "Ethernet" && !a.IsLinkLocalUnicast()) {
+	if a := best.Addr; open && a.IsValid() &&
+		(a.Is4() || devices[best.Device].Ports[best.Port].LinkLayer == "Ethernet" && !a.IsLinkLocalUnicast()) {
 		host = a.String()
 	}
-	o.Device = fmt.Sprintf("%s/%d/%d", devices[best.Device].Name, devices[best.Device].Ports[best.Port].Number, best.GID)
+	o.Device = fmt.Sprintf("%s/%d/%d", devices[best.Device].Name, devices[best.Device].Ports[best.Port].Number,
+		best.GID)
 	return net.JoinHostPort(host, "0"), o, nil
 }

@@ -25,12 +25,12 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 )
 
-// beMob makes the test binary hold connections for a test: the open files of one process are not enough for the server, its
-// clients and a crowd.
+// beMob makes the test binary hold connections for a test: the open files of one process are not enough for the server,
+// its clients and a crowd.
 const beMob = "KVD_TEST_BE_MOB"
 
-// mob is what a process of a crowd does: it makes the idle connections and says "idle N", N the number of those that it has; then
-// "go" starts the gangs, and "rest" ends what they do. It ends with its input.
+// mob is what a process of a crowd does: it makes the idle connections and says "idle N", N the number of those that it
+// has; then "go" starts the gangs, and "rest" ends what they do. It ends with its input.
 type mob struct {
 	Addr  string
 	Idle  gang
@@ -165,7 +165,8 @@ func mobTLS(f config.TLS) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"}
+	cfg = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates,
+		ServerName: "127.0.0.1"}
 	mobConfig.Store(f.Cert, cfg)
 	return cfg, nil
 }
@@ -259,8 +260,8 @@ type mobProcess struct {
 	out *bufio.Reader
 }
 
-// split gives the servers half of the processors, and an honest client and the crowd a quarter each, so that the work of attacking is not
-// taken for that of being attacked; all nil on a machine with fewer than four.
+// split gives the servers half of the processors, and an honest client and the crowd a quarter each, so that the work
+// of attacking is not taken for that of being attacked; all nil on a machine with fewer than four.
 func split(t *testing.T) (servers, client, crowd *unix.CPUSet) {
 	t.Helper()
 	var all unix.CPUSet

@@ -11,8 +11,9 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// TestNameTaken: a second process with the name of a memory node that lives is refused, nothing is lost, and the status and the logs name both.
-// It gets the name when the first has ended; of memory that the first kept, when an operator gives that up.
+// TestNameTaken: a second process with the name of a memory node that lives is refused, nothing is lost, and the status
+// and the logs name both. It gets the name when the first has ended; of memory that the first kept, when an operator
+// gives that up.
 func TestNameTaken(t *testing.T) {
 	for _, keep := range []string{"off", "on"} {
 		t.Run("keep "+keep, func(t *testing.T) {
@@ -31,7 +32,8 @@ func TestNameTaken(t *testing.T) {
 				for _, x := range []struct {
 					at   *process
 					text string
-				}{{p, "this memory node's name is taken"}, {p, "another process has this memory node's name"}, {s.d, "two processes want the name of one memory node"}} {
+				}{{p, "this memory node's name is taken"}, {p, "another process has this memory node's name"},
+					{s.d, "two processes want the name of one memory node"}} {
 					if !x.at.stderr.holds(x.text) {
 						t.Fatalf("no log says %q", x.text)
 					}
@@ -41,8 +43,10 @@ func TestNameTaken(t *testing.T) {
 			}
 			second := clash()
 			_, at, _ := strings.Cut(m1().GetRival(), "tcp ")
-			wantProblem(t, s.status(), "another process wants the name of memory node m1 and is refused", s.m.kv["tcp"], at)
-			if !strings.Contains(second.stderr.String(), "tcp "+s.m.kv["tcp"]) || !strings.Contains(s.d.stderr.String(), "tcp "+at) {
+			wantProblem(t, s.status(), "another process wants the name of memory node m1 and is refused", s.m.kv["tcp"],
+				at)
+			if !strings.Contains(second.stderr.String(), "tcp "+s.m.kv["tcp"]) ||
+				!strings.Contains(s.d.stderr.String(), "tcp "+at) {
 				t.Errorf("the second's log does not name %s, or the directory's %s", s.m.kv["tcp"], at)
 			}
 			for k := range 20 {
@@ -50,7 +54,8 @@ func TestNameTaken(t *testing.T) {
 					t.Fatalf("beside a process of the same name k%d is %q", k, got)
 				}
 			}
-			if now := m1(); now.GetIncarnation() != before.GetIncarnation() || now.GetBoot() != before.GetBoot() || lostOf(s.status()) != 0 {
+			if now := m1(); now.GetIncarnation() != before.GetIncarnation() || now.GetBoot() != before.GetBoot() ||
+				lostOf(s.status()) != 0 {
 				t.Errorf("the memory node is %v now, and was %v", now, before)
 			}
 			second.stop(syscall.SIGTERM)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvd-project/kvd/internal/otlp"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // withOTLP makes this program, run as kvd, one with the tag otel.
@@ -60,10 +60,7 @@ func startCollector(t *testing.T, hangs bool) (c *collector, endpoint string) {
 	if hangs {
 		c.hang = make(chan struct{})
 	}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer()
 	collectortrace.RegisterTraceServiceServer(s, c)
 	collectormetrics.RegisterMetricsServiceServer(s, metricsHalf{c: c})
@@ -89,7 +86,8 @@ func (c *collector) came(text string) {
 	c.mu.more = make(chan struct{})
 }
 
-func (c *collector) Export(_ context.Context, r *collectortrace.ExportTraceServiceRequest) (*collectortrace.ExportTraceServiceResponse, error) {
+func (c *collector) Export(_ context.Context, r *collectortrace.ExportTraceServiceRequest) (
+	*collectortrace.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	c.mu.spans = append(c.mu.spans, r.GetResourceSpans()...)
 	c.mu.asked++
@@ -101,7 +99,8 @@ func (c *collector) Export(_ context.Context, r *collectortrace.ExportTraceServi
 	return &collectortrace.ExportTraceServiceResponse{}, nil
 }
 
-func (m metricsHalf) Export(_ context.Context, r *collectormetrics.ExportMetricsServiceRequest) (*collectormetrics.ExportMetricsServiceResponse, error) {
+func (m metricsHalf) Export(_ context.Context, r *collectormetrics.ExportMetricsServiceRequest) (
+	*collectormetrics.ExportMetricsServiceResponse, error) {
 	m.c.mu.Lock()
 	for _, rm := range r.GetResourceMetrics() {
 		for _, sm := range rm.GetScopeMetrics() {
@@ -172,8 +171,10 @@ func (c *collector) lines() (lines []string) {
 		if a["error.type"] != "" {
 			line += " " + a["error.type"] + ", " + a["kvd.outcome"] + ", " + s.GetStatus().GetCode().String()
 		}
-		if a["db.system.name"] != "kvd" || a["db.operation.name"]+" "+a["db.namespace"] != s.GetName() || a["client.address"] != "127.0.0.1" || a["client.port"] == "" ||
-			s.GetKind() != tracepb.Span_SPAN_KIND_SERVER || s.GetEndTimeUnixNano() < s.GetStartTimeUnixNano() || len(s.GetParentSpanId()) != 0 || len(s.GetEvents()) != 0 {
+		if a["db.system.name"] != "kvd" || a["db.operation.name"]+" "+a["db.namespace"] != s.GetName() ||
+			a["client.address"] != "127.0.0.1" || a["client.port"] == "" ||
+			s.GetKind() != tracepb.Span_SPAN_KIND_SERVER || s.GetEndTimeUnixNano() < s.GetStartTimeUnixNano() ||
+			len(s.GetParentSpanId()) != 0 || len(s.GetEvents()) != 0 {
 			line += fmt.Sprintf(": %v", s)
 		}
 		lines = append(lines, line)
@@ -188,7 +189,8 @@ func gatewayFor(t *testing.T) (startGateway func(t *testing.T, env ...string) *p
 	env = append(env, withOTLP+"=1", "OTEL_BSP_SCHEDULE_DELAY=10", "OTEL_METRIC_EXPORT_INTERVAL=50")
 	return func(t *testing.T, more ...string) *process {
 		t.Helper()
-		return start(t, slices.Concat(env, more), "gateway", "--otlp", "--directory="+d.kv["directory"], "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0",
+		return start(t, slices.Concat(env, more), "gateway", "--otlp", "--directory="+d.kv["directory"],
+			"--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0",
 			"--listen-peers=off", "--http-listen=127.0.0.1:0", "--insecure", "--password=hunter2")
 	}
 }
@@ -197,14 +199,20 @@ func gatewayFor(t *testing.T) (startGateway func(t *testing.T, env ...string) *p
 func TestOTLP(t *testing.T) {
 	c, endpoint := startCollector(t, false)
 	p := gatewayFor(t)(t, endpoint, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=trial")
-	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH hunter2", "SET hunter2key hunter2value", "GET hunter2key", "HGET hunter2key f", "HUNTER2 hunter2key", "MULTI", "INCR hunter2n", "EXEC"); !strings.HasPrefix(got, "+OK +OK $12 hunter2value -WRONGTYPE ") {
+	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH hunter2", "SET hunter2key hunter2value", "GET hunter2key",
+		"HGET hunter2key f", "HUNTER2 hunter2key", "MULTI", "INCR hunter2n", "EXEC"); !strings.HasPrefix(
+		got, "+OK +OK $12 hunter2value -WRONGTYPE ") {
 		t.Errorf("replies: %q", got)
 	}
-	if got := memcachedSay(t, p.kv["memcached"], "get hunter2key\r\nhunter2\r\n", 4); got != "VALUE hunter2key 0 12 hunter2value END ERROR" {
+	if got := memcachedSay(t, p.kv["memcached"], "get hunter2key\r\nhunter2\r\n", 4); got !=
+		"VALUE hunter2key 0 12 hunter2value END ERROR" {
 		t.Errorf("memcached's protocol: %q", got)
 	}
-	want := []string{"redis auth cache", "redis set cache", "redis get cache", "redis hget cache WRONGTYPE, did not happen, STATUS_CODE_ERROR",
-		"redis unknown cache ERR, did not happen, STATUS_CODE_ERROR", "redis multi cache", "redis incr cache", "redis exec cache", "memcached get cache", "memcached unknown cache client_error, did not happen, STATUS_CODE_ERROR"}
+	want := []string{"redis auth cache", "redis set cache", "redis get cache",
+		"redis hget cache WRONGTYPE, did not happen, STATUS_CODE_ERROR",
+		"redis unknown cache ERR, did not happen, STATUS_CODE_ERROR", "redis multi cache", "redis incr cache",
+		"redis exec cache", "memcached get cache", "memcached unknown cache client_error, did not happen, " +
+			"STATUS_CODE_ERROR"}
 	c.until(t, "spans of all commands", func() bool {
 		n := 0
 		for _, rs := range c.mu.spans {
@@ -221,7 +229,8 @@ func TestOTLP(t *testing.T) {
 		t.Errorf("spans (-want +got):\n%s", d)
 	}
 	c.until(t, "metrics", func() bool {
-		return c.mu.metrics["kvd_gateway_commands_total"] && c.mu.metrics["kvd_client_operations_total"] && c.mu.metrics["kvd_gateway_command_seconds"]
+		return c.mu.metrics["kvd_gateway_commands_total"] && c.mu.metrics["kvd_client_operations_total"] &&
+			c.mu.metrics["kvd_gateway_command_seconds"]
 	})
 	wantPage(t, p.kv["http"], "/metrics", 200, fmt.Sprintf(`kvd_otlp_spans_total{state="made"} %d`, len(want)))
 	redis(t, "tcp", p.kv["redis"], nil, "AUTH hunter2", "TIME")
@@ -234,7 +243,8 @@ func TestOTLP(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	a := attributes(c.mu.spans[0].GetResource().GetAttributes())
-	if a["service.name"] != "kvd-gateway" || a["service.version"] == "" || a["service.instance.id"] == "" || a["deployment.environment.name"] != "trial" || a["process.pid"] == "" {
+	if a["service.name"] != "kvd-gateway" || a["service.version"] == "" || a["service.instance.id"] == "" ||
+		a["deployment.environment.name"] != "trial" || a["process.pid"] == "" {
 		t.Errorf("resource: %v", a)
 	}
 	if all := strings.ToLower(strings.Join(c.mu.text, "\n")); strings.Contains(all, "hunter2") {
@@ -261,7 +271,8 @@ func TestOTLPCollectorGone(t *testing.T) {
 			if got := redis(t, "tcp", p.kv["redis"], nil, commands...); strings.Count(got, "$1 v") != 1000 {
 				t.Errorf("1000 GETs: %.200s", got)
 			}
-			wantPage(t, p.kv["http"], "/metrics", 200, `kvd_otlp_spans_total{state="exported"} 0`, `kvd_otlp_spans_total{state="made"} 1003`)
+			wantPage(t, p.kv["http"], "/metrics", 200, `kvd_otlp_spans_total{state="exported"} 0`,
+				`kvd_otlp_spans_total{state="made"} 1003`)
 			if code := p.stop(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit status %d, want 0", code)
 			}
@@ -279,7 +290,8 @@ func TestOTLPSampled(t *testing.T) {
 	for _, sampler := range []string{"traceidratio", "parentbased_traceidratio"} {
 		p := startGateway(t, endpoint, "OTEL_TRACES_SAMPLER="+sampler, "OTEL_TRACES_SAMPLER_ARG=0.25")
 		commands := append([]string{"AUTH hunter2"}, slices.Repeat([]string{"GET k"}, 4000)...)
-		if got := redis(t, "tcp", p.kv["redis"], nil, commands...); strings.Count(got, "(nil)") != 4000 && strings.Count(got, "$-1") != 4000 {
+		if got := redis(t, "tcp", p.kv["redis"], nil, commands...); strings.Count(got, "(nil)") != 4000 &&
+			strings.Count(got, "$-1") != 4000 {
 			t.Fatalf("%.200q", got)
 		}
 		if code := p.stop(syscall.SIGTERM); code != 0 {
@@ -299,7 +311,8 @@ func TestOTLPSampled(t *testing.T) {
 func TestOTLPLess(t *testing.T) {
 	startGateway := gatewayFor(t)
 	c, endpoint := startCollector(t, false)
-	for _, variable := range []string{"OTEL_SDK_DISABLED=true", "OTEL_TRACES_SAMPLER=always_off", "OTEL_TRACES_EXPORTER=none"} {
+	for _, variable := range []string{"OTEL_SDK_DISABLED=true", "OTEL_TRACES_SAMPLER=always_off",
+		"OTEL_TRACES_EXPORTER=none"} {
 		p := startGateway(t, endpoint, variable)
 		if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH hunter2", "SET k v"); got != "+OK +OK" {
 			t.Fatal(got)
@@ -309,7 +322,8 @@ func TestOTLPLess(t *testing.T) {
 			t.Errorf("%s: exit status %d, want 0", variable, code)
 		}
 		c.mu.Lock()
-		if spans, metrics := len(c.mu.spans), len(c.mu.metrics); spans > 0 || (metrics == 0) != (variable == "OTEL_SDK_DISABLED=true") {
+		if spans, metrics := len(c.mu.spans), len(c.mu.metrics); spans > 0 ||
+			(metrics == 0) != (variable == "OTEL_SDK_DISABLED=true") {
 			t.Errorf("%s: %d spans and %d metrics were exported", variable, spans, metrics)
 		}
 		c.mu.Unlock()
@@ -337,7 +351,8 @@ func TestOTLPRefusals(t *testing.T) {
 		if setting != "" {
 			with = append(env[:len(env):len(env)], withOTLP+"=1", setting)
 		}
-		p := spawn(t, with, "gateway", "--otlp", "--directory=127.0.0.1:1", "--listen=127.0.0.1:0", "--listen-memcached=off")
+		p := spawn(t, with, "gateway", "--otlp", "--directory=127.0.0.1:1", "--listen=127.0.0.1:0",
+			"--listen-memcached=off")
 		if code := p.wait(); code != exitUsage || !p.stderr.holds("kvd: "+want) {
 			t.Errorf("%s: exit status %d, %s, want %q", setting, code, p.stderr, want)
 		}

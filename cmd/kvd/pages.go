@@ -24,8 +24,8 @@ const pagesPause = 5 * time.Second
 // pageOptions say which page a process has.
 type pageOptions struct {
 	role, name string
-	// advertise is host:port or a host that others call this process by, if it has a setting for that; its host stands for an
-	// http-listen of all addresses.
+	// advertise is host:port or a host that others call this process by, if it has a setting for that; its host stands
+	// for an http-listen of all addresses.
 	advertise  string
 	tls        *tls.Config
 	directory  []string
@@ -50,7 +50,8 @@ func meetPages(web *httpd.Server, o pageOptions) (stop func(), err error) {
 		defer mu.Unlock()
 		return links
 	})
-	q := &dirpb.PagesRequest{Id: []byte(rand.Text()[:16]), Role: o.role, Name: o.name, Addr: pageAddr(web.Addr(), o.advertise), Tls: o.tls != nil, HostId: hostid.ID()}
+	q := &dirpb.PagesRequest{Id: []byte(rand.Text()[:16]), Role: o.role, Name: o.name,
+		Addr: pageAddr(web.Addr(), o.advertise), Tls: o.tls != nil, HostId: hostid.ID()}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

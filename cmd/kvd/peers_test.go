@@ -16,7 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // subscribed is a connection that listens to a channel of a gateway.
@@ -55,33 +55,39 @@ func (s *subscribed) line(t *testing.T, want string) (read []string) {
 	}
 }
 
-// Gateways of the same databases find each other through the directory, with TLS, and messages pass between them; those of other
-// databases hear nothing; one that is killed is missed by nobody, and its successor is found.
+// Gateways of the same databases find each other through the directory, with TLS, and messages pass between them; those
+// of other databases hear nothing; one that is killed is missed by nobody, and its successor is found.
 func TestGatewaysMeet(t *testing.T) {
 	gatewaysMeet(t, "")
 }
 
-// TestServerName: a store whose certificates have no addresses, but a name that all processes are told. A process that is not told it
-// trusts none of them.
+// TestServerName: a store whose certificates have no addresses, but a name that all processes are told. A process that
+// is not told it trusts none of them.
 func TestServerName(t *testing.T) {
 	gatewaysMeet(t, "store.internal")
 }
 
-// TestGatewayUncovered: a gateway whose certificate is not for its listen-peers says so as it starts, and the store's status has it as a problem, with the
-// setting's name; so it does of the gateway that cannot call it.
+// TestGatewayUncovered: a gateway whose certificate is not for its listen-peers says so as it starts, and the store's
+// status has it as a problem, with the setting's name; so it does of the gateway that cannot call it.
 func TestGatewayUncovered(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB",
+		"--shm-socket=off"}, files.flags("memnode")...)...)
 	cfg := files.load("operator")
 	createNamespace(t, d.kv["directory"], "cache", cfg, files.identity("gateway"))
 	f := files.files("gateway", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 31)} })
 	gateway := func(flags ...string) *process {
-		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=cache", "--listen=127.0.0.1:0", "--listen-memcached=off"}, flags...)...)
+		return start(t, env,
+			append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=cache", "--listen=127.0.0.1:0",
+				"--listen-memcached=off"}, flags...)...)
 	}
 	gateway(files.flags("gateway")...)
-	gateway("--tls-ca="+f.CA, "--tls-cert="+f.Cert, "--tls-key="+f.Key).says("its certificate does not cover 127.0.0.1, where others call it (listen-peers)", 1)
+	gateway("--tls-ca="+f.CA, "--tls-cert="+f.Cert, "--tls-key="+f.Key).says(
+		"its certificate does not cover 127.0.0.1, where others call it (listen-peers)", 1)
 
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{d.kv["directory"]}, TLS: cfg})
 	if err != nil {
@@ -90,8 +96,9 @@ func TestGatewayUncovered(t *testing.T) {
 	defer dir.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for _, want := range []string{"its certificate does not cover 127.0.0.1, where others call it (listen-peers)", "it cannot call 1 of 1 others of its databases"} {
-		waiting.Until(t, want, func() bool {
+	for _, want := range []string{"its certificate does not cover 127.0.0.1, where others call it (listen-peers)",
+		"it cannot call 1 of 1 others of its databases"} {
+		testutil.Until(t, want, func() bool {
 			var st *dirpb.StatusReply
 			err := dir.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
 				st, err = c.Status(ctx, &dirpb.StatusRequest{})
@@ -111,11 +118,14 @@ func gatewaysMeet(t *testing.T, serverName string) {
 			return files.flags(role)
 		}
 		f := files.files(role, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{serverName} })
-		return []string{"--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key, "--tls-server-name=" + serverName}
+		return []string{"--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key, "--tls-server-name=" +
+			serverName}
 	}
 	cfg := files.load("operator")
 	cfg.ServerName = serverName
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, flags("directory")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, flags("directory")...)...)
 	if serverName != "" {
 		named := flags("operator")
 		for _, tc := range []struct {
@@ -123,17 +133,21 @@ func gatewaysMeet(t *testing.T, serverName string) {
 			code  int
 		}{{named, 0}, {named[:3], 1}} {
 			var out, errs bytes.Buffer
-			if code := run(t.Context(), append([]string{"health", d.kv["directory"]}, tc.flags...), &out, &errs); code != tc.code {
+			if code := run(t.Context(), append([]string{"health", d.kv["directory"]}, tc.flags...), &out,
+				&errs); code != tc.code {
 				t.Errorf("kvd health %q: exit status %d, want %d: %s", tc.flags[3:], code, tc.code, &errs)
 			}
 		}
 	}
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, flags("memnode")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB",
+		"--shm-socket=off"}, flags("memnode")...)...)
 	for _, ns := range []string{"cache", "other"} {
 		createNamespace(t, d.kv["directory"], ns, cfg, files.identity("gateway"))
 	}
 	gateway := func(databases string) *process {
-		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=" + databases, "--listen=127.0.0.1:0", "--listen-memcached=off", "--http-listen=127.0.0.1:0"}, flags("gateway")...)...)
+		return start(t, env,
+			append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=" + databases,
+				"--listen=127.0.0.1:0", "--listen-memcached=off", "--http-listen=127.0.0.1:0"}, flags("gateway")...)...)
 	}
 	a, b, far := gateway("cache"), gateway("cache"), gateway("other")
 	sub, deaf := subscribe(t, a.kv["redis"], "news"), subscribe(t, far.kv["redis"], "news")

@@ -24,8 +24,8 @@ majority of the directory nodes, or of their data folders, is gone for good. Whi
 
 Entries that the others had committed and this folder does not have are lost: namespaces, settings and
 placement that are newer than it. Without --yes the command says what a folder has, and changes nothing.
-If kvctl status names an entry and a term that memory nodes were told of, take a folder that was led in that
-term up to that entry or a later one. Otherwise, and of several such, take the greatest term, then entry. All sessions end, and clients open others. Memory
+kvctl status may name an entry and a term that memory nodes were told of. Then take a folder that was led in
+that term up to that entry or a later one. Otherwise, and of several such, take the greatest term, then entry. All sessions end, and clients open others. Memory
 nodes say what they hold. Keys of a placement group that they and the folder do not agree on are lost, and
 kvctl status names them. Nothing is written to a placement group before what is linked there has been counted.
 
@@ -47,22 +47,32 @@ Start the directory node afterwards as ever, then the others with empty folders 
 	return c
 }
 
-var errNotConfirmed = errors.New("nothing was done: want --yes, once the others are stopped for good and no other folder is later")
+var errNotConfirmed = errors.New("nothing was done: want --yes, once the others are stopped for good and no other " +
+	"folder is later")
 
 func (a *app) recover(ctx context.Context, id, dir string, yes bool) error {
-	_, err := server.Recover(ctx, server.RecoverOptions{DataDir: dir, ID: id, Version: versionText(), Logger: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), Confirm: func(f server.Folder) error {
-		fmt.Fprintf(a.stdout, "data folder   %s, directory node %s of cluster %s\nlast entry    %d of term %d; %d is applied; recovered %d times before\nled           %s\nnamespaces    %s\nmemory nodes  %s\nwithout       %s\n",
-			dir, id, f.ClusterID, f.Last, f.Term, f.Applied, f.Recoveries, ledText(f.Led), listText(f.Namespaces), listText(f.Nodes), listText(f.Others))
-		fmt.Fprintln(a.stdout, "what is lost  all that the directory decided after that entry; every session; keys of placement groups that changed since")
-		if !yes {
-			return usageError{errNotConfirmed}
-		}
-		return nil
-	}})
+	_, err := server.Recover(ctx, server.RecoverOptions{DataDir: dir, ID: id, Version: versionText(),
+		Logger: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Confirm: func(f server.Folder) error {
+			fmt.Fprintf(a.stdout, "data folder   %s, directory node %s of cluster %s\nlast entry    %d of term %d; "+
+				"%d is "+
+				"applied; recovered %d times before\nled           %s\nnamespaces    %s\nmemory nodes  %s\nwithout   "+
+				"    %s\n",
+				dir, id, f.ClusterID, f.Last, f.Term, f.Applied, f.Recoveries, ledText(f.Led), listText(f.Namespaces),
+				listText(f.Nodes), listText(f.Others))
+			fmt.Fprintln(a.stdout,
+				"what is lost  all that the directory decided after that entry; every session; keys "+
+					"of placement groups that changed since")
+			if !yes {
+				return usageError{errNotConfirmed}
+			}
+			return nil
+		}})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "recovered: start it with kvd directory --id %s --data-dir %s and its addresses, then others with empty folders and --join\n", id, dir)
+	fmt.Fprintf(a.stdout, "recovered: start it with kvd directory --id %s --data-dir %s and its addresses, then "+
+		"others with empty folders and --join\n", id, dir)
 	return nil
 }
 

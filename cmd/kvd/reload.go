@@ -56,7 +56,8 @@ func (a *app) logger(l config.Log) *slog.Logger {
 	a.live.level.Set(l.SlogLevel())
 	log := l.Logger(a.stderr, &a.live.level)
 	for _, name := range slices.Sorted(maps.Keys(a.misspelt)) {
-		log.Warn("a variable of the environment is no setting and is not read", "variable", name, "did_you_mean", a.misspelt[name])
+		log.Warn("a variable of the environment is no setting and is not read", "variable", name, "did_you_mean",
+			a.misspelt[name])
 	}
 	a.misspelt = nil
 	a.live.mu.Lock()
@@ -151,9 +152,11 @@ func (a *app) pollCerts() {
 // inUse describes, for the log, what s gives.
 func inUse(s *certs.Source) []any {
 	set := s.Current()
-	all := []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)), "tls.ca", len(set.Authorities)}
+	all := []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)),
+		"tls.ca", len(set.Authorities)}
 	for _, l := range set.Revoked.Lists() {
-		all = append(all, "tls.crl", fmt.Sprintf("number %s with %d revoked", certs.Number(l), len(l.RevokedCertificateEntries)))
+		all = append(all, "tls.crl", fmt.Sprintf("number %s with %d revoked", certs.Number(l),
+			len(l.RevokedCertificateEntries)))
 	}
 	return all
 }
@@ -193,7 +196,8 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 		now = append(now, f.key, "read")
 	}
 	if len(later) > 0 {
-		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))
+		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed",
+			strings.Join(later, ", "))
 	}
 	// Said while the lower of both levels holds.
 	old := a.live.level.Level()

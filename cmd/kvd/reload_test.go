@@ -10,21 +10,24 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // says waits until the process has logged text n times.
 func (p *process) says(text string, n int) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); strings.Count(p.stderr.String(), text) < n; time.Sleep(5 * time.Millisecond) {
+	testutil.Until(p.t, fmt.Sprintf("it says %q", text), func() bool {
+		if strings.Count(p.stderr.String(), text) >= n {
+			return true
+		}
 		select {
 		case <-p.exited:
 			p.t.Fatalf("it ended: %v", p.cmd.ProcessState)
 		default:
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("it does not say %q", text)
-		}
-	}
+		return false
+	})
 }
 
 func (p *process) hangUp() {
@@ -37,13 +40,16 @@ func (p *process) hangUp() {
 // SIGHUP ends no daemon.
 func TestHangup(t *testing.T) {
 	env, _ := runtimeDir(t)
-	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
 	addr := d.kv["directory"]
 	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB")
 	all := []*process{
-		start(t, env, "gateway", "--directory="+addr, "--databases=default", "--listen=127.0.0.1:0", "--listen-memcached=off"),
+		start(t, env, "gateway", "--directory="+addr, "--databases=default", "--listen=127.0.0.1:0",
+			"--listen-memcached=off"),
 		start(t, env, "janitor", "--directory="+addr),
-		start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off", "--memcached=off", "--http=off"),
+		start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off", "--memcached=off",
+			"--http=off"),
 		m, d,
 	}
 	for _, p := range all {
@@ -64,11 +70,13 @@ func TestHangup(t *testing.T) {
 func TestReload(t *testing.T) {
 	env, dir := runtimeDir(t)
 	authority := newCertificates(t)
-	old, renewed, other := newCertificates(t).files("directory"), authority.files("directory"), authority.files("client")
+	old, renewed, other := newCertificates(t).files("directory"), authority.files("directory"),
+		authority.files("client")
 	file := filepath.Join(dir, "directory.yaml")
 	write := func(rest string) {
 		t.Helper()
-		text := fmt.Sprintf("id: d\nbootstrap: true\nlisten: 127.0.0.1:0\nraft-listen: 127.0.0.1:0\ndata-dir: %s\ntls: {ca: %s, cert: %s, key: %s}\n%s",
+		text := fmt.Sprintf("id: d\nbootstrap: true\nlisten: 127.0.0.1:0\nraft-listen: 127.0.0.1:0\ndata-dir: "+
+			"%s\ntls: {ca: %s, cert: %s, key: %s}\n%s",
 			filepath.Join(dir, "data"), old.CA, old.Cert, old.Key, rest)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

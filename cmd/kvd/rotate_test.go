@@ -26,6 +26,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // cluster is processes with certificates of their own, and an authority that may be replaced.
@@ -48,7 +49,8 @@ func newAuthority(t *testing.T) *authority.Authority {
 }
 
 func (c *cluster) files(name string) certs.Files {
-	return certs.Files{CA: filepath.Join(c.dir, name+"-ca.pem"), Cert: filepath.Join(c.dir, name+".pem"), Key: filepath.Join(c.dir, name+"-key.pem")}
+	return certs.Files{CA: filepath.Join(c.dir, name+"-ca.pem"), Cert: filepath.Join(c.dir, name+".pem"),
+		Key: filepath.Join(c.dir, name+"-key.pem")}
 }
 
 // trust has a process accept what these authorities signed, once it looks.
@@ -86,7 +88,8 @@ func (c *cluster) start(env []string, name, role string, args ...string) *proces
 	f := c.files(name)
 	c.again[name] = func() {
 		c.t.Helper()
-		c.run[name] = start(c.t, env, append([]string{role, "--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}, args...)...)
+		c.run[name] = start(c.t, env,
+			append([]string{role, "--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}, args...)...)
 	}
 	c.again[name]()
 	return c.run[name]
@@ -188,7 +191,8 @@ type rotation struct {
 func startRotation(t *testing.T, directories, memnodes int) *rotation {
 	t.Helper()
 	env, dir := runtimeDir(t)
-	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}, raft: freeAddr(t), stop: make(chan struct{}),
+	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process),
+		again: make(map[string]func())}, raft: freeAddr(t), stop: make(chan struct{}),
 		roles: map[string]string{"g": "gateway", "client": "client", "operator": "operator"}}
 	for i := range directories {
 		name, listen, raft, first := fmt.Sprint("d", i+1), freeAddr(t), r.raft, "--bootstrap"
@@ -196,13 +200,15 @@ func startRotation(t *testing.T, directories, memnodes int) *rotation {
 			raft, first = freeAddr(t), "--join="+r.at[0]
 		}
 		r.roles[name] = "directory"
-		r.start(env, name, "directory", "--id="+name, "--data-dir="+t.TempDir(), "--listen="+listen, "--raft-listen="+raft, first, "--lease=5s", "--election-timeout=1s")
+		r.start(env, name, "directory", "--id="+name, "--data-dir="+t.TempDir(), "--listen="+listen, "--raft-listen="+
+			raft, first, "--lease=5s", "--election-timeout=1s")
 		r.at = append(r.at, listen)
 	}
 	for i := range memnodes {
 		name := fmt.Sprint("m", i+1)
 		r.roles[name] = "memnode"
-		r.start(env, name, "memnode", "--name="+name, "--directory="+strings.Join(r.at, ","), "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
+		r.start(env, name, "memnode", "--name="+name, "--directory="+strings.Join(r.at, ","), "--memory=64MiB",
+			"--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
 	}
 	for _, name := range []string{"client", "operator"} {
 		r.trust(name, r.ca)
@@ -216,7 +222,8 @@ func startRotation(t *testing.T, directories, memnodes int) *rotation {
 	createNamespace(t, r.at[0], "cache", r.operator(), "spiffe://test/kvd/gateway/g")
 	createNamespace(t, r.at[0], "default", r.operator(), "spiffe://test/kvd/client/client")
 	// At level debug no line is left out, and each change makes two: of calls, and of listen-tls.
-	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug")
+	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off",
+		"--listen-tls=127.0.0.1:0", "--log-level=debug")
 	return r
 }
 
@@ -318,16 +325,12 @@ func (r *rotation) taken(what string, change func(name string)) {
 	}
 	until := func(why string, ok func() bool) {
 		r.t.Helper()
-		for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				r.t.Fatalf("%s: %s", what, why)
-			}
-		}
+		testutil.Until(r.t, what+": "+why, ok)
 	}
-	until("the client does not take them", func() bool { return r.source.Taken() > own })
+	until("the client takes them", func() bool { return r.source.Taken() > own })
 	for _, l := range r.loads {
 		was := l.done.Load()
-		until(l.name+" does nothing", func() bool { return l.done.Load() >= was+2 })
+		until(l.name+" goes on", func() bool { return l.done.Load() >= was+2 })
 	}
 }
 
@@ -355,7 +358,8 @@ func (r *rotation) wantNoFailure() {
 		if len(l.failed) > 0 {
 			r.t.Errorf("%s: %d operations failed: %q", l.name, len(l.failed), l.failed[:min(len(l.failed), 3)])
 		}
-		r.t.Logf("%-30s %8d operations, %d failed, the slowest took %v", l.name+":", l.done.Load(), len(l.failed), time.Duration(l.slowest.Load()).Round(time.Millisecond))
+		r.t.Logf("%-30s %8d operations, %d failed, the slowest took %v", l.name+":", l.done.Load(), len(l.failed),
+			time.Duration(l.slowest.Load()).Round(time.Millisecond))
 	}
 	r.t.Logf("%-30s %8d operations, %d failed, %d reconnects", "together:", all, failed, reconnects)
 }
@@ -380,9 +384,11 @@ func TestRotation(t *testing.T) {
 	former := r.source.Current()
 	r.replaceAuthority()
 	r.wantNoFailure()
-	stale := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{former.Pair}, InsecureSkipVerify: true}
+	stale := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{former.Pair},
+		InsecureSkipVerify: true}
 	m := r.run["m1"].kv
-	for what, addr := range map[string]string{"directory": r.at[0], "Raft": r.raft, "health": m["health"], "tcp": m["tcp"], "metrics": m["http"], "listen-tls": r.run["g"].kv["tls"]} {
+	for what, addr := range map[string]string{"directory": r.at[0], "Raft": r.raft, "health": m["health"],
+		"tcp": m["tcp"], "metrics": m["http"], "listen-tls": r.run["g"].kv["tls"]} {
 		conf := stale.Clone()
 		if what == "directory" || what == "health" {
 			conf.NextProtos = []string{"h2"}
@@ -422,8 +428,8 @@ func (r *rotation) rotateKey(ctx context.Context) (putOff int) {
 	}
 }
 
-// Every 10 s all certificates come from another authority and session tokens from another key, for as long as KVD_ROTATE says,
-// with three directory nodes, two memory nodes and a gateway: no operation fails.
+// Every 10 s all certificates come from another authority and session tokens from another key, for as long as
+// KVD_ROTATE says, with three directory nodes, two memory nodes and a gateway: no operation fails.
 func TestRotationSoak(t *testing.T) {
 	text := os.Getenv("KVD_ROTATE")
 	if text == "" {
@@ -446,7 +452,8 @@ func TestRotationSoak(t *testing.T) {
 		<-tick.C
 	}
 	r.wantNoFailure()
-	t.Logf("%d rotations in %v of the authority, of all certificates and of the tokens' key (put off %d times, until everybody had the one before)",
+	t.Logf("%d rotations in %v of the authority, of all certificates and of the tokens' key (put off %d times, until "+
+		"everybody had the one before)",
 		rotations, time.Since(began).Round(time.Second), putOff)
 }
 
@@ -455,8 +462,10 @@ func TestClientTLSFiles(t *testing.T) {
 	env, dir := runtimeDir(t)
 	c := &cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}
 	at := freeAddr(t)
-	c.start(env, "d", "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen="+at, "--raft-listen="+freeAddr(t), "--bootstrap", "--lease=5s")
-	c.start(env, "m", "memnode", "--name=m", "--directory="+at, "--memory=64MiB", "--shm-socket=off", "--listen-tcp="+freeAddr(t))
+	c.start(env, "d", "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen="+at, "--raft-listen="+freeAddr(t),
+		"--bootstrap", "--lease=5s")
+	c.start(env, "m", "memnode", "--name=m", "--directory="+at, "--memory=64MiB", "--shm-socket=off", "--listen-tcp="+
+		freeAddr(t))
 	for _, role := range []string{"client", "operator"} {
 		c.trust(role, c.ca)
 		c.issue(role, role)
@@ -468,7 +477,8 @@ func TestClientTLSFiles(t *testing.T) {
 	createNamespace(t, at, "default", operator.Config(), "spiffe://test/kvd/client/client")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cl, err := client.Open(ctx, client.Options{Directory: []string{at}, Provider: "tcp", TLSFiles: client.TLSFiles(c.files("client"))})
+	cl, err := client.Open(ctx, client.Options{Directory: []string{at}, Provider: "tcp",
+		TLSFiles: client.TLSFiles(c.files("client"))})
 	if err != nil {
 		t.Fatal(err)
 	}

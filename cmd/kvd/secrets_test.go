@@ -28,14 +28,16 @@ func TestSecrets(t *testing.T) {
 		return code, o.String(), e.String()
 	}
 	const secret = "hunter2-47119"
-	for name, args := range map[string][]string{"flag": {"--password=" + secret}, "file": {"--config=" + file("password: "+secret)}} {
+	for name, args := range map[string][]string{"flag": {"--password=" + secret},
+		"file": {"--config=" + file("password: "+secret)}} {
 		code, out, errs := config(args...)
 		if code != 0 || strings.Contains(out+errs, secret) || !strings.Contains(out, "password: REDACTED\n") {
 			t.Errorf("%s: exit status %d, %s%s", name, code, out, errs)
 		}
 		// The redacted word would be a password that everybody knows.
 		redacted := file(out)
-		if code, _, errs := config("--config=" + redacted); code != exitUsage || !strings.Contains(errs, "password (from "+redacted+"): kvd config left it out: put it there") {
+		if code, _, errs := config("--config=" + redacted); code != exitUsage ||
+			!strings.Contains(errs, "password (from "+redacted+"): kvd config left it out: put it there") {
 			t.Errorf("%s: reading it back: exit status %d, %s", name, code, errs)
 		}
 		code, out, errs = config(append(args, "--show-secrets")...)
@@ -56,7 +58,8 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("none: exit status %d, %s%s", code, out, errs)
 	}
 	// Nor do mistakes show it.
-	for _, text := range []string{"password: 4711947119\n", "password: [hunter2-47119]\n", "pasword: hunter2-47119\n", "password: {a: hunter2-47119}\n", "password: hunter2-47119\nlisten: x\n"} {
+	for _, text := range []string{"password: 4711947119\n", "password: [hunter2-47119]\n", "pasword: hunter2-47119\n",
+		"password: {a: hunter2-47119}\n", "password: hunter2-47119\nlisten: x\n"} {
 		code, out, errs := config("--config=" + file(text))
 		if code != exitUsage || strings.Contains(out+errs, "47119") {
 			t.Errorf("%q: exit status %d, %s%s", text, code, out, errs)
@@ -67,9 +70,12 @@ func TestSecrets(t *testing.T) {
 // The log of a gateway holds no password, neither the right one nor those that were tried.
 func TestNoSecretsInLog(t *testing.T) {
 	env, _ := runtimeDir(t)
-	d := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off", "--memcached=off", "--http=off")
-	p := start(t, append(env, "KVD_PASSWORD=hunter2-47119"), "gateway", "--directory="+d.kv["directory"], "--databases=default", "--listen=127.0.0.1:0", "--log-level=debug", "--http-listen=127.0.0.1:0")
-	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH wrong-47119", "AUTH user wrong-47119", "AUTH hunter2-47119", "CONFIG GET requirepass", "INFO all"); !strings.Contains(got, "WRONGPASS") || strings.Contains(got, "47119") {
+	d := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off",
+		"--memcached=off", "--http=off")
+	p := start(t, append(env, "KVD_PASSWORD=hunter2-47119"), "gateway", "--directory="+d.kv["directory"],
+		"--databases=default", "--listen=127.0.0.1:0", "--log-level=debug", "--http-listen=127.0.0.1:0")
+	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH wrong-47119", "AUTH user wrong-47119", "AUTH hunter2-47119",
+		"CONFIG GET requirepass", "INFO all"); !strings.Contains(got, "WRONGPASS") || strings.Contains(got, "47119") {
 		t.Errorf("answers hold a password: %s", got)
 	}
 	p.hangUp()
@@ -86,7 +92,8 @@ func TestNoSecretsInLog(t *testing.T) {
 // Nobody else sees it.
 func TestPasswordFile(t *testing.T) {
 	env, _ := runtimeDir(t)
-	d := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off", "--memcached=off", "--http=off")
+	d := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off",
+		"--memcached=off", "--http=off")
 	file := filepath.Join(t.TempDir(), "password")
 	write := func(text string) {
 		t.Helper()
@@ -94,13 +101,15 @@ func TestPasswordFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"--directory=" + d.kv["directory"], "--databases=default", "--listen=127.0.0.1:0", "--password-file=" + file}
+	args := []string{"--directory=" + d.kv["directory"], "--databases=default", "--listen=127.0.0.1:0",
+		"--password-file=" + file}
 	refused := func(want string, args ...string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		var out, errs bytes.Buffer
-		if code := run(ctx, append([]string{"gateway"}, args...), &out, &errs); code == 0 || !strings.Contains(errs.String(), want) || strings.Contains(errs.String(), "47119") {
+		if code := run(ctx, append([]string{"gateway"}, args...), &out, &errs); code == 0 ||
+			!strings.Contains(errs.String(), want) || strings.Contains(errs.String(), "47119") {
 			t.Errorf("exit status %d, %s, want %q", code, &errs, want)
 		}
 	}
@@ -144,7 +153,8 @@ func TestPasswordFile(t *testing.T) {
 		t.Errorf("the log holds a password:\n%s", p.stderr)
 	}
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), append([]string{"config", "gateway", "--show-secrets"}, args...), &out, &errs); code != 0 || !strings.Contains(out.String(), "password-file: "+file+"\n") || strings.Contains(out.String(), "47119") {
+	if code := run(t.Context(), append([]string{"config", "gateway", "--show-secrets"}, args...), &out, &errs); code !=
+		0 || !strings.Contains(out.String(), "password-file: "+file+"\n") || strings.Contains(out.String(), "47119") {
 		t.Errorf("kvd config: exit status %d, %s%s", code, &out, &errs)
 	}
 	if line := mustRead(t, fmt.Sprintf("/proc/%d/cmdline", p.cmd.Process.Pid)); bytes.Contains(line, []byte("47119")) {

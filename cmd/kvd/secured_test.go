@@ -63,7 +63,8 @@ func (s *secured) session(c caller, namespace string) session {
 	s.t.Helper()
 	x := session{directory: dirpb.NewDirectoryClient(s.conns[c.name]), conf: c.conf}
 	// Memory nodes and janitors have others' work alone.
-	r, err := x.directory.OpenSession(s.ctx(), &dirpb.OpenSessionRequest{Namespace: namespace, Client: c.name, Background: c.role == identity.MemNode || c.role == identity.Janitor})
+	r, err := x.directory.OpenSession(s.ctx(), &dirpb.OpenSessionRequest{Namespace: namespace, Client: c.name,
+		Background: c.role == identity.MemNode || c.role == identity.Janitor})
 	if err != nil {
 		s.t.Fatalf("a session of %s: %v", c.name, err)
 	}
@@ -78,15 +79,20 @@ func startSecured(t *testing.T) *secured {
 	revoked := files.Role("operator", "it")
 	list := files.Revoke(revoked)
 	s := &secured{t: t, callers: whoever(t, files.Authority, revoked), conns: make(map[string]*grpc.ClientConn),
-		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock"), control: filepath.Join(dir, "keeper.sock")}
+		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock"),
+		control: filepath.Join(dir, "keeper.sock")}
 	kvd := func(role string, args ...string) map[string]string {
 		t.Helper()
 		// All addresses, so that HTTP is not as on loopback.
-		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0", "--tls-crl=" + list}, files.flags(role)...), args...)...).kv
+		return start(t, env,
+			append(append([]string{role, "--http-listen=0.0.0.0:0", "--tls-crl=" + list}, files.flags(role)...),
+				args...)...).kv
 	}
-	d := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raft, "--bootstrap", "--lease=1m", "--scrub-interval=0")
+	d := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raft,
+		"--bootstrap", "--lease=1m", "--scrub-interval=0")
 	s.directory = d["directory"]
-	s.memnode = kvd("memnode", "--name=m", "--directory="+s.directory, "--memory=64MiB", "--janitor=false", "--shm-socket="+s.shm, "--control-socket="+s.control, "--health-listen=127.0.0.1:0")
+	s.memnode = kvd("memnode", "--name=m", "--directory="+s.directory, "--memory=64MiB", "--janitor=false",
+		"--shm-socket="+s.shm, "--control-socket="+s.control, "--health-listen=127.0.0.1:0")
 	victim := caller{name: "victim", conf: files.Config(files.Role("client", "victim"))}
 	for _, c := range append(slices.Clone(s.callers), victim) {
 		creds := insecure.NewCredentials()
@@ -101,8 +107,10 @@ func startSecured(t *testing.T) *secured {
 		s.conns[c.name] = conn
 	}
 	s.tenants()
-	s.gateway = kvd("gateway", "--directory="+s.directory, "--databases="+theirs, "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--listen-unix="+s.unix, "--listen-tls=127.0.0.1:0")
-	s.http = map[string]string{"directory": d["http"], "memnode": s.memnode["http"], "gateway": s.gateway["http"], "janitor": kvd("janitor", "--directory="+s.directory)["http"]}
+	s.gateway = kvd("gateway", "--directory="+s.directory, "--databases="+theirs, "--listen=127.0.0.1:0",
+		"--listen-memcached=127.0.0.1:0", "--listen-unix="+s.unix, "--listen-tls=127.0.0.1:0")
+	s.http = map[string]string{"directory": d["http"], "memnode": s.memnode["http"], "gateway": s.gateway["http"],
+		"janitor": kvd("janitor", "--directory="+s.directory)["http"]}
 	s.loopback = kvd("janitor", "--directory="+s.directory, "--http-listen=127.0.0.1:0")["http"]
 	for role, addr := range s.http {
 		_, port, err := net.SplitHostPort(addr)
@@ -133,13 +141,15 @@ func (s *secured) tenants() {
 	s.t.Helper()
 	operator := dirpb.NewDirectoryClient(s.conns["operator"])
 	for namespace, owner := range map[string]string{theirs: "client/victim", mine: "client/it"} {
-		_, err := operator.CreateNamespace(s.ctx(), &dirpb.CreateNamespaceRequest{Name: namespace, Replicas: 1, BytesPerNode: 24 << 20, Owner: identified(owner)})
+		_, err := operator.CreateNamespace(s.ctx(), &dirpb.CreateNamespaceRequest{Name: namespace, Replicas: 1,
+			BytesPerNode: 24 << 20, Owner: identified(owner)})
 		if err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	for _, who := range []string{"gateway/it", "archive/it"} {
-		_, err := operator.GrantAccess(s.ctx(), &dirpb.GrantAccessRequest{Namespace: theirs, Access: &dirpb.Access{Who: identified(who), Right: dirpb.Right_RIGHT_WRITE}})
+		_, err := operator.GrantAccess(s.ctx(), &dirpb.GrantAccessRequest{
+			Namespace: theirs, Access: &dirpb.Access{Who: identified(who), Right: dirpb.Right_RIGHT_WRITE}})
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -177,7 +187,8 @@ func (s *secured) state() *dirpb.StatusReply {
 	if r.Position != nil {
 		r.Position.Index = 0 // as RaftApplied
 	}
-	r.KeyUse = &dirpb.KeyUse{Generation: r.KeyUse.GetGeneration()} // who has the operator's new key by now is no change of anybody's
+	// who has the operator's new key by now is no change of anybody's
+	r.KeyUse = &dirpb.KeyUse{Generation: r.KeyUse.GetGeneration()}
 	for _, x := range r.Sessions {
 		x.AgeMillis, x.ReportEpoch = 0, 0
 	}
@@ -264,7 +275,8 @@ func dialProvider(t *testing.T, provider, addr string, conf *tls.Config, tok []b
 // do posts one verb on the first n bytes of the wire's memory, and waits for its end.
 func (w *wire) do(op rdma.Opcode, rkey, addr uint64, n int) driver.Status {
 	w.t.Helper()
-	r := rdma.WR{ID: 1, Op: op, Local: w.mr.Bytes()[:n], LKey: w.mr.LKey(), RemoteAddr: addr, RKey: rkey, Flags: rdma.Signaled, Swap: 1}
+	r := rdma.WR{ID: 1, Op: op, Local: w.mr.Bytes()[:n], LKey: w.mr.LKey(), RemoteAddr: addr, RKey: rkey,
+		Flags: rdma.Signaled, Swap: 1}
 	if _, err := w.qp.PostSend([]rdma.WR{r}); err != nil {
 		w.t.Fatal(err)
 	}
@@ -318,7 +330,8 @@ func (s *secured) read(t *testing.T, provider, addr string, k *dirpb.RegionKeys)
 		t.Fatal(err)
 	}
 	defer w.close()
-	for _, at := range [][2]uint64{{k.IndexRkey, k.IndexBase}, {k.IndexRkey, k.IndexBase + 4096}, {k.HeapRkey, k.HeapBase}} {
+	for _, at := range [][2]uint64{{k.IndexRkey, k.IndexBase}, {k.IndexRkey, k.IndexBase + 4096},
+		{k.HeapRkey, k.HeapBase}} {
 		if st := w.do(rdma.OpRead, at[0], at[1], 64); st != driver.Success {
 			t.Fatalf("READ by the victim: %v", st)
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// mixedStore is a store of three memory nodes with namespaces of every kind on each: data has two copies, page is a cache with one, and
-// kept a store with one. Keys are in every placement group of each.
+// mixedStore is a store of three memory nodes with namespaces of every kind on each: data has two copies, page is a
+// cache with one, and kept a store with one. Keys are in every placement group of each.
 type mixedStore struct {
 	keptStore // m is the memory node that things happen to; c is of data
 	by        map[string]*client.Client
@@ -29,10 +29,12 @@ const mixedKeys = 64
 func newMixedStore(t *testing.T) *mixedStore {
 	s := &mixedStore{keptStore: keptStore{t: t}, by: make(map[string]*client.Client)}
 	s.env, _ = runtimeDir(t)
-	s.d = start(t, s.env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
+	s.d = start(t, s.env, "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0",
+		"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=1s")
 	addr := s.d.kv["directory"]
 	for _, name := range []string{"m1", "m3", "m2"} {
-		s.args = []string{"memnode", "--name=" + name, "--directory=" + addr, "--memory=96MiB", "--http-listen=127.0.0.1:0"}
+		s.args = []string{"memnode", "--name=" + name, "--directory=" + addr, "--memory=96MiB",
+			"--http-listen=127.0.0.1:0"}
 		s.m = start(t, s.env, s.args...)
 	}
 	var err error
@@ -55,7 +57,8 @@ func newMixedStore(t *testing.T) *mixedStore {
 			return err
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		c, err := client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: q.Name, Devices: []*rdma.Device{device}})
+		c, err := client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: q.Name, Devices: []*rdma.Device{
+			device}})
 		cancel()
 		if err != nil {
 			t.Fatal(err)
@@ -76,14 +79,15 @@ func (s *mixedStore) fill(ns, value string) {
 	}
 }
 
-// wait waits until kept, and nothing else, waits for m2.
+// waits waits until kept, and nothing else, waits for m2.
 func (s *mixedStore) waits() {
 	s.t.Helper()
 	s.until("word that kept waits for m2", func() bool {
 		all := overview.Problems(s.status())
 		for _, p := range all {
 			if strings.Contains(p.What, "memory node m2 is silent and has the only copy of") {
-				if !strings.Contains(p.What, "of namespace kept") || strings.Contains(p.What, "data") || strings.Contains(p.What, "page") {
+				if !strings.Contains(p.What, "of namespace kept") || strings.Contains(p.What, "data") ||
+					strings.Contains(p.What, "page") {
 					s.t.Fatalf("%q names more than the namespace that waits", p.What)
 				}
 				return true
@@ -107,8 +111,8 @@ func (s *mixedStore) node(name string) *dirpb.Node {
 	return nil
 }
 
-// Keeper and worker of a memory node die, which has the only copy of something. All keys that have a copy elsewhere, and those of a cache, can be
-// written within a few leases; those that have none are waited for.
+// Keeper and worker of a memory node die, which has the only copy of something. All keys that have a copy elsewhere,
+// and those of a cache, can be written within a few leases; those that have none are waited for.
 func TestOnlyCopyHoldsUpNothingElse(t *testing.T) {
 	s := newMixedStore(t)
 	worker := s.worker()
@@ -138,8 +142,8 @@ func TestOnlyCopyHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// A memory node stands still, and goes on later. Nothing that has a copy elsewhere waits for it; what it has the only copy of is there
-// when it is back, and its other copies are made again.
+// A memory node stands still, and goes on later. Nothing that has a copy elsewhere waits for it; what it has the only
+// copy of is there when it is back, and its other copies are made again.
 func TestSilentGoesOn(t *testing.T) {
 	s := newMixedStore(t)
 	worker := s.worker()

@@ -10,10 +10,13 @@ import (
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
-// openExporter is otlp.Open in a kvd with the tag otel; nil: OpenTelemetry's SDK is left out, which would not fit into the size that kvd may have.
-var openExporter func(ctx context.Context, service, version string, metrics prometheus.Gatherer, log *slog.Logger) (netsrv.Exporter, error)
+// openExporter is otlp.Open in a kvd with the tag otel; nil: OpenTelemetry's SDK is left out, which would not fit into
+// the size that kvd may have.
+var openExporter func(ctx context.Context, service, version string, metrics prometheus.Gatherer, log *slog.Logger) (
+	netsrv.Exporter, error)
 
-var errNoExporter = usageError{errors.New("otlp: this kvd was built without OpenTelemetry; make build-otel makes bin/otel/kvd, which has it")}
+var errNoExporter = usageError{errors.New("otlp: this kvd was built without OpenTelemetry; make build-otel makes " +
+	"bin/otel/kvd, which has it")}
 
 // telemetry exports what a role does; nil: nothing does. reg has the metrics that it exports.
 type telemetry struct {
@@ -37,7 +40,8 @@ func telemetryOf(ctx context.Context, on bool, role string, log *slog.Logger) (*
 	return t, nil
 }
 
-// answered is for a server's Options.Answered. database is the namespace of a server that does not name it; nil: of commands nothing is told.
+// answered is for a server's Options.Answered. database is the namespace of a server that does not name it; nil: of
+// commands nothing is told.
 func (t *telemetry) answered(protocol, database string) func(netsrv.Answered) {
 	if t == nil {
 		return nil
@@ -67,11 +71,14 @@ func (t *telemetry) export(cs []prometheus.Collector) ([]prometheus.Collector, e
 // collectors tell how much the collector took: those made that are neither exported nor failed wait, or were dropped.
 func (t *telemetry) collectors() (cs []prometheus.Collector) {
 	for i, state := range []string{"made", "exported", "failed"} {
-		cs = append(cs, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvd_otlp_spans_total", Help: "Spans of commands: made, taken by the collector, and refused by it or lost on the way to it.",
-			ConstLabels: prometheus.Labels{"state": state}}, func() float64 {
-			made, exported, failed := t.Spans()
-			return float64([]uint64{made, exported, failed}[i])
-		}))
+		cs = append(cs, prometheus.NewCounterFunc(
+			prometheus.CounterOpts{Name: "kvd_otlp_spans_total",
+				Help: "Spans of commands: made, taken by the collector, and refused by it or lost on the way " +
+					"to it.",
+				ConstLabels: prometheus.Labels{"state": state}}, func() float64 {
+				made, exported, failed := t.Spans()
+				return float64([]uint64{made, exported, failed}[i])
+			}))
 	}
 	return cs
 }

@@ -22,19 +22,23 @@ type outcome struct {
 	rdma.Outcome
 }
 
-// TestRevoke: a client in the middle of its work loses the right to write. Its session is fenced at the memory node at once,
-// what its operations said holds, and it goes on when it has the right again.
+// TestRevoke: a client in the middle of its work loses the right to write. Its session is fenced at the memory node at
+// once, what its operations said holds, and it goes on when it has the right again.
 func TestRevoke(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
 	addr := d.kv["directory"]
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off"},
+		files.flags("memnode")...)...)
 	createNamespace(t, addr, "shop", files.load("operator"), files.identity("gateway"), files.identity("client"))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	open := func(role string, readOnly bool) (*client.Client, error) {
-		return client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: "shop", Provider: "tcp", TLS: files.load(role), ReadOnly: readOnly, OpTimeout: patience})
+		return client.Open(ctx, client.Options{Directory: []string{addr}, Namespace: "shop", Provider: "tcp",
+			TLS: files.load(role), ReadOnly: readOnly, OpTimeout: patience})
 	}
 	opened := func(role string, readOnly bool) *client.Client {
 		t.Helper()
@@ -46,7 +50,8 @@ func TestRevoke(t *testing.T) {
 		return c
 	}
 	owner, tenant := opened("client", false), opened("gateway", false)
-	if _, err := open("archive", true); !errors.Is(err, client.ErrForbidden) || !strings.Contains(err.Error(), "has no right in namespace") {
+	if _, err := open("archive", true); !errors.Is(err, client.ErrForbidden) ||
+		!strings.Contains(err.Error(), "has no right in namespace") {
 		t.Fatalf("another tenant opens a session: %v", err)
 	}
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{addr}, TLS: files.load("client")})
@@ -63,7 +68,8 @@ func TestRevoke(t *testing.T) {
 	grant := func(right dirpb.Right) {
 		t.Helper()
 		owns(func(ctx context.Context, d dirpb.DirectoryClient) error {
-			_, err := d.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: "shop", Access: &dirpb.Access{Who: files.identity("gateway"), Right: right}})
+			_, err := d.GrantAccess(ctx, &dirpb.GrantAccessRequest{
+				Namespace: "shop", Access: &dirpb.Access{Who: files.identity("gateway"), Right: right}})
 			return err
 		})
 	}
@@ -83,7 +89,8 @@ func TestRevoke(t *testing.T) {
 					continue
 				}
 				if client.Outcome(err) == rdma.No && errors.Is(err, client.ErrForbidden) {
-					if !strings.Contains(err.Error(), "kvctl namespace grant shop "+files.identity("gateway")+" write") {
+					if !strings.Contains(err.Error(), "kvctl namespace grant shop "+files.identity("gateway")+
+						" write") {
 						t.Errorf("the error does not say what to do: %v", err)
 					}
 					return
@@ -125,7 +132,8 @@ func TestRevoke(t *testing.T) {
 	for r := range results {
 		counts[r.Outcome]++
 		_, err := owner.Get(ctx, []byte(r.key))
-		if r.Outcome == rdma.Yes && err != nil || r.Outcome == rdma.No && !errors.Is(err, client.ErrNotFound) || err != nil && !errors.Is(err, client.ErrNotFound) {
+		if r.Outcome == rdma.Yes && err != nil || r.Outcome == rdma.No && !errors.Is(err, client.ErrNotFound) ||
+			err != nil && !errors.Is(err, client.ErrNotFound) {
 			t.Fatalf("%s: outcome %v, and it is there: %v", r.key, r.Outcome, err)
 		}
 	}
@@ -136,7 +144,8 @@ func TestRevoke(t *testing.T) {
 	if _, err := reader.Get(ctx, []byte("w0-0")); err != nil {
 		t.Error(err)
 	}
-	if _, err := reader.Put(ctx, []byte("k"), []byte("v"), client.PutOptions{}); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "read-only") {
+	if _, err := reader.Put(ctx, []byte("k"), []byte("v"), client.PutOptions{}); !errors.Is(err, client.ErrInvalid) ||
+		!strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a Put of a reader: %v", err)
 	}
 	grant(dirpb.Right_RIGHT_WRITE)

@@ -18,9 +18,13 @@ import (
 func TestTokenOverTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
 	files := newCertificates(t)
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
+	d := start(t, env,
+		append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0",
+			"--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
 	addr := d.kv["directory"]
-	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	m := start(t, env,
+		append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off"},
+			files.flags("memnode")...)...)
 	owner := files.load("operator")
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{addr}, TLS: owner})
 	if err != nil {
@@ -45,13 +49,15 @@ func TestTokenOverTLS(t *testing.T) {
 		t.Helper()
 		number++
 		call(func(ctx context.Context, c dirpb.DirectoryClient) error { // its lease is short
-			_, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: number, TokenNumber: x.TokenNumber})
+			_, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: number,
+				TokenNumber: x.TokenNumber})
 			return err
 		})
 		return dialWith(t, m.kv["tcp"], files.load(role), binary.LittleEndian.AppendUint32(slices.Clone(tok), 0))
 	}
 	for _, role := range []string{"client", "gateway", "memnode"} {
-		if err := shown(role, x.Token); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "another identity's") {
+		if err := shown(role, x.Token); !errors.Is(err, driver.ErrRefused) ||
+			!strings.Contains(err.Error(), "another identity's") {
 			t.Errorf("a %s shows the token of an operator: %v, want a refusal", role, err)
 		}
 	}
@@ -59,7 +65,8 @@ func TestTokenOverTLS(t *testing.T) {
 		if i%10 != 0 && strings.HasPrefix(f.Name, "byte") {
 			continue // package memnode's tests show them all
 		}
-		if err := shown("operator", f.Token); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "session token") {
+		if err := shown("operator", f.Token); !errors.Is(err, driver.ErrRefused) ||
+			!strings.Contains(err.Error(), "session token") {
 			t.Errorf("%s: %v, want a refusal", f.Name, err)
 		}
 	}

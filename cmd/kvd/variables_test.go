@@ -3,20 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
-	"net"
 	"strings"
 	"testing"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A variable that nearly is a setting of the role is told of: by its log when it starts, and by kvd config.
 func TestMisspeltVariable(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := testutil.Listen(t)
 	addr := taken.Addr().String()
-	for typed, meant := range map[string]string{"KVD_LOGLEVEL": "KVD_LOG_LEVEL", "kvd_log_level": "KVD_LOG_LEVEL", "KVD_PORT": "", "KVD_DIRECTORY": "", "KVD_NAMESPACE": ""} {
+	for typed, meant := range map[string]string{"KVD_LOGLEVEL": "KVD_LOG_LEVEL", "kvd_log_level": "KVD_LOG_LEVEL",
+		"KVD_PORT": "", "KVD_DIRECTORY": "", "KVD_NAMESPACE": ""} {
 		t.Run(typed, func(t *testing.T) {
 			t.Setenv(typed, "127.0.0.1:1")
 			for _, args := range [][]string{
@@ -34,7 +32,8 @@ func TestMisspeltVariable(t *testing.T) {
 					t.Fatalf("kvd %q: status %d: %s", args, code, &errs)
 				}
 				told := errs.String()
-				if meant == "" && strings.Contains(told, "environment") || meant != "" && (!strings.Contains(told, typed+" ") || !strings.Contains(told, meant)) {
+				if meant == "" && strings.Contains(told, "environment") || meant != "" &&
+					(!strings.Contains(told, typed+" ") || !strings.Contains(told, meant)) {
 					t.Errorf("kvd %q: %s", args, told)
 				}
 				if meant != "" && strings.Count(told, typed+" ") != 1 {

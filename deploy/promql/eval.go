@@ -67,8 +67,9 @@ func eval(in io.Reader, out io.Writer) error {
 			return fmt.Errorf("%s: %w", x.Instance, err)
 		}
 	}
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 50_000_000, Timeout: time.Minute, LookbackDelta: 5 * time.Minute,
-		Parser: parser.NewParser(parser.Options{})})
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 50_000_000, Timeout: time.Minute,
+		LookbackDelta: 5 * time.Minute,
+		Parser:        parser.NewParser(parser.Options{})})
 	fires := []Firing{}
 	for _, r := range e.Rules {
 		var held []labels.Labels
@@ -212,12 +213,14 @@ func (q querier) Select(_ context.Context, _ bool, _ *storage.SelectHints, ms ..
 }
 
 // LabelValues implements [storage.LabelQuerier]; no expression asks.
-func (querier) LabelValues(context.Context, string, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (querier) LabelValues(context.Context, string, *storage.LabelHints, ...*labels.Matcher) ([]string,
+	annotations.Annotations, error) {
 	return nil, nil, nil
 }
 
 // LabelNames implements [storage.LabelQuerier]; no expression asks.
-func (querier) LabelNames(context.Context, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (querier) LabelNames(context.Context, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations,
+	error) {
 	return nil, nil, nil
 }
 

@@ -108,12 +108,14 @@ func (r *release) files(arch string) ([]file, error) {
 		{from: r.tree + "/docs/watching.md", to: "/usr/share/doc/kvd/watching.md", mode: 0o644},
 		{from: r.tree + "/docs/metrics.md", to: "/usr/share/doc/kvd/metrics.md", mode: 0o644},
 		{from: r.tree + "/docs/failures.md", to: "/usr/share/doc/kvd/failures.md", mode: 0o644},
-		{from: r.tree + "/deploy/kvd-memnode-rdma.conf", to: "/usr/share/doc/kvd/examples/kvd-memnode-rdma.conf", mode: 0o644},
+		{from: r.tree + "/deploy/kvd-memnode-rdma.conf", to: "/usr/share/doc/kvd/examples/kvd-memnode-rdma.conf",
+			mode: 0o644},
 		{from: r.tree + "/deploy/alerts.yaml", to: "/usr/share/doc/kvd/examples/alerts.yaml", mode: 0o644},
 		{from: r.tree + "/deploy/grafana/kvd.json", to: "/usr/share/doc/kvd/examples/grafana.json", mode: 0o644},
 	}
 	for _, role := range []string{"directory", "memnode", "gateway"} {
-		list = append(list, file{from: r.tree + "/deploy/" + role + ".yaml", to: "/etc/kvd/" + role + ".yaml", mode: 0o644, config: true})
+		list = append(list, file{from: r.tree + "/deploy/" + role + ".yaml", to: "/etc/kvd/" + role + ".yaml",
+			mode: 0o644, config: true})
 		unit, err := r.unit("kvd-" + role + ".service")
 		if err != nil {
 			return nil, err
@@ -122,10 +124,14 @@ func (r *release) files(arch string) ([]file, error) {
 	}
 	for _, name := range []string{"kvd", "kvctl"} {
 		list = append(list,
-			file{from: r.work + "/pages/bash/" + name, to: "/usr/share/bash-completion/completions/" + name, mode: 0o644},
-			file{from: r.work + "/pages/fish/" + name + ".fish", to: "/usr/share/fish/vendor_completions.d/" + name + ".fish", mode: 0o644},
-			file{from: r.work + "/pages/zsh/_" + name, to: "/usr/share/zsh/vendor-completions/_" + name, mode: 0o644, only: "deb"},
-			file{from: r.work + "/pages/zsh/_" + name, to: "/usr/share/zsh/site-functions/_" + name, mode: 0o644, only: "rpm"})
+			file{from: r.work + "/pages/bash/" + name, to: "/usr/share/bash-completion/completions/" + name,
+				mode: 0o644},
+			file{from: r.work + "/pages/fish/" + name + ".fish", to: "/usr/share/fish/vendor_completions.d/" + name +
+				".fish", mode: 0o644},
+			file{from: r.work + "/pages/zsh/_" + name, to: "/usr/share/zsh/vendor-completions/_" + name, mode: 0o644,
+				only: "deb"},
+			file{from: r.work + "/pages/zsh/_" + name, to: "/usr/share/zsh/site-functions/_" + name, mode: 0o644,
+				only: "rpm"})
 	}
 	pages, err := filepath.Glob(r.work + "/pages/man1/*.1")
 	if err != nil || len(pages) == 0 {
@@ -194,7 +200,8 @@ func (r *release) archive(arch string, list []file) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := t.WriteHeader(&tar.Header{Name: name + f.to, Mode: int64(f.mode), Size: int64(len(b)), ModTime: r.when, Format: tar.FormatUSTAR}); err != nil {
+		if err := t.WriteHeader(&tar.Header{Name: name + f.to, Mode: int64(f.mode), Size: int64(len(b)),
+			ModTime: r.when, Format: tar.FormatUSTAR}); err != nil {
 			return err
 		}
 		if _, err := t.Write(b); err != nil {
@@ -217,7 +224,8 @@ func (r *release) pack(p nfpm.Packager, arch string, list []file) (err error) {
 		Name: "kvd", Arch: arch, Platform: "linux", Version: r.version, Release: "1", MTime: r.when,
 		Section: "database", Priority: "optional", Maintainer: "The kvd project <kvd@kvd-project.example>",
 		Homepage: "https://github.com/kvd-project/kvd", License: "Apache-2.0",
-		Description: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes and gateways; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
+		Description: "A key-value store in the memory of other machines\nkvd runs directory nodes, memory nodes and " +
+			"gateways; kvctl uses and inspects a store.\nInstalled units neither start nor restart by themselves.",
 		Overridables: nfpm.Overridables{
 			Recommends: []string{"systemd"},
 			Scripts: nfpm.Scripts{
@@ -225,14 +233,16 @@ func (r *release) pack(p nfpm.Packager, arch string, list []file) (err error) {
 				PreRemove:   r.tree + "/deploy/release/scripts/preremove.sh",
 				PostRemove:  r.tree + "/deploy/release/scripts/postremove.sh",
 			},
-			RPM: nfpm.RPM{BuildHost: "localhost", Group: "Applications/Databases", Summary: "A key-value store in the memory of other machines"},
+			RPM: nfpm.RPM{BuildHost: "localhost", Group: "Applications/Databases",
+				Summary: "A key-value store in the memory of other machines"},
 		},
 	})
 	for _, f := range list {
 		if f.only != "" && f.only != kind {
 			continue
 		}
-		c := &files.Content{Source: f.from, Destination: f.to, FileInfo: &files.ContentFileInfo{Mode: f.mode, MTime: r.when, Owner: "root", Group: "root"}}
+		c := &files.Content{Source: f.from, Destination: f.to, FileInfo: &files.ContentFileInfo{
+			Mode: f.mode, MTime: r.when, Owner: "root", Group: "root"}}
 		if f.config {
 			c.Type = files.TypeConfigNoReplace
 		}

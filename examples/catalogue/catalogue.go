@@ -23,8 +23,8 @@ const (
 	cacheTime = 100 * time.Millisecond
 	// pause is how long nobody asks a store that did not answer: otherwise every request would wait for cacheTime.
 	pause = time.Second
-	// nearTime is how long this process answers from its own memory, and so how old an answer may be when another process has
-	// changed the product.
+	// nearTime is how long this process answers from its own memory, and so how old an answer may be when another
+	// process has changed the product.
 	nearTime  = time.Second
 	nearBytes = 64 << 20
 	// keepTime is how long the store keeps a product. It bounds how long a product is out of date if the store was away
@@ -78,8 +78,8 @@ func (c *catalogue) use(store client.API) error {
 
 func keyOf(id string) []byte { return []byte("product:" + id) }
 
-// ask has fn ask the cache, within its time. It reports false without one, while it is silent, and if it fails: what the caller
-// does then is right without a cache. Being absent is an answer, and so is being there already.
+// ask has fn ask the cache, within its time. It reports false without one, while it is silent, and if it fails: what
+// the caller does then is right without a cache. Being absent is an answer, and so is being there already.
 func (c *catalogue) ask(ctx context.Context, fn func(context.Context, *near.Cache) error) bool {
 	n := c.cache.Load()
 	if n == nil || c.now().UnixNano() < c.silent.Load() {
@@ -139,8 +139,8 @@ func (c *catalogue) product(ctx context.Context, id string) (p product, from str
 	return p, "source", nil
 }
 
-// change writes to the source, which decides, and then to the cache. If that fails, others see the former product for keepTime at
-// most.
+// change writes to the source, which decides, and then to the cache. If that fails, others see the former product for
+// keepTime at most.
 func (c *catalogue) change(ctx context.Context, p product) error {
 	if p.ID == "" || len(p.ID) > maxID || p.Name == "" || p.PriceCents < 0 {
 		return fmt.Errorf("%w: want an id of 1 to %d bytes, a name and price_cents >= 0", errInvalid, maxID)
@@ -167,10 +167,9 @@ func (c *catalogue) fill(ctx context.Context, p product, put func(context.Contex
 	}
 }
 
-// ---- metrics -----------------------------------------------------------------
-
 var (
-	lookups  = prometheus.NewDesc("catalogue_lookups_total", "Products asked for, by where they came from.", []string{"from"}, nil)
+	lookups = prometheus.NewDesc("catalogue_lookups_total", "Products asked for, by where they came from.",
+		[]string{"from"}, nil)
 	fills    = prometheus.NewDesc("catalogue_cache_fills_total", "Products written to the cache.", nil, nil)
 	failed   = prometheus.NewDesc("catalogue_cache_failures_total", "Times that the store did not answer.", nil, nil)
 	nearHits = prometheus.NewDesc("catalogue_near_hits_total", "Lookups answered from this process's memory.", nil, nil)

@@ -1,5 +1,5 @@
-// Command catalogue is an example: a service that answers for products over HTTP, with a kvd store as the cache before its
-// source of truth.
+// Command catalogue is an example: a service that answers for products over HTTP, with a kvd store as the cache before
+// its source of truth.
 //
 // It shows how a program uses package client with care. It has a near cache in front of the store, a limit of time
 // that is the cache's and not the request's, and metrics. It reads the source of truth when the store is away. Read
@@ -46,10 +46,12 @@ func main() {
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("catalogue", flag.ContinueOnError)
 	listen := f.String("listen", "127.0.0.1:8080", "address of the service")
-	directory := f.String("directory", "127.0.0.1:7400", "addresses of the store's directory nodes, with commas between")
+	directory := f.String("directory", "127.0.0.1:7400",
+		"addresses of the store's directory nodes, with commas between")
 	namespace := f.String("namespace", "cache", "namespace to cache in")
 	file := f.String("products", "examples/products.json", "file of products, in the place of a database")
-	delay := f.Duration("source-delay", 20*time.Millisecond, "how long the source of truth takes to answer, as a database does")
+	delay := f.Duration("source-delay", 20*time.Millisecond, "how long the source of truth takes to answer, as a "+
+		"database does")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -80,8 +82,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return serve(ctx, l, c, reg)
 }
 
-// connect opens a client and has c use it until ctx ends. The service does not wait for that: without a store it is slower, and right.
-// Once it is open, a client finds the store again by itself.
+// connect opens a client and has c use it until ctx ends. The service does not wait for that: without a store it is
+// slower, and right. Once it is open, a client finds the store again by itself.
 func connect(ctx context.Context, c *catalogue, reg *prometheus.Registry, log *slog.Logger, o client.Options) {
 	for {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -113,7 +115,8 @@ func serve(ctx context.Context, l net.Listener, c *catalogue, reg *prometheus.Re
 	mux.HandleFunc("GET /products/{id}", c.get)
 	mux.HandleFunc("PUT /products/{id}", c.put)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 2}))
-	s := &http.Server{Handler: http.TimeoutHandler(mux, requestTime, "too slow\n"), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	s := &http.Server{Handler: http.TimeoutHandler(mux, requestTime, "too slow\n"), ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:  10 * time.Second,
 		WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	done := make(chan error, 1)
 	go func() {

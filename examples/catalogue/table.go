@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// sourceSessions bounds how many ask the source at a time, as a pool of connections does: without the cache all requests come to it.
+// sourceSessions bounds how many ask the source at a time, as a pool of connections does: without the cache all
+// requests come to it.
 const sourceSessions = 64
 
 // table stands for a database: what a file has, held in memory, that answers slowly. Changes are gone with the process.

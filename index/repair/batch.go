@@ -37,16 +37,15 @@ func (o *Op) image(i int, k uint8) layout.Group {
 	return layout.Group(*b)
 }
 
-// addImages adds READs of the groups at work on every replica.
 func (o *Op) addImages() {
 	for k := range o.Route.PG.Replicas {
 		for i := range o.work.groups {
-			o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
+			o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.work.groups[i],
+				Buf: o.image(i, k)})
 		}
 	}
 }
 
-// setGroups says which groups are at work.
 func (o *Op) setGroups(off ...uint64) {
 	o.work.groups = append(o.work.groups[:0], off...)
 }
@@ -73,15 +72,17 @@ func differing(list []wordRef, replicas uint8, base uint64, group func(k uint8) 
 // slotsBehind lists the slots of the groups at work that differ between replicas.
 func (o *Op) slotsBehind() (list []wordRef) {
 	for i := range o.work.groups {
-		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group { return o.image(i, k) })
+		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group {
+			return o.image(i, k)
+		})
 	}
 	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == index.HeaderSlot })
 }
 
 // fetch READs n bytes of each item's record at A (0: all of it), in batches, and lets
 // got judge them. At A, since that is where words are decided: the record is complete there before the CAS
-// that links it, whatever the tail shows. If got fails, the record is mended from another copy and got judges it once more; then its error
-// ends the Op.
+// that links it, whatever the tail shows. If got fails, the record is mended from another copy and got judges it once
+// more; then its error ends the Op.
 func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() index.Action) index.Action {
 	size := func(it *item) int {
 		if n != 0 {
@@ -137,7 +138,6 @@ func (o *Op) parseOf(it *item, b []byte) (layout.Record, error) {
 	return r, nil
 }
 
-// partsOf parses the manifest r.
 func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) {
 	if m, err = layout.ParseManifest(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi); err != nil {
 		err = fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
@@ -145,13 +145,15 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
-// noteIntent notes the intent r that it's word names, in oldParts the places of the records that r names, and in long which of them are manifests.
+// noteIntent notes the intent r that it's word names, in oldParts the places of the records that r names, and in long
+// which of them are manifests.
 func (o *Op) noteIntent(it *item, r *layout.Record) error {
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
 	fp := layout.FP(o.Env().HashOf(r.Key))
 	for _, x := range []layout.Word{it.x, in.Parent, in.Final} {
 		if err == nil && x.State() != layout.Empty && x.FP() != fp {
-			err = &layout.CorruptError{What: "intent", Check: "fingerprint of " + x.String(), Got: uint64(x.FP()), Want: uint64(fp)}
+			err = &layout.CorruptError{What: "intent", Check: "fingerprint of " + x.String(), Got: uint64(x.FP()),
+				Want: uint64(fp)}
 		}
 	}
 	if err != nil {
@@ -172,7 +174,8 @@ func (o *Op) noteIntent(it *item, r *layout.Record) error {
 	return nil
 }
 
-// fetchNamed reads the manifests that the intents of list name, and adds their chunks to what these name. must is as in readManifests.
+// fetchNamed reads the manifests that the intents of list name, and adds their chunks to what these name. must is as in
+// readManifests.
 func (o *Op) fetchNamed(list []*item, must bool, then func() index.Action) index.Action {
 	var named []*item
 	of := map[*item]*item{}
@@ -194,8 +197,8 @@ func (o *Op) fetchNamed(list []*item, must bool, then func() index.Action) index
 	}, then)
 }
 
-// skip tells of a manifest, or an intent, that cannot be read, and goes on without it, if it is ruined or need not be there (must). Nobody
-// comes to the chunks of one that is ruined.
+// skip tells of a manifest, or an intent, that cannot be read, and goes on without it, if it is ruined or need not be
+// there (must). Nobody comes to the chunks of one that is ruined.
 func (o *Op) skip(it *item, err error, must bool) error {
 	if err != nil && (it.lost || !must) {
 		o.finding("%v", err)
@@ -213,10 +216,10 @@ func (o *Op) inHeap(r wordRef, x layout.Word) error {
 		Check: "outside the heap", Got: uint64(x)})
 }
 
-// readManifests finds the manifests among the items' records at A, and their chunks; and intents, the records that they name, and the
-// chunks of these.
-// A bad one is a finding, or ends the Op if it must not be skipped: chunks that nobody knows of would be freed
-// while they are linked. Two passes, headers first: few records are manifests, and the others are not read whole.
+// readManifests finds the manifests among the items' records at A, and their chunks; and intents, the records that they
+// name, and the chunks of these. A bad one is a finding, or ends the Op if it must not be skipped: chunks that nobody
+// knows of would be freed while they are linked. Two passes, headers first: few records are manifests, and the others
+// are not read whole.
 func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() index.Action) index.Action {
 	got := func(it *item, b []byte) error {
 		if layout.RecordFlags(b[10])&(layout.FlagManifest|layout.FlagIntent) != 0 {

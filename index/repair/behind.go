@@ -16,10 +16,11 @@ type lag struct {
 	prev []byte      // those of the replica before it
 }
 
-// bringUp syncs each word of list, up to MaxCAS at a time, on one replica after the other. It does for many words side by side
-// what index's sync does for one, by the same rules: q is read before the predecessor's word, R[k]'s record is compared with the
-// predecessor's, and its WRITE stands before the CAS in one chain. A word for which that is not all, such as a manifest's, an intent's, one that
-// changes meanwhile, or a damaged one, is left to that sync. It is for segments that a joiner has to be told.
+// bringUp syncs each word of list, up to MaxCAS at a time, on one replica after the other. It does for many words side
+// by side what index's sync does for one, by the same rules: q is read before the predecessor's word, R[k]'s record is
+// compared with the predecessor's, and its WRITE stands before the CAS in one chain. A word for which that is not all,
+// such as a manifest's, an intent's, one that changes meanwhile, or a damaged one, is left to that sync. It is for
+// segments that a joiner has to be told.
 func (o *Op) bringUp(list []wordRef, then func() index.Action) index.Action {
 	if o.Route.PG.Replicas == 1 || len(list) == 0 {
 		return then()
@@ -52,18 +53,21 @@ func (o *Op) bringUpAt(k uint8, lags []lag, left []wordRef, then func(left []wor
 		return then(left)
 	}
 	return o.readLags(index.StepReadBehind, k, lags, func(l *lag, w layout.Word) { l.q = w }, func() index.Action {
-		return o.readLags(index.StepReadBefore, k-1, lags, func(l *lag, w layout.Word) { l.b = w }, func() index.Action {
+		return o.readLags(index.StepReadBefore, k-1, lags, func(l *lag, w layout.Word) {
+			l.b = w
+		}, func() index.Action {
 			return o.verifyBehind(k, lags, left, then)
 		})
 	})
 }
 
-// readLags READs the words of lags at a replica.
-func (o *Op) readLags(step index.Step, k uint8, lags []lag, got func(l *lag, w layout.Word), then func() index.Action) index.Action {
+func (o *Op) readLags(step index.Step, k uint8, lags []lag, got func(l *lag, w layout.Word),
+	then func() index.Action) index.Action {
 	buf := o.scratch(8 * len(lags))
 	o.NewRound()
 	for i := range lags {
-		o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: lags[i].off(), Buf: buf[8*i : 8*i+8 : 8*i+8]})
+		o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: lags[i].off(),
+			Buf: buf[8*i : 8*i+8 : 8*i+8]})
 	}
 	return o.await(step, func() index.Action {
 		for i := range lags {
@@ -73,8 +77,8 @@ func (o *Op) readLags(step index.Step, k uint8, lags []lag, got func(l *lag, w l
 	})
 }
 
-// verifyBehind READs the records of words that R[k] lacks, at R[k] and at the replica before it, side by side: a place's previous life
-// had a good CRC, too.
+// verifyBehind READs the records of words that R[k] lacks, at R[k] and at the replica before it, side by side: a
+// place's previous life had a good CRC, too.
 func (o *Op) verifyBehind(k uint8, lags []lag, left []wordRef, then func(left []wordRef) index.Action) index.Action {
 	pg, total := o.Route.PG, 0
 	size := func(l *lag) int {
@@ -133,8 +137,8 @@ func (o *Op) verifyBehind(k uint8, lags []lag, left []wordRef, then func(left []
 	})
 }
 
-// casBehind takes R[k] from q to b, behind the WRITEs of records that it lacks, and goes on at the next replica with those that were taken, and
-// with those that did not differ.
+// casBehind takes R[k] from q to b, behind the WRITEs of records that it lacks, and goes on at the next replica with
+// those that were taken, and with those that did not differ.
 func (o *Op) casBehind(k uint8, lags []lag, left []wordRef, then func(left []wordRef) index.Action) index.Action {
 	o.NewRound()
 	for i := range lags {
@@ -145,7 +149,8 @@ func (o *Op) casBehind(k uint8, lags []lag, left []wordRef, then func(left []wor
 		if l.prev != nil {
 			o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: l.b.Off(), Buf: l.prev})
 		}
-		o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: l.off(), Expect: uint64(l.q), New: uint64(l.b)})
+		o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: l.off(), Expect: uint64(l.q),
+			New: uint64(l.b)})
 	}
 	next := func() index.Action {
 		for i := range lags {

@@ -53,7 +53,9 @@ func (o *Op) movedWords() (list []*item) {
 func (o *Op) clearSplit() index.Action {
 	for k := range o.Route.PG.Replicas {
 		if o.image(0, k).Header().Split() {
-			return o.setHeaders(o.work.groups[0], 0, o.work.header, func(h layout.Header) layout.Header { return h &^ layout.FlagSplit }, o.finishWork)
+			return o.setHeaders(o.work.groups[0], 0, o.work.header, func(h layout.Header) layout.Header {
+				return h &^ layout.FlagSplit
+			}, o.finishWork)
 		}
 	}
 	return o.finishWork()
@@ -62,7 +64,8 @@ func (o *Op) clearSplit() index.Action {
 // emptyWords takes the words of list to what n says, at A. free: their places, which
 // nothing else names, are ours then; unlinkFreed hands them over. A move in place names each record from the child
 // as well, by the same word, so there nothing is free.
-func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
+func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word,
+	then func() index.Action) index.Action {
 	swingAll := func() index.Action { return o.emptyNow(list, n, then) }
 	if !free {
 		return swingAll()
@@ -97,8 +100,8 @@ func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func()
 }
 
 // wipe leaves zeroes in a group that nobody reaches any more. Words go first to 0 at A, one CAS each, so that this Op
-// and no other hands over a place; then the rest of the group, header and lock included, on every replica. Only zeroes make
-// the array fit for another shard: a nonce of this one's would be a word that the other may write again (I5).
+// and no other hands over a place; then the rest of the group, header and lock included, on every replica. Only zeroes
+// make the array fit for another shard: a nonce of this one's would be a word that the other may write again (I5).
 func (o *Op) wipe() index.Action {
 	w := &o.work
 	g := o.image(0, 0)
@@ -134,7 +137,8 @@ func (o *Op) wipeFrom(k uint8, stay [layout.GroupSlots]bool) index.Action {
 			if x == 0 || off >= layout.GroupSlotsOff && stay[(off-layout.GroupSlotsOff)/8] {
 				continue
 			}
-			o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: o.Work.Off + off, Expect: uint64(x), New: 0})
+			o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: o.Work.Off + off,
+				Expect: uint64(x), New: 0})
 		}
 	}
 	if len(o.Accesses) == 0 {
@@ -146,7 +150,8 @@ func (o *Op) wipeFrom(k uint8, stay [layout.GroupSlots]bool) index.Action {
 			if a := &o.Accesses[i]; a.Found != a.Expect {
 				// Somebody changed it after all.
 				if o.work.looks++; o.work.looks > maxLooks {
-					return o.Finish(fmt.Errorf("pg %d group %#x keeps changing while it is wiped", o.Route.PG.ID, o.Work.Off))
+					return o.Finish(fmt.Errorf("pg %d group %#x keeps changing while it is wiped", o.Route.PG.ID,
+						o.Work.Off))
 				}
 				o.NewRound()
 				o.addImages()

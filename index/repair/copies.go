@@ -45,9 +45,10 @@ func (o *Op) syncSegment() index.Action {
 }
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on
-// all replicas, chunks first. Those of a Move's moved set go to the child. Version, flags and expiry stay: nobody can tell the copy from
-// the record. A record that is damaged is mended; if it is ruined its copy is what there is, but for a Move's. A record that is not as its item
-// says ends the Op: its word has changed, and a copy would be of something else.
+// all replicas, chunks first. Those of a Move's moved set go to the child. Version, flags and expiry stay: nobody can
+// tell the copy from the record. A record that is damaged is mended; if it is ruined its copy is what there is, but for
+// a Move's. A record that is not as its item says ends the Op: its word has changed, and a copy would be of something
+// else.
 func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	list = slices.DeleteFunc(slices.Clone(list), func(it *item) bool { return it.written })
 	if len(list) == 0 {
@@ -109,8 +110,8 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	})
 }
 
-// copyChunk copies the next chunk of a manifest under the new manifest's id, by which a reader knows that a chunk is the
-// manifest's. Chunks go one after the other: each has 2 MiB. A ruined one is copied as it is, and has no id.
+// copyChunk copies the next chunk of a manifest under the new manifest's id, by which a reader knows that a chunk is
+// the manifest's. Chunks go one after the other: each has 2 MiB. A ruined one is copied as it is, and has no id.
 func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	from, to := it.chunks[it.copied], it.newChunks[it.copied]
 	b := o.scratch(layout.SizeOf(from.Code))
@@ -129,14 +130,16 @@ func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 				return o.copyChunk(it, then)
 			})
 		case !it.lostChunk:
-			return o.Finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied, uint64(from.Unit)*layout.UnitSize, err))
+			return o.Finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied,
+				uint64(from.Unit)*layout.UnitSize, err))
 		}
 		if o.Kind == index.Move {
 			o.ToChild()
 		}
 		o.NewRound()
 		for k := range o.Route.PG.Replicas {
-			o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: uint64(to.Unit) * layout.UnitSize, Buf: b})
+			o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: uint64(to.Unit) * layout.UnitSize,
+				Buf: b})
 		}
 		return o.await(index.StepCopyChunk, func() index.Action {
 			it.copied++
@@ -155,8 +158,8 @@ func parseChunk(b []byte, id uint64, i int) (layout.Record, error) {
 }
 
 // replace gives every item's record a fresh place, a batch at a time; its old one is
-// handed over. Items whose words somebody else has changed meanwhile are left with done unset. A batch is as much as one
-// round of records: places are taken for it alone, so an Op that waits for memory holds little.
+// handed over. Items whose words somebody else has changed meanwhile are left with done unset. A batch is as much as
+// one round of records: places are taken for it alone, so an Op that waits for memory holds little.
 func (o *Op) replace(list []*item, then func() index.Action) index.Action {
 	w := &o.work
 	if len(list) == 0 {

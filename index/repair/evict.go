@@ -52,7 +52,8 @@ func (o *Op) startEvict() index.Action {
 			if g.access == nil {
 				g.access = o.Buf(layout.GroupSize)
 			}
-			o.Add(index.Access{Verb: index.Read, Space: index.Heap, Replica: pg.Reader(), Off: pg.AccessOff + off, Buf: g.access})
+			o.Add(index.Access{Verb: index.Read, Space: index.Heap, Replica: pg.Reader(), Off: pg.AccessOff + off,
+				Buf: g.access})
 		}
 	}
 	if pg.AccessOff == 0 {

@@ -32,9 +32,11 @@ func (o *Op) startMove() index.Action {
 		o.setGroups(home, stash)
 		return o.lockWork(o.abandon)
 	}
-	if c := r.Child; c.Segments%r.Segments != 0 || c.Segments/r.Segments-1 >= layout.MaxGrowth || o.checkChild(r) != nil ||
+	if c := r.Child; c.Segments%r.Segments != 0 || c.Segments/r.Segments-1 >= layout.MaxGrowth ||
+		o.checkChild(r) != nil ||
 		c.PG.Replicas == 0 || c.PG.Replicas > index.MaxChain {
-		return o.Finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
+		return o.Finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard,
+			r.Child.ShardOff, r.Child.PG.ID))
 	}
 	o.setGroups(home, stash)
 	return o.lockWork(o.moveLocked)
@@ -52,7 +54,8 @@ func (o *Op) checkChild(r *index.Route) error {
 // of segment part, from 0.
 func (o *Op) groupAt(r *index.Route, fan, part uint32) (home, stash uint64) {
 	segment := r.ShardOff + uint64(o.Work.Group/layout.SegmentGroups*fan+part)*layout.SegmentSize
-	return segment + uint64(o.Work.Group%layout.SegmentGroups)*layout.GroupSize, segment + layout.StashGroup*layout.GroupSize
+	return segment + uint64(o.Work.Group%layout.SegmentGroups)*layout.GroupSize,
+		segment + layout.StashGroup*layout.GroupSize
 }
 
 func (o *Op) moveLocked() index.Action {
@@ -112,8 +115,8 @@ func (o *Op) readMoving() index.Action {
 	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
 }
 
-// rereadMoving reads the groups again, at every replica: a key that was deleted meanwhile is at P still, and is no item any more.
-// Its owner finds the key gone from the child and leaves the word, if A is lost.
+// rereadMoving reads the groups again, at every replica: a key that was deleted meanwhile is at P still, and is no item
+// any more. Its owner finds the key gone from the child and leaves the word, if A is lost.
 func (o *Op) rereadMoving() index.Action {
 	o.NewRound()
 	o.addImages()
@@ -133,7 +136,8 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 	home, _ := layout.GroupOff(hash, o.Route.Segments)
 	switch inHome := it.base == o.work.groups[0]; {
 	case o.Route.ShardOff+home != o.work.groups[0] && inHome:
-		return fmt.Errorf("%s: record at %#x: its key belongs into the group at %#x", o.where(it.wordRef), it.x.Off(), o.Route.ShardOff+home)
+		return fmt.Errorf("%s: record at %#x: its key belongs into the group at %#x", o.where(it.wordRef), it.x.Off(),
+			o.Route.ShardOff+home)
 	case o.Route.ShardOff+home != o.work.groups[0]:
 		return nil
 	case o.Kind == index.Move && !o.Route.Moves(hash):
@@ -215,7 +219,8 @@ func (o *Op) freeze(again bool) index.Action {
 			case s.won:
 				s.it.x = s.n
 				continue
-			case s.found.State() == layout.Live && s.base == w.groups[0] && layout.InHeap(s.found, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+			case s.found.State() == layout.Live && s.base == w.groups[0] &&
+				layout.InHeap(s.found, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 				// No insert happens here, so it is the same key: a busy one is
 				// frozen as it is found, and read afterwards.
 				s.it.x = s.found
@@ -238,7 +243,8 @@ func (o *Op) frozen() index.Action {
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
 		// A took exactly LIVE→FROZEN, whoever froze it.
-		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
+		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true,
+			exact: true})
 	}
 	return o.publishSwings(o.readChild)
 }
@@ -246,9 +252,9 @@ func (o *Op) frozen() index.Action {
 // maxParts bounds how many of the child's segments are at work at once.
 const maxParts = 8
 
-// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not taken:
-// until the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash only
-// costs a slot, which is chosen again.
+// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not
+// taken: until the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash
+// only costs a slot, which is chosen again.
 func (o *Op) readChild() index.Action {
 	w := &o.work
 	if !slices.ContainsFunc(w.items, lacking) {
@@ -410,7 +416,9 @@ func (o *Op) overflow(list []int, then func() index.Action) index.Action {
 	if len(list) == 0 {
 		return then()
 	}
-	return o.setHeaders(o.work.groups[list[0]], 0, o.image(list[0], 0).Header(), func(h layout.Header) layout.Header { return h | layout.FlagOVF },
+	return o.setHeaders(o.work.groups[list[0]], 0, o.image(list[0], 0).Header(), func(h layout.Header) layout.Header {
+		return h | layout.FlagOVF
+	},
 		func() index.Action { return o.overflow(list[1:], then) })
 }
 
@@ -444,14 +452,16 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 		w.swings = w.swings[:0]
 		for _, it := range w.mine() {
 			if it.base == w.groups[i] && it.x.State() == layout.Frozen {
-				w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x, n: it.x.WithState(layout.Moved), it: it})
+				w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x, n: it.x.WithState(layout.Moved),
+					it: it})
 			}
 		}
 		return o.swingA(func() index.Action {
 			for i := range w.swings {
 				s := &w.swings[i]
 				if !s.won {
-					return o.Finish(fmt.Errorf("%s: holds %v instead of %v, which only its mover may change", o.where(s.wordRef), s.found, s.x))
+					return o.Finish(fmt.Errorf("%s: holds %v instead of %v, which only its mover may change",
+						o.where(s.wordRef), s.found, s.x))
 				}
 				s.it.x = s.n
 				o.Work.Moved++

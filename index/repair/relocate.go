@@ -8,9 +8,9 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// relocate looks for what lies in the extent, until there is nothing. It takes no lock: a record that is put elsewhere is
-// an update with the same value and version, which loses to any other; and whoever wins puts the record elsewhere, too,
-// since no session takes places of a recalled extent after it has acknowledged the recall.
+// relocate looks for what lies in the extent, until there is nothing. It takes no lock: a record that is put elsewhere
+// is an update with the same value and version, which loses to any other; and whoever wins puts the record elsewhere,
+// too, since no session takes places of a recalled extent after it has acknowledged the recall.
 func (o *Op) relocate() index.Action {
 	o.setGroups(o.Work.Off)
 	o.NewRound()
@@ -99,7 +99,8 @@ func (o *Op) relocateFound() index.Action {
 		if it.x.State() == layout.Frozen {
 			// Its mover copies it, or the one after.
 			if o.work.frozen++; o.work.frozen > maxFrozen {
-				return o.Finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
+				return o.Finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x,
+					it.x.Unit()/layout.ExtentUnits))
 			}
 			return o.Restart(index.Backoff)
 		}

@@ -145,7 +145,8 @@ func New(k index.Kind, w *Work) *Op { return &Op{Kind: k, Work: *w} }
 type workState struct {
 	then func() index.Action // consumes the round under way; also where a sync leads back to
 
-	parts  []uint32 // at the child: which of its segments are at work, of those that take what is in one of the parent's
+	// at the child: which of its segments are at work, of those that take what is in one of the parent's
+	parts  []uint32
 	groups []uint64 // region offsets of the groups at work: home and stash, for each of parts, or one
 	// Memory of the index.Op, taken when it is first needed and kept over a restart.
 	images [][index.MaxChain][]byte // the groups by replica
@@ -158,10 +159,11 @@ type workState struct {
 	behind []wordRef     // words that differed between replicas when the lock was taken
 	looks  int           // times that the groups were read; see maxLooks
 	frozen int           // times that a FROZEN word was waited for; not reset by a restart
-	// places are all that were taken, or unlinked, since the Op began: each is handed over exactly once, however it ends.
+	// places are all that were taken, or unlinked, since the Op began: each is handed over exactly once, however it
+	// ends.
 	places []place
 
-	// takePlaces did not get these.
+	// These are what takePlaces did not get.
 	wantPG   uint32
 	wantCode uint8
 
@@ -173,7 +175,8 @@ type workState struct {
 	ruins []*item
 }
 
-// wordRef is one word of a group: a slot or index.HeaderSlot. Replicas are laid out alike, so it names the word on each.
+// wordRef is one word of a group: a slot or index.HeaderSlot. Replicas are laid out alike, so it names the word on
+// each.
 type wordRef struct {
 	base uint64 // region offset of the group
 	slot uint8
@@ -227,7 +230,7 @@ type item struct {
 	evicted Evicted
 }
 
-// Where is index.Machine.
+// Where is index.Machine: a Move and an Abandon go by their shard, all else by its placement group.
 func (o *Op) Where(m index.Router) (index.Route, bool) {
 	switch o.Kind {
 	case index.Move, index.Abandon:
@@ -236,10 +239,10 @@ func (o *Op) Where(m index.Router) (index.Route, bool) {
 	return m.RoutePG(o.Work.PG, o.Work.Frozen)
 }
 
-// OnFrozen is index.Machine.
+// OnFrozen is index.Machine: it is as the directory's job has it.
 func (o *Op) OnFrozen() bool { return o.Work.Frozen }
 
-// Wanted is index.Machine.
+// Wanted is index.Machine; it means something only after Next returned Alloc.
 func (o *Op) Wanted() (pg uint32, code uint8) { return o.work.wantPG, o.work.wantCode }
 
 // Begin is index.Machine: it begins the group or segment afresh.
@@ -279,8 +282,8 @@ func (o *Op) Begin(b *index.Base) index.Action {
 	}
 }
 
-// checkIndex reports whether n bytes at off are groups of pg's index area. A Work comes from the directory, whose map may
-// be newer or older than the session's: what it says is checked like what memory says.
+// checkIndex reports whether n bytes at off are groups of pg's index area. A Work comes from the directory, whose map
+// may be newer or older than the session's: what it says is checked like what memory says.
 func checkIndex(pg *index.PG, off, n uint64) error {
 	end := uint64(pg.HeapLo) * layout.UnitSize
 	if pg.AccessOff != 0 {
@@ -310,11 +313,11 @@ func (o *Op) await(step index.Step, then func() index.Action) index.Action {
 	return o.Post(step)
 }
 
-// finishWork ends an Op that has done its work.
 func (o *Op) finishWork() index.Action {
 	if invariants.On {
 		for _, p := range o.work.places {
-			invariants.Assert(p.state == placeDone || p.state == placeOwn, "%v ends and has not handed over place %v", o.Kind, p.w)
+			invariants.Assert(p.state == placeDone || p.state == placeOwn, "%v ends and has not handed over place %v",
+				o.Kind, p.w)
 		}
 	}
 	o.Work.Bytes = o.Bytes()

@@ -54,14 +54,14 @@ func (o *Op) scrubRecords() index.Action {
 	return o.scrubBatch(list)
 }
 
-// linked counts the place of w.
 func (o *Op) linked(unit uint32, code uint8) {
 	o.Work.Units += uint64(layout.UnitsOf(code))
 	o.Work.Linked[unit/layout.ExtentUnits] += layout.UnitsOf(code)
 }
 
-// scrubBatch READs some of the records on every replica and judges them. Clients go on meanwhile: a record that looks bad
-// may have been replaced since its word was read, so nothing is said or written before its word has been read again.
+// scrubBatch READs some of the records on every replica and judges them. Clients go on meanwhile: a record that looks
+// bad may have been replaced since its word was read, so nothing is said or written before its word has been read
+// again.
 func (o *Op) scrubBatch(list []*item) index.Action {
 	if len(list) == 0 {
 		return o.freeRuins(o.scrubSame)
@@ -149,8 +149,8 @@ func (o *Op) copiesAt(i int) (c [][]byte) {
 	return c
 }
 
-// judgeCopy tells what of a copy of it's record is good, nil: nothing. It is whole, and its key belongs where the slot is: the place has had
-// other records before, each with a good CRC.
+// judgeCopy tells what of a copy of it's record is good, nil: nothing. It is whole, and its key belongs where the slot
+// is: the place has had other records before, each with a good CRC.
 func (o *Op) judgeCopy(it *item) func(b []byte) []byte {
 	return func(b []byte) []byte {
 		r, err := o.parseOf(it, b)
@@ -226,7 +226,8 @@ func (o *Op) scrubBad(list []*item, then func() index.Action) index.Action {
 	})
 }
 
-// ruin tells of a record of which no copy is good, or of a word that names none. With Work.FreeLost the word is taken away in the end.
+// ruin tells of a record of which no copy is good, or of a word that names none. With Work.FreeLost the word is taken
+// away in the end.
 func (o *Op) ruin(it *item, err error) {
 	o.Work.Lost++
 	o.finding("%v", err)
@@ -235,12 +236,13 @@ func (o *Op) ruin(it *item, err error) {
 	}
 }
 
-// freeRuins takes away the words of what is ruined. Their places are ours then, but for those that a word of a move, or an intent,
-// names: another word may name them as well, and a recall finds them.
+// freeRuins takes away the words of what is ruined. Their places are ours then, but for those that a word of a move, or
+// an intent, names: another word may name them as well, and a recall finds them.
 func (o *Op) freeRuins(then func() index.Action) index.Action {
 	var list []*item
 	for _, it := range o.work.ruins {
-		if only := o.Work.Only; only != nil && (!slices.Contains(only[0], it.x.FP()) || !slices.Contains(o.Work.More, it.base)) {
+		if only := o.Work.Only; only != nil &&
+			(!slices.Contains(only[0], it.x.FP()) || !slices.Contains(o.Work.More, it.base)) {
 			continue
 		}
 		if it.mine = it.x.State() == layout.Live && o.inHeap(it.wordRef, it.x) == nil; !it.mine {
@@ -264,7 +266,8 @@ func (o *Op) freeRuins(then func() index.Action) index.Action {
 	})
 }
 
-// mend writes a good copy of it's record over those that differ, if there is one and it is still linked; it.lost: no copy is good.
+// mend writes a good copy of it's record over those that differ, if there is one and it is still linked; it.lost: no
+// copy is good.
 func (o *Op) mend(it *item, then func() index.Action) index.Action {
 	it.tried = true
 	return o.mendAt(it, it.x.Off(), it.x.ReadLen(), o.judgeCopy(it), func(ruined bool) index.Action {
@@ -273,7 +276,6 @@ func (o *Op) mend(it *item, then func() index.Action) index.Action {
 	})
 }
 
-// mendChunk is mend for chunk i of it.
 func (o *Op) mendChunk(it *item, c layout.Chunk, i int, then func(ruined bool) index.Action) index.Action {
 	judge := func(b []byte) []byte {
 		r, err := parseChunk(b, it.id, i)
@@ -285,10 +287,12 @@ func (o *Op) mendChunk(it *item, c layout.Chunk, i int, then func(ruined bool) i
 	return o.mendAt(it, uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code), judge, then)
 }
 
-// mendAt looks for a good copy of n bytes at off, which it's word names, and writes it over the others. The word is read on every replica before the copies
-// are: if all show it each has had the bytes since, and nobody else writes there (I4). If replicas show different words, the record's writer is between
-// them, or died there; sync knows what to do. ruined: no copy is good. It is false if the word has been replaced.
-func (o *Op) mendAt(it *item, off uint64, n int, judge func(b []byte) []byte, then func(ruined bool) index.Action) index.Action {
+// mendAt looks for a good copy of n bytes at off, which it's word names, and writes it over the others. The word is
+// read on every replica before the copies are: if all show it each has had the bytes since, and nobody else writes
+// there (I4). If replicas show different words, the record's writer is between them, or died there; sync knows what to
+// do. ruined: no copy is good. It is false if the word has been replaced.
+func (o *Op) mendAt(it *item, off uint64, n int, judge func(b []byte) []byte,
+	then func(ruined bool) index.Action) index.Action {
 	expect := it.x
 	if it.under != 0 {
 		expect = it.under

@@ -5,13 +5,14 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// startSettle takes away every intent of a group: those that a session which died has left stand for ever otherwise, and its
-// status words may not serve anybody else while one does. Nothing is locked, and nobody is waited for but undecided transactions, which
-// are aborted by and by.
+// startSettle takes away every intent of a group: those that a session which died has left stand for ever otherwise,
+// and its status words may not serve anybody else while one does. Nothing is locked, and nobody is waited for but
+// undecided transactions, which are aborted by and by.
 //
-// The dead session's verbs have all landed before this begins, so each of its intents that is anywhere is at A, or has been replaced there.
-// Therefore the words that differ between replicas are synced, too: the tail may still show an intent that is gone at A. Its status words are left as
-// they are: nobody but their owner commits, and the verdict on the last transaction is what its intents are settled by.
+// The dead session's verbs have all landed before this begins, so each of its intents that is anywhere is at A, or has
+// been replaced there. Therefore the words that differ between replicas are synced, too: the tail may still show an
+// intent that is gone at A. Its status words are left as they are: nobody but their owner commits, and the verdict on
+// the last transaction is what its intents are settled by.
 func (o *Op) startSettle() index.Action {
 	o.Work.Synced = 0
 	o.setGroups(o.Work.Off)
@@ -50,7 +51,6 @@ func (o *Op) gotIntent(it *item, b []byte) error {
 	return o.noteIntent(it, &r)
 }
 
-// intents are the items of list that are intents.
 func intents(list []*item) (out []*item) {
 	for _, it := range list {
 		if it.in != nil {
@@ -60,14 +60,15 @@ func intents(list []*item) (out []*item) {
 	return out
 }
 
-// settleIntents takes the intents of list away, as their transactions were decided; what is undecided is waited for, then aborted. It does so
-// under the group's lock, too, which it gives up before it waits.
+// settleIntents takes the intents of list away, as their transactions were decided; what is undecided is waited for,
+// then aborted. It does so under the group's lock, too, which it gives up before it waits.
 func (o *Op) settleIntents(list []*item, then func() index.Action) index.Action {
 	return o.findVerdicts(list, func() index.Action {
 		var before []*item
 		for _, it := range list {
 			if it.verdict == layout.Abort && it.comesTo() == 0 && it.in.Parent.State() == layout.Live {
-				// The same word again would be what a CAS that is late expects. A copy of a manifest names the same chunks.
+				// The same word again would be what a CAS that is late expects. A copy of a manifest names the same
+				// chunks.
 				it.before = &item{wordRef: it.wordRef, x: it.in.Parent, under: it.x, key: it.key}
 				if !o.takePlaces(o.Route.PG, it.before) {
 					return o.noMemory()
@@ -81,8 +82,8 @@ func (o *Op) settleIntents(list []*item, then func() index.Action) index.Action 
 	})
 }
 
-// comesTo is the record's word that an intent already names and that takes its place, 0 if none does. A guard leads to a copy of the record before,
-// which is as good after an ABORT.
+// comesTo is the record's word that an intent already names and that takes its place, 0 if none does. A guard leads to
+// a copy of the record before, which is as good after an ABORT.
 func (it *item) comesTo() layout.Word {
 	if it.verdict == layout.Commit || it.verdict == layout.Abort && it.in.Kind == layout.IntentGuard {
 		return it.in.Final
@@ -90,8 +91,8 @@ func (it *item) comesTo() layout.Word {
 	return 0
 }
 
-// readGone reads the manifests that go with the intents, for their chunks: those of the record that does not stay. A guard's two records
-// share theirs.
+// readGone reads the manifests that go with the intents, for their chunks: those of the record that does not stay. A
+// guard's two records share theirs.
 func (o *Op) readGone(list []*item, then func() index.Action) index.Action {
 	var manifests []*item
 	of := map[*item]*item{}
@@ -129,7 +130,8 @@ func (o *Op) findVerdicts(list []*item, then func() index.Action) index.Action {
 	return o.FindVerdict(it.x, *it.in)
 }
 
-// swingIntents swings each intent to what it has come to, and hands over the places that go with it. When then goes on no replica shows any of them.
+// swingIntents swings each intent to what it has come to, and hands over the places that go with it. When then goes on
+// no replica shows any of them.
 func (o *Op) swingIntents(list []*item, then func() index.Action) index.Action {
 	w := &o.work
 	w.swings = w.swings[:0]

@@ -35,7 +35,8 @@ func (o *Op) swingStage(k uint8, from int, then func() index.Action) index.Actio
 		if k > 0 && !s.exact {
 			continue
 		}
-		o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: s.off(), Expect: uint64(s.x), New: uint64(s.n)})
+		o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: s.off(), Expect: uint64(s.x),
+			New: uint64(s.n)})
 		if k == 0 {
 			w.turn(s.fresh, placePosted)
 			w.turn(s.old, placePosted)
@@ -75,8 +76,8 @@ func (o *Op) swingStage(k uint8, from int, then func() index.Action) index.Actio
 }
 
 // publishSwings carries what A took down the chain, blindly as far as each stage
-// took exactly x→n, by sync from the first other finding on. Then the tail shows every word that was won, or a later one:
-// readers have been told.
+// took exactly x→n, by sync from the first other finding on. Then the tail shows every word that was won, or a later
+// one: readers have been told.
 func (o *Op) publishSwings(then func() index.Action) index.Action { return o.publishFrom(1, then) }
 
 func (o *Op) publishFrom(k uint8, then func() index.Action) index.Action {
@@ -105,13 +106,15 @@ func (o *Op) syncWords(list []wordRef, then func() index.Action) index.Action {
 // setHeaders changes the header of the group at base by f, from A on down the chain,
 // each from the replica's own value. guess is what the first may hold. Headers are not swung like slots: flags come one
 // by one, so replicas may differ, and what f does not ask for stays as a replica has it.
-func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout.Header) layout.Header, then func() index.Action) index.Action {
+func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout.Header) layout.Header,
+	then func() index.Action) index.Action {
 	if k >= o.Route.PG.Replicas {
 		return then()
 	}
 	o.NewRound()
 	// If nothing is to change the CAS only tells.
-	o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: base, Expect: uint64(guess), New: uint64(f(guess))})
+	o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: base, Expect: uint64(guess),
+		New: uint64(f(guess))})
 	return o.await(index.StepSetHeaders, func() index.Action {
 		found := layout.Header(o.Accesses[0].Found)
 		if found == guess || f(found) == found {

@@ -21,8 +21,10 @@ import (
 type Category uint32
 
 // categoryNames are in Redis's order, which ACL CAT shows.
-var categoryNames = [...]string{"keyspace", "read", "write", "set", "sortedset", "list", "hash", "string", "bitmap", "hyperloglog",
-	"geo", "stream", "pubsub", "admin", "fast", "slow", "blocking", "dangerous", "connection", "transaction", "scripting"}
+var categoryNames = [...]string{"keyspace", "read", "write", "set", "sortedset", "list", "hash", "string", "bitmap",
+	"hyperloglog",
+	"geo", "stream", "pubsub", "admin", "fast", "slow", "blocking", "dangerous", "connection", "transaction",
+	"scripting"}
 
 // Categories are the names of all categories, in the order in which ACL CAT shows them.
 func Categories() []string { return slices.Clone(categoryNames[:]) }
@@ -95,7 +97,7 @@ func (b bits) put(i int, on bool) {
 	}
 }
 
-// Need is what a command does to a key's value, as far as %R and %W patterns tell it apart. The zero
+// Need is what a command does to a key's value, where %R and %W patterns tell it apart. The zero
 // value is a look at the key that shows nothing of its value, which any pattern allows.
 type Need uint8
 
@@ -116,8 +118,8 @@ type Access struct {
 	Also Span
 	// Needs is of the first key, NeedsLater of those behind it and of Also.
 	Needs, NeedsLater Need
-	// FirstChannel and LastChannel say which Args are channels, or with Patterns patterns of channels; FirstChannel 0: none
-	// are.
+	// FirstChannel and LastChannel say which Args are channels, or with Patterns patterns of channels; FirstChannel 0:
+	// none are.
 	FirstChannel, LastChannel int
 	Patterns                  bool
 	// Databases is a set of those that the command works in, as of DB.

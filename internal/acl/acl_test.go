@@ -16,7 +16,8 @@ func testCatalog(t testing.TB) *Catalog {
 	read, _ := ParseCategory("READ")
 	write, _ := ParseCategory("write")
 	admin, _ := ParseCategory("admin")
-	c, err := NewCatalog([]Command{{"get", read}, {"set", write}, {"config", 0}, {"config|get", admin}, {"config|set", admin}, {"select", 0}, {"auth", 0}})
+	c, err := NewCatalog([]Command{{"get", read}, {"set", write}, {"config", 0}, {"config|get", admin},
+		{"config|set", admin}, {"select", 0}, {"auth", 0}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,9 +28,12 @@ func testCatalog(t testing.TB) *Catalog {
 // it.
 func TestLinesMakeTheSameUsers(t *testing.T) {
 	c := testCatalog(t)
-	rules := []string{"on", "off", "nopass", "resetpass", ">a", ">b", "~*", "~a*", "%R~b*", "%W~b*", "%W~c", "resetkeys", "&*", "&x", "resetchannels",
-		"+@all", "-@all", "+get", "-get", "+set", "+config", "-config|set", "+config|get", "-config", "+select|0", "+select", "-select", "+@read", "-@read", "+@admin",
-		"db=0", "db=1,63", "alldbs", "(~s +get)", "(db=2 %W~w &y +@all -config)", "clearselectors", "reset", "sanitize-payload"}
+	rules := []string{"on", "off", "nopass", "resetpass", ">a", ">b", "~*", "~a*", "%R~b*", "%W~b*", "%W~c",
+		"resetkeys", "&*", "&x", "resetchannels",
+		"+@all", "-@all", "+get", "-get", "+set", "+config", "-config|set", "+config|get", "-config", "+select|0",
+		"+select", "-select", "+@read", "-@read", "+@admin",
+		"db=0", "db=1,63", "alldbs", "(~s +get)", "(db=2 %W~w &y +@all -config)", "clearselectors", "reset",
+		"sanitize-payload"}
 	rapid.Check(t, func(r *rapid.T) {
 		users := NewUsers(c, "")
 		for _, rule := range rapid.SliceOfN(rapid.SampledFrom(rules), 0, 12).Draw(r, "rules") {
@@ -51,10 +55,12 @@ func TestLinesMakeTheSameUsers(t *testing.T) {
 			for _, key := range []string{"a", "b", "c", "s", "w", "z"} {
 				for _, db := range []int{0, 1, 2, 63} {
 					for _, need := range []Need{0, NeedRead, NeedWrite, needAll} {
-						a := Access{Command: i, Args: [][]byte{[]byte("x"), []byte(key)}, First: 1, Last: 1, Step: 1, Needs: need, Databases: DB(db)}
+						a := Access{Command: i, Args: [][]byte{[]byte("x"), []byte(key)}, First: 1, Last: 1, Step: 1,
+							Needs: need, Databases: DB(db)}
 						x, _ := before.Check(&a)
 						if y, _ := after.Check(&a); x != y {
-							r.Fatalf("%s on %s in %d for %d: %v before, %v after %q", c.commands[i].Name, key, db, need, x, y, users.Lines())
+							r.Fatalf("%s on %s in %d for %d: %v before, %v after %q", c.commands[i].Name, key, db, need,
+								x, y, users.Lines())
 						}
 					}
 				}
@@ -77,10 +83,12 @@ func TestSetIsAllOrNothing(t *testing.T) {
 	}
 	u := users.Find("u")
 	before, line := u.Rights(), u.Rights().Line("u")
-	if err := users.Set("u", []string{"+set", "+select|1", "~c", "(~d +set)", "nonsense"}); err == nil || u.Rights() != before {
+	if err := users.Set("u", []string{"+set", "+select|1", "~c", "(~d +set)", "nonsense"}); err == nil ||
+		u.Rights() != before {
 		t.Errorf("%v, %s", err, u.Rights().Line("u"))
 	}
-	if err := users.Set("u", []string{"+set", "+select|1", "~c", "clearselectors", ">p"}); err != nil || before.Line("u") != line || u.Rights() == before {
+	if err := users.Set("u", []string{"+set", "+select|1", "~c", "clearselectors", ">p"}); err != nil ||
+		before.Line("u") != line || u.Rights() == before {
 		t.Errorf("%v, %s", err, before.Line("u"))
 	}
 }
@@ -111,7 +119,8 @@ func TestDatabasesBeyondRules(t *testing.T) {
 // TestAuthenticate: every password of a user is good, and those of others are not.
 func TestAuthenticate(t *testing.T) {
 	users := NewUsers(testCatalog(t), "top")
-	for name, rules := range map[string][]string{"a": {"on", ">1", ">2"}, "off": {">1"}, "open": {"on", "nopass"}, "none": {"on"}} {
+	for name, rules := range map[string][]string{"a": {"on", ">1", ">2"}, "off": {">1"}, "open": {"on", "nopass"},
+		"none": {"on"}} {
 		if err := users.Set(name, rules); err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +129,8 @@ func TestAuthenticate(t *testing.T) {
 		name, password string
 		want           bool
 	}{
-		{"default", "top", true}, {"default", "", false}, {"a", "1", true}, {"a", "2", true}, {"a", "3", false}, {"a", "", false}, {"off", "1", false},
+		{"default", "top", true}, {"default", "", false}, {"a", "1", true}, {"a", "2", true}, {"a", "3", false},
+		{"a", "", false}, {"off", "1", false},
 		{"open", "x", true}, {"none", "", false}, {"nobody", "", false}, {"", "", false},
 	} {
 		u, ok := users.Authenticate([]byte(x.name), []byte(x.password))
@@ -224,10 +234,17 @@ func TestSetPassword(t *testing.T) {
 	}{
 		{"at first", func() error { return nil }, "1", []string{"2", ""}},
 		{"another password", func() error { users.SetPassword("2"); return nil }, "2", []string{"1", ""}},
-		{"a file without the user", func() error { return users.Load("f", []byte("user a on nopass\n")) }, "2", []string{"1", ""}},
+		{"a file without the user", func() error {
+			return users.Load("f", []byte("user a on nopass\n"))
+		}, "2", []string{"1", ""}},
 		{"another password after a file", func() error { users.SetPassword("3"); return nil }, "3", []string{"2", ""}},
-		{"a file with the user", func() error { return users.Load("f", []byte("user default on >own\n")) }, "own", []string{"3"}},
-		{"another password beside that", func() error { users.SetPassword("4"); return nil }, "own", []string{"3", "4"}},
+		{"a file with the user", func() error {
+			return users.Load("f", []byte("user default on >own\n"))
+		}, "own", []string{"3"}},
+		{"another password beside that", func() error {
+			users.SetPassword("4")
+			return nil
+		}, "own", []string{"3", "4"}},
 		{"a file without the user again", func() error { return users.Load("f", nil) }, "4", []string{"own", "3"}},
 		{"SETUSER", func() error { return users.Set(DefaultUser, []string{">5"}) }, "5", []string{"3"}},
 		{"another password after SETUSER", func() error { users.SetPassword("6"); return nil }, "5", []string{"6"}},

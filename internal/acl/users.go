@@ -56,8 +56,8 @@ func initialRights(c *Catalog, password string) *Rights {
 	return r
 }
 
-// SetPassword replaces the password of NewUsers by another one, which is not empty. A DefaultUser whose rights came from
-// a file or from Set keeps those, until a file leaves it out.
+// SetPassword replaces the password of NewUsers by another one, which is not empty. A DefaultUser whose rights came
+// from a file or from Set keeps those, until a file leaves it out.
 func (u *Users) SetPassword(password string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

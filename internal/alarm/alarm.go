@@ -121,7 +121,8 @@ type queue struct {
 	newWaker func(*queue) waker
 }
 
-// waker calls queue.due once after the d that it was last set to; a d below 0 is never. Its methods are called with the queue locked.
+// waker calls queue.due once after the d that it was last set to; a d below 0 is never. Its methods are called with the
+// queue locked.
 type waker interface {
 	set(d time.Duration)
 	close() // it has a goroutine, which ends soon
@@ -145,8 +146,8 @@ func newQueue(now func() time.Duration, w func(*queue) waker) *queue {
 	return q
 }
 
-// Hold keeps what wakes the process, a descriptor and a goroutine, until release. Otherwise they go whenever no timer is set,
-// and are made again for the next one.
+// Hold keeps what wakes the process, a descriptor and a goroutine, until release. Otherwise they go whenever no timer
+// is set, and are made again for the next one.
 func Hold() (release func()) { return process().hold() }
 
 func (q *queue) hold() (release func()) {

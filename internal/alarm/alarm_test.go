@@ -69,12 +69,14 @@ func rung(t *Timer) bool {
 // TestWakesOnlyWhenDue: what is stopped, cancelled or set to later does not wake the process.
 func TestWakesOnlyWhenDue(t *testing.T) {
 	f := newFake(t)
-	kept, stopped, later := newTimer(f.queue, 400*time.Millisecond), newTimer(f.queue, 100*time.Millisecond), newTimer(f.queue, 200*time.Millisecond)
+	kept, stopped, later := newTimer(f.queue, 400*time.Millisecond), newTimer(f.queue, 100*time.Millisecond),
+		newTimer(f.queue, 200*time.Millisecond)
 	_, cancel := withTimeout(f.queue, context.Background(), 300*time.Millisecond)
 	stopped.Stop()
 	cancel()
 	later.Reset(time.Second)
-	if got, want := f.run(10*time.Second), []time.Duration{404 * time.Millisecond, 1010 * time.Millisecond}; !slices.Equal(got, want) {
+	if got, want := f.run(10*time.Second),
+		[]time.Duration{404 * time.Millisecond, 1010 * time.Millisecond}; !slices.Equal(got, want) {
 		t.Fatalf("woken at %v, want %v: a hundredth late", got, want)
 	}
 	if !rung(kept) || !rung(later) || rung(stopped) {
@@ -179,7 +181,8 @@ func TestWithTimeout(t *testing.T) {
 			child, cancelChild := context.WithCancel(ctx)
 			defer cancelChild()
 			stop := context.AfterFunc(ctx, func() { t.Error("called though it was stopped") })
-			if _, ok := ctx.Deadline(); ok || ctx.Err() != nil || child.Err() != nil || ctx.Value(&name) != 1 || !stop() || stop() {
+			if _, ok := ctx.Deadline(); ok || ctx.Err() != nil || child.Err() != nil || ctx.Value(&name) != 1 ||
+				!stop() || stop() {
 				t.Fatal("not as before the end")
 			}
 			tc.end(f, cancelParent, cancel)
@@ -226,7 +229,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestComesAndGoes: a waker goes with the last timer, whoever stops it or whether it rings, while others need the next one.
+// TestComesAndGoes: a waker goes with the last timer, whoever stops it or whether it rings, while others need the next
+// one.
 func TestComesAndGoes(t *testing.T) {
 	for name, f := range map[string]func(*queue) waker{"own": newWaker, "timer of the runtime": newGoTimer} {
 		t.Run(name, func(t *testing.T) {

@@ -47,7 +47,8 @@ func (t *timeout) Err() error {
 	return t.mu.err
 }
 
-// AfterFunc has f called when t has ended; with it package context needs no goroutine for each context that is made from t.
+// AfterFunc has f called when t has ended; with it package context needs no goroutine for each context that is made
+// from t.
 func (t *timeout) AfterFunc(f func()) (stop func() bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -61,7 +61,8 @@ func (t *timerFD) set(d time.Duration) {
 		spec.Value = unix.NsecToTimespec(max(int64(d), 1))
 	}
 	// It never waits, so the processor need not be given up for the call, which would wake the runtime's monitor.
-	_, _, errno := syscall.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(t.fd), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+	_, _, errno := syscall.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(t.fd), 0, uintptr(unsafe.Pointer(&spec)), 0, 0,
+		0)
 	if errno != 0 {
 		panic("bug: timerfd_settime: " + errno.Error()) // of a descriptor and a time that are ours
 	}

@@ -77,7 +77,8 @@ type Authority struct {
 // New makes an authority with a key of its own, whose certificate is valid for that long from now.
 func New(trust string, now time.Time, valid time.Duration) (*Authority, error) {
 	if !trustDomain.MatchString(trust) {
-		return nil, fmt.Errorf("trust domain %q: want at most 255 lower-case letters, digits, dots, dashes and underscores", trust)
+		return nil, fmt.Errorf("trust domain %q: want at most 255 lower-case letters, digits, dots, dashes and "+
+			"underscores", trust)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -85,8 +86,9 @@ func New(trust string, now time.Time, valid time.Duration) (*Authority, error) {
 	}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kvd authority " + trust}, URIs: []*url.URL{{Scheme: "spiffe", Host: trust}},
-		NotBefore: now.Add(-backdate), NotAfter: now.Add(valid), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(valid), IsCA: true, BasicConstraintsValid: true,
+		MaxPathLenZero: true,
+		KeyUsage:       x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -169,7 +171,7 @@ func (q *Request) validate() error {
 	case i < 0:
 		bad("role %q: want one of %s", q.Role, strings.Join(Roles(), ", "))
 	case roles[i].hosts == hostsNeeded && !called:
-		bad("others call a %s: give the names or addresses by which they do", q.Role)
+		bad("others call a %s: give the names or addresses by which they do (--dns, --ip)", q.Role)
 	case roles[i].hosts == hostsNever && called:
 		bad("nobody calls a %s: want no names and addresses", q.Role)
 	}
@@ -192,7 +194,9 @@ func (a *Authority) Issue(now time.Time, q Request) (cert *x509.Certificate, cer
 	}
 	end := now.Add(q.Valid)
 	if end.After(a.cert.NotAfter) {
-		return nil, nil, nil, fmt.Errorf("the authority expires on %s, before the certificate would: ask for fewer days", a.cert.NotAfter.UTC().Format(time.DateTime))
+		return nil, nil, nil,
+			fmt.Errorf("the authority expires on %s, before the certificate would: ask for fewer days",
+				a.cert.NotAfter.UTC().Format(time.DateTime))
 	}
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -219,9 +223,11 @@ func (a *Authority) Issue(now time.Time, q Request) (cert *x509.Certificate, cer
 	return cert, encode("CERTIFICATE", der), key, err
 }
 
-// Revoke makes the list of certificates that are revoked. Those of old, which is a's own list or nil, keep the dates that
-// they have there. Those with these serial numbers are revoked from now on. The list is to be renewed within valid.
-func (a *Authority) Revoke(now time.Time, old *x509.RevocationList, serials []*big.Int, valid time.Duration) (list *x509.RevocationList, listPEM []byte, err error) {
+// Revoke makes the list of certificates that are revoked. Those of old, which is a's own list or nil, keep the dates
+// that they have there. Those with these serial numbers are revoked from now on. The list is to be renewed within
+// valid.
+func (a *Authority) Revoke(now time.Time, old *x509.RevocationList, serials []*big.Int, valid time.Duration) (
+	list *x509.RevocationList, listPEM []byte, err error) {
 	if valid <= 0 {
 		return nil, nil, fmt.Errorf("valid for %v, want more than 0", valid)
 	}
@@ -236,15 +242,19 @@ func (a *Authority) Revoke(now time.Time, old *x509.RevocationList, serials []*b
 		next.Number.Add(next.Number, old.Number)
 		for _, e := range old.RevokedCertificateEntries {
 			next.RevokedCertificateEntries = append(next.RevokedCertificateEntries,
-				x509.RevocationListEntry{SerialNumber: e.SerialNumber, RevocationTime: e.RevocationTime, ReasonCode: e.ReasonCode})
+				x509.RevocationListEntry{SerialNumber: e.SerialNumber, RevocationTime: e.RevocationTime,
+					ReasonCode: e.ReasonCode})
 		}
 	}
 	for _, serial := range serials {
 		if serial.Sign() <= 0 {
 			return nil, nil, fmt.Errorf("serial number %s: want more than 0", serial.Text(16))
 		}
-		if !slices.ContainsFunc(next.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool { return e.SerialNumber.Cmp(serial) == 0 }) {
-			next.RevokedCertificateEntries = append(next.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: serial, RevocationTime: now})
+		if !slices.ContainsFunc(next.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool {
+			return e.SerialNumber.Cmp(serial) == 0
+		}) {
+			next.RevokedCertificateEntries = append(next.RevokedCertificateEntries, x509.RevocationListEntry{
+				SerialNumber: serial, RevocationTime: now})
 		}
 	}
 	der, err := x509.CreateRevocationList(rand.Reader, next, a.cert, a.key)

@@ -47,7 +47,8 @@ type Set struct {
 
 // config is for one connection, accepted or made.
 func (s *Set) config() *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{s.Pair}, RootCAs: s.Pool, ClientCAs: s.Pool,
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{s.Pair}, RootCAs: s.Pool,
+		ClientCAs:  s.Pool,
 		ClientAuth: tls.RequireAndVerifyClientCert, VerifyConnection: s.Revoked.VerifyConnection}
 }
 
@@ -67,7 +68,8 @@ func (c *contents) equal(d *contents) bool {
 }
 
 func (f Files) read() (c contents, err error) {
-	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}, {"tls.crl", f.CRL}} {
+	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key},
+		{"tls.crl", f.CRL}} {
 		if x.file == "" && x.key == "tls.crl" {
 			continue
 		}

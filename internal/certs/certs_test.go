@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/authority"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // lab is an authority and files in a folder.
@@ -25,7 +26,8 @@ type lab struct {
 func newLab(t *testing.T) *lab {
 	t.Helper()
 	dir := t.TempDir()
-	l := &lab{t: t, ca: newCA(t), files: Files{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "c.pem"), Key: filepath.Join(dir, "k.pem")}}
+	l := &lab{t: t, ca: newCA(t), files: Files{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "c.pem"),
+		Key: filepath.Join(dir, "k.pem")}}
 	l.write(l.files.CA, l.ca.CertPEM())
 	l.issue(time.Now(), time.Hour)
 	return l
@@ -51,7 +53,8 @@ func (l *lab) write(file string, text []byte) {
 
 func (l *lab) issue(now time.Time, valid time.Duration) (cert, key []byte) {
 	l.t.Helper()
-	_, cert, key, err := l.ca.Issue(now, authority.Request{Name: "m", Role: "memnode", DNS: []string{"node"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Valid: valid})
+	_, cert, key, err := l.ca.Issue(now, authority.Request{Name: "m", Role: "memnode", DNS: []string{"node"},
+		IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Valid: valid})
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -83,11 +86,7 @@ func forHost(t *testing.T, c *tls.Config, host string) *tls.Config {
 // meet has a client call a server, and gives what each says of it.
 func meet(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
+	lis := testutil.Listen(t)
 	done := make(chan error, 1)
 	go func() {
 		c, err := lis.Accept()
@@ -141,7 +140,8 @@ func TestSourceFollowsFiles(t *testing.T) {
 	if serr, cerr := meet(t, sconf, forHost(t, cs.Config(), "node")); serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
-	for host, want := range map[string]string{"127.0.0.2": "certificate is valid for 127.0.0.1, not 127.0.0.2", "other": "certificate is valid for node, not other"} {
+	for host, want := range map[string]string{"127.0.0.2": "certificate is valid for 127.0.0.1, not 127.0.0.2",
+		"other": "certificate is valid for node, not other"} {
 		if _, err := meet(t, sconf, forHost(t, cs.Config(), host)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("called as %s: %v", host, err)
 		}
@@ -167,7 +167,8 @@ func TestSourceFollowsFiles(t *testing.T) {
 		}
 	}
 	poll(ss)
-	if serr, _ := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); serr == nil || !strings.Contains(serr.Error(), "unknown authority") {
+	if serr, _ := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); serr == nil ||
+		!strings.Contains(serr.Error(), "unknown authority") {
 		t.Errorf("a client of the authority that was dropped met %v", serr)
 	}
 	poll(cs)
@@ -189,7 +190,8 @@ func TestSourceFollowsFiles(t *testing.T) {
 // Connections look at the files, if they are asked to, and not at each use.
 func TestSourceLooksAtUse(t *testing.T) {
 	server := newLab(t)
-	client := &lab{t: t, ca: server.ca, files: Files{CA: server.files.CA + "2", Cert: server.files.Cert + "2", Key: server.files.Key + "2"}}
+	client := &lab{t: t, ca: server.ca, files: Files{CA: server.files.CA + "2", Cert: server.files.Cert + "2",
+		Key: server.files.Key + "2"}}
 	client.write(client.files.CA, server.ca.CertPEM())
 	client.issue(time.Now(), time.Hour)
 	var heard []error
@@ -231,7 +233,8 @@ func TestSourceLooksAtUse(t *testing.T) {
 func TestResumption(t *testing.T) {
 	l := newLab(t)
 	s := l.open(Options{})
-	static := forHost(t, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, ClientSessionCache: tls.NewLRUClientSessionCache(1), Certificates: []tls.Certificate{s.Current().Pair}}, "node")
+	static := forHost(t, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+		ClientSessionCache: tls.NewLRUClientSessionCache(1), Certificates: []tls.Certificate{s.Current().Pair}}, "node")
 	conf := s.Config()
 	for range 2 {
 		if serr, cerr := meet(t, conf, static); serr != nil || cerr != nil {
@@ -263,16 +266,19 @@ func TestSourceKeeps(t *testing.T) {
 	two := append(append([]byte{}, ca...), newCA(t).CertPEM()...)
 	other := newLab(t)
 	otherCert, otherKey := other.issue(time.Now(), time.Hour)
-	_, stranger, strangerKey, err := l.ca.Issue(time.Now(), authority.Request{Name: "x", Role: "client", Valid: time.Hour})
+	_, stranger, strangerKey,
+		err := l.ca.Issue(time.Now(), authority.Request{Name: "x", Role: "client", Valid: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Issued with a clock of their own: one has expired, the other is for tomorrow.
-	_, past, pastKey, err := l.ca.Issue(time.Now().Add(-time.Hour), authority.Request{Name: "m", Role: "client", Valid: time.Minute})
+	_, past, pastKey,
+		err := l.ca.Issue(time.Now().Add(-time.Hour), authority.Request{Name: "m", Role: "client", Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, future, futureKey, err := l.ca.Issue(time.Now().Add(time.Hour), authority.Request{Name: "m", Role: "client", Valid: time.Minute})
+	_, future, futureKey,
+		err := l.ca.Issue(time.Now().Add(time.Hour), authority.Request{Name: "m", Role: "client", Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +294,8 @@ func TestSourceKeeps(t *testing.T) {
 		"one that has expired":   {ca, past, pastKey, "it expired on"},
 		"one for later":          {ca, future, futureKey, "it is not valid before"},
 		"one that Check refuses": {ca, stranger, strangerKey, "bad name"},
-		"authority: no DER":      {[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), cert, key, "certificate 1"},
+		"authority: no DER": {[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), cert, key,
+			"certificate 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l.write(l.files.CA, tc.ca)

@@ -23,7 +23,8 @@ type RevokedError struct {
 }
 
 func (e *RevokedError) Error() string {
-	return fmt.Sprintf("certificate %s of %.200s was revoked on %s", e.Cert.SerialNumber.Text(16), Identity(e.Cert), e.At.UTC().Format(time.DateTime))
+	return fmt.Sprintf("certificate %s of %.200s was revoked on %s", e.Cert.SerialNumber.Text(16), Identity(e.Cert),
+		e.At.UTC().Format(time.DateTime))
 }
 
 // Revoked is which certificates their authorities have revoked. It is never changed; nil has none.
@@ -49,9 +50,12 @@ func ParseRevoked(text []byte, authorities []*x509.Certificate) (*Revoked, error
 	}
 	r := &Revoked{lists: lists, at: make(map[issued]time.Time)}
 	for i, l := range lists {
-		signer := slices.IndexFunc(authorities, func(a *x509.Certificate) bool { return l.CheckSignatureFrom(a) == nil })
+		signer := slices.IndexFunc(authorities, func(a *x509.Certificate) bool {
+			return l.CheckSignatureFrom(a) == nil
+		})
 		if signer < 0 {
-			return nil, fmt.Errorf("list %d, of %.200s: no authority of tls.ca that may sign lists has signed it", i+1, l.Issuer)
+			return nil, fmt.Errorf("list %d, of %.200s: no authority of tls.ca that may sign lists has signed it", i+1,
+				l.Issuer)
 		}
 		for _, e := range l.RevokedCertificateEntries {
 			k := issuedBy(authorities[signer], e.SerialNumber)
@@ -93,7 +97,8 @@ func ParseLists(text []byte) (all []*x509.RevocationList, err error) {
 }
 
 // checkList refuses lists that say less, or other, than that these certificates of their issuer are revoked: changes to
-// another list, parts of one, and lists about others' certificates. RFC 5280, section 5.2, has such extensions critical.
+// another list, parts of one, and lists about others' certificates. RFC 5280, section 5.2, has such extensions
+// critical.
 func checkList(l *x509.RevocationList) error {
 	if l.NextUpdate.IsZero() {
 		return errors.New("it has no time by which it is renewed (nextUpdate)")
@@ -114,7 +119,8 @@ func checkList(l *x509.RevocationList) error {
 }
 
 func unknownExtension(id asn1.ObjectIdentifier) error {
-	return fmt.Errorf("it has the critical extension %v, which is not understood: want a full list of its issuer's own certificates", id)
+	return fmt.Errorf("it has the critical extension %v, which is not understood: want a full list of its issuer's "+
+		"own certificates", id)
 }
 
 // Lists are those that r was made of. The caller does not change them.
@@ -137,7 +143,8 @@ func Number(l *x509.RevocationList) string {
 func (r *Revoked) expired(now time.Time) error {
 	for _, l := range r.Lists() {
 		if now.After(l.NextUpdate) {
-			return fmt.Errorf("%w: that of %s, number %s, was to be renewed by %s", ErrListExpired, l.Issuer, Number(l), l.NextUpdate.UTC().Format(time.DateTime))
+			return fmt.Errorf("%w: that of %s, number %s, was to be renewed by %s", ErrListExpired, l.Issuer, Number(l),
+				l.NextUpdate.UTC().Format(time.DateTime))
 		}
 	}
 	return nil

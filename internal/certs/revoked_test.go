@@ -72,11 +72,13 @@ func TestRevoked(t *testing.T) {
 	}
 	var revoked *RevokedError
 	for name, conf := range map[string]*tls.Config{"anew": forHost(t, cconf, "node"), "resumed": resuming} {
-		if serr, _ := meet(t, sconf, conf); !errors.As(serr, &revoked) || !revoked.At.Equal(at) || !revoked.Cert.Equal(cs.Current().Pair.Leaf) {
+		if serr, _ := meet(t, sconf, conf); !errors.As(serr, &revoked) || !revoked.At.Equal(at) ||
+			!revoked.Cert.Equal(cs.Current().Pair.Leaf) {
 			t.Errorf("%s: the server said %v", name, serr)
 		}
 	}
-	if want := "of spiffe://kvd/kvd/memnode/m was revoked on " + at.UTC().Format(time.DateTime); !strings.Contains(revoked.Error(), want) {
+	if want := "of spiffe://kvd/kvd/memnode/m was revoked on " + at.UTC().Format(time.DateTime); !strings.Contains(
+		revoked.Error(), want) {
 		t.Errorf("%q lacks %q", revoked, want)
 	}
 	if err := StillWelcome(sconf, state(cs)); !errors.As(err, new(*RevokedError)) {
@@ -99,7 +101,8 @@ func TestRevoked(t *testing.T) {
 			return verify(cs)
 		}
 	})
-	if _, cerr := meet(t, sconf, forHost(t, checked, "node")); !errors.As(cerr, &revoked) || !revoked.Cert.Equal(ss.Current().Pair.Leaf) {
+	if _, cerr := meet(t, sconf, forHost(t, checked, "node")); !errors.As(cerr, &revoked) ||
+		!revoked.Cert.Equal(ss.Current().Pair.Leaf) {
 		t.Errorf("the client said %v", cerr)
 	}
 	if conf, err := client.files.LoadConfig(); err != nil {
@@ -111,7 +114,10 @@ func TestRevoked(t *testing.T) {
 	client.ca, client.files.CRL = newCA(t), ""
 	client.issue(time.Now(), time.Hour)
 	other := client.open(Options{}).Current().Pair.Leaf
-	chain := tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{&x509.Certificate{SerialNumber: ss.Current().Pair.Leaf.SerialNumber, RawSubjectPublicKeyInfo: other.RawSubjectPublicKeyInfo}, client.ca.Certificate()}}}
+	chain := tls.ConnectionState{
+		VerifiedChains: [][]*x509.Certificate{
+			{&x509.Certificate{SerialNumber: ss.Current().Pair.Leaf.SerialNumber,
+				RawSubjectPublicKeyInfo: other.RawSubjectPublicKeyInfo}, client.ca.Certificate()}}}
 	if err := cs.Current().Revoked.VerifyConnection(chain); err != nil {
 		t.Errorf("a certificate of another authority: %v", err)
 	}
@@ -125,8 +131,10 @@ func chain(t *testing.T) (certs []*x509.Certificate, keys []*ecdsa.PrivateKey) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &x509.Certificate{SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: string(rune('a' + i))}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-			IsCA: i < 2, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature}
+		c := &x509.Certificate{SerialNumber: big.NewInt(int64(i + 1)),
+			Subject: pkix.Name{CommonName: string(rune('a' + i))}, NotBefore: time.Now().Add(-time.Hour),
+			NotAfter: time.Now().Add(time.Hour),
+			IsCA:     i < 2, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature}
 		if c.IsCA {
 			c.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
 		}
@@ -171,16 +179,24 @@ func TestRevokedBetween(t *testing.T) {
 		text    []byte
 		revoked *x509.Certificate
 	}{
-		"the one between":         {listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(2)}}, c[0], keys[0]), c[1]},
-		"by the one between":      {append(listOf(t, x509.RevocationList{}, c[0], keys[0]), listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(3)}}, c[1], keys[1])...), c[2]},
-		"a number of the other's": {listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(3)}}, c[0], keys[0]), nil},
+		"the one between": {
+			listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(2)}}, c[0],
+				keys[0]), c[1]},
+		"by the one between": {
+			append(listOf(t, x509.RevocationList{}, c[0], keys[0]),
+				listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(3)}}, c[1],
+					keys[1])...), c[2]},
+		"a number of the other's": {
+			listOf(t, x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{entry(3)}}, c[0],
+				keys[0]), nil},
 	} {
 		r, err := ParseRevoked(tc.text, c[:2])
 		if err != nil {
 			t.Fatal(err)
 		}
 		var revoked *RevokedError
-		if err := r.VerifyConnection(state); (err != nil) != (tc.revoked != nil) || errors.As(err, &revoked) && !revoked.Cert.Equal(tc.revoked) {
+		if err := r.VerifyConnection(state); (err != nil) != (tc.revoked != nil) || errors.As(err, &revoked) &&
+			!revoked.Cert.Equal(tc.revoked) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -194,29 +210,37 @@ func TestListsRefused(t *testing.T) {
 	c, keys := chain(t)
 	critical := pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 27}, Critical: true, Value: []byte{2, 1, 1}}
 	own := func(l x509.RevocationList) []byte { return listOf(t, l, c[0], keys[0]) }
-	server.write(server.files.CA, append(server.ca.CertPEM(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c[0].Raw})...))
+	server.write(server.files.CA,
+		append(server.ca.CertPEM(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c[0].Raw})...))
 	if changed, err := s.Poll(); !changed || err != nil {
 		t.Fatal(changed, err)
 	}
 	former := s.Current()
 	partial := entry(3)
-	partial.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 29}, Critical: true, Value: []byte{0x30, 0}}}
+	partial.ExtraExtensions = []pkix.Extension{
+		{Id: asn1.ObjectIdentifier{2, 5, 29, 29}, Critical: true, Value: []byte{0x30, 0}}}
 	for name, tc := range map[string]struct {
 		text []byte
 		want string
 	}{
-		"empty":                      {nil, "no list of revoked certificates in it"},
-		"a certificate":              {server.ca.CertPEM(), "no list of revoked certificates in it"},
-		"half of the second":         {append(append([]byte{}, good...), good[:len(good)-30]...), "not PEM to its end"},
-		"no DER":                     {[]byte("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), "list 1: "},
-		"of another authority":       {listOf(t, x509.RevocationList{}, c[1], keys[1]), "list 1, of CN=b: no authority of tls.ca that may sign lists has signed it"},
-		"beside a good one":          {append(append([]byte{}, good...), listOf(t, x509.RevocationList{}, c[1], keys[1])...), "list 2, of CN=b"},
-		"changes to another list":    {own(x509.RevocationList{ExtraExtensions: []pkix.Extension{critical}}), "critical extension 2.5.29.27"},
-		"others' certificates":       {own(x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{partial}}), "certificate 3: it has the critical extension 2.5.29.29"},
+		"empty":              {nil, "no list of revoked certificates in it"},
+		"a certificate":      {server.ca.CertPEM(), "no list of revoked certificates in it"},
+		"half of the second": {append(append([]byte{}, good...), good[:len(good)-30]...), "not PEM to its end"},
+		"no DER":             {[]byte("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), "list 1: "},
+		"of another authority": {listOf(t, x509.RevocationList{}, c[1], keys[1]),
+			"list 1, of CN=b: no authority of tls.ca that may sign lists has signed it"},
+		"beside a good one": {
+			append(append([]byte{}, good...), listOf(t, x509.RevocationList{}, c[1], keys[1])...), "list 2, of CN=b"},
+		"changes to another list": {own(x509.RevocationList{ExtraExtensions: []pkix.Extension{critical}}),
+			"critical extension 2.5.29.27"},
+		"others' certificates": {
+			own(x509.RevocationList{RevokedCertificateEntries: []x509.RevocationListEntry{partial}}),
+			"certificate 3: it has the critical extension 2.5.29.29"},
 		"more than is read of files": {make([]byte, maxFile+1), "has more than"},
 	} {
 		server.write(server.files.CRL, tc.text)
-		if changed, err := s.Reload(); changed || err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "tls.crl: ") {
+		if changed, err := s.Reload(); changed || err == nil || !strings.Contains(err.Error(), tc.want) ||
+			!strings.Contains(err.Error(), "tls.crl: ") {
 			t.Errorf("%s: %v, %v, want %q", name, changed, err, tc.want)
 		}
 		if s.Current() != former {

@@ -46,7 +46,7 @@ type Options struct {
 	Degraded bool
 	// Key shows a key in a finding. Default: quoted.
 	Key func([]byte) string
-	// Progress, if not nil, hears of every so many segments that were read.
+	// Progress, if not nil, is called now and then with the number of segments that were read.
 	Progress func(segments int)
 }
 
@@ -113,7 +113,7 @@ func (r *Report) Problem(pg uint32, format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf("placement group %d: %s", pg, fmt.Sprintf(format, args...)))
 }
 
-// NewReport is one of which nothing is known yet.
+// NewReport makes an empty Report.
 func NewReport() *Report { return &Report{Findings: []Finding{}, Problems: []string{}} }
 
 // Run checks a namespace and adds what it finds to rep. An error means that the store was not read to
@@ -236,12 +236,14 @@ func (k *checker) read(pg *dirpb.PlacementGroup, st *dirpb.StatusReply) error {
 	// A move that has ended leaves MOVED words until its CLEAN is done.
 	tidy := !slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {
 		return (j.GetPgId() == pg.GetId() || j.GetTargetPgId() == pg.GetId()) &&
-			(j.GetKind() == dirpb.JobKind_JOB_MOVE || j.GetKind() == dirpb.JobKind_JOB_CLEAN || j.GetKind() == dirpb.JobKind_JOB_ABANDON)
+			(j.GetKind() == dirpb.JobKind_JOB_MOVE || j.GetKind() == dirpb.JobKind_JOB_CLEAN ||
+				j.GetKind() == dirpb.JobKind_JOB_ABANDON)
 	})
 	for _, r := range Arrays(st.GetMap(), pg.GetId()) {
 		if r.Off < layout.RegionPageSize || r.end() > k.IndexBytes || r.end() < r.Off || r.Off%layout.GroupSize != 0 {
 			k.repl = 0
-			k.find(r.Off, 0, "shard %d: %d segments do not lie in the index of %#x bytes", r.Shard, r.Segments, k.IndexBytes)
+			k.find(r.Off, 0, "shard %d: %d segments do not lie in the index of %#x bytes", r.Shard, r.Segments,
+				k.IndexBytes)
 			continue
 		}
 		r.Moving = r.Moving || !tidy
@@ -305,7 +307,8 @@ func (k *checker) header() error {
 	switch h, err := layout.ParseRegion(b); {
 	case err != nil:
 		k.find(0, 0, "region header: %v", err)
-	case h.PG != k.pg.GetId() || h.Namespace != k.Namespace.GetId() || h.RegionBytes != k.RegionBytes || h.IndexBytes != k.IndexBytes:
+	case h.PG != k.pg.GetId() || h.Namespace != k.Namespace.GetId() || h.RegionBytes != k.RegionBytes ||
+		h.IndexBytes != k.IndexBytes:
 		k.find(0, 0, "region header %+v is not that of the map: placement group %d, namespace %d, %d bytes, index %d",
 			h, k.pg.GetId(), k.Namespace.GetId(), k.RegionBytes, k.IndexBytes)
 	}
@@ -364,7 +367,8 @@ func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusR
 		k.rep.Unreachable += leaked * layout.UnitSize
 		k.rep.Held += (rest - leaked) * layout.UnitSize
 	case linked > granted:
-		k.rep.Problem(pg.GetId(), "%d units are linked, but only %d are granted: what is linked may be granted again", linked, granted)
+		k.rep.Problem(pg.GetId(), "%d units are linked, but only %d are granted: what is linked may be granted again",
+			linked, granted)
 	default:
 		k.rep.Unreachable += rest * layout.UnitSize
 	}
@@ -373,7 +377,8 @@ func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusR
 // others counts the sessions of the namespace beside this one.
 func (k *checker) others(st *dirpb.StatusReply) (n int) {
 	for _, s := range st.GetSessions() {
-		if s.GetNamespace() == k.Namespace.GetName() && s.GetId() != k.Session && s.GetLife() != dirpb.SessionLife_SESSION_FENCED {
+		if s.GetNamespace() == k.Namespace.GetName() && s.GetId() != k.Session &&
+			s.GetLife() != dirpb.SessionLife_SESSION_FENCED {
 			n++
 		}
 	}

@@ -39,19 +39,22 @@ func arrayOff(n int) uint64 { return layout.RegionPageSize + uint64(n)*memSegmen
 
 func newMemory(t *testing.T, replicas int) *memory {
 	m := &memory{t: t, next: memIndex / layout.UnitSize}
-	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion, IndexBytes: memIndex}
+	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion,
+		IndexBytes: memIndex}
 	mp := &dirpb.Map{Version: 5, Pgs: []*dirpb.PlacementGroup{pg},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default", Replicas: uint32(replicas)}},
 		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: arrayOff(0), Segments: memSegments}}}
 	for i := range replicas {
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: uint32(i + 1), Incarnation: 1})
-		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1), State: dirpb.NodeState_NODE_UP})
+		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1),
+			State: dirpb.NodeState_NODE_UP})
 		b := make([]byte, memRegion)
 		layout.InitRegion(b, layout.RegionHeader{PG: 1, Namespace: 1, RegionBytes: memRegion, IndexBytes: memIndex})
 		m.regions = append(m.regions, b)
 	}
 	m.st = &dirpb.StatusReply{Map: mp, Usage: []*dirpb.PGUsage{{PgId: 1}},
-		Sessions: []*dirpb.SessionInfo{{Id: memSession, Namespace: "default", Client: "kvctl", Life: dirpb.SessionLife_SESSION_LIVE}}}
+		Sessions: []*dirpb.SessionInfo{
+			{Id: memSession, Namespace: "default", Client: "kvctl", Life: dirpb.SessionLife_SESSION_LIVE}}}
 	return m
 }
 
@@ -132,7 +135,8 @@ func (m *memory) keys(n int) {
 func (m *memory) check() *Report {
 	m.t.Helper()
 	rep := NewReport()
-	err := Run(m.t.Context(), rep, Options{Store: m, Namespace: m.st.Map.Namespaces[0], Session: memSession, NowMillis: uint64(time.Now().UnixMilli()), Rest: time.Millisecond})
+	err := Run(m.t.Context(), rep, Options{Store: m, Namespace: m.st.Map.Namespaces[0], Session: memSession,
+		NowMillis: uint64(time.Now().UnixMilli()), Rest: time.Millisecond})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -149,7 +153,8 @@ func TestMemory(t *testing.T) {
 		have  func(r *Report) bool
 	}{
 		{"nothing", func(*memory) {}, true, "", func(r *Report) bool {
-			return r.Records == 20 && r.Live == 20 && r.Replicas == 3 && r.Groups == 2*17 && r.Bytes == 20*layout.UnitSize
+			return r.Records == 20 && r.Live == 20 && r.Replicas == 3 && r.Groups == 2*17 &&
+				r.Bytes == 20*layout.UnitSize
 		}},
 		{"a word that the last replica lacks", func(m *memory) {
 			off, _ := m.put("a", "v")
@@ -169,18 +174,25 @@ func TestMemory(t *testing.T) {
 				m.set(r, off, uint64(w.Delete(uint32(9+r/2))))
 			}
 		}, false, "replica 1 has EMPTY", func(r *Report) bool { return r.DifferingWords == 1 }},
-		{"a header", func(m *memory) { m.set(1, arrayOff(0), uint64(layout.FlagOVF)) }, false, "header 0x0, but 0x100 at replica 1",
+		{"a header", func(m *memory) {
+			m.set(1, arrayOff(0), uint64(layout.FlagOVF))
+		}, false, "header 0x0, but 0x100 at replica 1",
 			func(r *Report) bool { return r.DifferingWords == 2 }},
 		{"locks are the head's alone", func(m *memory) { m.set(0, arrayOff(0)+layout.GroupLockOff, 1) }, true, "",
 			func(r *Report) bool { return r.Locks == 1 }},
 		{"a torn copy", func(m *memory) {
 			_, w := m.put("a", "v")
 			m.regions[1][w.Off()+layout.RecordHeaderSize+1] ^= 1
-		}, false, "CRC-32C", func(r *Report) bool { return r.Corrupt == 1 && r.DifferingRecords == 2 && r.Differing == 2 }},
+		}, false, "CRC-32C", func(r *Report) bool {
+			return r.Corrupt == 1 && r.DifferingRecords == 2 && r.Differing == 2
+		}},
 		{"a copy of the place's other life", func(m *memory) {
 			_, w := m.put("a", "v")
-			layout.EncodeRecord(m.regions[2][w.Off():][:w.ReadLen()], layout.RecordHeader{Version: 1}, []byte("a"), []byte("u"))
-		}, false, "the record is not that of replica 1", func(r *Report) bool { return r.Corrupt == 0 && r.DifferingRecords == 1 }},
+			layout.EncodeRecord(m.regions[2][w.Off():][:w.ReadLen()], layout.RecordHeader{Version: 1}, []byte("a"),
+				[]byte("u"))
+		}, false, "the record is not that of replica 1", func(r *Report) bool {
+			return r.Corrupt == 0 && r.DifferingRecords == 1
+		}},
 		{"behind the record anything may stand", func(m *memory) {
 			_, w := m.put("a", "v")
 			m.regions[1][w.Off()+uint64(w.ReadLen())-1] = 1
@@ -193,24 +205,32 @@ func TestMemory(t *testing.T) {
 			_, w := m.put("a", "v")
 			m.link(0, "a", w)
 		}, false, "overlap", nil},
-		{"outside the heap", func(m *memory) { m.link(0, "a", layout.MakeLive(1, 0, 0, 1)) }, false, "outside the heap", nil},
+		{"outside the heap", func(m *memory) {
+			m.link(0, "a", layout.MakeLive(1, 0, 0, 1))
+		}, false, "outside the heap", nil},
 		{"another shard's key", func(m *memory) {
 			m.st.Map.Shards[0].Depth = 1
-			m.st.Map.Shards = append(m.st.Map.Shards, &dirpb.Shard{Id: 2, NamespaceId: 1, PgId: 1, Offset: arrayOff(1), Segments: memSegments, Prefix: 1, Depth: 1})
+			m.st.Map.Shards = append(m.st.Map.Shards, &dirpb.Shard{Id: 2, NamespaceId: 1, PgId: 1, Offset: arrayOff(1),
+				Segments: memSegments, Prefix: 1, Depth: 1})
 		}, false, fmt.Sprintf("belongs to group %#x", arrayOff(1))[:19], nil},
 		{"granted and not linked", func(m *memory) { m.st.Usage[0].GrantedUnits += 3 }, false, "",
 			func(r *Report) bool { return r.Unreachable == 3*layout.UnitSize && r.Held == 0 && r.Total == 0 }},
-		{"linked and not granted", func(m *memory) { m.st.Usage[0].GrantedUnits-- }, false, "may be granted again", nil},
+		{"linked and not granted", func(m *memory) {
+			m.st.Usage[0].GrantedUnits--
+		}, false, "may be granted again", nil},
 		{"leaks that the directory knows", func(m *memory) {
 			m.st.Usage[0].LeakedExtents, m.st.Usage[0].LeakedUnits = 2, 5
 			m.st.Usage[0].GrantedUnits += 5
 		}, false, "", func(r *Report) bool {
 			return r.LeakedExtents == 2 && r.Unreachable == 5*layout.UnitSize && r.Total == 0
 		}},
-		{"leaks of an old scrub", func(m *memory) { m.st.Usage[0].LeakedExtents, m.st.Usage[0].LeakedUnits = 2, 5 }, true, "", nil},
+		{"leaks of an old scrub", func(m *memory) {
+			m.st.Usage[0].LeakedExtents, m.st.Usage[0].LeakedUnits = 2, 5
+		}, true, "", nil},
 		{"what other sessions hold", func(m *memory) {
 			m.st.Usage[0].GrantedUnits += 100
-			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default", Life: dirpb.SessionLife_SESSION_LIVE},
+			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default",
+				Life: dirpb.SessionLife_SESSION_LIVE},
 				&dirpb.SessionInfo{Id: 6, Namespace: "default", Life: dirpb.SessionLife_SESSION_FENCING},
 				&dirpb.SessionInfo{Id: 7, Namespace: "other", Life: dirpb.SessionLife_SESSION_LIVE})
 		}, true, "", func(r *Report) bool {
@@ -219,19 +239,26 @@ func TestMemory(t *testing.T) {
 		{"what other sessions hold, and what nobody does", func(m *memory) {
 			m.st.Usage[0].GrantedUnits += 100
 			m.st.Usage[0].LeakedUnits, m.st.Usage[0].LeakedExtents = 40, 1
-			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default", Life: dirpb.SessionLife_SESSION_LIVE})
+			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default",
+				Life: dirpb.SessionLife_SESSION_LIVE})
 		}, false, "", func(r *Report) bool {
 			return r.Held == 60*layout.UnitSize && r.Unreachable == 40*layout.UnitSize && r.LeakedExtents == 1
 		}},
-		{"a copy too few", func(m *memory) { m.st.Map.Namespaces[0].Replicas = 4 }, false, "placement group 1: 3 of 4 copies",
+		{"a copy too few", func(m *memory) {
+			m.st.Map.Namespaces[0].Replicas = 4
+		}, false, "placement group 1: 3 of 4 copies",
 			func(r *Report) bool { return r.Records == 20 }},
 		{"a joiner that holds nothing yet", func(m *memory) {
 			m.pg().Joining = true
 			clear(m.regions[2])
-		}, false, "active, joining, 2 of 3 copies", func(r *Report) bool { return r.Replicas == 2 && r.Total == 0 && r.Records == 20 }},
+		}, false, "active, joining, 2 of 3 copies", func(r *Report) bool {
+			return r.Replicas == 2 && r.Total == 0 && r.Records == 20
+		}},
 		{"frozen", func(m *memory) { m.pg().State = dirpb.PGState_PG_FROZEN }, false, "placement group 1: frozen",
 			func(r *Report) bool { return r.Records == 0 }},
-		{"lost", func(m *memory) { m.pg().State, m.pg().Members = dirpb.PGState_PG_LOST, nil }, false, "placement group 1: lost", nil},
+		{"lost", func(m *memory) {
+			m.pg().State, m.pg().Members = dirpb.PGState_PG_LOST, nil
+		}, false, "placement group 1: lost", nil},
 		{"frozen word without a move", func(m *memory) {
 			w := m.record("a", "v")
 			m.link(0, "a", w.WithState(layout.Frozen))
@@ -242,9 +269,12 @@ func TestMemory(t *testing.T) {
 			m.link(0, "a", w.WithState(layout.Moved))
 			m.st.Jobs = []*dirpb.Job{{Id: 1, Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: 1, PgId: 1}}
 		}, true, "", func(r *Report) bool { return r.Moved == 1 }},
-		{"array outside the index", func(m *memory) { m.st.Map.Shards[0].Segments = 100 }, false, "do not lie in the index", nil},
+		{"array outside the index", func(m *memory) {
+			m.st.Map.Shards[0].Segments = 100
+		}, false, "do not lie in the index", nil},
 		{"region of another placement group", func(m *memory) {
-			layout.InitRegion(m.regions[1], layout.RegionHeader{PG: 2, Namespace: 1, RegionBytes: memRegion, IndexBytes: memIndex})
+			layout.InitRegion(m.regions[1], layout.RegionHeader{PG: 2, Namespace: 1, RegionBytes: memRegion,
+				IndexBytes: memIndex})
 		}, false, "is not that of the map", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -369,17 +399,20 @@ func TestChangedMap(t *testing.T) {
 	}
 	// A placement group that never rests is named.
 	m.onRead = func(int64) { m.pg().Epoch++ }
-	if rep := m.check(); rep.Good() || !strings.Contains(fmt.Sprint(rep.Problems), "placement group 1: not checked: it changed whenever it was read") {
+	if rep := m.check(); rep.Good() || !strings.Contains(fmt.Sprint(rep.Problems),
+		"placement group 1: not checked: it changed whenever it was read") {
 		t.Errorf("%+v", rep)
 	}
 }
 
-// intent stores what a transaction may leave of a put of key from old to new: an intent of transaction seq of the first status word.
+// intent stores what a transaction may leave of a put of key from old to new: an intent of transaction seq of the first
+// status word.
 func (m *memory) intent(key string, change func(*layout.Intent)) (off uint64, w layout.Word) {
 	before, after := m.record(key, "old"), m.record(key, "new")
 	pg := m.pg()
 	pg.StatusArrays = []*dirpb.StatusArray{{Offset: arrayOff(2), Segments: 1}}
-	in := layout.Intent{Kind: layout.IntentPut, PG: 1, Off: arrayOff(2) + layout.SlotOff(0), Seq: 3, Parent: before, Final: after}
+	in := layout.Intent{Kind: layout.IntentPut, PG: 1, Off: arrayOff(2) + layout.SlotOff(0), Seq: 3, Parent: before,
+		Final: after}
 	if change != nil {
 		change(&in)
 	}
@@ -387,12 +420,14 @@ func (m *memory) intent(key string, change func(*layout.Intent)) (off uint64, w 
 	layout.EncodeIntent(v[:], &in)
 	w = m.record(key, string(v[:])).WithState(layout.Frozen)
 	for _, b := range m.regions {
-		layout.EncodeRecord(b[w.Off():][:w.ReadLen()], layout.RecordHeader{Version: 2, Flags: layout.FlagIntent}, []byte(key), v[:])
+		layout.EncodeRecord(b[w.Off():][:w.ReadLen()], layout.RecordHeader{Version: 2, Flags: layout.FlagIntent},
+			[]byte(key), v[:])
 	}
 	return m.link(0, key, w), w
 }
 
-// An intent is no word of a move. All that it names counts as linked, and is checked, as its status word is; a status array is no part of a shard.
+// An intent is no word of a move. All that it names counts as linked, and is checked, as its status word is; a status
+// array is no part of a shard.
 func TestIntents(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*layout.Intent)
@@ -404,9 +439,15 @@ func TestIntents(t *testing.T) {
 		"decided":        {status: layout.MakeStatus(3, layout.Commit, 7)},
 		"gone on":        {status: layout.MakeStatus(4, layout.Abort, 7), want: "has gone on to transaction 4 ABORT"},
 		"no status word": {status: layout.Status(3 << 60), want: "state and verdict"},
-		"elsewhere":      {change: func(in *layout.Intent) { in.Off = arrayOff(1) + layout.SlotOff(0) }, want: "where none is"},
-		"no group":       {change: func(in *layout.Intent) { in.PG = 9 }, want: "placement group 9, which is not there"},
-		"lost":           {change: func(in *layout.Intent) { in.Generation = 9 }, status: layout.MakeStatus(4, layout.Abort, 7)},
+		"elsewhere": {change: func(in *layout.Intent) {
+			in.Off = arrayOff(1) + layout.SlotOff(0)
+		}, want: "where none is"},
+		"no group": {change: func(in *layout.Intent) {
+			in.PG = 9
+		}, want: "placement group 9, which is not there"},
+		"lost": {change: func(in *layout.Intent) {
+			in.Generation = 9
+		}, status: layout.MakeStatus(4, layout.Abort, 7)},
 		"live": {after: func(m *memory, off uint64, w layout.Word) {
 			for r := range m.regions {
 				m.set(r, off, uint64(w.WithState(layout.Live)))

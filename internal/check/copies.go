@@ -10,8 +10,6 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// ---- replicas --------------------------------------------------------------
-
 // suspect is a word, or the record that it names, which a replica and the one before
 // it do not have alike.
 type suspect struct {

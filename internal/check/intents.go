@@ -9,8 +9,9 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// intent checks what the record r of a transaction's intent, under the word of s, names: the records before and after, which are good and of the
-// same key, and a status word that has not gone on. All of these count as linked. problem says what is wrong.
+// intent checks what the record r of a transaction's intent, under the word of s, names: the records before and after,
+// which are good and of the same key, and a status word that has not gone on. All of these count as linked. problem
+// says what is wrong.
 func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err error) {
 	in, err := layout.ParseIntent(r.Value, k.HeapLo, k.HeapHi)
 	if err != nil {
@@ -61,8 +62,8 @@ func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err
 	return "", nil
 }
 
-// statusOf looks whether the status word of in is where the map has status words, and still is, or was last, in's transaction. No
-// replica shows an intent when its word has gone on.
+// statusOf looks whether the status word of in is where the map has status words, and still is, or was last, in's
+// transaction. No replica shows an intent when its word has gone on.
 func (k *checker) statusOf(in *layout.Intent) (problem string, err error) {
 	i := slices.IndexFunc(k.m.GetPgs(), func(p *dirpb.PlacementGroup) bool {
 		return p.GetId() == in.PG && p.GetNamespaceId() == k.Namespace.GetId()
@@ -74,10 +75,12 @@ func (k *checker) statusOf(in *layout.Intent) (problem string, err error) {
 	if p.GetGeneration() != in.Generation || p.GetState() != dirpb.PGState_PG_ACTIVE {
 		return "", nil // lost: it counts as aborted; or nobody can tell now
 	}
-	if !layout.StatusOff(in.Off, p.GetIndexBytes()) || !slices.ContainsFunc(p.GetStatusArrays(), func(a *dirpb.StatusArray) bool {
-		return in.Off >= a.GetOffset() && in.Off-a.GetOffset() < uint64(a.GetSegments())*layout.SegmentSize
-	}) {
-		return fmt.Sprintf("an intent whose status word is at %#x of placement group %d, where none is", in.Off, in.PG), nil
+	if !layout.StatusOff(in.Off, p.GetIndexBytes()) ||
+		!slices.ContainsFunc(p.GetStatusArrays(), func(a *dirpb.StatusArray) bool {
+			return in.Off >= a.GetOffset() && in.Off-a.GetOffset() < uint64(a.GetSegments())*layout.SegmentSize
+		}) {
+		return fmt.Sprintf("an intent whose status word is at %#x of placement group %d, where none is", in.Off, in.PG),
+			nil
 	}
 	g := layout.RegionPageSize + (in.Off-layout.RegionPageSize)/layout.GroupSize*layout.GroupSize
 	b, err := k.Store.Read(k.ctx, in.PG, 0, g, layout.GroupSize)

@@ -16,7 +16,7 @@ type Geometry struct {
 	HeapLo, HeapHi          uint32 // units; the heap is [HeapLo, HeapHi)
 }
 
-// GeometryOf divides a region of so many bytes.
+// GeometryOf divides a region of regionBytes.
 func GeometryOf(regionBytes, indexBytes, accessBytes uint64) Geometry {
 	return Geometry{regionBytes, indexBytes, uint32((indexBytes + accessBytes + layout.UnitSize - 1) / layout.UnitSize),
 		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
@@ -41,8 +41,9 @@ func Arrays(m *dirpb.Map, pg uint32) (out []Array) {
 	for _, s := range m.GetShards() {
 		mv := s.GetMove()
 		if s.GetPgId() == pg {
-			out = append(out, Array{Shard: s.GetId(), Off: s.GetOffset(), Segments: s.GetSegments(), Prefix: s.GetPrefix(),
-				Depth: uint8(s.GetDepth()), Moving: mv != nil})
+			out = append(out, Array{Shard: s.GetId(), Off: s.GetOffset(), Segments: s.GetSegments(),
+				Prefix: s.GetPrefix(),
+				Depth:  uint8(s.GetDepth()), Moving: mv != nil})
 		}
 		if mv != nil && mv.GetPgId() == pg && !mv.GetAbandoned() {
 			c := Array{Shard: mv.GetChildId(), Off: mv.GetOffset(), Segments: s.ChildSegments(), Prefix: s.GetPrefix(),
@@ -79,7 +80,8 @@ const partBytes = 256 << 10
 
 // Walk calls fn with every part of the arrays, of each of the copies side by side. read reads n bytes
 // at off of a copy.
-func Walk(arrays []Array, copies []int, read func(copy int, off uint64, n int) ([]byte, error), fn func(*Part) error) error {
+func Walk(arrays []Array, copies []int, read func(copy int, off uint64, n int) ([]byte, error),
+	fn func(*Part) error) error {
 	const most = partBytes / layout.SegmentSize
 	for _, r := range arrays {
 		for c := uint32(0); c < r.Segments; c += most {
@@ -131,7 +133,7 @@ const (
 	spanGap   = 16 << 10
 )
 
-// Fetch reads the records of slots, of each at most so many bytes, with read.
+// Fetch reads the records of slots, at most `most` bytes of each, with read.
 func Fetch(slots []Slot, most int, read func(off uint64, n int) ([]byte, error)) error {
 	order := make([]int, len(slots))
 	for i := range order {

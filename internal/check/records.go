@@ -69,7 +69,9 @@ func (k *checker) segment(r Array, off uint64, b []byte) ([]Slot, error) {
 		k.rep.Empty += n.Empty
 	}
 	slots := k.Slots(off, b)
-	err := Fetch(slots, layout.MaxRecordSize, func(off uint64, n int) ([]byte, error) { return k.bytes(k.repl, off, n) })
+	err := Fetch(slots, layout.MaxRecordSize, func(off uint64, n int) ([]byte, error) {
+		return k.bytes(k.repl, off, n)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +131,8 @@ func (k *checker) record(r Array, segment uint64, s Slot, overflow *[layout.Segm
 }
 
 // judgeRecord checks one record; problem says what is wrong with it.
-func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte, problem string, err error) {
+func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte,
+	problem string, err error) {
 	r, err := layout.ParseRecord(s.Rec)
 	if err != nil {
 		return nil, err.Error(), nil
@@ -140,7 +143,8 @@ func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout
 	// A place that another session was granted serves records down to half its size, too.
 	if c, ok := layout.CodeFor(layout.RecordLen(len(r.Key), len(r.Value))); !ok || c > s.Word.Code() ||
 		layout.UnitsOf(s.Word.Code()) > 2*layout.UnitsOf(c) {
-		return nil, fmt.Sprintf("size code %d (%d bytes) for a record of %d bytes, want code %d, or up to twice the size",
+		return nil, fmt.Sprintf(
+			"size code %d (%d bytes) for a record of %d bytes, want code %d, or up to twice the size",
 			s.Word.Code(), s.Word.ReadLen(), layout.RecordLen(len(r.Key), len(r.Value)), c), nil
 	}
 	hash, err := k.Store.Hash(r.Key)
@@ -156,7 +160,8 @@ func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout
 	case layout.ShardPrefix(hash, a.Depth) != a.Prefix || group != home && group != stash:
 		return nil, fmt.Sprintf("key %s belongs to %s", k.Key(r.Key), k.belongs(hash)), nil
 	case s.Word.FP() != layout.FP(hash):
-		return nil, fmt.Sprintf("fingerprint %03x, but that of key %s is %03x", s.Word.FP(), k.Key(r.Key), layout.FP(hash)), nil
+		return nil, fmt.Sprintf("fingerprint %03x, but that of key %s is %03x", s.Word.FP(), k.Key(r.Key),
+			layout.FP(hash)), nil
 	case group == stash && !overflow[(home-segment)/layout.GroupSize]:
 		// The group was read before its stash.
 		b, err := k.bytes(k.repl, home, layout.GroupSize)
@@ -164,7 +169,8 @@ func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout
 			return nil, "", err
 		}
 		if !layout.Group(b).Header().OVF() {
-			return nil, fmt.Sprintf("key %s is in the stash, but its group %#x has no OVF flag: no reader finds it", k.Key(r.Key), home), nil
+			return nil, fmt.Sprintf("key %s is in the stash, but its group %#x has no OVF flag: no reader finds it",
+				k.Key(r.Key), home), nil
 		}
 	}
 	chunks := []layout.Chunk(nil)
@@ -172,7 +178,9 @@ func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout
 		if problem, err := k.intent(a, s, &r); problem != "" || err != nil {
 			return nil, problem, err
 		}
-		k.strange = slices.DeleteFunc(k.strange, func(x strangeSlot) bool { return x == strangeSlot{k.repl, s.Off, s.Word} })
+		k.strange = slices.DeleteFunc(k.strange, func(x strangeSlot) bool {
+			return x == strangeSlot{k.repl, s.Off, s.Word}
+		})
 	}
 	if r.Flags&layout.FlagManifest != 0 {
 		m, err := layout.ParseManifest(r.Value, k.HeapLo, k.HeapHi)
@@ -207,7 +215,8 @@ func (k *checker) belongs(hash uint64) string {
 	for _, s := range k.m.GetShards() {
 		if s.GetNamespaceId() == k.Namespace.GetId() && layout.ShardPrefix(hash, uint8(s.GetDepth())) == s.GetPrefix() {
 			home, stash := layout.GroupOff(hash, s.GetSegments())
-			return fmt.Sprintf("group %#x or %#x of placement group %d", s.GetOffset()+home, s.GetOffset()+stash, s.GetPgId())
+			return fmt.Sprintf("group %#x or %#x of placement group %d", s.GetOffset()+home, s.GetOffset()+stash,
+				s.GetPgId())
 		}
 	}
 	return "no shard"
@@ -245,8 +254,6 @@ func (k *checker) twice(key []byte, a, b Slot) error {
 	k.find(b.Off, b.Word, "key %s is in the slot at %#x as well", k.Key(key), a.Off)
 	return nil
 }
-
-// ---- places ----------------------------------------------------------------
 
 // placed is a place and the slot through which it is reached.
 type placed struct {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// BenchmarkHash is what package collection costs a command on a hash of 10 fields, and of so many that it is 64 KiB long.
+// BenchmarkHash is what package collection costs a command on a hash of 10 fields, and of so many that it is 64 KiB
+// long.
 func BenchmarkHash(b *testing.B) {
 	for _, n := range []int{10, 3500} {
 		var h Hash

@@ -3,8 +3,8 @@
 // docs/collections.md has the bytes.
 //
 // It is pure: a change makes the new value of the old one and copies the bytes that stay as they are. Functions
-// append to a buffer of the caller's and keep nothing. Everything they parse is hostile until checked; a failed check is
-// ErrCorrupt, never a panic. All of it may be used concurrently.
+// append to a buffer of the caller's and keep nothing. Everything they parse is hostile until checked; a failed check
+// is ErrCorrupt, never a panic. All of it may be used concurrently.
 package collection
 
 import "errors"

@@ -10,12 +10,12 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hashes and sets of strings are entries: a format byte, the number of entries, and behind each other the entries, in the order
-// in which they came. An entry is so many strings (per below: 2 of a hash, 1 of a set), each behind its length. The first
-// of them is the entry's name, which no other has. No entries are no bytes.
+// Hashes and sets of strings are entries: a format byte, the number of entries, and behind each other the entries, in
+// the order in which they came. An entry is so many strings (per below: 2 of a hash, 1 of a set), each behind its
+// length. The first of them is the entry's name, which no other has. No entries are no bytes.
 //
-// A function that finds something first walks over all the lengths, so that what it returns, or changes, is known to be whole.
-// That costs little beside the checksum of the record.
+// A function that finds something first walks over all the lengths, so that what it returns, or changes, is known to be
+// whole. That costs little beside the checksum of the record.
 
 // textAt is the place of the string whose length is at b[at], which is at most len(b); hi < 0: there is no string.
 func textAt(b []byte, at int) (lo, hi int) {
@@ -25,8 +25,8 @@ func textAt(b []byte, at int) (lo, hi int) {
 	return longTextAt(b, at)
 }
 
-// shortEnd is where a string at b[at] ends if its length is of one byte, and no place in b if it is longer, or reaches beyond b. Loops
-// call it where they could call textAt, since the compiler inlines it.
+// shortEnd is where a string at b[at] ends if its length is of one byte, and no place in b if it is longer, or reaches
+// beyond b. Loops call it where they could call textAt, since the compiler inlines it.
 func shortEnd(b []byte, at int) int {
 	if at < len(b) && b[at] < 0x80 {
 		return at + 1 + int(b[at])
@@ -54,7 +54,8 @@ func head(b []byte, per int) (n, first int, err error) {
 	return int(u), 1 + w, nil
 }
 
-// entry is a place in an encoding: all of it is b[at:end], and its last string b[lo:end]. at is 0 of one that is not there.
+// entry is a place in an encoding: all of it is b[at:end], and its last string b[lo:end]. at is 0 of one that is not
+// there.
 type entry struct {
 	at, value, lo, end int // value: where the length of a hash's value begins
 }
@@ -313,8 +314,9 @@ func removePlaces(b []byte, per int, places []Place) []byte {
 	return recount(b[:to], first, n-len(places))
 }
 
-// Names finds strings among many. The hash is seeded, so that no client can choose strings that collide; few strings are
-// compared with. The zero value is empty. It keeps the strings, which must not change, and is not for concurrent use.
+// Names finds strings among many. The hash is seeded, so that no client can choose strings that collide; few strings
+// are compared with. The zero value is empty. It keeps the strings, which must not change, and is not for concurrent
+// use.
 type Names struct {
 	items [][]byte
 	table []int32 // item + 1; a power of two, at most half full
@@ -383,8 +385,9 @@ func (x *Names) Find(s []byte) int {
 	return -1
 }
 
-// A scan goes through the hashes of the names, of 32 bits, from 0 on; a cursor is the least hash that was not reached. So a name that is there all
-// the time is found, and found once, whatever comes and goes meanwhile, and any gateway can go on with it.
+// A scan goes through the hashes of the names, of 32 bits, from 0 on; a cursor is the least hash that was not reached.
+// So a name that is there all the time is found, and found once, whatever comes and goes meanwhile, and any gateway can
+// go on with it.
 const (
 	scanEnd = 1 << 32
 	// scanCalls is how many calls a scan of a collection takes at most, since each of them reads all of it.
@@ -403,5 +406,6 @@ func scanWindow(cursor uint64, count int64, n int) (hi, next uint64) {
 	return hi, hi
 }
 
-// scanHash must be the same in all gateways and for ever, or scans that are on the way would lose what they have to find.
+// scanHash must be the same in all gateways and for ever, or scans that are on the way would lose what they have to
+// find.
 func scanHash(name []byte) uint64 { return xxh3.Hash(name) >> 32 }

@@ -2,8 +2,8 @@ package collection
 
 import "iter"
 
-// Formats of a hash. Both have the same entries; a large one is what Redis would keep in a hash table: since it has had more than 512
-// fields, or longer strings than 64 bytes, and for ever from then on.
+// Formats of a hash. Both have the same entries; a large one is what Redis would keep in a hash table: since it has had
+// more than 512 fields, or longer strings than 64 bytes, and for ever from then on.
 const (
 	hashSmall = 1
 	hashLarge = 2
@@ -12,9 +12,9 @@ const (
 	smallText   = 64  // hash-max-listpack-value
 )
 
-// Hash is an encoded hash, fields with values; nil is the empty one, which no record has. Methods that change it do so in its own
-// memory as far as there is room, so that memory has to be the caller's. Strings that they return lie in it. All but those that
-// say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
+// Hash is an encoded hash, fields with values; nil is the empty one, which no record has. Methods that change it do so
+// in its own memory where there is room, so that memory has to be the caller's. Strings that they return lie in it. All
+// but those that say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Hash []byte
 
 func (h Hash) check() error {
@@ -88,7 +88,8 @@ func (h Hash) Set(field, value []byte) (_ Hash, added bool, err error) {
 	return b, added, err
 }
 
-// SetAll sets fields, each behind which its value is, and counts the new ones. Of several values of one field the last counts.
+// SetAll sets fields, each behind which its value is, and counts the new ones. If a field has several values, the last
+// counts.
 func (h Hash) SetAll(pairs [][]byte) (_ Hash, added int, err error) {
 	if err := h.check(); err != nil || len(pairs) == 0 {
 		return h, 0, err
@@ -126,7 +127,8 @@ func (h Hash) Delete(fields [][]byte) (_ Hash, n int, err error) {
 	return removePlaces(h, 2, places), len(places), nil
 }
 
-// All is the fields with their values, in the order in which they came. It is for a hash that Len has found to be whole.
+// All is the fields with their values, in the order in which they came. It is for a hash that Len has found to be
+// whole.
 func (h Hash) All() iter.Seq2[[]byte, []byte] {
 	return func(yield func(field, value []byte) bool) {
 		_, at, _ := head(h, 2)
@@ -149,9 +151,9 @@ func (h Hash) At(p Place) (field, value []byte) {
 	return h[lo:hi:hi], h[e.lo:e.end:e.end]
 }
 
-// Scan is one call of a scan: it calls f with fields and values, about count of them. It returns the cursor for the next call, 0
-// if there is none. A field that is there from the first call to the last is given once. A hash that is not Large is given all at
-// once.
+// Scan is one call of a scan: it calls f with fields and values, about count of them. It returns the cursor for the
+// next call, 0 if there is none. A field that is there from the first call to the last is given once. A hash that is
+// not Large is given all at once.
 func (h Hash) Scan(cursor uint64, count int64, f func(field, value []byte)) (next uint64, err error) {
 	n, err := h.Len()
 	if err != nil || n == 0 {

@@ -110,14 +110,16 @@ func TestHashModel(t *testing.T) {
 				for i, f := range args {
 					j := slices.IndexFunc(model, func(p pair) bool { return p.field == f })
 					one, err := h.Get([]byte(f))
-					if err != nil || !bytes.Equal(one, got[i]) || (one == nil) != (j < 0) || (got[i] == nil) != (j < 0) || j >= 0 && string(one) != model[j].value {
+					if err != nil || !bytes.Equal(one, got[i]) || (one == nil) != (j < 0) ||
+						(got[i] == nil) != (j < 0) || j >= 0 && string(one) != model[j].value {
 						t.Fatalf("seed %d: field %q: %q and %q, %v", seed, f, one, got[i], err)
 					}
 				}
 			}
 			n, err := h.Len()
 			if err != nil || n != len(model) || h.Large() != large || !slices.Equal(pairsOf(h), model) {
-				t.Fatalf("seed %d: %d fields, %v, large %v, want %d, %v:\n%q\n%q", seed, n, err, h.Large(), len(model), large, pairsOf(h), model)
+				t.Fatalf("seed %d: %d fields, %v, large %v, want %d, %v:\n%q\n%q", seed, n, err, h.Large(), len(model),
+					large, pairsOf(h), model)
 			}
 			if (len(h) == 0) != (len(model) == 0) {
 				t.Fatalf("an empty hash of %d bytes", len(h))

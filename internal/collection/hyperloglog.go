@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// A HyperLogLog is Redis's, byte for byte (hyperloglog.c of Redis 7.0): a string, which clients may GET in one store and SET in
-// another.
+// A HyperLogLog is Redis's, byte for byte (hyperloglog.c of Redis 7.0): a string, which clients may GET in one store
+// and SET in another.
 //
 //	0      4     5      8          16
 //	+------+-----+------+----------+-----------
@@ -76,7 +76,8 @@ func murmur64A(b []byte, seed uint64) uint64 {
 	return h ^ h>>r
 }
 
-// AddHyperLogLog counts an element in b, which may be written to, and returns it, longer or another one, with whether it has changed.
+// AddHyperLogLog counts an element in b, which may be written to, and returns it, longer or another one, with whether
+// it has changed.
 func AddHyperLogLog(b, element []byte) (_ []byte, changed bool, err error) {
 	register, rank := hllPlace(element)
 	if b, changed, err = setHLL(b, register, rank); changed {
@@ -136,8 +137,8 @@ func appendHLLZeros(b []byte, n int) []byte {
 
 func hllVal(n int, v uint8) byte { return 0x80 | (v-1)<<2 | byte(n-1) }
 
-// setHLLSparse splits the run that the register is in, and joins runs around it that are alike, just as Redis does: the bytes are to be
-// the same.
+// setHLLSparse splits the run that the register is in, and joins runs around it that are alike, just as Redis does: the
+// bytes are to be the same.
 func setHLLSparse(b []byte, register int, rank uint8) (_ []byte, changed bool, err error) {
 	if rank > hllSparseVal {
 		return promoteHLL(b, register, rank)

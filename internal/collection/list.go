@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// A list is the number of its elements, 4 bytes of little-endian, and then the elements, each between its length and the
-// same length backwards:
+// A list is the number of its elements, 4 bytes of little-endian, and then the elements, each between its length and
+// the same length backwards:
 //
 //	count u32 | { len uvarint | element | len uvarint, its last byte first } ...
 //
@@ -107,9 +107,9 @@ func ListSeek(b []byte, i int) (off int, err error) {
 	return off, err
 }
 
-// ListSplice changes list b in place, or in a longer buffer if b has no room. The strings elems take the place of bytes from
-// to to, which hold the given number of elements. No elems may lie in b. An error has changed nothing. If no element is left
-// the result is empty.
+// ListSplice changes list b in place, or in a longer buffer if b has no room. The strings elems take the place of bytes
+// from to to, which hold the given number of elements. No elems may lie in b. An error has changed nothing. If no
+// element is left the result is empty.
 func ListSplice(b []byte, from, to, elements int, elems ...[]byte) ([]byte, error) {
 	n, err := ListLen(b)
 	if n == 0 && err == nil {
@@ -147,9 +147,9 @@ func ListSplice(b []byte, from, to, elements int, elems ...[]byte) ([]byte, erro
 	return b, nil
 }
 
-// ListRemove removes elements equal to v from list b in place. It removes the first limit of them, the last -limit if that is
-// negative, or all if it is 0. It looks at all of b first, so an error has changed nothing. If no element is left the result is
-// empty.
+// ListRemove removes elements equal to v from list b in place. It removes the first limit of them, the last -limit if
+// that is negative, or all if it is 0. It looks at all of b first, so an error has changed nothing. If no element is
+// left the result is empty.
 func ListRemove(b, v []byte, limit int) (rest []byte, removed int, err error) {
 	n, err := ListLen(b)
 	if err != nil {

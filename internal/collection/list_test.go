@@ -89,7 +89,8 @@ func TestListModel(t *testing.T) {
 					slices.Reverse(model)
 				}
 				if removed != want {
-					t.Fatalf("seed %d, step %d: removed %d of %.10q by %d, want %d", seed, step, removed, v, limit, want)
+					t.Fatalf("seed %d, step %d: removed %d of %.10q by %d, want %d", seed, step, removed, v, limit,
+						want)
 				}
 			default:
 				if n == 0 {
@@ -116,7 +117,8 @@ func TestListModel(t *testing.T) {
 // TestListBytes is the example of docs/collections.md.
 func TestListBytes(t *testing.T) {
 	b, err := ListSplice(nil, 0, 0, 0, []byte("ab"), nil, bytes.Repeat([]byte("x"), 130))
-	want := slices.Concat([]byte{3, 0, 0, 0, 2, 'a', 'b', 2, 0, 0, 0x82, 1}, bytes.Repeat([]byte("x"), 130), []byte{1, 0x82})
+	want := slices.Concat([]byte{3, 0, 0, 0, 2, 'a', 'b', 2, 0, 0, 0x82, 1}, bytes.Repeat([]byte("x"), 130),
+		[]byte{1, 0x82})
 	if err != nil || !bytes.Equal(b, want) {
 		t.Errorf("%x, %v", b, err)
 	}
@@ -177,7 +179,8 @@ func FuzzList(f *testing.F) {
 				t.Errorf("it makes %x of %x", c, b)
 			}
 			if err2 == nil && err == nil {
-				if got, err := elements(c); err != nil || len(got) != len(all)+1 || len(c) != ListGrown(b, ListSize(v)) {
+				if got, err := elements(c); err != nil || len(got) != len(all)+1 ||
+					len(c) != ListGrown(b, ListSize(v)) {
 					t.Errorf("%d elements, %v, want %d and one", len(got), err, len(all))
 				}
 			}

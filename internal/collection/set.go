@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// Formats of a set. Integers are behind the format byte in ascending order, all of the least width that does for each of them;
-// strings are entries. A set begins with integers and has strings as soon as a member is no integer, or there are more
-// than 512, and for ever from then on, as in Redis.
+// Formats of a set. Integers are behind the format byte in ascending order, all of the least width that does for each
+// of them; strings are entries. A set begins with integers and has strings as soon as a member is no integer, or there
+// are more than 512, and for ever from then on, as in Redis.
 const (
 	setInt16   = 1
 	setInt32   = 2
@@ -21,9 +21,9 @@ const (
 	maxInts = 512 // set-max-intset-entries
 )
 
-// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory as far as
-// there is room, so that memory has to be the caller's. Strings that they return may lie in it. All but those that say otherwise
-// check all the bytes, and their error is ErrCorrupt with nothing changed.
+// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory
+// where there is room, so that memory has to be the caller's. Strings that they return may lie in it. All but those
+// that say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Set []byte
 
 // width is how many bytes an integer takes; 0: the members are strings. A format that there is not
@@ -177,7 +177,7 @@ func (s Set) HasAll(dst []bool, members [][]byte) ([]bool, error) {
 	return dst, nil
 }
 
-// Room is how many bytes more a set may take with members of so many bytes in all.
+// Room is how many bytes more a set may take with these members, whose bytes are counted together.
 func (s Set) Room(members, bytes int) int {
 	n := bytes + 10*members + 16
 	if s.width() > 0 {
@@ -290,7 +290,8 @@ func (s Set) removeInt(i int) Set {
 	return resize(s, 1+i*w, 1+(i+1)*w, 0)
 }
 
-// RemovePlaces takes out the members at places, which are in their order and of this set. nil: none is left. It checks nothing.
+// RemovePlaces takes out the members at places, which are in their order and of this set. nil: none is left. It checks
+// nothing.
 func (s Set) RemovePlaces(places []Place) Set {
 	if s.width() == 0 {
 		return removePlaces(s, 1, places)
@@ -301,8 +302,8 @@ func (s Set) RemovePlaces(places []Place) Set {
 	return s
 }
 
-// All is the members: integers in their order, strings as they came. Each is valid until the next. It is for a set that Len has found
-// to be whole.
+// All is the members: integers in their order, strings as they came. Each is valid until the next. It is for a set that
+// Len has found to be whole.
 func (s Set) All() iter.Seq[[]byte] {
 	return func(yield func(member []byte) bool) {
 		if s.width() > 0 {
@@ -325,7 +326,8 @@ func (s Set) All() iter.Seq[[]byte] {
 	}
 }
 
-// Members appends all members to dst, as strings of their own if they are integers. It is for a set that Len has found to be whole.
+// Members appends all members to dst, as strings of their own if they are integers. It is for a set that Len has found
+// to be whole.
 func (s Set) Members(dst [][]byte) [][]byte {
 	if s.width() == 0 {
 		for m := range s.All() {

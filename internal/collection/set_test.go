@@ -42,7 +42,8 @@ func TestSetModel(t *testing.T) {
 		words := rng.IntN(2) * rng.IntN(100)
 		text := func() string {
 			if rng.IntN(100) < words {
-				return strings.Repeat("w", rng.IntN(3)) + strconv.Itoa(rng.IntN(size)) + strings.Repeat("z", rng.IntN(200)*rng.IntN(2))
+				return strings.Repeat("w", rng.IntN(3)) + strconv.Itoa(rng.IntN(size)) +
+					strings.Repeat("z", rng.IntN(200)*rng.IntN(2))
 			}
 			n := rng.Int64N(int64(size)) - int64(size)/2
 			switch rng.IntN(20) * wide {
@@ -51,7 +52,8 @@ func TestSetModel(t *testing.T) {
 			case 2:
 				n <<= 50
 			case 6:
-				return []string{"-9223372036854775808", "9223372036854775807", "9223372036854775808", "-0", "01", "+1", "", " 1"}[rng.IntN(8)]
+				return []string{"-9223372036854775808", "9223372036854775807", "9223372036854775808", "-0", "01", "+1",
+					"", " 1"}[rng.IntN(8)]
 			}
 			return strconv.FormatInt(n, 10)
 		}

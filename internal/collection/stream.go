@@ -16,10 +16,11 @@ import (
 //	groups:  name | last id | entries read i64 | consumers u32 | pending u32 | { name | seen u64 } | { id | delivered u64 | times u64 | consumer u32 }
 //	block:   bytes of entries u32 | entries u16 | deleted u16 | first id | last id | { ms uvarint | seq uvarint | pairs uvarint | texts }
 //
-// An id is two u64. An entry's ms is counted from that of the block's first id, and so is its seq if the ms are the same. So a new entry appends
-// bytes and changes numbers, a range is found by the heads of blocks, and a deletion moves bytes. A block is what Redis keeps in a node:
-// it takes 100 entries, those counted that have been deleted, or 4 KiB. Groups, and consumers of each, are in the order of their names, and what
-// is pending in that of ids. A stream without entries is stored, too.
+// An id is two u64. An entry's ms is counted from that of the block's first id, and so is its seq if the ms are the
+// same. So a new entry appends bytes and changes numbers, a range is found by the heads of blocks, and a deletion moves
+// bytes. A block is what Redis keeps in a node: it takes 100 entries, those counted that have been deleted, or 4 KiB.
+// Groups, and consumers of each, are in the order of their names, and what is pending in that of ids. A stream without
+// entries is stored, too.
 const (
 	streamFormat  = 1
 	streamHead    = 1 + 16 + 16 + 8 + 4 + 4
@@ -76,9 +77,10 @@ func appendID(b []byte, id StreamID) []byte {
 	return binary.LittleEndian.AppendUint64(b, id.Seq)
 }
 
-// Stream is an encoded stream, taken apart as far as its groups and the heads of its blocks. The zero value is the empty one.
-// Methods that change it do so in the bytes that ParseStream was given, as far as there is room. These bytes have to be the
-// caller's then; Bytes returns the result. Entries are checked when they are read: an error is ErrCorrupt.
+// Stream is an encoded stream, taken apart into its groups and the heads of its blocks. The zero value is the
+// empty one. Methods that change it do so in the bytes that ParseStream was given, where there is room. These bytes
+// have to be the caller's then; Bytes returns the result. Entries are checked when they are read: an error is
+// ErrCorrupt.
 type Stream struct {
 	Last, MaxDeleted StreamID
 	Added            uint64
@@ -131,10 +133,12 @@ func ParseStream(b []byte) (*Stream, error) {
 			return nil, ErrCorrupt
 		}
 		h := b[at:]
-		k := block{at: at, live: int(binary.LittleEndian.Uint16(h[4:])), deleted: int(binary.LittleEndian.Uint16(h[6:])), first: idAt(h[8:]), last: idAt(h[24:])}
+		k := block{at: at, live: int(binary.LittleEndian.Uint16(h[4:])),
+			deleted: int(binary.LittleEndian.Uint16(h[6:])), first: idAt(h[8:]), last: idAt(h[24:])}
 		size := int64(binary.LittleEndian.Uint32(h))
 		// An entry takes three bytes at least.
-		if size > int64(len(b)-at-blockHead) || k.live == 0 || 3*int64(k.live) > size || k.first.Compare(k.last) > 0 || k.first.Compare(before) <= 0 {
+		if size > int64(len(b)-at-blockHead) || k.live == 0 || 3*int64(k.live) > size || k.first.Compare(k.last) > 0 ||
+			k.first.Compare(before) <= 0 {
 			return nil, ErrCorrupt
 		}
 		k.size, before = int(size), k.last
@@ -181,7 +185,8 @@ func (s *Stream) parseGroups(b []byte) bool {
 		g.Pending = Pending(b[:size:size])
 		b = b[size:]
 		for i := range g.Pending.Len() {
-			if int64(binary.LittleEndian.Uint32(g.Pending[i*pendingBytes+32:])) >= consumers || i > 0 && g.Pending.id(i-1).Compare(g.Pending.id(i)) >= 0 {
+			if int64(binary.LittleEndian.Uint32(g.Pending[i*pendingBytes+32:])) >= consumers || i > 0 &&
+				g.Pending.id(i-1).Compare(g.Pending.id(i)) >= 0 {
 				return false
 			}
 		}
@@ -234,8 +239,6 @@ func (s *Stream) shift(i, by int) {
 	}
 }
 
-// ---- entries -----------------------------------------------------------------
-
 // StreamEntry is an entry: its fields, each behind which its value is, lie in the stream.
 type StreamEntry struct {
 	ID     StreamID
@@ -268,7 +271,8 @@ func (k *block) entryIn(b []byte, at int) (e StreamEntry, ok bool) {
 		}
 		numbers[i], at = u, at+w
 	}
-	if e.ID = (StreamID{k.first.MS + numbers[0], numbers[1]}); e.ID.MS < k.first.MS || numbers[2] > uint64(len(b)-at)/2 {
+	if e.ID = (StreamID{k.first.MS + numbers[0], numbers[1]}); e.ID.MS < k.first.MS ||
+		numbers[2] > uint64(len(b)-at)/2 {
 		return e, false
 	}
 	if numbers[0] == 0 {
@@ -407,7 +411,8 @@ func (s *Stream) Add(id StreamID, texts [][]byte) {
 	s.writeHead(k)
 }
 
-// SetLast sets the last id; top is that of the last entry, which is not behind it. The last block may have ended with a deleted one that is.
+// SetLast sets the last id; top is that of the last entry, which is not behind it. The last block may have ended with a
+// deleted one that is.
 func (s *Stream) SetLast(id, top StreamID) {
 	s.Last = id
 	if n := len(s.blocks); n > 0 && s.blocks[n-1].last.Compare(id) > 0 {

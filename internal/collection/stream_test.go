@@ -46,7 +46,8 @@ func TestStreamBytes(t *testing.T) {
 	c, _ := g.See([]byte("c"), 7)
 	g.Put(PendingEntry{StreamID{1000, 0}, 7, 1, c})
 	got := fmt.Sprintf("%x", s.Bytes(true))
-	want := strings.ReplaceAll("01 ed03000000000000 0200000000000000 0000000000000000 0000000000000000 0200000000000000 02000000 50000000"+
+	want := strings.ReplaceAll("01 ed03000000000000 0200000000000000 0000000000000000 0000000000000000 "+
+		"0200000000000000 02000000 50000000"+
 		" 01 67 e803000000000000 0000000000000000 0100000000000000 01000000 01000000"+
 		" 01 63 0700000000000000"+
 		" e803000000000000 0000000000000000 0700000000000000 0100000000000000 00000000"+
@@ -80,7 +81,8 @@ func TestStreamModel(t *testing.T) {
 							last, _ = s.Last.Next()
 						}
 					}
-					texts := []string{"f", strings.Repeat("v", rng.IntN(200)), strconv.Itoa(rng.IntN(9)), ""}[:2+2*rng.IntN(2)]
+					texts := []string{"f", strings.Repeat("v", rng.IntN(200)), strconv.Itoa(rng.IntN(9)),
+						""}[:2+2*rng.IntN(2)]
 					if last.Compare(s.Last) <= 0 {
 						continue
 					}
@@ -104,10 +106,13 @@ func TestStreamModel(t *testing.T) {
 					model = slices.Delete(model, i, i+1)
 				}
 			case 4:
-				trim := StreamTrim{Max: rng.Uint64N(uint64(len(model)) + 1), ByID: rng.IntN(2) == 0, MinID: id(), Blocks: rng.IntN(2) == 0}
+				trim := StreamTrim{Max: rng.Uint64N(uint64(len(model)) + 1), ByID: rng.IntN(2) == 0, MinID: id(),
+					Blocks: rng.IntN(2) == 0}
 				gone := max(0, len(model)-int(trim.Max))
 				if trim.ByID {
-					if gone = slices.IndexFunc(model, func(e modelEntry) bool { return e.id.Compare(trim.MinID) >= 0 }); gone < 0 {
+					if gone = slices.IndexFunc(model, func(e modelEntry) bool {
+						return e.id.Compare(trim.MinID) >= 0
+					}); gone < 0 {
 						gone = len(model)
 					}
 				}
@@ -142,7 +147,8 @@ func TestStreamModel(t *testing.T) {
 	}
 }
 
-// TestStreamAddAppends: a new entry leaves the bytes before it, but for the numbers in the heads, and needs no memory if there is room.
+// TestStreamAddAppends: a new entry leaves the bytes before it, but for the numbers in the heads, and needs no memory
+// if there is room.
 func TestStreamAddAppends(t *testing.T) {
 	s, _ := ParseStream(make([]byte, 0, 4096))
 	s.AddGroup(&StreamGroup{Name: []byte("group")})
@@ -153,7 +159,8 @@ func TestStreamAddAppends(t *testing.T) {
 	s.Add(StreamID{2, 0}, split("g", "w"))
 	after := s.Bytes(false)
 	k := s.blocks[0].at
-	if &after[0] != &before[0] || !bytes.Equal(after[streamHead:k], was[streamHead:k]) || !bytes.Equal(after[k+blockHead:len(was)], was[k+blockHead:]) {
+	if &after[0] != &before[0] || !bytes.Equal(after[streamHead:k], was[streamHead:k]) ||
+		!bytes.Equal(after[k+blockHead:len(was)], was[k+blockHead:]) {
 		t.Errorf("%x became\n%x", was, after)
 	}
 }
@@ -208,7 +215,8 @@ func TestStreamIDs(t *testing.T) {
 	}
 }
 
-// checkStream uses bytes as a stream: either they are found corrupt, or the stream can be changed, and what it becomes is one.
+// checkStream uses bytes as a stream: either they are found corrupt, or the stream can be changed, and what it becomes
+// is one.
 func checkStream(t *testing.T, b []byte) {
 	s, err := ParseStream(bytes.Clone(b))
 	if err != nil {
@@ -221,11 +229,17 @@ func checkStream(t *testing.T, b []byte) {
 		t.Fatalf("%x encoded again is %x", b, got)
 	}
 	n := 0
-	if err = s.Range(StreamID{}, MaxStreamID, false, func(StreamEntry) bool { n++; return true }); err == nil && n != s.Len() {
+	if err = s.Range(StreamID{}, MaxStreamID, false, func(StreamEntry) bool {
+		n++
+		return true
+	}); err == nil && n != s.Len() {
 		t.Fatalf("%d entries, and %d", n, s.Len())
 	}
 	back := 0
-	if err2 := s.Range(StreamID{}, MaxStreamID, true, func(StreamEntry) bool { back++; return true }); (err == nil) != (err2 == nil) {
+	if err2 := s.Range(StreamID{}, MaxStreamID, true, func(StreamEntry) bool {
+		back++
+		return true
+	}); (err == nil) != (err2 == nil) {
 		t.Fatal(err, err2)
 	}
 	first, _ := s.Edge(false)

@@ -16,7 +16,9 @@ func (s *Stream) Group(name []byte) *StreamGroup {
 }
 
 func (s *Stream) groupAt(name []byte) (int, bool) {
-	return slices.BinarySearchFunc(s.Groups, name, func(g *StreamGroup, name []byte) int { return bytes.Compare(g.Name, name) })
+	return slices.BinarySearchFunc(s.Groups, name, func(g *StreamGroup, name []byte) int {
+		return bytes.Compare(g.Name, name)
+	})
 }
 
 // AddGroup adds a group, unless there is one of that name.
@@ -37,14 +39,17 @@ func (s *Stream) RemoveGroup(name []byte) bool {
 	return found
 }
 
-// StreamGroupRoom is about how many bytes a group or a consumer of that name adds at most, with so many pending entries.
+// StreamGroupRoom is about how many bytes a group or a consumer of that name adds at most, with that number of pending
+// entries.
 func StreamGroupRoom(name []byte, pending int) int {
 	return streamHead + textLen(name) + groupNumbers + pending*pendingBytes
 }
 
 // Consumer finds a consumer.
 func (g *StreamGroup) Consumer(name []byte) (i int, found bool) {
-	return slices.BinarySearchFunc(g.Consumers, name, func(c StreamConsumer, name []byte) int { return bytes.Compare(c.Name, name) })
+	return slices.BinarySearchFunc(g.Consumers, name, func(c StreamConsumer, name []byte) int {
+		return bytes.Compare(c.Name, name)
+	})
 }
 
 // See makes a consumer, if it is not there, and notes when it was seen.
@@ -111,7 +116,8 @@ func (p Pending) id(i int) StreamID { return idAt(p[i*pendingBytes:]) }
 // At is the i-th entry.
 func (p Pending) At(i int) PendingEntry {
 	b := p[i*pendingBytes:][:pendingBytes]
-	return PendingEntry{idAt(b), int64(binary.LittleEndian.Uint64(b[16:])), int64(binary.LittleEndian.Uint64(b[24:])), int(binary.LittleEndian.Uint32(b[32:]))}
+	return PendingEntry{idAt(b), int64(binary.LittleEndian.Uint64(b[16:])), int64(binary.LittleEndian.Uint64(b[24:])),
+		int(binary.LittleEndian.Uint32(b[32:]))}
 }
 
 // Set changes the i-th entry.
@@ -142,11 +148,11 @@ func (g *StreamGroup) Drop(i int) {
 	g.Pending = slices.Delete(g.Pending, i*pendingBytes, (i+1)*pendingBytes)
 }
 
-// ---- counters ----------------------------------------------------------------
-
-// HasDeleted reports whether an entry from an id on may have been deleted from the middle of the stream; first is its first entry's id.
+// HasDeleted reports whether an entry from an id on may have been deleted from the middle of the stream; first is its
+// first entry's id.
 func (s *Stream) HasDeleted(from, first StreamID) bool {
-	return s.n > 0 && s.MaxDeleted != (StreamID{}) && first.Compare(s.MaxDeleted) <= 0 && from.Compare(s.MaxDeleted) <= 0
+	return s.n > 0 && s.MaxDeleted != (StreamID{}) && first.Compare(s.MaxDeleted) <= 0 &&
+		from.Compare(s.MaxDeleted) <= 0
 }
 
 // CountTo is how many entries the stream has ever had up to an id; -1: nobody knows.

@@ -13,8 +13,8 @@ import (
 
 // ZSet is a sorted set: the bytes of a record's value, checked. Its zero value is the empty set, which is never stored.
 //
-// Members stand by score, those of equal score by their bytes, and are named by their place, 0 to Len()-1, which is their
-// rank. Numbers are little-endian:
+// Members stand by score, those of equal score by their bytes, and are named by their place, 0 to Len()-1, which is
+// their rank. Numbers are little-endian:
 //
 //	+---------+-------------------+-----------------+-----------------+
 //	| count 4 | scores 8 × count  | ends 4 × count  | members         |
@@ -25,8 +25,9 @@ import (
 //	ends     where each member ends, counted from the begin of members; the last one is the end of the value
 //	members  their bytes, one behind the other
 //
-// Columns of fixed width make a rank an index, and a range of scores a binary search. The search for a member is a pass over
-// lengths that compares bytes only if they can be equal. A change copies the columns around it and adds to the ends behind it.
+// Columns of fixed width make a rank an index, and a range of scores a binary search. The search for a member is a pass
+// over lengths that compares bytes only if they can be equal. A change copies the columns around it and adds to the
+// ends behind it.
 type ZSet struct {
 	n                     int
 	large                 bool
@@ -47,7 +48,8 @@ const (
 	zsetEntry = 8 + 4 // of a member, beside its bytes
 	zsetLarge = 1 << 31
 
-	// Redis keeps small sorted sets in a listpack, by the defaults of zset-max-listpack-entries and zset-max-listpack-value.
+	// Redis keeps small sorted sets in a listpack, by the defaults of zset-max-listpack-entries and
+	// zset-max-listpack-value.
 	zsetListpackEntries = 128
 	zsetListpackValue   = 64
 )
@@ -60,9 +62,9 @@ func CompareZ(a, b ZEntry) int {
 	return bytes.Compare(a.Member, b.Member)
 }
 
-// ParseZSet checks a value in full, so that no method of the set has to; its error is ErrCorrupt. Twice the same member with
-// different scores goes unnoticed. The set then has the size that it says, and a search finds the first of them. The set refers
-// to b, which must not change while it is used.
+// ParseZSet checks a value in full, so that no method of the set has to; its error is ErrCorrupt. Twice the same member
+// with different scores goes unnoticed. The set then has the size that it says, and a search finds the first of them.
+// The set refers to b, which must not change while it is used.
 func ParseZSet(b []byte) (ZSet, error) {
 	if len(b) < zsetHead {
 		return ZSet{}, ErrCorrupt
@@ -198,9 +200,10 @@ type run struct {
 	new  int // in add; -1: none
 }
 
-// AppendChanged appends the set without the members at drop and with those of add to dst. The spans of drop ascend and do not
-// overlap; add is in the order of CompareZ, and names no member that stays. dst is no part of the set's value, but may be
-// behind its end. Nothing is to be stored if no member is left. As in Redis a small set has no -0: it becomes 0.
+// AppendChanged appends the set without the members at drop and with those of add to dst. The spans of drop ascend and
+// do not overlap; add is in the order of CompareZ, and names no member that stays. dst is no part of the set's value,
+// but may be behind its end. Nothing is to be stored if no member is left. As in Redis a small set has no -0: it
+// becomes 0.
 func (z ZSet) AppendChanged(dst []byte, drop []Span, add []ZEntry) []byte {
 	runs := z.runs(drop, add)
 	n := z.n + len(add)
@@ -208,7 +211,9 @@ func (z ZSet) AppendChanged(dst []byte, drop []Span, add []ZEntry) []byte {
 		n -= d.Hi - d.Lo
 	}
 	word, none := uint32(n), 0.0
-	if z.large || n > zsetListpackEntries || slices.ContainsFunc(add, func(e ZEntry) bool { return len(e.Member) > zsetListpackValue }) {
+	if z.large || n > zsetListpackEntries || slices.ContainsFunc(add, func(e ZEntry) bool {
+		return len(e.Member) > zsetListpackValue
+	}) {
 		word, none = word|zsetLarge, math.Copysign(0, -1)
 	}
 	dst = slices.Grow(dst, z.ChangedLen(drop, add))
@@ -270,16 +275,17 @@ func (z ZSet) runs(drop []Span, add []ZEntry) []run {
 // Small reports whether Redis would keep the set in a listpack by its default settings.
 func (z ZSet) Small() bool { return !z.large }
 
-// scanHashes is how many hashes there are for a scan, and zscanCalls into how many parts it divides them at most: each call reads
-// the whole record.
+// scanHashes is how many hashes there are for a scan, and zscanCalls into how many parts it divides them at most: each
+// call reads the whole record.
 const (
 	scanHashes = 1 << 32
 	zscanCalls = 64
 )
 
-// Scan is the places of the members that a call of ZSCAN gives, with the next call's cursor. It gives all of a small set at once,
-// as Redis does. From a large one it gives those whose hashes lie in a part of all hashes. That part begins at the cursor and has
-// about count of them. So a member that is there all the time is given once, however the set changes meanwhile.
+// Scan is the places of the members that a call of ZSCAN gives, with the next call's cursor. It gives all of a small
+// set at once, as Redis does. From a large one it gives those whose hashes lie in a part of all hashes. That part
+// begins at the cursor and has about count of them. So a member that is there all the time is given once, however the
+// set changes meanwhile.
 func (z ZSet) Scan(cursor uint64, count int64) (places []int, next uint64) {
 	from, to := uint64(0), uint64(scanHashes)
 	if z.large {

@@ -97,7 +97,9 @@ func compareZSet(t *testing.T, value []byte, model map[string]float64) {
 	}
 	slices.SortFunc(want, CompareZ)
 	got := entriesOf(z)
-	if !slices.EqualFunc(got, want, func(a, b ZEntry) bool { return CompareZ(a, b) == 0 && math.Signbit(a.Score) == math.Signbit(b.Score) }) {
+	if !slices.EqualFunc(got, want, func(a, b ZEntry) bool {
+		return CompareZ(a, b) == 0 && math.Signbit(a.Score) == math.Signbit(b.Score)
+	}) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
 	names := [][]byte{nil, []byte("absent")}
@@ -137,11 +139,13 @@ func TestZSetSmall(t *testing.T) {
 			t.Errorf("%d members: %v, %v", len(c.list), z.Small(), err)
 		}
 		// It stays large.
-		if z, err = ParseZSet(z.AppendChanged(nil, []Span{{0, min(1, z.Len()-1)}}, nil)); err != nil || z.Small() != c.want {
+		if z, err = ParseZSet(z.AppendChanged(nil, []Span{{0, min(1, z.Len()-1)}}, nil)); err != nil ||
+			z.Small() != c.want {
 			t.Errorf("%d members, less one: %v, %v", len(c.list), z.Small(), err)
 		}
 	}
-	if z, err := ParseZSet(zsetOf(list...)); err != nil || z.SearchMember([]byte("064"), false) != 64 || z.SearchMember([]byte("064"), true) != 65 || z.SearchMember([]byte("x"), true) != 129 {
+	if z, err := ParseZSet(zsetOf(list...)); err != nil || z.SearchMember([]byte("064"), false) != 64 ||
+		z.SearchMember([]byte("064"), true) != 65 || z.SearchMember([]byte("x"), true) != 129 {
 		t.Error("members are not found by their bytes", err)
 	}
 }
@@ -192,7 +196,8 @@ func checkZSet(t *testing.T, b []byte) {
 		t.Fatalf("%x: %q is not found", b, list[i].Member)
 	}
 	list[i].Score = 7
-	if next, err := ParseZSet(z.AppendChanged(nil, []Span{{i, i + 1}}, list[i:i+1])); err != nil || next.Len() != z.Len() {
+	if next, err := ParseZSet(z.AppendChanged(nil, []Span{{i, i + 1}}, list[i:i+1])); err != nil ||
+		next.Len() != z.Len() {
 		t.Fatalf("%x, changed: %v", b, err)
 	}
 }
@@ -201,7 +206,8 @@ func checkZSet(t *testing.T, b []byte) {
 func FuzzZSet(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(zsetOf(ZEntry{[]byte("a"), 1}))
-	f.Add(zsetOf(ZEntry{nil, math.Inf(-1)}, ZEntry{[]byte("b"), 0}, ZEntry{[]byte("cc"), 0}, ZEntry{[]byte("d"), math.Inf(1)}))
+	f.Add(zsetOf(ZEntry{nil, math.Inf(-1)}, ZEntry{[]byte("b"), 0}, ZEntry{[]byte("cc"), 0},
+		ZEntry{[]byte("d"), math.Inf(1)}))
 	f.Fuzz(checkZSet)
 }
 

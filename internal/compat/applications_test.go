@@ -196,7 +196,8 @@ func empty(ctx context.Context, at target) error {
 // applicationTable is the list as docs/compatibility.md shows it.
 func applicationTable(e expected) string {
 	b := new(strings.Builder)
-	fmt.Fprintf(b, "kvd: %s. The originals: %s.\n\n| application | version | use | passes |\n|---|---|---|---|\n", e.counts, e.reference)
+	fmt.Fprintf(b, "kvd: %s. The originals: %s.\n\n| application | version | use | passes |\n|---|---|---|---|\n",
+		e.counts, e.reference)
 	for _, a := range applications {
 		byReason := make(map[string][]string)
 		for place, reason := range e.reasons {
@@ -214,7 +215,8 @@ func applicationTable(e expected) string {
 		if len(why) > 0 {
 			row = "no: " + strings.Join(why, "; ")
 		}
-		fmt.Fprintf(b, "| %s | %s (%s) | %s | %s |\n", a.name, cmp.Or(e.versions[a.name], "?"), a.source(), a.use, strings.ReplaceAll(row, "|", `\|`))
+		fmt.Fprintf(b, "| %s | %s (%s) | %s | %s |\n", a.name, cmp.Or(e.versions[a.name], "?"), a.source(), a.use,
+			strings.ReplaceAll(row, "|", `\|`))
 	}
 	return b.String()
 }
@@ -244,7 +246,8 @@ func TestApplicationScripts(t *testing.T) {
 		if name == "go" || scripts[name] {
 			continue
 		}
-		if stem := strings.TrimSuffix(name, ".rb"); !strings.Contains(bodies.String(), "/"+name) && !strings.Contains(bodies.String(), `require_relative "`+stem+`"`) {
+		if stem := strings.TrimSuffix(name, ".rb"); !strings.Contains(bodies.String(), "/"+name) &&
+			!strings.Contains(bodies.String(), `require_relative "`+stem+`"`) {
 			t.Errorf("nobody uses %s", f)
 		}
 	}

@@ -76,7 +76,8 @@ func TestRedisCLI(t *testing.T) {
 			}
 			// It throws away input that is typed before there is a prompt.
 			for _, step := range []struct{ wait, then, send string }{
-				{"> ", "", "set a 1\r"}, {"OK\r\n", "> ", "get a\r"}, {"\"1\"\r\n", "> ", "help get\r"}, {"the value of a key", "> ", "quit\r"},
+				{"> ", "", "set a 1\r"}, {"OK\r\n", "> ", "get a\r"}, {"\"1\"\r\n", "> ", "help get\r"},
+				{"the value of a key", "> ", "quit\r"},
 			} {
 				waitFor(step.wait)
 				waitFor(step.then)
@@ -172,7 +173,8 @@ func TestRedisCLI(t *testing.T) {
 			equal(t, len(row), 4)
 		})
 		t.Run("--latency-history", func(t *testing.T) {
-			for i, row := range firstLines(t, 60, "stdbuf", "-oL", "redis-cli", "-p", port, "-i", "0.2", "--latency-history") {
+			for i, row := range firstLines(t, 60, "stdbuf", "-oL", "redis-cli", "-p", port, "-i", "0.2",
+				"--latency-history") {
 				if strings.Contains(row, "seconds range") {
 					break
 				}
@@ -207,7 +209,8 @@ func TestRedisCLI(t *testing.T) {
 	})
 	t.Run("what is not there", func(t *testing.T) {
 		l := open(t)
-		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "--cluster check", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
+		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "--cluster check",
+			"--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
 			t.Run(args, func(t *testing.T) {
 				argv := append([]string{"redis-cli", "-e", "-p", portOf(l.ours().redis)}, strings.Fields(args)...)
 				if strings.HasPrefix(args, "--cluster") {
@@ -232,7 +235,8 @@ func TestRedisCLI(t *testing.T) {
 	t.Run("kvd dev", func(t *testing.T) {
 		l := open(t)
 		for db := range 2 {
-			out, err := output(t, "set k "+strconv.Itoa(db)+"\nget k\n", "redis-cli", "-p", portOf(l.dev.ready["redis"]), "-n", strconv.Itoa(db))
+			out, err := output(t, "set k "+strconv.Itoa(db)+"\nget k\n", "redis-cli", "-p",
+				portOf(l.dev.ready["redis"]), "-n", strconv.Itoa(db))
 			must(t, err)
 			equal(t, out, "OK\n"+strconv.Itoa(db)+"\n")
 		}
@@ -248,7 +252,8 @@ func TestRedisCLI(t *testing.T) {
 func TestRedisBenchmark(t *testing.T) {
 	each(t, func(t *testing.T, at target) {
 		for _, pipeline := range []int{1, 16, 64} {
-			args := []string{"redis-benchmark", "-p", portOf(at.redis), "-t", "ping,set,get,incr,mset", "-r", "10000", "-d", "100",
+			args := []string{"redis-benchmark", "-p", portOf(at.redis), "-t", "ping,set,get,incr,mset", "-r", "10000",
+				"-d", "100",
 				"-c", "50", "-P", strconv.Itoa(pipeline), "-n", strconv.Itoa(min(5000*pipeline, 100_000)), "--csv"}
 			if pipeline == 16 {
 				args = append(args, "--threads", "2")

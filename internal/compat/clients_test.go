@@ -22,6 +22,8 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A client library's script says how its checks went; see testdata/node/check.mjs.
@@ -47,7 +49,8 @@ func TestPythonClients(t *testing.T) {
 		t.Run(strings.TrimSuffix(script, ".py"), func(t *testing.T) {
 			each(t, func(t *testing.T, at target) {
 				// Debian's python3, which has Debian's modules, whatever PATH says.
-				runScript(t, at, "/usr/bin/python3", "-B", filepath.Join("testdata", "python", script), portOf(addr(at)))
+				runScript(t, at, "/usr/bin/python3", "-B", filepath.Join("testdata", "python", script),
+					portOf(addr(at)))
 			})
 		})
 	}
@@ -105,7 +108,8 @@ type transcript struct {
 
 // converse runs a script to its end, within bound. A script may ask for a restart of the server.
 // An error says that the script did not come to its end; the transcript has what it said before.
-func converse(ctx context.Context, bound time.Duration, restart func() error, env []string, argv ...string) (transcript, error) {
+func converse(ctx context.Context, bound time.Duration, restart func() error, env []string, argv ...string) (transcript,
+	error) {
 	said := transcript{failed: make(map[string]string)}
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
@@ -199,7 +203,7 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 	}
 	t.Run("expiry", func(t *testing.T) {
 		must(t, c.Set(ctx, "e", "v", 40*time.Millisecond).Err())
-		until(t, "expire", func() error { return want(c.Get(ctx, "e").Err(), redis.Nil) })
+		testutil.UntilNone(t, "expire", func() error { return want(c.Get(ctx, "e").Err(), redis.Nil) })
 		must(t, c.Set(ctx, "e", "v", time.Hour).Err())
 		equal(t, c.TTL(ctx, "e").Val(), time.Hour)
 		equal(t, c.Persist(ctx, "e").Val(), true)
@@ -268,7 +272,9 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 						if err != nil {
 							return err
 						}
-						_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error { return p.Set(ctx, "w", n+1, 0).Err() })
+						_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
+							return p.Set(ctx, "w", n+1, 0).Err()
+						})
 						return err
 					}, "w")
 					switch {
@@ -316,7 +322,7 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 	})
 	t.Run("reconnect", func(t *testing.T) {
 		must(t, at.restart())
-		until(t, "set", func() error { return c.Set(ctx, "again", "yes", 0).Err() })
+		testutil.UntilNone(t, "set", func() error { return c.Set(ctx, "again", "yes", 0).Err() })
 		equal(t, c.Get(ctx, "again").Val(), "yes")
 	})
 }
@@ -325,16 +331,19 @@ func TestRueidis(t *testing.T) {
 	each(t, func(t *testing.T, at target) {
 		t.Run("client-side caching", func(t *testing.T) {
 			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}})
-			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}, ClientTrackingOptions: []string{"PREFIX", "cached:", "BCAST"}})
+			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}, ClientTrackingOptions: []string{
+				"PREFIX", "cached:", "BCAST"}})
 		})
 		t.Run("publish/subscribe", func(t *testing.T) {
 			for _, resp2 := range []bool{false, true} {
-				rueidisListens(t, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: resp2, AlwaysRESP2: resp2})
+				rueidisListens(t, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: resp2,
+					AlwaysRESP2: resp2})
 			}
 		})
 		for _, resp2 := range []bool{false, true} {
 			t.Run(map[bool]string{false: "RESP3", true: "RESP2"}[resp2], func(t *testing.T) {
-				rueidisChecks(t, at, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: true, AlwaysRESP2: resp2})
+				rueidisChecks(t, at, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: true,
+					AlwaysRESP2: resp2})
 			})
 		}
 	})
@@ -359,13 +368,13 @@ func rueidisCaches(t *testing.T, o rueidis.ClientOption) {
 	}
 	for _, v := range []string{"1", "2", "3"} {
 		must(t, w.Do(ctx, w.B().Set().Key("cached:k").Value(v).Build()).Error())
-		until(t, "the value that was written", func() error {
+		testutil.UntilNone(t, "the value that was written", func() error {
 			if got, _ := get(); got != v {
 				return fmt.Errorf("it is %q", got)
 			}
 			return nil
 		})
-		until(t, "a hit", func() error {
+		testutil.UntilNone(t, "a hit", func() error {
 			if _, hit := get(); !hit {
 				return errors.New("a miss")
 			}
@@ -391,7 +400,7 @@ func rueidisListens(t *testing.T, o rueidis.ClientOption) {
 		default:
 		}
 	})
-	until(t, "a message", func() error {
+	testutil.UntilNone(t, "a message", func() error {
 		must(t, w.Do(ctx, w.B().Publish().Channel("ch").Message("hello").Build()).Error())
 		select {
 		case m := <-heard:
@@ -413,7 +422,9 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 	must(t, c.Do(ctx, c.B().Flushdb().Build()).Error())
 	t.Run("expiry", func(t *testing.T) {
 		must(t, c.Do(ctx, c.B().Set().Key("e").Value("v").PxMilliseconds(40).Build()).Error())
-		until(t, "expire", func() error { return want(c.Do(ctx, c.B().Get().Key("e").Build()).Error(), rueidis.Nil) })
+		testutil.UntilNone(t, "expire", func() error {
+			return want(c.Do(ctx, c.B().Get().Key("e").Build()).Error(), rueidis.Nil)
+		})
 	})
 	// It sends what goroutines ask for at the same time together.
 	t.Run("automatic pipelining", func(t *testing.T) {
@@ -460,7 +471,8 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 		equal(t, len(seen), 500)
 	})
 	t.Run("transaction on one key", func(t *testing.T) {
-		out := c.DoMulti(ctx, c.B().Multi().Build(), c.B().Set().Key("t").Value("1").Build(), c.B().Incr().Key("t").Build(), c.B().Exec().Build())
+		out := c.DoMulti(ctx, c.B().Multi().Build(), c.B().Set().Key("t").Value("1").Build(),
+			c.B().Incr().Key("t").Build(), c.B().Exec().Build())
 		got, err := out[3].ToArray()
 		must(t, err)
 		n, err := got[1].AsInt64()
@@ -475,7 +487,9 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 	})
 	t.Run("reconnect", func(t *testing.T) {
 		must(t, at.restart())
-		until(t, "set", func() error { return c.Do(ctx, c.B().Set().Key("again").Value("yes").Build()).Error() })
+		testutil.UntilNone(t, "set", func() error {
+			return c.Do(ctx, c.B().Set().Key("again").Value("yes").Build()).Error()
+		})
 	})
 }
 
@@ -552,7 +566,9 @@ func TestGomemcache(t *testing.T) {
 		})
 		t.Run("reconnect", func(t *testing.T) {
 			must(t, at.restart())
-			until(t, "set", func() error { return c.Set(&memcache.Item{Key: "again", Value: []byte("yes")}) })
+			testutil.UntilNone(t, "set", func() error {
+				return c.Set(&memcache.Item{Key: "again", Value: []byte("yes")})
+			})
 		})
 	})
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// TestClusterClients: clients of a Redis Cluster find the one node that a gateway is with --redis-cluster, and all keys there.
+// TestClusterClients: clients of a Redis Cluster find the one node that a gateway is with --redis-cluster, and all keys
+// there.
 func TestClusterClients(t *testing.T) {
 	l := open(t)
 	p, err := l.run("cluster-gateway", l.kvd, "gateway", "--directory", l.dev.ready["directory"], "--databases", "db13",

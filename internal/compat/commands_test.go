@@ -90,7 +90,8 @@ func TestCommandTable(t *testing.T) {
 	}
 }
 
-// TestScriptedCommands wants scripts to be refused the commands that Redis keeps from them, and no others but some whose effects cannot be undone.
+// TestScriptedCommands wants scripts to be refused the commands that Redis keeps from them, and no others but some
+// whose effects cannot be undone.
 func TestScriptedCommands(t *testing.T) {
 	l := open(t)
 	ctx := t.Context()
@@ -124,7 +125,8 @@ func TestScriptedCommands(t *testing.T) {
 		}
 		kept := slices.Contains(info[2].([]any), any("noscript"))
 		err := c.Do(ctx, args...).Err()
-		got := err != nil && (strings.Contains(err.Error(), "This Redis command is not allowed from script") || strings.Contains(err.Error(), "Unknown Redis command"))
+		got := err != nil && (strings.Contains(err.Error(), "This Redis command is not allowed from script") ||
+			strings.Contains(err.Error(), "Unknown Redis command"))
 		if got != kept {
 			t.Errorf("%s in a script: %v; Redis keeps it from scripts: %v", name, err, kept)
 		}
@@ -135,7 +137,8 @@ func TestScriptedCommands(t *testing.T) {
 	}
 }
 
-// TestKeysAndFlags wants COMMAND GETKEYS and GETKEYSANDFLAGS to say of the commands of numberCommands, and of some others, what Redis says.
+// TestKeysAndFlags wants COMMAND GETKEYS and GETKEYSANDFLAGS to say of the commands of numberCommands, and of some
+// others, what Redis says.
 func TestKeysAndFlags(t *testing.T) {
 	l := open(t)
 	list, err := loadReviewed("numbers")
@@ -151,10 +154,14 @@ func TestKeysAndFlags(t *testing.T) {
 			lines = append(lines, strings.Join(c.words, " ")+" "+strings.TrimSpace(strings.Repeat("1 ", n)))
 		}
 	}
-	lines = append(lines, "SET a b GET", "SET a b XX GET EX 5", "SET a b EX 5", "BITFIELD k SET u8 0 1", "BITFIELD k", "SORT l STORE d", "SORT l BY w* GET # STORE d", "SORT_RO l GET x*",
-		"GEORADIUS g 1 1 1 m STORE d", "GEORADIUS g 1 1 1 m STOREDIST d", "GEORADIUSBYMEMBER g p 1 m STORE d", "ZUNIONSTORE d 2 a b", "ZINTER 2 a b WEIGHTS 1 2", "EVAL x 2 a b c",
-		"EVALSHA x 0", "FCALL f 1 a b", "MSET a 1 b 2", "RENAME a b", "COPY a b", "LMOVE a b LEFT RIGHT", "BITOP AND d a b", "PFMERGE d a b", "XREAD COUNT 1 STREAMS a b 0 0",
-		"XREADGROUP GROUP g c STREAMS a b > >", "LMPOP 2 a b LEFT", "BLMPOP 0 2 a b LEFT", "SINTERSTORE d a b", "OBJECT ENCODING a", "MEMORY USAGE a", "GET", "NOSUCH a", "PING", "EVAL x nan a")
+	lines = append(lines, "SET a b GET", "SET a b XX GET EX 5", "SET a b EX 5", "BITFIELD k SET u8 0 1", "BITFIELD k",
+		"SORT l STORE d", "SORT l BY w* GET # STORE d", "SORT_RO l GET x*",
+		"GEORADIUS g 1 1 1 m STORE d", "GEORADIUS g 1 1 1 m STOREDIST d", "GEORADIUSBYMEMBER g p 1 m STORE d",
+		"ZUNIONSTORE d 2 a b", "ZINTER 2 a b WEIGHTS 1 2", "EVAL x 2 a b c",
+		"EVALSHA x 0", "FCALL f 1 a b", "MSET a 1 b 2", "RENAME a b", "COPY a b", "LMOVE a b LEFT RIGHT",
+		"BITOP AND d a b", "PFMERGE d a b", "XREAD COUNT 1 STREAMS a b 0 0",
+		"XREADGROUP GROUP g c STREAMS a b > >", "LMPOP 2 a b LEFT", "BLMPOP 0 2 a b LEFT", "SINTERSTORE d a b",
+		"OBJECT ENCODING a", "MEMORY USAGE a", "GET", "NOSUCH a", "PING", "EVAL x nan a")
 	for variant := range d.variants() {
 		a, err := d.begin(l.ours().redis, variant)
 		must(t, err)

@@ -88,7 +88,8 @@ func (e expected) table() string {
 	rows := make([]string, 0, len(byReason))
 	for reason, places := range byReason {
 		slices.Sort(places)
-		rows = append(rows, fmt.Sprintf("| %s | %s |\n", strings.ReplaceAll(strings.Join(places, "<br>"), "|", `\|`), strings.ReplaceAll(reason, "|", `\|`)))
+		rows = append(rows, fmt.Sprintf("| %s | %s |\n", strings.ReplaceAll(strings.Join(places, "<br>"), "|", `\|`),
+			strings.ReplaceAll(reason, "|", `\|`)))
 	}
 	slices.Sort(rows)
 	for _, r := range rows {
@@ -127,7 +128,8 @@ func TestDocument(t *testing.T) {
 		case *rewrite:
 			doc = []byte(before + begin + e.table() + end + after)
 		case shown != e.table():
-			t.Errorf("%s shows something else than %s: go test ./internal/compat -run TestDocument -rewrite", docFile, f)
+			t.Errorf("%s shows something else than %s: go test ./internal/compat -run TestDocument -rewrite", docFile,
+				f)
 		}
 	}
 	if *rewrite {

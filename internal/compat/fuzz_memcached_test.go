@@ -47,7 +47,8 @@ func (memcachedDialect) sequence(rng *rand.Rand) []step {
 
 func (m *maker) memcached(prefix string) step {
 	key := func() string {
-		return m.usual([]string{prefix + "a", prefix + "b", prefix + "c"}, prefix+"ä", prefix+strings.Repeat("k", 250-len(prefix)), prefix+strings.Repeat("k", 251-len(prefix)))
+		return m.usual([]string{prefix + "a", prefix + "b", prefix + "c"}, prefix+"ä",
+			prefix+strings.Repeat("k", 250-len(prefix)), prefix+strings.Repeat("k", 251-len(prefix)))
 	}
 	number := func() string { return prefix + m.pick("n1", "n2") }
 	expiry := func() string {
@@ -63,7 +64,8 @@ func (m *maker) memcached(prefix string) step {
 		line = m.pick("gat ", "gats ") + expiry() + " " + key()
 	case 2, 3:
 		v, hasValue = value(), true
-		line = fmt.Sprintf("%s %s %s %s %d%s", m.pick("set", "set", "add", "replace", "append", "prepend"), key(), m.usual([]string{"0", "7"}, "4294967295", "-1", "x"), expiry(), len(v), m.pick("", "", " noreply"))
+		line = fmt.Sprintf("%s %s %s %s %d%s", m.pick("set", "set", "add", "replace", "append", "prepend"), key(),
+			m.usual([]string{"0", "7"}, "4294967295", "-1", "x"), expiry(), len(v), m.pick("", "", " noreply"))
 	case 4:
 		v, hasValue = value(), true
 		line = fmt.Sprintf("cas %s 0 %s %d %s", key(), expiry(), len(v), m.usual([]string{"$CAS"}, "99", "x", ""))
@@ -73,7 +75,8 @@ func (m *maker) memcached(prefix string) step {
 		v, hasValue = m.pick("1", "99", "0"), true
 		line = fmt.Sprintf("set %s 0 0 %d", number(), len(v))
 	case 7:
-		line = m.pick("incr ", "decr ") + number() + " " + m.usual([]string{"1", "5", "100"}, "-1", "x", "18446744073709551615", "")
+		line = m.pick("incr ", "decr ") + number() + " " + m.usual([]string{"1", "5", "100"}, "-1", "x",
+			"18446744073709551615", "")
 	case 8:
 		line = "touch " + key() + " " + expiry()
 	case 9, 10:

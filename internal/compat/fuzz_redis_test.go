@@ -107,7 +107,8 @@ func newRedisDialect(ctx context.Context, ours, theirs string, list *reviewed) (
 		if !ok || info == nil || list.left[name] != "" || list.left[container] != "" {
 			continue // a container alone, one that Redis has not, or one that is not compared
 		}
-		c := &docCommand{name: name, words: strings.Split(name, "|"), group: fmt.Sprint(doc["group"]), args: docArgs(doc["arguments"])}
+		c := &docCommand{name: name, words: strings.Split(name, "|"), group: fmt.Sprint(doc["group"]),
+			args: docArgs(doc["arguments"])}
 		flags, hints := fmt.Sprint(info[2]), fmt.Sprint(info[7])
 		c.write = strings.Contains(flags, "write")
 		c.unordered = strings.Contains(hints, "nondeterministic_output_order")
@@ -151,14 +152,13 @@ func docArgs(v any) (args []docArg) {
 		m, _ := e.(map[any]any)
 		text := func(k string) string { s, _ := m[k].(string); return s }
 		flags := fmt.Sprint(m["flags"])
-		args = append(args, docArg{name: text("name"), kind: text("type"), token: text("token"), args: docArgs(m["arguments"]),
+		args = append(args, docArg{name: text("name"), kind: text("type"), token: text("token"),
+			args:     docArgs(m["arguments"]),
 			optional: strings.Contains(flags, "optional"), multiple: strings.Contains(flags, "multiple"),
 			multipleWithWord: strings.Contains(flags, "multiple_token")})
 	}
 	return args
 }
-
-// ---- sequences ----------------------------------------------------------------
 
 // maker makes up the arguments of one command.
 type maker struct {
@@ -228,7 +228,8 @@ func (d *redisDialect) command(rng *rand.Rand, c *docCommand) step {
 		s = append(s, m.pick("x", "", "1", "k:any"))
 	case 2:
 		// Into databases that nobody empties, and waiting for ever.
-		if c.name != popAll && len(s) > fixed && !slices.Contains([]string{"select", "copy", "move", "xread", "xreadgroup"}, c.name) {
+		if c.name != popAll && len(s) > fixed &&
+			!slices.Contains([]string{"select", "copy", "move", "xread", "xreadgroup"}, c.name) {
 			s[fixed+rng.IntN(len(s)-fixed)] = m.pick("", "abc", "-1", "0", "1.5", "\r\n", "9223372036854775807", "nx")
 		}
 	}
@@ -305,31 +306,42 @@ var scripts = []string{
 	"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
 	"return {KEYS[1], ARGV[1], #KEYS, #ARGV}",
 	"return {1, 2.9, 'x', {'y', false}, true}",
-	"return false", "return nil", "return tonumber(ARGV[1])", "return 3.99", "return {ok='fine'}", "return {err='MY own'}",
+	"return false", "return nil", "return tonumber(ARGV[1])", "return 3.99", "return {ok='fine'}",
+	"return {err='MY own'}",
 	"return redis.error_reply('MY own')", "return redis.status_reply('fine')", "return redis.sha1hex('a')",
-	"return cjson.encode({1, 2, 'x'})", "return cjson.decode('[1, {\"a\": null}]')[1]", "return tostring(1e15)", "return bit.band(7, 3)",
-	"error('on purpose')", "return this is no lua", "return redis.call('NOSUCH')", "return redis.call('GET')", "return undefined",
+	"return cjson.encode({1, 2, 'x'})", "return cjson.decode('[1, {\"a\": null}]')[1]", "return tostring(1e15)",
+	"return bit.band(7, 3)",
+	"error('on purpose')", "return this is no lua", "return redis.call('NOSUCH')", "return redis.call('GET')",
+	"return undefined",
 	"return string.format('%d', 3)", "local t = {} for i = 1, 5 do t[i] = i end return t", "return #ARGV[1]",
 }
 
 // library makes up the source of a library of one function, whose names collide now and then.
 func (m *maker) library() string {
-	body := m.pick("return redis.call('GET', keys[1])", "return redis.call('SET', keys[1], args[1])", "return redis.call('APPEND', keys[1], args[1] or 'x')",
-		"return redis.pcall('INCR', keys[1])", "return {#keys, #args, keys[1], args[1]}", "error({err='MY own'})", "return redis.call('NOSUCH')",
-		"redis.setresp(3) return redis.call('HGETALL', keys[1])", "redis.call('DEL', keys[1]) return redis.call('RPUSH', keys[1], unpack(args))", "return undefined")
+	body := m.pick("return redis.call('GET', keys[1])", "return redis.call('SET', keys[1], args[1])",
+		"return redis.call('APPEND', keys[1], args[1] or 'x')",
+		"return redis.pcall('INCR', keys[1])", "return {#keys, #args, keys[1], args[1]}", "error({err='MY own'})",
+		"return redis.call('NOSUCH')",
+		"redis.setresp(3) return redis.call('HGETALL', keys[1])",
+		"redis.call('DEL', keys[1]) return redis.call('RPUSH', keys[1], unpack(args))", "return undefined")
 	name := m.pick("f1", "f1", "f2", "F2", "f3")
 	f := "redis.register_function('" + name + "', function(keys, args) " + body + " end)"
 	if m.IntN(3) == 0 {
-		f = "redis.register_function{function_name='" + name + "', callback=function(keys, args) " + body + " end, flags={" +
-			m.pick("'no-writes'", "'no-writes', 'allow-oom'", "'allow-stale'", "'nothing'", "") + "}" + m.pick("", ", description='tells'", ", name='x'") + "}"
+		f = "redis.register_function{function_name='" + name + "', callback=function(keys, args) " + body +
+			" end, flags={" +
+			m.pick("'no-writes'", "'no-writes', 'allow-oom'", "'allow-stale'", "'nothing'", "") + "}" +
+			m.pick("", ", description='tells'", ", name='x'") + "}"
 	}
-	first := m.usual([]string{"#!lua name=l1", "#!lua name=l2", "#!LUA name='l3'"}, "", "#!lua", "#!js name=l1", "#!lua name=l-1", "#!lua name=l1 name=l1", "#!lua name='l1")
-	return first + "\n" + m.usual([]string{f}, "redis.call('PING')", "local x = 1", "redis.register_function('f1')", "x = 1", f+" "+f)
+	first := m.usual([]string{"#!lua name=l1", "#!lua name=l2", "#!LUA name='l3'"}, "", "#!lua", "#!js name=l1",
+		"#!lua name=l-1", "#!lua name=l1 name=l1", "#!lua name='l1")
+	return first + "\n" + m.usual([]string{f}, "redis.call('PING')", "local x = 1", "redis.register_function('f1')",
+		"x = 1", f+" "+f)
 }
 
 // value makes up an argument by what it is and how it is called.
 func (m *maker) value(a docArg) string {
-	edge := []string{"9223372036854775807", "-9223372036854775808", "9223372036854775808", "4294967296", "abc", "", "1.5", " 1", "007", "+3", "2147483648"}
+	edge := []string{"9223372036854775807", "-9223372036854775808", "9223372036854775808", "4294967296", "abc", "",
+		"1.5", " 1", "007", "+3", "2147483648"}
 	switch a.kind {
 	case "key":
 		return m.key()
@@ -344,7 +356,8 @@ func (m *maker) value(a docArg) string {
 		if a.name == "timeout" {
 			return m.usual([]string{"0.01", "0.02"}, "-1", "abc", "", "1e400", "0.001")
 		}
-		return m.usual([]string{"1", "2.5", "-1", "0", "10.5", "3"}, "inf", "-inf", "nan", "abc", "", "1e400", "0.1", "-0", "3.0e3", "1e30", "0x10", " 1")
+		return m.usual([]string{"1", "2.5", "-1", "0", "10.5", "3"}, "inf", "-inf", "nan", "abc", "", "1e400", "0.1",
+			"-0", "3.0e3", "1e30", "0x10", " 1")
 	case "integer":
 		if s, ok := m.streamWord(a.name); ok {
 			return s
@@ -372,7 +385,8 @@ func (m *maker) value(a docArg) string {
 	case "library-name-pattern":
 		return m.pick("*", "l?", "L[12]", "nosuch", "l1")
 	case "sha1":
-		return m.pick("c664a3bf70bd1d45c4284ffebb65a6f2299bfc9f", "E0E1F9FABFC9D4800C877A703B823AC0578FF8DB", "no sha", "")
+		return m.pick("c664a3bf70bd1d45c4284ffebb65a6f2299bfc9f", "E0E1F9FABFC9D4800C877A703B823AC0578FF8DB", "no sha",
+			"")
 	case "member", "element", "field", "pivot", "member1", "member2":
 		return m.pick("a", "b", "c", "d", "1", "2", "", "10.5", "\x00\xff")
 	case "encoding":
@@ -386,7 +400,8 @@ func (m *maker) value(a docArg) string {
 // streamID makes up an id, most often one that there may be.
 func (m *maker) streamID() string {
 	id := strconv.Itoa(m.IntN(40)) + m.pick("-0", "-1", "-2", "", "-*")
-	return m.usual([]string{id}, "0", "0-0", "-", "+", "(", "5-", "abc", "", "18446744073709551615-18446744073709551615", " 7")
+	return m.usual([]string{id}, "0", "0-0", "-", "+", "(", "5-", "abc", "",
+		"18446744073709551615-18446744073709551615", " 7")
 }
 
 // streamWord makes up what commands on streams call so.
@@ -455,8 +470,6 @@ func (m *maker) text() string {
 	}
 	return m.pick("a", "b", "hello", "Hello World", "foobar", "c")
 }
-
-// ---- answers ------------------------------------------------------------------
 
 func (d *redisDialect) variants() int { return 2 }
 
@@ -547,8 +560,8 @@ func sorted(r reply) (texts []string) {
 	return texts
 }
 
-// sameButTimes allows for clocks in what is told of streams: times of delivery, and those since then. Redis's radix tree may keep a node for a
-// stream without entries.
+// sameButTimes allows for clocks in what is told of streams: times of delivery, and those since then. Redis's radix
+// tree may keep a node for a stream without entries.
 func sameButTimes(pending bool, a, b reply) bool {
 	if a.kind != b.kind || len(a.elems) != len(b.elems) {
 		return false
@@ -578,8 +591,6 @@ func near(a, b reply, tolerance int) bool {
 	return err1 == nil && err2 == nil && x > 0 && y > 0 && x-y <= tolerance && y-x <= tolerance
 }
 
-// ---- connections --------------------------------------------------------------
-
 type redisSession struct {
 	net.Conn
 	in *bufio.Reader
@@ -592,7 +603,8 @@ func (d *redisDialect) begin(addr string, variant int) (session, error) {
 		return nil, err
 	}
 	s := &redisSession{c, bufio.NewReader(c)}
-	for _, cmd := range []string{"SCRIPT FLUSH", "FUNCTION FLUSH", "SELECT 15", "FLUSHDB", "SELECT 14", "FLUSHDB", "HELLO " + strconv.Itoa(variant+2)} {
+	for _, cmd := range []string{"SCRIPT FLUSH", "FUNCTION FLUSH", "SELECT 15", "FLUSHDB", "SELECT 14", "FLUSHDB",
+		"HELLO " + strconv.Itoa(variant+2)} {
 		if r := s.ask(strings.Fields(cmd)); r.failed() && cmd != "SCRIPT FLUSH" {
 			c.Close()
 			return nil, fmt.Errorf("%s: %v", cmd, r)

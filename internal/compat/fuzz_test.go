@@ -18,7 +18,8 @@ import (
 
 var (
 	fuzzSeed = flag.Uint64("seed", 1, "first seed of the random sequences of commands")
-	fuzzRuns = flag.Int("runs", 0, "how many random sequences of commands there are; 0: as many as the gate has time for")
+	fuzzRuns = flag.Int("runs", 0,
+		"how many random sequences of commands there are; 0: as many as the gate has time for")
 )
 
 // step is a command of a sequence, with its arguments.
@@ -108,7 +109,8 @@ func loadReviewed(name string) (*reviewed, error) {
 		}
 		parts := strings.Split(pattern, " || ")
 		if len(parts) != 3 {
-			return nil, fmt.Errorf("%s:%d: line is neither not COMMAND... nor COMMAND || OURS || THEIRS: %s", r.file, i+1, line)
+			return nil, fmt.Errorf("%s:%d: line is neither not COMMAND... nor COMMAND || OURS || THEIRS: %s", r.file,
+				i+1, line)
 		}
 		d := &difference{reason: reason}
 		for j, at := range []**regexp.Regexp{&d.command, &d.ours, &d.theirs} {
@@ -124,7 +126,8 @@ func loadReviewed(name string) (*reviewed, error) {
 // allows finds the line that a difference is on.
 func (r *reviewed) allows(command string, ours, theirs reply) *difference {
 	for _, d := range r.allowed {
-		if d.command.MatchString(command) && d.ours.MatchString(ours.String()) && d.theirs.MatchString(theirs.String()) {
+		if d.command.MatchString(command) && d.ours.MatchString(ours.String()) &&
+			d.theirs.MatchString(theirs.String()) {
 			return d
 		}
 	}
@@ -188,7 +191,8 @@ func (f *fuzzer) shrink(d *divergence, variant int) *divergence {
 		for at := 0; at+n < len(d.steps); {
 			fewer := slices.Delete(slices.Clone(d.steps), at, at+n)
 			got, err := f.play(fewer, variant)
-			if err == nil && got != nil && len(got.steps) == len(fewer) && f.show(got.steps[len(got.steps)-1]) == f.show(last) {
+			if err == nil && got != nil && len(got.steps) == len(fewer) && f.show(got.steps[len(got.steps)-1]) ==
+				f.show(last) {
 				d = got
 			} else {
 				at += n
@@ -226,7 +230,8 @@ func (f *fuzzer) differs(t *testing.T, target string, runs int) {
 			for _, s := range d.steps {
 				fmt.Fprintf(&b, "\t%s\n", f.show(s))
 			}
-			t.Errorf("answers differ:\n%s\tours   %.400v\n\ttheirs %.400v\nagain: make fuzz-compat FUZZ=%s SEED=%d RUNS=1 (variant %d)\nif it should be so, list it in %s",
+			t.Errorf("answers differ:\n%s\tours   %.400v\n\ttheirs %.400v\nagain: make fuzz-compat FUZZ=%s SEED=%d "+
+				"RUNS=1 (variant %d)\nif it should be so, list it in %s",
 				b.Bytes(), d.ours, d.theirs, target, seed, variant, f.list.file)
 			if len(told) >= maxDivergences {
 				t.Fatal("and so on")

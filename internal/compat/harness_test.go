@@ -18,13 +18,14 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write what the suites gave into testdata/expected, and that into docs/compatibility.md")
+var rewrite = flag.Bool("rewrite", false, "write what the suites gave into testdata/expected, and that into "+
+	"docs/compatibility.md")
 
 // patience bounds everything that a test waits for and that has no bound of its own.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -101,8 +102,10 @@ func (l *lab) start() (err error) {
 			return err
 		}
 	}
-	l.gateway, err = l.run("gateway", l.kvd, "gateway", "--directory", l.dev.ready["directory"], "--databases", fmt.Sprintf("cache*%d,small*2", databases-2),
-		"--listen", "127.0.0.1:0", "--listen-memcached", "127.0.0.1:0", "--listen-unix", filepath.Join(l.dir, "redis.sock"), "--http-listen", "off")
+	l.gateway, err = l.run("gateway", l.kvd, "gateway", "--directory", l.dev.ready["directory"], "--databases",
+		fmt.Sprintf("cache*%d,small*2", databases-2),
+		"--listen", "127.0.0.1:0", "--listen-memcached", "127.0.0.1:0", "--listen-unix",
+		filepath.Join(l.dir, "redis.sock"), "--http-listen", "off")
 	if err != nil {
 		return err
 	}
@@ -110,24 +113,29 @@ func (l *lab) start() (err error) {
 	l.gateway.set("--listen", l.gateway.ready["redis"])
 	l.gateway.set("--listen-memcached", l.gateway.ready["memcached"])
 
-	if l.redisServer, err = l.runAt("redis-server", "redis-server", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--enable-debug-command", "yes",
+	if l.redisServer, err = l.runAt("redis-server", "redis-server", "--bind", "127.0.0.1", "--save", "", "--appendonly",
+		"no", "--enable-debug-command", "yes",
 		"--dir", l.dir, "--databases", strconv.Itoa(databases), "--port"); err != nil {
 		return err
 	}
-	l.memcachedServer, err = l.runAt("memcached", "memcached", "-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-m", "256", "-p")
+	l.memcachedServer, err = l.runAt("memcached", "memcached", "-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-m",
+		"256", "-p")
 	return err
 }
 
 // namespace makes a small cache.
 func (l *lab) namespace(directory, name string, flags ...string) error {
-	create := exec.Command(l.kvctl, append([]string{"--directory", directory, "namespace", "create", name, "--mode", "cache", "--bytes", "64MiB"}, flags...)...)
+	create := exec.Command(l.kvctl,
+		append([]string{"--directory", directory, "namespace", "create", name, "--mode", "cache", "--bytes", "64MiB"},
+			flags...)...)
 	if out, err := create.CombinedOutput(); err != nil {
 		return fmt.Errorf("%v: %w\n%s", create, err, out)
 	}
 	return nil
 }
 
-// ours is the store's gateway in a process of its own, with 16 databases, of which the last two share a small namespace.
+// ours is the store's gateway in a process of its own, with 16 databases, of which the last two share a small
+// namespace.
 func (l *lab) ours() target {
 	return target{"kvd", l.gateway.ready["redis"], l.gateway.ready["memcached"], l.gateway.restart}
 }
@@ -280,7 +288,7 @@ func (p *proc) stop() error {
 			err = nil // memcached dies of the signal
 		}
 		return p.fail(err)
-	case <-time.After(waiting.Limit):
+	case <-time.After(testutil.Limit):
 		return p.fail(errors.Join(errors.New("does not end within 10 s of SIGTERM"), cmd.Process.Kill(), <-p.end))
 	}
 }
@@ -317,18 +325,4 @@ func output(t *testing.T, stdin string, argv ...string) (string, error) {
 		err = fmt.Errorf("%w after %v", ctx.Err(), patience)
 	}
 	return string(out), err
-}
-
-// until polls f, for at most patience.
-func until(t *testing.T, what string, f func() error) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
 }

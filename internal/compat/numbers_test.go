@@ -15,22 +15,33 @@ import (
 
 // spellings are numbers as people and programs write them, and what looks like numbers.
 var spellings = []string{
-	"", "0", "-0", "+0", "00", "007", "010", "1", "2", "3", "5", "-1", "-2", "+1", "--1", "+-1", "- 1", " 1", "1 ", "\t1", "\n1", "1\n", "\v1\f", " ", "1a", "a1", "abc", "1,5",
-	"1\x00", "1\x002", "\x00", "\x001", "1.5", "2.0", "1.", ".5", "-.5", ".", "-.", "+", "-", "1.5.1", "1..2", "1e", "1e+", "1e-", "1e1", "1E1", "1e+1", "1e-1", "1e05", "1.e1", ".1e1", ".e1",
-	"e1", "1e1.5", "1p5", "1_000", "1__0", "0b1", "0o7", "0x", "0X", "0x1", "0X1F", "-0x1f", "+0x1f", "0x.8", "0x8.", "0x.", "0x1.8", "0x1p", "0x1p+", "0x1p4", "0x1P-4", "0x1p4.5", "0xg", "0x1g",
-	"0x 1", "0x-1", "0x_1", "0x1e5", "x1", "inf", "-inf", "+inf", "INF", "Inf", "infi", "infinity", "-Infinity", "+INFINITY", "infinityx", "nan", "NaN", "-nan", "+nan", "nan(", "nan()", "nan(123)",
-	"nano", "null", "true", "1d", "1f", "1L", "0x1.8p1", "1e308", "1.7976931348623157e308", "1.7976931348623159e308", "-1.8e308", "1e400", "-1e400", "1e99999999999999999999",
-	"0e99999999999999999999", "1e-99999999999999999999", "1e-307", "2.2250738585072014e-308", "2.2250738585072011e-308", "1e-308", "4.9406564584124654e-324", "5e-324", "2e-324", "1e-400",
-	"-1e-400", "0x1p-1074", "0x1p-1075", "0x1p1023", "0x1p1024", "0x1p16383", "0x1p16384", "0x1p-16445", "0x1p-16446", "1e4932", "1.2e4932", "3.3621e-4932", "1e-4940", "3.6e-4951", "1e-4952",
-	"1e5000", "1e-5000", "127", "128", "255", "256", "2147483647", "2147483648", "-2147483648", "-2147483649", "4294967295", "4294967296", "9007199254740993", "9223372036854775807",
-	"9223372036854775808", "-9223372036854775807", "-9223372036854775808", "-9223372036854775809", "18446744073709551615", "18446744073709551616", "-18446744073709551615", "99999999999999999999",
-	"0.1", "3.0", "100.00", "0.000000000000000001", "123456789012345678901234567890", "1e23", "3.14159265358979323846264338327950288", "#1", "1-1", "(1", "[1", "１", "²", "1\xff",
+	"", "0", "-0", "+0", "00", "007", "010", "1", "2", "3", "5", "-1", "-2", "+1", "--1", "+-1", "- 1", " 1", "1 ",
+	"\t1", "\n1", "1\n", "\v1\f", " ", "1a", "a1", "abc", "1,5",
+	"1\x00", "1\x002", "\x00", "\x001", "1.5", "2.0", "1.", ".5", "-.5", ".", "-.", "+", "-", "1.5.1", "1..2", "1e",
+	"1e+", "1e-", "1e1", "1E1", "1e+1", "1e-1", "1e05", "1.e1", ".1e1", ".e1",
+	"e1", "1e1.5", "1p5", "1_000", "1__0", "0b1", "0o7", "0x", "0X", "0x1", "0X1F", "-0x1f", "+0x1f", "0x.8", "0x8.",
+	"0x.", "0x1.8", "0x1p", "0x1p+", "0x1p4", "0x1P-4", "0x1p4.5", "0xg", "0x1g",
+	"0x 1", "0x-1", "0x_1", "0x1e5", "x1", "inf", "-inf", "+inf", "INF", "Inf", "infi", "infinity", "-Infinity",
+	"+INFINITY", "infinityx", "nan", "NaN", "-nan", "+nan", "nan(", "nan()", "nan(123)",
+	"nano", "null", "true", "1d", "1f", "1L", "0x1.8p1", "1e308", "1.7976931348623157e308", "1.7976931348623159e308",
+	"-1.8e308", "1e400", "-1e400", "1e99999999999999999999",
+	"0e99999999999999999999", "1e-99999999999999999999", "1e-307", "2.2250738585072014e-308", "2.2250738585072011e-308",
+	"1e-308", "4.9406564584124654e-324", "5e-324", "2e-324", "1e-400",
+	"-1e-400", "0x1p-1074", "0x1p-1075", "0x1p1023", "0x1p1024", "0x1p16383", "0x1p16384", "0x1p-16445", "0x1p-16446",
+	"1e4932", "1.2e4932", "3.3621e-4932", "1e-4940", "3.6e-4951", "1e-4952",
+	"1e5000", "1e-5000", "127", "128", "255", "256", "2147483647", "2147483648", "-2147483648", "-2147483649",
+	"4294967295", "4294967296", "9007199254740993", "9223372036854775807",
+	"9223372036854775808", "-9223372036854775807", "-9223372036854775808", "-9223372036854775809",
+	"18446744073709551615", "18446744073709551616", "-18446744073709551615", "99999999999999999999",
+	"0.1", "3.0", "100.00", "0.000000000000000001", "123456789012345678901234567890", "1e23",
+	"3.14159265358979323846264338327950288", "#1", "1-1", "(1", "[1", "１", "²", "1\xff",
 }
 
 // modest is a mark in front of commands which a number like -2^31 makes reply with as many elements.
 const modest = "~"
 
-// own is a mark in front of commands whose answers are about the server: only whether they are errors, and which, is compared.
+// own is a mark in front of commands whose answers are about the server: only whether they are errors, and which, is
+// compared.
 const own = "?"
 
 // numberCommands have @ where a spelling is put in. They use the keys of numberKeys.
@@ -318,24 +329,29 @@ var numberWords = map[string]string{
 	"$base10":   "return tostring(tonumber(ARGV[1], 10))",
 	"$base16":   "return tostring(tonumber(ARGV[1], 16))",
 	"$base36":   "return tostring(tonumber(ARGV[1], 36))",
-	"$sum":      "local ok, n = pcall(function() return ARGV[1] + 0 end) return ok and string.format('%.17g', n) or 'none'",
-	"$modulo":   "local ok, n = pcall(function() return ARGV[1] % 3 end) return ok and string.format('%.17g', n) or 'none'",
-	"$minus":    "local ok, n = pcall(function() return -ARGV[1] end) return ok and string.format('%.17g', n) or 'none'",
-	"$floor":    "local ok, n = pcall(math.floor, ARGV[1]) return ok and tostring(n) or 'none'",
-	"$sub":      "local ok, n = pcall(string.sub, 'abcdef', ARGV[1]) return ok and n or 'none'",
-	"$hex":      "local ok, n = pcall(string.format, '%x', ARGV[1]) return ok and n or 'none'",
-	"$integer":  "local ok, n = pcall(string.format, '%d', ARGV[1]) return ok and n or 'none'",
-	"$bits":     "local ok, n = pcall(bit.tobit, ARGV[1]) return ok and tostring(n) or 'none'",
-	"$json":     "local ok, n = pcall(cjson.decode, '[' .. ARGV[1] .. ']') return ok and type(n) == 'table' and tostring(n[1]) or 'none'",
-	"$source":   "local f = loadstring('return ' .. ARGV[1]) local ok, n = pcall(f or error) return ok and tostring(n) or 'none'",
-	"$bound":    "local ok, n = pcall(function() for i = ARGV[1], 3 do return i end return 'no turn' end) return ok and tostring(n) or 'none'",
+	"$sum": "local ok, n = pcall(function() return ARGV[1] + 0 end) return ok and string.format('%.17g', n) or " +
+		"'none'",
+	"$modulo": "local ok, n = pcall(function() return ARGV[1] % 3 end) return ok and string.format('%.17g', n) or " +
+		"'none'",
+	"$minus":   "local ok, n = pcall(function() return -ARGV[1] end) return ok and string.format('%.17g', n) or 'none'",
+	"$floor":   "local ok, n = pcall(math.floor, ARGV[1]) return ok and tostring(n) or 'none'",
+	"$sub":     "local ok, n = pcall(string.sub, 'abcdef', ARGV[1]) return ok and n or 'none'",
+	"$hex":     "local ok, n = pcall(string.format, '%x', ARGV[1]) return ok and n or 'none'",
+	"$integer": "local ok, n = pcall(string.format, '%d', ARGV[1]) return ok and n or 'none'",
+	"$bits":    "local ok, n = pcall(bit.tobit, ARGV[1]) return ok and tostring(n) or 'none'",
+	"$json": "local ok, n = pcall(cjson.decode, '[' .. ARGV[1] .. ']') return ok and type(n) == 'table' and " +
+		"tostring(n[1]) or 'none'",
+	"$source": "local f = loadstring('return ' .. ARGV[1]) local ok, n = pcall(f or error) return ok and " +
+		"tostring(n) or 'none'",
+	"$bound": "local ok, n = pcall(function() for i = ARGV[1], 3 do return i end return 'no turn' end) return ok " +
+		"and tostring(n) or 'none'",
 }
 
 // noRangeError clears errno of redis-server: its SORT takes what an earlier command has left there for its own.
 var noRangeError = step{"ZADD", "q", "1", "q"}
 
-// numberKeys are made anew for each command that names them, and read behind it. A command of which a word begins with a key and = has the
-// spelling in the key's value, too.
+// numberKeys are made anew for each command that names them, and read behind it. A command of which a word begins with
+// a key and = has the spelling in the key's value, too.
 var numberKeys = map[string]struct{ make, read string }{
 	"s":  {"SET s 10", "GET s;PEXPIRETIME s"},
 	"f":  {"SET f 10.5", "GET f"},
@@ -353,11 +369,13 @@ var numberKeys = map[string]struct{ make, read string }{
 	"z2": {"", "ZRANGE z2 0 -1 WITHSCORES"},
 	"y":  {"ZADD y 0 a 0 b 0 c", ""},
 	"g":  {"GEOADD g 13.361389 38.115556 p 15.087269 37.502669 c", "ZRANGE g 0 -1 WITHSCORES"},
-	"x":  {"XADD x 1-1 a b;XADD x 2-1 a c;XGROUP CREATE x gr 0;XREADGROUP GROUP gr c COUNT 1 STREAMS x >;XCLAIM x gr c 0 1-1 IDLE 3000000 JUSTID", "XRANGE x - +;XINFO GROUPS x;XINFO STREAM x"},
+	"x": {"XADD x 1-1 a b;XADD x 2-1 a c;XGROUP CREATE x gr 0;XREADGROUP GROUP gr c COUNT 1 STREAMS x >;XCLAIM x gr " +
+		"c 0 1-1 IDLE 3000000 JUSTID", "XRANGE x - +;XINFO GROUPS x;XINFO STREAM x"},
 }
 
 // afterNumber puts right what a command with a number did to the connection.
-var afterNumber = map[string]string{"SELECT": "SELECT 14", "SWAPDB": "SELECT 14", "MOVE": "SELECT 14", "HELLO": "HELLO 2",
+var afterNumber = map[string]string{"SELECT": "SELECT 14", "SWAPDB": "SELECT 14", "MOVE": "SELECT 14",
+	"HELLO":  "HELLO 2",
 	"CLIENT": "CLIENT UNPAUSE;CLIENT TRACKING OFF"}
 
 // bare is a line of numberCommands without its mark.
@@ -384,7 +402,8 @@ func numberWord(line, spelling string) (s step, keys []string) {
 	return s, keys
 }
 
-// numberSteps are a command with a spelling and what stands around it; the answers to those behind the first prepared ones are compared.
+// numberSteps are a command with a spelling and what stands around it; the answers to those behind the first prepared
+// ones are compared.
 func numberSteps(line, spelling string) (steps []step, prepared int) {
 	s, keys := numberWord(line, spelling)
 	add := func(lines string) {
@@ -431,8 +450,9 @@ func numericArgs(args []docArg) (n int) {
 	return n
 }
 
-// TestNumbers puts each spelling of a number where each command takes one, and wants the answers of redis-server, and the same keys behind
-// it. A served command whose documentation has a number must be in the table, as often as it has numbers.
+// TestNumbers puts each spelling of a number where each command takes one, and wants the answers of redis-server, and
+// the same keys behind it. A served command whose documentation has a number must be in the table, as often as it has
+// numbers.
 func TestNumbers(t *testing.T) {
 	l := open(t)
 	list, err := loadReviewed("numbers")
@@ -488,7 +508,8 @@ func TestNumbers(t *testing.T) {
 		for i, steps := range cases {
 			asked++
 			if len(ours[i]) != len(steps) || len(their[i]) != len(steps) {
-				t.Fatalf("%s: a server stopped answering: ours %v, theirs %v", d.show(steps[firsts[i]]), ours[i], their[i])
+				t.Fatalf("%s: a server stopped answering: ours %v, theirs %v", d.show(steps[firsts[i]]), ours[i],
+					their[i])
 			}
 			for j := firsts[i]; j < len(steps); j++ {
 				x, y := ours[i][j], their[i][j]
@@ -511,7 +532,8 @@ func TestNumbers(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d numbers in %d places, %d answers in %v; %d differ", len(spellings), len(numberCommands), asked, time.Since(began).Round(time.Millisecond), told)
+	t.Logf("%d numbers in %d places, %d answers in %v; %d differ", len(spellings), len(numberCommands), asked,
+		time.Since(began).Round(time.Millisecond), told)
 	for _, k := range list.allowed {
 		if k.met == 0 {
 			t.Logf("%s: no answer differs as %v says", list.file, k.command)

@@ -37,12 +37,14 @@ var secure = sync.OnceValues(func() (*secured, error) { return theLab.startSecur
 func (l *lab) secured() (*secured, error) { return secure() }
 
 func (l *lab) startSecured() (*secured, error) {
-	s := &secured{ca: filepath.Join(l.dir, "ca.pem"), cert: filepath.Join(l.dir, "gateway.pem"), key: filepath.Join(l.dir, "gateway.key")}
+	s := &secured{ca: filepath.Join(l.dir, "ca.pem"), cert: filepath.Join(l.dir, "gateway.pem"),
+		key: filepath.Join(l.dir, "gateway.key")}
 	if err := s.certificates(l.dir); err != nil {
 		return nil, err
 	}
 	creds := func(role string) []string {
-		return []string{"--tls-ca", s.ca, "--tls-cert", filepath.Join(l.dir, role+".pem"), "--tls-key", filepath.Join(l.dir, role+".key")}
+		return []string{"--tls-ca", s.ca, "--tls-cert", filepath.Join(l.dir, role+".pem"), "--tls-key",
+			filepath.Join(l.dir, role+".key")}
 	}
 	kvd := func(role string, args ...string) (*proc, error) {
 		return l.run("tls-"+role, append(append([]string{l.kvd, role}, args...), creds(role)...)...)
@@ -53,17 +55,20 @@ func (l *lab) startSecured() (*secured, error) {
 		return nil, err
 	}
 	addr := d.ready["directory"]
-	if _, err := kvd("memnode", "--name", "m", "--directory", addr, "--memory", "512MiB", "--shm-socket", "off"); err != nil {
+	if _, err := kvd("memnode", "--name", "m", "--directory", addr, "--memory", "512MiB", "--shm-socket", "off"); err !=
+		nil {
 		return nil, err
 	}
-	if err := l.namespace(addr, "cache", append(creds("operator"), "--owner", "spiffe://compat/kvd/gateway/it")...); err != nil {
+	if err := l.namespace(addr, "cache",
+		append(creds("operator"), "--owner", "spiffe://compat/kvd/gateway/it")...); err != nil {
 		return nil, err
 	}
 	if s.gateway, err = kvd("gateway", "--directory", addr, "--listen", "off", "--listen-tls", "127.0.0.1:0",
 		"--listen-memcached", "off", "--http-listen", "off"); err != nil {
 		return nil, err
 	}
-	s.password, err = l.run("password-gateway", l.kvd, "gateway", "--directory", l.dev.ready["directory"], "--databases", "db14,db15",
+	s.password, err = l.run("password-gateway", l.kvd, "gateway", "--directory", l.dev.ready["directory"],
+		"--databases", "db14,db15",
 		"--listen", "127.0.0.1:0", "--listen-memcached", "off", "--http-listen", "off", "--password", "supersecret")
 	return s, err
 }
@@ -77,12 +82,16 @@ func (s *secured) certificates(dir string) error {
 		return err
 	}
 	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageCertSign,
 	}
 	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kvd"}, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kvd"}, NotBefore: ca.NotBefore,
+		NotAfter: ca.NotAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
+			x509.ExtKeyUsageClientAuth},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost", "Server"},
 	}
 	caDER, err1 := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
@@ -126,7 +135,8 @@ func TestTLS(t *testing.T) {
 	if err == nil {
 		t.Errorf("without a certificate: %s", out)
 	}
-	out, err = output(t, "", "redis-benchmark", "-h", "localhost", "-p", port, "--tls", "--cacert", s.ca, "--cert", s.cert, "--key", s.key,
+	out, err = output(t, "", "redis-benchmark", "-h", "localhost", "-p", port, "--tls", "--cacert", s.ca, "--cert",
+		s.cert, "--key", s.key,
 		"-t", "set,get", "-n", "2000", "-P", "16", "--csv")
 	if err != nil {
 		t.Errorf("redis-benchmark: %v\n%s", err, out)
@@ -144,7 +154,8 @@ func TestPassword(t *testing.T) {
 		want string
 	}{
 		{[]string{"ping"}, "NOAUTH Authentication required.\n"},
-		{[]string{"-a", "wrong", "--no-auth-warning", "ping"}, "AUTH failed: WRONGPASS invalid username-password pair or user is disabled.\nNOAUTH Authentication required.\n"},
+		{[]string{"-a", "wrong", "--no-auth-warning", "ping"}, "AUTH failed: WRONGPASS invalid username-password " +
+			"pair or user is disabled.\nNOAUTH Authentication required.\n"},
 		{[]string{"-a", "supersecret", "--no-auth-warning", "ping"}, "PONG\n"},
 		{[]string{"--user", "default", "--pass", "supersecret", "--no-auth-warning", "ping"}, "PONG\n"},
 		{[]string{"-3", "-a", "supersecret", "--no-auth-warning", "ping"}, "PONG\n"},
@@ -155,7 +166,8 @@ func TestPassword(t *testing.T) {
 		}
 	}
 	for protocol := 2; protocol <= 3; protocol++ {
-		c := redis.NewClient(&redis.Options{Addr: addr, Password: "supersecret", Protocol: protocol, DB: 1, ClientName: "compat"})
+		c := redis.NewClient(&redis.Options{Addr: addr, Password: "supersecret", Protocol: protocol, DB: 1,
+			ClientName: "compat"})
 		must(t, c.Set(t.Context(), "k", "v", 0).Err())
 		must(t, c.Close())
 		c = redis.NewClient(&redis.Options{Addr: addr, Protocol: protocol})

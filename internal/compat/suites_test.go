@@ -216,7 +216,8 @@ const (
 )
 
 // TestGoRedisSuite runs go-redis's tests of all data types, of scans, scripts, functions, transactions,
-// pipelines, Pub/Sub, client-side caching, ACLs, pools and the server, without those of clusters, sentinels and modules.
+// pipelines, Pub/Sub, client-side caching, ACLs, pools and the server, without those of clusters, sentinels and
+// modules.
 func TestGoRedisSuite(t *testing.T) {
 	open(t)
 	// The last rows are helpers of the first.
@@ -238,7 +239,8 @@ func TestGoRedisSuite(t *testing.T) {
 		"defer GinkgoRecover()\n\t\t\t\tdefer wg.Done()\n", "defer wg.Done()\n\t\t\t\tdefer GinkgoRecover()\n")
 	// A message may overtake a subscription of another connection that nobody has waited for.
 	edit(t, filepath.Join(dir, "pubsub_test.go"), "\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n",
-		"\t\tif _, err := pubsub.Receive(ctx); err != nil {\n\t\t\tFail(err.Error())\n\t\t}\n\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n")
+		"\t\tif _, err := pubsub.Receive(ctx); err != nil {\n\t\t\tFail(err.Error())\n\t\t}\n\t\tch := "+
+			"pubsub.Channel()\n\n\t\tbigVal := bigVal()\n")
 	program := buildTest(t, dir)
 	// Not Credentials Provider: its wrong passwords slow AUTH down, for the other tests too.
 	focus := `^go-redis (Commands (server|keys|scanning|strings|hashes|hyperloglog|lists|sets|sorted sets|streams|Geo add and radius search|` +
@@ -247,7 +249,8 @@ func TestGoRedisSuite(t *testing.T) {
 		`ACL |ACL (user commands|permissions|Categories) |AutoPipeline |NoRetry |withConn |error |UniversalClient should connect to simple servers|NewScriptServerSHA |Cmd |RawCmd |RawWriteToCmd |BitCount)`
 	suite(t, "go-redis", func(t *testing.T, at target) (results, error) {
 		report := filepath.Join(dir, at.name+".json")
-		out, err := runTest(dir, []string{"KVD_COMPAT_PORT=" + portOf(at.redis), "REDIS_VERSION=7.0", "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"}, program,
+		out, err := runTest(dir, []string{"KVD_COMPAT_PORT=" + portOf(at.redis), "REDIS_VERSION=7.0",
+			"GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"}, program,
 			"-test.run", "^TestGinkgoSuite$", "-ginkgo.no-color", "-ginkgo.focus", focus, "-ginkgo.json-report", report)
 		if err != nil {
 			return nil, err
@@ -294,7 +297,9 @@ func ginkgoResults(report []byte) (results, error) {
 			case s.State == "skipped":
 				r[name] = result{state: skipped}
 			default:
-				r[name] = result{state: failed, failures: map[string]string{name: s.State + ": " + s.Failure.Message + s.Failure.ForwardedPanic}}
+				r[name] = result{
+					state: failed, failures: map[string]string{name: s.State + ": " + s.Failure.Message +
+						s.Failure.ForwardedPanic}}
 			}
 		}
 	}
@@ -307,7 +312,8 @@ func ginkgoResults(report []byte) (results, error) {
 // of a test, fails where both disagree.
 func TestMiniredisSuite(t *testing.T) {
 	l := open(t)
-	keep := []string{"string_test.go", "generic_test.go", "stream_test.go", "tx_test.go", "connection_test.go", "server_test.go", "command_test.go", "cluster_test.go"}
+	keep := []string{"string_test.go", "generic_test.go", "stream_test.go", "tx_test.go", "connection_test.go",
+		"server_test.go", "command_test.go", "cluster_test.go"}
 	dir := testModule(t, miniredisModule, "integration", func(name string) bool { return slices.Contains(keep, name) })
 	original := filepath.Join(dir, "reference")
 	must(t, os.CopyFS(original, os.DirFS(filepath.Join(dir, "integration"))))
@@ -322,7 +328,8 @@ func TestMiniredisSuite(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(dir, "testdata", name), b, 0o644))
 	}
 	programs := map[string]string{"kvd": buildTest(t, ours), "reference": buildTest(t, original)}
-	env := []string{"INT=1", "KVD_COMPAT_REDIS=" + l.ours().redis, "KVD_COMPAT_GATEWAY=" + strings.Join(s.password.argv[:len(s.password.argv)-2], " "), "KVD_COMPAT_TLS=" + s.gateway.ready["tls"]}
+	env := []string{"INT=1", "KVD_COMPAT_REDIS=" + l.ours().redis, "KVD_COMPAT_GATEWAY=" +
+		strings.Join(s.password.argv[:len(s.password.argv)-2], " "), "KVD_COMPAT_TLS=" + s.gateway.ready["tls"]}
 	suite(t, "miniredis", func(t *testing.T, at target) (results, error) {
 		program := programs[at.name]
 		out, err := runTest(filepath.Dir(program), env, program, "-test.v", "-test.timeout", "3m")
@@ -344,7 +351,8 @@ func TestGomemcacheSuite(t *testing.T) {
 		`io.WriteString(c, "flush_all\r\n")`, `io.WriteString(c, "flush_all\r\n"); c.Read(make([]byte, 4))`)
 	program := buildTest(t, filepath.Join(dir, "memcache"))
 	suite(t, "gomemcache", func(t *testing.T, at target) (results, error) {
-		out, err := runTest(dir, []string{"KVD_COMPAT_MEMCACHED=" + at.memcached}, program, "-test.v", "-test.run", "^TestLocalhost$")
+		out, err := runTest(dir, []string{"KVD_COMPAT_MEMCACHED=" + at.memcached}, program, "-test.v", "-test.run",
+			"^TestLocalhost$")
 		if err != nil {
 			return nil, err
 		}

@@ -205,10 +205,11 @@ func LoadGiven(s Settings, file string, fs *pflag.FlagSet) (given func(key strin
 		}
 		return ""
 	}
-	err = v.UnmarshalExact(s, viper.DecodeHook(mapstructure.DecodeHookFuncValue(decode)), func(c *mapstructure.DecoderConfig) {
-		c.WeaklyTypedInput = false
-		c.ZeroFields = true // a list replaces the default, it does not overlay it
-	})
+	err = v.UnmarshalExact(s, viper.DecodeHook(mapstructure.DecodeHookFuncValue(decode)),
+		func(c *mapstructure.DecoderConfig) {
+			c.WeaklyTypedInput = false
+			c.ZeroFields = true // a list replaces the default, it does not overlay it
+		})
 	if err != nil {
 		return nil, withoutSecrets(attribute(err, source), known)
 	}
@@ -232,7 +233,9 @@ func withoutSecrets(err error, known []field) error {
 	}
 	for _, e := range all.Unwrap() {
 		p, ok := e.(*Problem)
-		if ok && slices.ContainsFunc(known, func(f field) bool { return f.secret && strings.HasPrefix(p.Key+".", f.key+".") }) {
+		if ok && slices.ContainsFunc(known, func(f field) bool {
+			return f.secret && strings.HasPrefix(p.Key+".", f.key+".")
+		}) {
 			p.Value = "" // attribute made p
 		}
 	}
@@ -415,9 +418,8 @@ func attribute(err error, source func(key string) string) error {
 	return errors.Join(errs...)
 }
 
-// Misspelt finds variables of environ (NAME=value) that begin as settings do and nearly are one of s. It gives the name of that
-// for each. Those of
-// the other roles are others' and are not meant.
+// Misspelt finds variables of environ (NAME=value) that begin as settings do and nearly are one of s. It gives the name
+// of that for each. Those of the other roles are others' and are not meant.
 func Misspelt(environ []string, s Settings, others ...Settings) map[string]string {
 	var names []string // without the prefix
 	read := slices.Clone(readElsewhere)
@@ -445,7 +447,8 @@ func Misspelt(environ []string, s Settings, others ...Settings) map[string]strin
 }
 
 // readElsewhere are variables that other programs of the store read, and this one hands to its own.
-var readElsewhere = []string{"KVD_CONTEXT", "KVD_CONTEXTS", "KVD_DEBUG", "KVD_HEX", "KVD_KEEPER_SOCKET", "KVD_KEEPER_STORE", "KVD_NAMESPACE", "KVD_OUTPUT"}
+var readElsewhere = []string{"KVD_CONTEXT", "KVD_CONTEXTS", "KVD_DEBUG", "KVD_HEX", "KVD_KEEPER_SOCKET",
+	"KVD_KEEPER_STORE", "KVD_NAMESPACE", "KVD_OUTPUT"}
 
 // LogLevel is the setting log.level of s, a role's.
 func LogLevel(s Settings) slog.Level {
@@ -498,7 +501,8 @@ func YAML(s Settings, secrets bool) ([]byte, error) {
 		if err := value.Encode(plain); err != nil {
 			return nil, fmt.Errorf("%s: %w", f.key, err)
 		}
-		into.Content = append(into.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key, HeadComment: "# " + f.usage}, value)
+		into.Content = append(into.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key, HeadComment: "# " + f.usage},
+			value)
 	}
 	return yaml.Marshal(root)
 }

@@ -38,7 +38,8 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 }
 
 func defaults() map[string]Settings {
-	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "janitor": DefaultJanitor(), "gateway": DefaultGateway(), "health": DefaultHealth()}
+	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(),
+		"janitor": DefaultJanitor(), "gateway": DefaultGateway(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -70,7 +71,8 @@ func TestPrecedence(t *testing.T) {
 func TestLists(t *testing.T) {
 	m := DefaultMemNode()
 	file := write(t, "m.yaml", "name: a\ndirectory: ['127.0.0.1:1', '127.0.0.1:2']\n")
-	if err := Load(m, file, flags(t, m, "--directory", "127.0.0.1:3", "--directory", "127.0.0.1:4,127.0.0.1:5")); err != nil {
+	if err := Load(m, file, flags(t, m, "--directory", "127.0.0.1:3", "--directory", "127.0.0.1:4,127.0.0.1:5")); err !=
+		nil {
 		t.Fatal(err)
 	}
 	if want := []string{"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"}; !slices.Equal(m.Directory, want) {
@@ -93,7 +95,8 @@ func TestFormats(t *testing.T) {
 	for name, content := range map[string]string{
 		"a.yaml": "id: d1\ndata-dir: /d\nbootstrap: true\nlease: 2s\ntls: {ca: ca, cert: cert, key: key}\n",
 		"a.yml":  "ID: d1\nData-Dir: /d\nbootstrap: 'yes'\nlease: 2000ms\ntls: {ca: ca, cert: cert, key: key}\n",
-		"a.toml": "id = 'd1'\ndata-dir = '/d'\nbootstrap = true\nlease = '2s'\n[tls]\nca = 'ca'\ncert = 'cert'\nkey = 'key'\n",
+		"a.toml": "id = 'd1'\ndata-dir = '/d'\nbootstrap = true\nlease = '2s'\n[tls]\nca = 'ca'\ncert = 'cert'\nkey " +
+			"= 'key'\n",
 		"a.json": `{"id": "d1", "data-dir": "/d", "bootstrap": true, "lease": "2s", "tls": {"ca": "ca", "cert": "cert", "key": "key"}}`,
 	} {
 		d := DefaultDirectoryNode()
@@ -122,21 +125,28 @@ func TestRefusals(t *testing.T) {
 		want []string
 	}{
 		{
-			name: "unknown keys", s: DefaultMemNode(), file: "name: a\nmemmory: 1GiB\nlog: {levle: info}\nfoo: {bar: 1}\n",
+			name: "unknown keys", s: DefaultMemNode(),
+			file: "name: a\nmemmory: 1GiB\nlog: {levle: info}\nfoo: {bar: 1}\n",
 			want: []string{
 				"memmory (from FILE): there is no such setting; did you mean memory?",
 				"log.levle (from FILE): there is no such setting; did you mean log.level?",
 				"foo.bar (from FILE): there is no such setting",
 			},
 		},
-		{name: "setting of before", s: DefaultGateway(), file: "directory: [a:1]\nexec-per-key: true\n", want: []string{"exec-per-key (from FILE): there is no such setting"}},
-		{name: "another role's key", s: DefaultMemNode(), file: "name: a\nbootstrap: true\n", want: []string{"bootstrap (from FILE): there is no such setting"}},
-		{name: "section as text", s: DefaultMemNode(), file: "name: a\ntls: yes-please\n", want: []string{`tls is "yes-please" (from FILE): want a section`}},
-		{name: "setting as section", s: DefaultMemNode(), file: "name: a\nmemory: {size: 1}\n", want: []string{"memory.size (from FILE): there is no such setting"}},
+		{name: "setting of before", s: DefaultGateway(), file: "directory: [a:1]\nexec-per-key: true\n",
+			want: []string{"exec-per-key (from FILE): there is no such setting"}},
+		{name: "another role's key", s: DefaultMemNode(), file: "name: a\nbootstrap: true\n",
+			want: []string{"bootstrap (from FILE): there is no such setting"}},
+		{name: "section as text", s: DefaultMemNode(), file: "name: a\ntls: yes-please\n",
+			want: []string{`tls is "yes-please" (from FILE): want a section`}},
+		{name: "setting as section", s: DefaultMemNode(), file: "name: a\nmemory: {size: 1}\n",
+			want: []string{"memory.size (from FILE): there is no such setting"}},
 		{name: "broken file", s: DefaultMemNode(), file: "name: [\n", want: []string{"configuration file FILE: "}},
-		{name: "key twice", s: DefaultMemNode(), file: "name: a\nname: b\n", want: []string{"configuration file FILE: ", "already defined"}},
+		{name: "key twice", s: DefaultMemNode(), file: "name: a\nname: b\n",
+			want: []string{"configuration file FILE: ", "already defined"}},
 		{
-			name: "types", s: DefaultDirectoryNode(), file: "id: 7\ndata-dir: d\nlease: 5\nbootstrap: perhaps\njoin: [1]\nelection-timeout: true\n",
+			name: "types", s: DefaultDirectoryNode(), file: "id: 7\ndata-dir: d\nlease: 5\nbootstrap: perhaps\njoin: " +
+				"[1]\nelection-timeout: true\n",
 			want: []string{
 				"id is 7 (from FILE): want text: put it in quotes",
 				"lease is 5 (from FILE): want a duration with its unit, such as 500ms or 2s",
@@ -153,11 +163,15 @@ func TestRefusals(t *testing.T) {
 				`lock is "maybe" (from KVD_LOCK): want true or false`,
 			},
 		},
-		{name: "flag", s: DefaultMemNode(), args: []string{"--name=a", "--memory=5"}, want: []string{"memory is 5B (from --memory): want at least 16MiB"}},
-		{name: "size beyond", s: DefaultMemNode(), args: []string{"--name=a", "--memory=9000000TiB"}, want: []string{`memory is "9000000TiB" (from --memory): want less than`}},
-		{name: "count", s: DefaultDev(), args: []string{"--memnodes=two"}, want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
+		{name: "flag", s: DefaultMemNode(), args: []string{"--name=a", "--memory=5"},
+			want: []string{"memory is 5B (from --memory): want at least 16MiB"}},
+		{name: "size beyond", s: DefaultMemNode(), args: []string{"--name=a", "--memory=9000000TiB"},
+			want: []string{`memory is "9000000TiB" (from --memory): want less than`}},
+		{name: "count", s: DefaultDev(), args: []string{"--memnodes=two"},
+			want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
 		{
-			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms", "--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80"},
+			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms",
+				"--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80"},
 			want: []string{
 				`redis is ":6379" (from --redis): kvd dev serves its own machine: want 127.0.0.1 or off`,
 				`memcached is "11211" (from --memcached): want host:port`,
@@ -168,10 +182,12 @@ func TestRefusals(t *testing.T) {
 				"epoch-interval is -1s (from --epoch-interval): want at least 10ms",
 			},
 		},
-		{name: "dev address", s: DefaultDev(), args: []string{"--listen=7400"}, want: []string{`listen is "7400" (from --listen): want host:port`}},
+		{name: "dev address", s: DefaultDev(), args: []string{"--listen=7400"},
+			want: []string{`listen is "7400" (from --listen): want host:port`}},
 		{
 			name: "directory", s: DefaultDirectoryNode(),
-			args: []string{"--listen=192.0.2.1:7400", "--raft-listen=:7401", "--bootstrap", "--join=192.0.2.2:7400", "--advertise=0.0.0.0:1", "--raft-advertise=x", "--tls-ca="},
+			args: []string{"--listen=192.0.2.1:7400", "--raft-listen=:7401", "--bootstrap", "--join=192.0.2.2:7400",
+				"--advertise=0.0.0.0:1", "--raft-advertise=x", "--tls-ca="},
 			want: []string{
 				"id is missing: name this directory node",
 				"data-dir is missing",
@@ -180,7 +196,8 @@ func TestRefusals(t *testing.T) {
 				`advertise is "0.0.0.0:1" (from --advertise): want a host that others can call`,
 				`raft-advertise is "x" (from --raft-advertise): want host:port`,
 				`join is "192.0.2.2:7400" (from --join): it is on another machine`,
-				"join is [192.0.2.2:7400] (from --join): with bootstrap it names all directory nodes that begin together, and lacks this one, 0.0.0.0:1",
+				"join is [192.0.2.2:7400] (from --join): with bootstrap it names all directory nodes that begin " +
+					"together, and lacks this one, 0.0.0.0:1",
 			},
 		},
 		{
@@ -193,7 +210,8 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			name: "memnode", s: DefaultMemNode(),
-			args: []string{"--directory=192.0.2.1:7400,127.0.0.1:0", "--listen-tcp=192.0.2.1:0", "--huge-pages=4MiB", "--health-listen=h:99999", "--shm-socket=" + strings.Repeat("x", 108), "--log-format=xml"},
+			args: []string{"--directory=192.0.2.1:7400,127.0.0.1:0", "--listen-tcp=192.0.2.1:0", "--huge-pages=4MiB",
+				"--health-listen=h:99999", "--shm-socket=" + strings.Repeat("x", 108), "--log-format=xml"},
 			want: []string{
 				"name is missing",
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
@@ -219,11 +237,14 @@ func TestRefusals(t *testing.T) {
 			},
 		},
 		{
-			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a*65, '', a*, a*-1, '*2', a*2*2]\npassword: secret\n",
+			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a*65, '', a*, a*-1, '*2', " +
+				"a*2*2]\npassword: secret\n",
 			args: []string{
 				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
-				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
-				"--script-timeout=0s", "--script-memory=1023KiB", "--tracking-keys=0", "--tracking-check=99ms", "--slowlog-max-len=0", "--listen-peers=192.0.2.1:7410", "--advertise-peers=g1",
+				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80",
+				"--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
+				"--script-timeout=0s", "--script-memory=1023KiB", "--tracking-keys=0", "--tracking-check=99ms",
+				"--slowlog-max-len=0", "--listen-peers=192.0.2.1:7410", "--advertise-peers=g1",
 			},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
@@ -239,7 +260,8 @@ func TestRefusals(t *testing.T) {
 				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*: want name*count, with a count of 1 to 64",
 				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*-1: want name*count, with a count of 1 to 64",
 				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): number 6 has no name",
-				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*2*2: want name*count, with a count of 1 to 64",
+				"databases is [a b a*65  a* a*-1 *2 a*2*2] (from FILE): a*2*2: want name*count, " +
+					"with a count of 1 to 64",
 				`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear, a password too: use listen-tls, or set insecure`,
 				`listen-memcached is "192.0.2.1:11211" (from --listen-memcached): others can reach it`,
 				`listen-unix is "" (from --listen-unix): want a path or off`,
@@ -252,16 +274,19 @@ func TestRefusals(t *testing.T) {
 			},
 		},
 		{
-			name: "gateway in clear beside TLS", s: DefaultGateway(), args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen=0.0.0.0:6379"},
+			name: "gateway in clear beside TLS", s: DefaultGateway(),
+			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen=0.0.0.0:6379"},
 			want: []string{`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear`},
 		},
 		{
 			name: "gateway for anyone", s: DefaultGateway(),
-			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen-tls=0.0.0.0:6380", "--tls-clients=any"},
+			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen-tls=0.0.0.0:6380",
+				"--tls-clients=any"},
 			want: []string{`tls-clients is "any" (from --tls-clients): others can reach listen-tls: set a password, password-file or acl-file`},
 		},
 		{
-			name: "gateway's bounds from above", s: DefaultGateway(), env: map[string]string{"KVD_TRACKING_KEYS": "1048577"}, file: "script-memory: 129MiB\nbuffer-memory: 128MiB\n",
+			name: "gateway's bounds from above", s: DefaultGateway(), env: map[string]string{
+				"KVD_TRACKING_KEYS": "1048577"}, file: "script-memory: 129MiB\nbuffer-memory: 128MiB\n",
 			args: []string{"--script-timeout=-1ns", "--memcached-item-size=1023", "--listen-peers=7410"},
 			want: []string{
 				"tracking-keys is 1048577 (from KVD_TRACKING_KEYS): want 1 to 1048576",
@@ -272,7 +297,8 @@ func TestRefusals(t *testing.T) {
 			},
 		},
 		{
-			name: "gateway without a way in", s: DefaultGateway(), args: []string{"--listen=off", "--listen-memcached=off", "--databases="},
+			name: "gateway without a way in", s: DefaultGateway(),
+			args: []string{"--listen=off", "--listen-memcached=off", "--databases="},
 			want: []string{`listen is "off" (from --listen): listen-unix, listen-tls and listen-memcached are off too`, "databases is [] (from --databases): want 1 to 64 databases"},
 		},
 		{
@@ -281,14 +307,22 @@ func TestRefusals(t *testing.T) {
 		},
 		{name: "http-listen", s: DefaultMemNode(), args: []string{"--name=a", "--http-listen=0.0.0.0:7481"}, want: []string{`http-listen is "0.0.0.0:7481" (from --http-listen): others can reach it`}},
 		{name: "janitor without TLS", s: DefaultJanitor(), args: []string{"--directory=192.0.2.1:7400"}, want: []string{`directory is "192.0.2.1:7400" (from --directory): it is on another machine`}},
-		{name: "scrub interval", s: DefaultDirectoryNode(), args: []string{"--id=a", "--data-dir=d", "--scrub-interval=-1s"}, want: []string{"scrub-interval is -1s (from --scrub-interval): want at least 10ms"}},
-		{name: "switch", s: DefaultMemNode(), args: []string{"--name=a"}, env: map[string]string{"KVD_JANITOR": "maybe"}, want: []string{`janitor is "maybe" (from KVD_JANITOR): want true or false`}},
-		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"}, args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
+		{name: "scrub interval", s: DefaultDirectoryNode(),
+			args: []string{"--id=a", "--data-dir=d", "--scrub-interval=-1s"},
+			want: []string{"scrub-interval is -1s (from --scrub-interval): want at least 10ms"}},
+		{name: "switch", s: DefaultMemNode(), args: []string{"--name=a"}, env: map[string]string{
+			"KVD_JANITOR": "maybe"}, want: []string{`janitor is "maybe" (from KVD_JANITOR): want true or false`}},
+		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"},
+			args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
 		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket and listen-verbs are off too`}},
-		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="}, want: []string{"directory is missing (from --directory): give"}},
-		{name: "keep", s: DefaultMemNode(), args: []string{"--name=a", "--keep=maybe"}, want: []string{`keep is "maybe" (from --keep): want on or off`}},
-		{name: "huge page", s: DefaultMemNode(), args: []string{"--name=a", "--huge-pages=1GiB", "--memory=512MiB"}, want: []string{"memory is 512MiB (from --memory): want at least one huge page of 1GiB"}},
-		{name: "half of TLS", s: DefaultMemNode(), args: []string{"--name=a", "--tls-cert=c"}, want: []string{"tls.ca is missing", "tls.key is missing"}},
+		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="},
+			want: []string{"directory is missing (from --directory): give"}},
+		{name: "keep", s: DefaultMemNode(), args: []string{"--name=a", "--keep=maybe"},
+			want: []string{`keep is "maybe" (from --keep): want on or off`}},
+		{name: "huge page", s: DefaultMemNode(), args: []string{"--name=a", "--huge-pages=1GiB", "--memory=512MiB"},
+			want: []string{"memory is 512MiB (from --memory): want at least one huge page of 1GiB"}},
+		{name: "half of TLS", s: DefaultMemNode(), args: []string{"--name=a", "--tls-cert=c"},
+			want: []string{"tls.ca is missing", "tls.key is missing"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for k, v := range tc.env {
@@ -360,7 +394,8 @@ func TestInvalidIsRead(t *testing.T) {
 // stay away.
 func TestLimits(t *testing.T) {
 	d := DefaultDirectoryNode()
-	if err := Load(d, "", flags(t, d, "--id=a", "--data-dir=d", "--lease=50ms", "--scrub-interval=0s")); err != nil || d.Lease != 50*time.Millisecond || d.ScrubInterval != 0 {
+	if err := Load(d, "", flags(t, d, "--id=a", "--data-dir=d", "--lease=50ms", "--scrub-interval=0s")); err != nil ||
+		d.Lease != 50*time.Millisecond || d.ScrubInterval != 0 {
 		t.Errorf("lease %v, scrub-interval %v: %v", d.Lease, d.ScrubInterval, err)
 	}
 	m := DefaultMemNode()
@@ -380,7 +415,8 @@ func TestGiven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for key, want := range map[string]bool{"redis": true, "memcached": true, "http": true, "listen": false, "log.level": false} {
+	for key, want := range map[string]bool{"redis": true, "memcached": true, "http": true, "listen": false,
+		"log.level": false} {
 		if given(key) != want {
 			t.Errorf("given(%q) = %v", key, !want)
 		}
@@ -469,11 +505,13 @@ func fill(t *rapid.T, v reflect.Value) {
 		case f.Kind() == reflect.Struct:
 			fill(t, f)
 		case f.Kind() == reflect.String:
-			f.SetString(rapid.SampledFrom([]string{"", "off", "no", "1", "0x1f", "1e3", "null", "~", "a: b", "#", "2026-01-01", "é\n", " x ", "'", "{}"}).Draw(t, name))
+			f.SetString(rapid.SampledFrom([]string{"", "off", "no", "1", "0x1f", "1e3", "null", "~", "a: b", "#",
+				"2026-01-01", "é\n", " x ", "'", "{}"}).Draw(t, name))
 		case f.Kind() == reflect.Bool:
 			f.SetBool(rapid.Bool().Draw(t, name))
 		case f.Kind() == reflect.Slice:
-			f.Set(reflect.ValueOf(rapid.SliceOfN(rapid.SampledFrom([]string{"a:1", "1", "b, c", "", "off"}), 0, 3).Draw(t, name)))
+			f.Set(reflect.ValueOf(rapid.SliceOfN(rapid.SampledFrom([]string{"a:1", "1", "b, c", "", "off"}), 0, 3).Draw(
+				t, name)))
 		case f.Type() == durationType:
 			f.SetInt(int64(rapid.Int64Range(math.MinInt64, math.MaxInt64).Draw(t, name)))
 		case f.Type() == sizeType:
@@ -493,7 +531,8 @@ func TestSize(t *testing.T) {
 			t.Errorf("ParseSize(%q) = %v, %v, want %v", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"", "B", "GiB", "-1", "+1", "1GB", "64G", "1e3", "1/2", "0x10", "1.5", "0.3KiB", "1..2", ".", "1 2", "8388608TiB", "9223372036854775808", "NaN", strings.Repeat("9", 40), "1_000"} {
+	for _, in := range []string{"", "B", "GiB", "-1", "+1", "1GB", "64G", "1e3", "1/2", "0x10", "1.5", "0.3KiB", "1..2",
+		".", "1 2", "8388608TiB", "9223372036854775808", "NaN", strings.Repeat("9", 40), "1_000"} {
 		if got, err := ParseSize(in); err == nil {
 			t.Errorf("ParseSize(%q) = %v, want an error", in, got)
 		}

@@ -18,9 +18,9 @@ const (
 )
 
 // limitedLog is a slog.Handler that leaves out lines if there are too many of one kind, which is
-// those of one message up to its first digit or quotation mark: a peer that makes the same trouble again and again does not fill
-// the disk, nor hide what else is said. The next line of the kind says how many there were
-// meanwhile. Lines of level debug are not limited, nor are those of the audit trail, which only those with rights can cause.
+// those of one message up to its first digit or quotation mark: a peer that makes the same trouble again and again does
+// not fill the disk, nor hide what else is said. The next line of the kind says how many there were meanwhile. Lines of
+// level debug are not limited, nor are those of the audit trail, which only those with rights can cause.
 type limitedLog struct {
 	slog.Handler
 	kinds *logLimits

@@ -16,7 +16,8 @@ func TestLogKinds(t *testing.T) {
 		h := Log{Level: "info", Format: format}.Logger(&out, slog.LevelInfo).Handler()
 		now := time.Unix(1_800_000_000, 0)
 		for i := range 5000 {
-			for _, text := range []string{fmt.Sprintf("session %d refused", i), fmt.Sprintf("memory node %q is gone", fmt.Sprint("m", i))} {
+			for _, text := range []string{fmt.Sprintf("session %d refused", i),
+				fmt.Sprintf("memory node %q is gone", fmt.Sprint("m", i))} {
 				if err := h.Handle(t.Context(), slog.NewRecord(now, slog.LevelWarn, text, 0)); err != nil {
 					t.Fatal(err)
 				}
@@ -28,7 +29,8 @@ func TestLogKinds(t *testing.T) {
 			}
 		}
 		for i := range 2 * logKinds { // memory is bounded, whatever is said
-			if err := h.Handle(t.Context(), slog.NewRecord(now, slog.LevelWarn, strings.Repeat("x", i+1), 0)); err != nil {
+			if err := h.Handle(t.Context(), slog.NewRecord(now, slog.LevelWarn, strings.Repeat("x", i+1), 0)); err !=
+				nil {
 				t.Fatal(err)
 			}
 		}

@@ -137,8 +137,8 @@ var (
 	deleteCached want = func(r uint64) Cost { return Cost{RTT: r, Verbs: r} }
 )
 
-// txnCached is the cost of a transaction that puts n keys: each takes two records and a slot word, the status word decides, and
-// behind the answer each key's slot word goes on.
+// txnCached is the cost of a transaction that puts n keys: each takes two records and a slot word, the status word
+// decides, and behind the answer each key's slot word goes on.
 func txnCached(n uint64) want {
 	return func(r uint64) Cost { return Cost{RTT: 2 * r, Verbs: 3*n*r + r, Behind: n * r} }
 }
@@ -264,8 +264,8 @@ func (m *measurement) eachAlone(a Session, keys [][]byte) ([]Row, error) {
 	return []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete}, nil
 }
 
-// allAtOnce runs MULTI-GET on batches of keys that a writes, by a, which has them in its cache, and by a session that has
-// never seen any.
+// allAtOnce runs MULTI-GET on batches of keys that a writes, by a, which has them in its cache, and by a session that
+// has never seen any.
 func (m *measurement) allAtOnce(a Session, batches [][][]byte) ([]Row, error) {
 	// Each batch is measured right after it was written and read once: the cache
 	// of slot words is set-associative and may have dropped one of many keys.
@@ -374,8 +374,8 @@ func (m *measurement) multiGet(s Session, keys [][]byte) (Count, error) {
 	return c, nil
 }
 
-// multiCAS counts transactions that put the same n keys again and again. The first two of them, which make the keys, take status words and
-// remember where the keys are, do not count.
+// multiCAS counts transactions that put the same n keys again and again. The first two of them, which make the keys,
+// take status words and remember where the keys are, do not count.
 func (m *measurement) multiCAS(s Session, n int) (Row, error) {
 	name := fmt.Sprintf("MULTI-CAS of %d, cached", n)
 	ops := make([]client.Op, n)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -102,7 +102,8 @@ func TestNamespaces(t *testing.T) {
 	}
 	var got []string
 	for _, n := range st.GetMap().GetNamespaces() {
-		got = append(got, fmt.Sprintf("%s %v %d %dMiB", n.GetName(), n.GetMode(), n.GetReplicas(), n.GetBytesPerNode()>>20))
+		got = append(got, fmt.Sprintf("%s %v %d %dMiB", n.GetName(), n.GetMode(), n.GetReplicas(),
+			n.GetBytesPerNode()>>20))
 	}
 	want := []string{"default NAMESPACE_STORE 2 32MiB", "cache NAMESPACE_CACHE 1 8MiB", "rest NAMESPACE_STORE 2 12MiB"}
 	if !slices.Equal(got, want) {
@@ -171,15 +172,18 @@ func TestOneDirectoryRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if before.GetClusterId() != after.GetClusterId() || len(after.GetMap().GetNodes()) != 1 || len(after.GetMap().GetShards()) == 0 {
-		t.Errorf("after the restart: cluster %q (was %q), map %v", after.GetClusterId(), before.GetClusterId(), after.GetMap())
+	if before.GetClusterId() != after.GetClusterId() || len(after.GetMap().GetNodes()) != 1 ||
+		len(after.GetMap().GetShards()) == 0 {
+		t.Errorf("after the restart: cluster %q (was %q), map %v", after.GetClusterId(), before.GetClusterId(),
+			after.GetMap())
 	}
 }
 
 // A killed memory node is missed after its lease, and one of its name that comes
 // later is another life of it.
 func TestNodesComeAndGo(t *testing.T) {
-	s := start(t, Options{Nodes: 2, Replicas: 2, CapacityBytes: 64 << 20, Lease: 200 * time.Millisecond, Providers: []string{"shm"}})
+	s := start(t, Options{Nodes: 2, Replicas: 2, CapacityBytes: 64 << 20, Lease: 200 * time.Millisecond,
+		Providers: []string{"shm"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	await := func(what string, ok func(map[string]*dirpb.Node) bool) {
@@ -227,7 +231,8 @@ func TestNodesComeAndGo(t *testing.T) {
 		}
 	}
 	await("added", func(n map[string]*dirpb.Node) bool {
-		return n["m2"].GetState() == dirpb.NodeState_NODE_UP && n["m2"].GetIncarnation() != first && n["m3"].GetState() == dirpb.NodeState_NODE_UP
+		return n["m2"].GetState() == dirpb.NodeState_NODE_UP && n["m2"].GetIncarnation() != first &&
+			n["m3"].GetState() == dirpb.NodeState_NODE_UP
 	})
 	if n := s.Nodes(); len(n) != 4 {
 		t.Errorf("%d memory nodes, want 4 with the killed one", len(n))
@@ -303,8 +308,9 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// The arrangement of `kvd dev`: a namespace with two copies beside a cache with one. A memory node dies that has the last copies of the cache's, which holds something.
-// Where the cache cannot start over, since nobody has room, it waits; the other namespace goes on without the memory node either way, before that counts as lost.
+// The arrangement of `kvd dev`: a namespace with two copies beside a cache with one. A memory node dies that has the
+// last copies of the cache's, which holds something. Where the cache cannot start over, since nobody has room, it
+// waits; the other namespace goes on without the memory node either way, before that counts as lost.
 func TestCacheBesideCopies(t *testing.T) {
 	for _, room := range []bool{false, true} {
 		t.Run(fmt.Sprintf("room=%t", room), func(t *testing.T) {
@@ -319,7 +325,8 @@ func TestCacheBesideCopies(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			open := func(ns string, limit time.Duration) *client.Client {
-				c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: ns, OpTimeout: limit})
+				c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Namespace: ns,
+					OpTimeout: limit})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -331,7 +338,7 @@ func TestCacheBesideCopies(t *testing.T) {
 						if err != nil {
 							t.Error(err)
 						}
-					case <-time.After(waiting.Limit):
+					case <-time.After(testutil.Limit):
 						t.Errorf("the client of %s does not close: nothing that it was asked for is under way", ns)
 					}
 				})
@@ -341,13 +348,15 @@ func TestCacheBesideCopies(t *testing.T) {
 				t.Helper()
 				for i := range 64 {
 					for err := errors.New("not yet"); err != nil; {
-						if _, err = c.Put(ctx, []byte(strconv.Itoa(i)), []byte(value), client.PutOptions{}); ctx.Err() != nil {
+						if _, err = c.Put(ctx, []byte(strconv.Itoa(i)), []byte(value),
+							client.PutOptions{}); ctx.Err() != nil {
 							t.Fatal(err)
 						}
 					}
 				}
 			}
-			// The cache's client sees to its own memory, too, also where nobody answers. Its end waits for no such thing.
+			// The cache's client sees to its own memory, too, also where nobody answers. Its end waits for no such
+			// thing.
 			data, cache := open("default", 0), open("cache", time.Hour)
 			put(data, "before")
 			put(cache, "before")

@@ -26,14 +26,16 @@ func TestQuotaOfVerbs(t *testing.T) {
 	defer dir.Close()
 	for name, ops := range map[string]uint64{"small": perSecond, "any": 0} {
 		if err := dir.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
-			_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, BytesPerNode: 16 << 20, Quota: &dirpb.Quota{TcpOpsPerSecond: ops}})
+			_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, BytesPerNode: 16 << 20,
+				Quota: &dirpb.Quota{TcpOpsPerSecond: ops}})
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	open := func(namespace string) *client.Client {
-		c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Provider: "tcp", Namespace: namespace, Lanes: 4})
+		c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Provider: "tcp",
+			Namespace: namespace, Lanes: 4})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -202,7 +202,8 @@ func (c *Client) CallOnce(ctx context.Context, fn func(context.Context, dirpb.Di
 	return c.call(ctx, fn, false)
 }
 
-func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error, idempotent bool) error {
+func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error,
+	idempotent bool) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	e := &Error{}
@@ -454,7 +455,8 @@ func (c *Client) follow(addr, leader string) {
 		return
 	}
 	if _, err := c.node(leader); err != nil {
-		c.opts.Logger.Debug("directory names a leader that cannot be dialed", "directory", addr, "leader", leader, "err", err)
+		c.opts.Logger.Debug("directory names a leader that cannot be dialed", "directory", addr, "leader", leader,
+			"err", err)
 		return
 	}
 	c.lead(leader)
@@ -485,7 +487,8 @@ func (c *Client) node(addr string) (*node, error) {
 		creds = &liveCreds{credentials.NewTLS(c.opts.TLS), c.opts.TLS, host}
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(&recordCreds{wrongport.Creds(creds, "a directory node's gRPC port", n.begun), n, c.opts.Logger}),
+		grpc.WithTransportCredentials(&recordCreds{wrongport.Creds(creds, "a directory node's gRPC port", n.begun), n,
+			c.opts.Logger}),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithStatsHandler(sentHandler{}),
 		grpc.WithNoProxy(),
@@ -537,10 +540,11 @@ func (n *node) begun(err error) {
 	n.dialErr.Store(&dialError{err, true})
 }
 
-// hangUp closes the connection by which a request of that time was refused for the certificate that was shown when it was
-// made. The next request shows the one that the files hold by then.
+// hangUp closes the connection by which a request of that time was refused for the certificate that was shown when it
+// was made. The next request shows the one that the files hold by then.
 func (n *node) hangUp(err error, at time.Time) {
-	if l := n.line.Load(); l != nil && l.made.Before(at) && status.Code(err) == codes.Unauthenticated && n.line.CompareAndSwap(l, nil) {
+	if l := n.line.Load(); l != nil && l.made.Before(at) && status.Code(err) == codes.Unauthenticated &&
+		n.line.CompareAndSwap(l, nil) {
 		_ = l.conn.Close() // gRPC makes another
 	}
 }
@@ -552,7 +556,8 @@ type liveCreds struct {
 	host                             string
 }
 
-func (l *liveCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (l *liveCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	conf, err := certs.ForHost(l.conf, l.host)
 	if err != nil {
 		return nil, nil, err
@@ -571,10 +576,12 @@ type recordCreds struct {
 	log *slog.Logger
 }
 
-func (r *recordCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (r *recordCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	conn, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if identity.IsRefusal(err) {
-		r.log.Warn("a process that is no directory node answers at a directory node's address", "addr", r.n.addr, "err", err)
+		r.log.Warn("a process that is no directory node answers at a directory node's address", "addr", r.n.addr, "err",
+			err)
 	}
 	return conn, info, err
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -184,7 +185,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 // renewUntil is renew in a context that ends, as by its deadline, once an attempt has ended as enough says. An attempt
 // more is begun, so that enough's is known to the client by then, however slow the machine is.
-func renewUntil(t *testing.T, enough func(error) bool) (context.Context, func(context.Context, dirpb.DirectoryClient) error) {
+func renewUntil(t *testing.T, enough func(error) bool) (context.Context,
+	func(context.Context, dirpb.DirectoryClient) error) {
 	ctx, end := context.WithCancelCause(within(t, 20*time.Second))
 	t.Cleanup(func() { end(nil) })
 	done := false
@@ -219,7 +221,8 @@ func TestFollowsLeader(t *testing.T) {
 	}
 }
 
-// A directory node is not told when a call is given up: it would set a timer for each, which wakes it though the call is long over.
+// A directory node is not told when a call is given up: it would set a timer for each, which wakes it though the call
+// is long over.
 func TestNoDeadline(t *testing.T) {
 	c := newCluster(t)
 	told := make(chan bool, 1)
@@ -368,7 +371,8 @@ func TestNothingDone(t *testing.T) {
 	})
 	d := c.open(c.addrs()...)
 	err = d.CallOnce(within(t, 10*time.Second), renew)
-	if errors.Is(err, ErrUnknownOutcome) || !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "nothing was done") || runs.Load() != 1 {
+	if errors.Is(err, ErrUnknownOutcome) || !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "nothing was done") || runs.Load() != 1 {
 		t.Errorf("after %d runs: %v", runs.Load(), err)
 	}
 	runs.Store(0)
@@ -411,13 +415,15 @@ func TestErrors(t *testing.T) {
 
 	t.Run("refused", func(t *testing.T) {
 		d := c.open(dead)
-		for _, call := range []func(context.Context, func(context.Context, dirpb.DirectoryClient) error) error{d.Call, d.CallOnce} {
+		for _, call := range []func(context.Context, func(context.Context, dirpb.DirectoryClient) error) error{
+			d.Call, d.CallOnce} {
 			err := call(renewUntil(t, func(error) bool { return true }))
 			want := "directory " + dead + ": connection refused; is `kvd directory` running? (--directory)"
 			if err == nil || err.Error() != want {
 				t.Fatalf("got  %v\nwant %s", err, want)
 			}
-			if !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnknownOutcome) {
+			if !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+				errors.Is(err, ErrUnknownOutcome) {
 				t.Fatalf("%#v matches the wrong sentinels", err)
 			}
 		}
@@ -429,20 +435,20 @@ func TestErrors(t *testing.T) {
 		}
 		defer d.Close()
 		err = d.CallOnce(renewUntil(t, func(error) bool { return true }))
-		if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) || !strings.Contains(err.Error(), "it speaks gRPC in clear, not TLS") || strings.Contains(err.Error(), "running?") {
+		if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) ||
+			!strings.Contains(err.Error(), "it speaks gRPC in clear, not TLS") ||
+			strings.Contains(err.Error(), "running?") {
 			t.Fatalf("got %v, want the handshake's failure", err)
 		}
 	})
 	t.Run("another service", func(t *testing.T) {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lis := testutil.Listen(t)
 		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
 		go web.Serve(lis)
 		defer web.Close()
 		err = c.open(lis.Addr().String()).CallOnce(renewUntil(t, func(error) bool { return true }))
-		want := "directory " + lis.Addr().String() + ": it speaks HTTP/1, as at http-listen: is it a directory node's gRPC port?"
+		want := "directory " + lis.Addr().String() + ": it speaks HTTP/1, as at http-listen: is it a directory " +
+			"node's gRPC port?"
 		if err == nil || err.Error() != want || !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknownOutcome) {
 			t.Fatalf("got  %v\nwant %s", err, want)
 		}
@@ -452,7 +458,8 @@ func TestErrors(t *testing.T) {
 		defer c.set(func() { c.mu.mute, c.mu.leader = false, c.fakes[0].addr })
 		d := c.open(dead, c.fakes[1].addr)
 		err := d.Call(renewUntil(t, func(err error) bool { return status.Code(err) == codes.FailedPrecondition }))
-		for _, want := range []string{dead + ": connection refused", c.fakes[1].addr + ": not the leader, and knows none", "are most of"} {
+		for _, want := range []string{dead + ": connection refused", c.fakes[1].addr +
+			": not the leader, and knows none", "are most of"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Fatalf("got %v, want it to say %q", err, want)
 			}
@@ -460,7 +467,9 @@ func TestErrors(t *testing.T) {
 	})
 	t.Run("answer", func(t *testing.T) {
 		c.set(func() {
-			c.mu.renew = func(context.Context, *fake) error { return status.Error(codes.NotFound, "session 9 does not exist") }
+			c.mu.renew = func(context.Context, *fake) error {
+				return status.Error(codes.NotFound, "session 9 does not exist")
+			}
 		})
 		d := c.open(c.addrs()...)
 		err := d.Call(within(t, 10*time.Second), renew)

@@ -10,9 +10,11 @@ func Rights() map[string]identity.Roles {
 		operators = identity.RolesOf(identity.Operator)
 		// A memory node runs a janitor of its own.
 		janitors = identity.RolesOf(identity.Janitor, identity.MemNode)
-		sessions = identity.RolesOf(identity.MemNode, identity.Gateway, identity.Janitor, identity.Archive, identity.Operator, identity.Client)
+		sessions = identity.RolesOf(identity.MemNode, identity.Gateway, identity.Janitor, identity.Archive,
+			identity.Operator, identity.Client)
 		owners   = identity.RolesOf(identity.Gateway, identity.Archive, identity.Operator, identity.Client)
-		watchers = identity.RolesOf(identity.Directory, identity.MemNode, identity.Janitor, identity.Archive, identity.Operator)
+		watchers = identity.RolesOf(identity.Directory, identity.MemNode, identity.Janitor, identity.Archive,
+			identity.Operator)
 	)
 	return map[string]identity.Roles{
 		Directory_OpenSession_FullMethodName:  sessions,
@@ -52,7 +54,8 @@ func Rights() map[string]identity.Roles {
 		Directory_RotateKey_FullMethodName:       operators,
 		Directory_Audit_FullMethodName:           operators,
 
-		Directory_Pages_FullMethodName: identity.RolesOf(identity.Directory, identity.MemNode, identity.Gateway, identity.Janitor),
+		Directory_Pages_FullMethodName: identity.RolesOf(identity.Directory, identity.MemNode, identity.Gateway,
+			identity.Janitor),
 
 		Directory_WhoAmI_FullMethodName: identity.Every,
 		// Of these, everybody but operators must administer the namespace.

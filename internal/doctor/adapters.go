@@ -127,7 +127,8 @@ func (x *exam) fromSysfs(name string) (a adapter) {
 			continue
 		}
 		pdir := path.Join(dir, "ports", n)
-		p := verbs.PortInfo{Number: num, LinkLayer: text(path.Join(pdir, "link_layer")), Speed: optional(path.Join(pdir, "rate"))}
+		p := verbs.PortInfo{Number: num, LinkLayer: text(path.Join(pdir, "link_layer")),
+			Speed: optional(path.Join(pdir, "rate"))}
 		_, p.State = numbered(text(path.Join(pdir, "state")))
 		p.State = cmp.Or(p.State, unknownState)
 		var sub subnet
@@ -204,7 +205,8 @@ func (x *exam) library() {
 	if !x.Built {
 		return // said of the binary
 	}
-	const install = "libibverbs needs the adapter's user-space driver (apt install ibverbs-providers, dnf install libibverbs) and its /dev/infiniband/uverbs file"
+	const install = "libibverbs needs the adapter's user-space driver (apt install ibverbs-providers, dnf install " +
+		"libibverbs) and its /dev/infiniband/uverbs file"
 	if err := x.listErr; err != nil {
 		found := strings.TrimPrefix(err.Error(), verbs.ErrUnavailable.Error()+": ")
 		if len(x.devices) == 0 {
@@ -235,16 +237,20 @@ func (x *exam) noAdapter() {
 		return
 	}
 	// A NIC's network module loads by itself, its RDMA module not always.
-	for _, m := range [][2]string{{"mlx5_core", "mlx5_ib"}, {"mlx4_core", "mlx4_ib"}, {"ice", "irdma"}, {"bnxt_en", "bnxt_re"},
+	for _, m := range [][2]string{{"mlx5_core", "mlx5_ib"}, {"mlx4_core", "mlx4_ib"}, {"ice", "irdma"},
+		{"bnxt_en", "bnxt_re"},
 		{"qede", "qedr"}, {"cxgb4", "iw_cxgb4"}, {"mana", "mana_ib"}} {
 		if slices.Contains(x.loaded, m[0]) && !slices.Contains(x.loaded, m[1]) {
-			x.add(Note, "found", fmt.Sprintf("no RDMA adapter, but %s is loaded and %s is not", m[0], m[1]), "if the network adapter can do RDMA: modprobe "+m[1])
+			x.add(Note, "found", fmt.Sprintf("no RDMA adapter, but %s is loaded and %s is not", m[0], m[1]),
+				"if the network adapter can do RDMA: modprobe "+m[1])
 			return
 		}
 	}
-	advice := "Soft-RoCE works for trying things: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev " + x.anyNetdev()
+	advice := "Soft-RoCE works for trying things: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev " +
+		x.anyNetdev()
 	if x.noModules == nil && !slices.Contains(x.available, "rdma_rxe") && !slices.Contains(x.loaded, "rdma_rxe") {
-		advice = "Soft-RoCE works for trying things, but this kernel has no rdma_rxe: distributions leave it out of their cloud kernels, not of their generic ones"
+		advice = "Soft-RoCE works for trying things, but this kernel has no rdma_rxe: distributions leave it out of " +
+			"their cloud kernels, not of their generic ones"
 	}
 	found := "no RDMA adapter"
 	if x.vm != "" {
@@ -289,11 +295,13 @@ func (x *exam) adapter(a adapter) {
 	case a.Err != nil:
 		x.add(Warn, "device", fmt.Sprintf("%s; cannot be opened: %v", what, a.Err), "")
 	case a.Transport == "iWARP":
-		x.add(Note, "device", what+": its connections are made by the RDMA connection manager, which kvd does not use", "use tcp; an InfiniBand or RoCE adapter is needed for verbs")
+		x.add(Note, "device", what+": its connections are made by the RDMA connection manager, which kvd does not use",
+			"use tcp; an InfiniBand or RoCE adapter is needed for verbs")
 	case a.Transport != "InfiniBand":
 		x.add(Warn, "device", what+": kvd needs reliable connections (RC) of InfiniBand or RoCE", "use tcp")
 	case a.soft:
-		x.add(Note, "device", what+": the kernel's software sends the packets", "for trying things and for tests, not for speed: expect tens of µs where an adapter takes 2")
+		x.add(Note, "device", what+": the kernel's software sends the packets",
+			"for trying things and for tests, not for speed: expect tens of µs where an adapter takes 2")
 	default:
 		x.add(OK, "device", what, "")
 	}
@@ -350,11 +358,13 @@ func (x *exam) port(a adapter, p verbs.PortInfo, sub subnet) {
 	case roce && (sub.phys == "" || sub.phys == "Disabled"):
 		x.add(bad, check, found, "ip link set "+dev+" up")
 	case roce:
-		x.add(bad, check, found, fmt.Sprintf("ip link set %s up; if it is up, look at the cable and the switch's port: ethtool %s", dev, dev))
+		x.add(bad, check, found, fmt.Sprintf("ip link set %s up; if it is up, look at the cable and the switch's "+
+			"port: ethtool %s", dev, dev))
 	case p.State == "INIT":
 		x.add(bad, check, found+": the link is up, and no subnet manager has configured the port", manager)
 	case p.State == "ARMED":
-		x.add(bad, check, found+": the subnet manager has not activated the port yet", "wait; if it stays so, restart the subnet manager (opensm)")
+		x.add(bad, check, found+": the subnet manager has not activated the port yet",
+			"wait; if it stays so, restart the subnet manager (opensm)")
 	default:
 		x.add(bad, check, found, "plug in the cable; look at the port with ibstat "+cmp.Or(word(a.Name), "DEVICE"))
 	}
@@ -437,7 +447,8 @@ func (x *exam) mtu(a adapter, p verbs.PortInfo, dev string) {
 }
 
 func moreMTU(dev string) string {
-	return fmt.Sprintf("4096 needs 4200 or more: ip link set %s mtu 9000, on both sides, with a switch that carries it", dev)
+	return fmt.Sprintf("4096 needs 4200 or more: ip link set %s mtu 9000, on both sides, with a switch that carries it",
+		dev)
 }
 
 func (x *exam) gidTable(a adapter, p verbs.PortInfo, dev string) {
@@ -486,7 +497,8 @@ func (x *exam) gidTable(a adapter, p verbs.PortInfo, dev string) {
 	case routable:
 		x.add(Note, check, found+"; no IPv4 one", "IPv6 works; for IPv4: "+address)
 	case len(p.GIDs) > 0 && !v2:
-		x.add(Warn, check, found+"; no RoCE v2 one", "assign an address ("+address+"); an adapter that knows RoCE v1 only stays within one network segment")
+		x.add(Warn, check, found+"; no RoCE v2 one", "assign an address ("+address+
+			"); an adapter that knows RoCE v1 only stays within one network segment")
 	case p.State != "ACTIVE":
 		x.add(Note, check, found, "then "+address)
 	default:
@@ -508,14 +520,18 @@ func (x *exam) abilities(a adapter) {
 	switch a.Atomics {
 	case driver.AtomicHCA:
 		x.add(Note, "atomics", "scope hca: atomic among verbs through this adapter, not with a CPU's",
-			"a memory node that serves verbs here refuses shm, and has the adapter execute tcp's CAS; with --rdma-atomics agent a CPU executes every CAS instead")
+			"a memory node that serves verbs here refuses shm, and has the adapter execute tcp's CAS; with "+
+				"--rdma-atomics agent a CPU executes every CAS instead")
 	case driver.AtomicCPU:
-		x.add(OK, "atomics", "scope glob: atomic with a CPU's as well; a memory node can serve shm and tcp beside verbs", "")
+		x.add(OK, "atomics",
+			"scope glob: atomic with a CPU's as well; a memory node can serve shm and tcp beside verbs", "")
 	default:
-		x.add(Note, "atomics", "none: a memory node here executes every CAS by an agent, on a CPU; READ and WRITE need none", "")
+		x.add(Note, "atomics", "none: a memory node here executes every CAS by an agent, on a CPU; READ and WRITE "+
+			"need none", "")
 	}
 	x.add(OK, "memory windows", a.MemoryWindows, "")
-	depth := fmt.Sprintf("%d READs and atomics under way on one connection as target, %d as initiator", a.MaxQPRdAtom, a.MaxInitRdAtom)
+	depth := fmt.Sprintf("%d READs and atomics under way on one connection as target, %d as initiator", a.MaxQPRdAtom,
+		a.MaxInitRdAtom)
 	if a.MaxQPRdAtom < 4 || a.MaxInitRdAtom < 4 {
 		x.add(Note, "max_qp_rd_atom", depth, "more lanes help: each has a connection of its own")
 	} else {
@@ -544,7 +560,8 @@ func (x *exam) numa(a adapter) {
 		if cpus, err := x.read(fmt.Sprintf("sys/devices/system/node/node%d/cpulist", n)); err == nil {
 			found += ", CPUs " + cpus
 		}
-		x.add(Note, "NUMA node", found, fmt.Sprintf("keep processes near it: numactl --cpunodebind=%d --preferred=%d kvd memnode …", n, n))
+		x.add(Note, "NUMA node", found, fmt.Sprintf("keep processes near it: numactl --cpunodebind=%d --preferred=%d "+
+			"kvd memnode …", n, n))
 	}
 }
 
@@ -593,7 +610,8 @@ func (x *exam) rdmaMax(name, file, text string) {
 		for _, limit := range f[1:] {
 			if _, v, _ := strings.Cut(limit, "="); v != "max" {
 				x.add(Warn, "cgroup", fmt.Sprintf("/%s limits %s", file, limit),
-					fmt.Sprintf("every process takes one hca_handle, every connection, queue and region a hca_object: write '%s hca_handle=max hca_object=max' there", cmp.Or(word(name), "DEVICE")))
+					fmt.Sprintf("every process takes one hca_handle, every connection, queue and region a "+
+						"hca_object: write '%s hca_handle=max hca_object=max' there", cmp.Or(word(name), "DEVICE")))
 			}
 		}
 	}
@@ -625,15 +643,18 @@ func (x *exam) uverbs() {
 	switch {
 	case len(refused) > 0:
 		x.add(Warn, "uverbs", "this user may not use "+strings.Join(refused, ", "),
-			"rdma-core's udev rules open them to everyone: install rdma-core, then udevadm trigger; or chmod 0666 /dev/infiniband/uverbs*")
+			"rdma-core's udev rules open them to everyone: install rdma-core, then udevadm trigger; or chmod 0666 "+
+				"/dev/infiniband/uverbs*")
 	case len(open) > 0:
 		x.add(OK, "uverbs", strings.Join(open, ", "), "")
 	case x.container != "":
-		x.add(Warn, "uverbs", "no /dev/infiniband/uverbs file in this container", "start it with --device=/dev/infiniband --network=host --ulimit memlock=-1")
+		x.add(Warn, "uverbs", "no /dev/infiniband/uverbs file in this container",
+			"start it with --device=/dev/infiniband --network=host --ulimit memlock=-1")
 	case !slices.Contains(x.loaded, "ib_uverbs"):
 		x.add(Warn, "uverbs", "no /dev/infiniband/uverbs file, and ib_uverbs is not loaded", "modprobe ib_uverbs")
 	default:
-		x.add(Warn, "uverbs", "no /dev/infiniband/uverbs file", "is udev running? in a systemd unit, PrivateDevices=yes hides them")
+		x.add(Warn, "uverbs", "no /dev/infiniband/uverbs file",
+			"is udev running? in a systemd unit, PrivateDevices=yes hides them")
 	}
 }
 
@@ -651,7 +672,8 @@ func (x *exam) verbsUsable() (found, advice string, ok bool) {
 	found += fmt.Sprintf(" (%s: %s)", c.Addr, c.Reason)
 	switch {
 	case !x.Built:
-		return "would use " + found + ", but this binary was built without verbs", "run the kvd and kvctl that make build-verbs makes", false
+		return "would use " + found + ", but this binary was built without verbs",
+			"run the kvd and kvctl that make build-verbs makes", false
 	case x.listErr != nil:
 		return "would use " + found + ", but libibverbs does not work", "", false
 	case !a.asked:

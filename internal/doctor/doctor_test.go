@@ -170,7 +170,8 @@ func (m *machine) setUp(t *testing.T, d *datadriven.TestData) {
 					continue
 				}
 				in.MemoryWindows, in.MaxQPRdAtom, in.MaxInitRdAtom = "type 1 and 2", 16, 16
-				in.Atomics = map[string]driver.AtomicScope{"none": driver.AtomicNone, "hca": driver.AtomicHCA, "glob": driver.AtomicCPU}[a.Vals[1]]
+				in.Atomics = map[string]driver.AtomicScope{"none": driver.AtomicNone, "hca": driver.AtomicHCA,
+					"glob": driver.AtomicCPU}[a.Vals[1]]
 				for i := range in.Ports {
 					in.Ports[i].MTU, in.Ports[i].MaxMTU = int(number(a.Vals[0])), 4096
 				}
@@ -237,7 +238,8 @@ func TestHostileFiles(t *testing.T) {
 				t.Errorf("%s: advice %q", what, f.Advice)
 			}
 		}
-		for _, g := range []string{"machine", "kernel modules", "this program", "adapters", "memory", "network", "providers"} {
+		for _, g := range []string{"machine", "kernel modules", "this program", "adapters", "memory", "network",
+			"providers"} {
 			if !slices.Contains(groups, g) {
 				t.Errorf("%s: nothing about %s", what, g)
 			}
@@ -257,7 +259,8 @@ func TestHostileFiles(t *testing.T) {
 			base := newMachine()
 			base.setUp(t, d)
 			for _, name := range slices.Sorted(maps.Keys(base.m)) {
-				for _, bad := range []string{"", "\n", "-1", "99999999999999999999999", "0xffffffff", ":", "4:", "$(reboot);`reboot`", "../../../../reboot",
+				for _, bad := range []string{"", "\n", "-1", "99999999999999999999999", "0xffffffff", ":", "4:",
+					"$(reboot);`reboot`", "../../../../reboot",
 					"\x00\xff\x1b[2J\r\n\u202e", strings.Repeat("a b:=,/[", 1<<9), "0::/../../x\n1:rdma:/y\n::\n"} {
 					m := newMachine()
 					m.setUp(t, d)
@@ -292,7 +295,8 @@ func TestLocal(t *testing.T) {
 
 // The steps of iboe_get_mtu: headers of 96 bytes below a power of two.
 func TestRoceMTU(t *testing.T) {
-	for netdev, want := range map[int64]int{9000: 4096, 4200: 4096, 4192: 4096, 4191: 2048, 1500: 1024, 1119: 512, 352: 256, 351: 0, 0: 0, -1 << 63: 0} {
+	for netdev, want := range map[int64]int{9000: 4096, 4200: 4096, 4192: 4096, 4191: 2048, 1500: 1024, 1119: 512,
+		352: 256, 351: 0, 0: 0, -1 << 63: 0} {
 		if got := roceMTU(netdev); got != want {
 			t.Errorf("interface with %d: %d, want %d", netdev, got, want)
 		}

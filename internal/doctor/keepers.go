@@ -2,12 +2,12 @@ package doctor
 
 import "io/fs"
 
-// troubleFile names the memory in which a keeper says why its workers do not come up (internal/keeper). proc(5): memory that is in
-// no folder counts as deleted.
+// troubleFile names the memory in which a keeper says why its workers do not come up (internal/keeper). proc(5): memory
+// that is in no folder counts as deleted.
 const troubleFile = "/memfd:kvd-trouble (deleted)"
 
-// keepers finds keepers of memory nodes whose workers do not come up. Those of other users, into which this process may not look,
-// are not seen.
+// keepers finds keepers of memory nodes whose workers do not come up. Those of other users, into which this process may
+// not look, are not seen.
 func (x *exam) keepers() {
 	x.group = "memory nodes"
 	pids, err := x.list("proc")
@@ -28,7 +28,8 @@ func (x *exam) keepers() {
 				continue
 			}
 			if why, err := x.read(at); err == nil {
-				x.add(Warn, "keeper "+pid, why, "the memory node's log says why its workers end; when that is mended, the next one takes its memory over. kvctl status shows what waits for it")
+				x.add(Warn, "keeper "+pid, why, "the memory node's log says why its workers end; when that is "+
+					"mended, the next one takes its memory over. kvctl status shows what waits for it")
 			}
 		}
 	}

@@ -31,7 +31,8 @@ func TestKeepers(t *testing.T) {
 	if _, err := unix.Write(fd, []byte("its workers die\x1b")); err != nil {
 		t.Fatal(err)
 	}
-	if got := found(); len(got) != 1 || got[0].Group != "memory nodes" || got[0].Level != Warn || got[0].Found != "its workers die?" {
+	if got := found(); len(got) != 1 || got[0].Group != "memory nodes" || got[0].Level != Warn ||
+		got[0].Found != "its workers die?" {
 		t.Errorf("found %v", got)
 	}
 }

@@ -66,7 +66,8 @@ func (x *exam) hypervisor() string {
 	}
 	vendor, _ := x.read("sys/class/dmi/id/sys_vendor")
 	product, _ := x.read("sys/class/dmi/id/product_name")
-	for _, v := range []string{"QEMU", "VMware", "Xen", "Amazon EC2", "Google Compute Engine", "innotek", "Parallels", "DigitalOcean", "Alibaba", "OpenStack"} {
+	for _, v := range []string{"QEMU", "VMware", "Xen", "Amazon EC2", "Google Compute Engine", "innotek", "Parallels",
+		"DigitalOcean", "Alibaba", "OpenStack"} {
 		if strings.Contains(vendor+" "+product, v) && !strings.Contains(product, "metal") {
 			return strings.TrimSpace(vendor + " " + product)
 		}
@@ -86,7 +87,8 @@ func (x *exam) hypervisor() string {
 
 // rdmaModules are the kernel modules worth naming: the core's, then drivers.
 var rdmaModules = []string{"ib_core", "ib_uverbs", "rdma_ucm",
-	"mlx5_ib", "mlx4_ib", "irdma", "bnxt_re", "iw_cxgb4", "qedr", "hns_roce_hw_v2", "mana_ib", "erdma", "efa", "ocrdma", "vmw_pvrdma",
+	"mlx5_ib", "mlx4_ib", "irdma", "bnxt_re", "iw_cxgb4", "qedr", "hns_roce_hw_v2", "mana_ib", "erdma", "efa", "ocrdma",
+	"vmw_pvrdma",
 	"rdma_rxe", "siw"}
 
 // modules finds what the kernel has of RDMA.
@@ -162,7 +164,8 @@ func (x *exam) binary() {
 	if x.Built {
 		x.add(OK, "verbs", "built in", "")
 	} else {
-		x.add(Note, "verbs", "not built in", "make build-verbs (needs a C compiler) makes a kvd and a kvctl that can use adapters")
+		x.add(Note, "verbs", "not built in", "make build-verbs (needs a C compiler) makes a kvd and a kvctl that can "+
+			"use adapters")
 	}
 }
 
@@ -204,7 +207,8 @@ func (x *exam) memlock() {
 	} else if err == nil {
 		found += "; no CAP_IPC_LOCK"
 	}
-	const raise = "LimitMEMLOCK=infinity in the systemd unit, --ulimit memlock=-1 for a container, or '* - memlock unlimited' in /etc/security/limits.d/kvd.conf and a new login (now: ulimit -l unlimited)"
+	const raise = "LimitMEMLOCK=infinity in the systemd unit, --ulimit memlock=-1 for a container, or '* - memlock " +
+		"unlimited' in /etc/security/limits.d/kvd.conf and a new login (now: ulimit -l unlimited)"
 	switch {
 	case soft == unlimited:
 		x.add(OK, check, found, "")
@@ -213,7 +217,8 @@ func (x *exam) memlock() {
 	case soft < clientLock:
 		x.add(Note, check, found+": matters for verbs, and for lock: true of a memory node", raise)
 	default:
-		x.add(Note, check, found+": enough for clients; a memory node with verbs or lock: true can lend no more than that", raise)
+		x.add(Note, check,
+			found+": enough for clients; a memory node with verbs or lock: true can lend no more than that", raise)
 	}
 }
 
@@ -228,7 +233,8 @@ func (x *exam) lockCapability() (bool, error) {
 		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			n, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64)
 			if err != nil {
-				return false, cannotRead(file, fmt.Errorf("CapEff %.40q is not a hexadecimal number", strings.TrimSpace(v)))
+				return false, cannotRead(file, fmt.Errorf("CapEff %.40q is not a hexadecimal number",
+					strings.TrimSpace(v)))
 			}
 			return n>>14&1 == 1, nil
 		}
@@ -251,7 +257,8 @@ func (x *exam) hugePages() {
 		name, folder, reserve string
 	}{
 		{"2 MiB", "hugepages-2048kB", "sysctl -w vm.nr_hugepages=N (keep it in /etc/sysctl.d/90-kvd.conf)"},
-		{"1 GiB", "hugepages-1048576kB", "boot with hugepagesz=1G hugepages=N, or echo N > /" + dir + "/hugepages-1048576kB/nr_hugepages"},
+		{"1 GiB", "hugepages-1048576kB", "boot with hugepagesz=1G hugepages=N, or echo N > /" + dir +
+			"/hugepages-1048576kB/nr_hugepages"},
 	} {
 		check := p.name + " pages"
 		var n [3]int64
@@ -267,7 +274,8 @@ func (x *exam) hugePages() {
 		case err != nil:
 			x.unknown(check, err)
 		case n[0] == 0:
-			x.add(Note, check, "none", "only for huge-pages: "+strings.ReplaceAll(p.name, " ", "")+" of a memory node: "+p.reserve)
+			x.add(Note, check, "none", "only for huge-pages: "+strings.ReplaceAll(p.name, " ", "")+
+				" of a memory node: "+p.reserve)
 		default:
 			x.add(OK, check, fmt.Sprintf("%d, %d free, %d of these reserved", n[0], n[1], n[2]), "")
 		}
@@ -297,7 +305,8 @@ func (x *exam) transparent() {
 		case !ok:
 			x.unknown(f.check, cannotRead(file, fmt.Errorf("%.60q names no mode in brackets", s)))
 		case mode == "never" || mode == "deny":
-			x.add(Note, f.check, mode, fmt.Sprintf("fewer TLB misses on large memory without huge-pages: echo %s > /%s", f.want, file))
+			x.add(Note, f.check, mode, fmt.Sprintf("fewer TLB misses on large memory without huge-pages: echo %s > /%s",
+				f.want, file))
 		default:
 			x.add(OK, f.check, mode, "")
 		}
@@ -337,7 +346,8 @@ func (x *exam) providers() {
 		return other
 	}
 	if err := x.SharedMemory(); err != nil {
-		advice := "memfd_create(2) with seals needs Linux 3.17, pidfd_open(2) 5.3, and a seccomp profile that allows them"
+		advice := "memfd_create(2) with seals needs Linux 3.17, pidfd_open(2) 5.3, and a " +
+			"seccomp profile that allows them"
 		if s, _ := x.read("proc/sys/vm/memfd_noexec"); s == "2" {
 			advice = "sysctl -w vm.memfd_noexec=1, or a kernel of 6.3 or newer; " + advice
 		}

@@ -18,7 +18,8 @@ type directories struct {
 }
 
 func (d *directories) args(i int, more ...string) []string {
-	return append([]string{"directory", "--id", fmt.Sprint("d", i+1), "--data-dir", d.data[i], "--listen", d.grpc[i], "--raft-listen", d.raft[i], "--lease", "2s"}, more...)
+	return append([]string{"directory", "--id", fmt.Sprint("d", i+1), "--data-dir", d.data[i], "--listen", d.grpc[i],
+		"--raft-listen", d.raft[i], "--lease", "2s"}, more...)
 }
 
 // join are the arguments of a node that joins the others.
@@ -50,8 +51,8 @@ func newDirectories(w *world) *directories {
 	return d
 }
 
-// TestDirectoryDiskLost: what the directory has acknowledged is there after a node that knows it has lost its disk, and another one that does not has
-// come back first: they make no majority, and the empty one is let in when there is one.
+// TestDirectoryDiskLost: what the directory has acknowledged is there after a node that knows it has lost its disk, and
+// another one that does not has come back first: they make no majority, and the empty one is let in when there is one.
 func TestDirectoryDiskLost(t *testing.T) {
 	w := newWorld(t)
 	d := newDirectories(w)
@@ -70,13 +71,15 @@ func TestDirectoryDiskLost(t *testing.T) {
 	d.nodes[2] = w.spawn(d.args(2)...)
 	d.nodes[1] = w.spawn(d.join(1)...)
 	leads := func() bool {
-		return strings.Contains(d.nodes[2].stderr.String(), "directory: leading") || strings.Contains(d.nodes[1].stderr.String(), "directory: leading")
+		return strings.Contains(d.nodes[2].stderr.String(), "directory: leading") ||
+			strings.Contains(d.nodes[1].stderr.String(), "directory: leading")
 	}
 	w.until("both wait", func() bool {
 		if leads() {
 			t.Fatal("a node that is behind leads, by the vote of one that knows nothing")
 		}
-		return strings.Contains(d.nodes[1].stderr.String(), "not admitted") && strings.Contains(d.nodes[2].stderr.String(), "with the data folder")
+		return strings.Contains(d.nodes[1].stderr.String(), "not admitted") &&
+			strings.Contains(d.nodes[2].stderr.String(), "with the data folder")
 	})
 	d.nodes[0] = w.start(d.args(0)...)
 	d.nodes[1].awaitReady()
@@ -98,20 +101,23 @@ func TestDirectoryDiskLost(t *testing.T) {
 	w.must(nil, "namespace", "show", "acked")
 }
 
-// TestDirectoryIDs: a second process with a living node's id, and a data folder under another id, end at once and say why. A node whose removal
-// would end the majority is not removed.
+// TestDirectoryIDs: a second process with a living node's id, and a data folder under another id, end at once and say
+// why. A node whose removal would end the majority is not removed.
 func TestDirectoryIDs(t *testing.T) {
 	w := newWorld(t)
 	d := newDirectories(w)
 	for i := range d.nodes {
-		second := w.spawn("directory", "--id", fmt.Sprint("d", i+1), "--data-dir", t.TempDir(), "--listen", freeAddr(t), "--raft-listen", freeAddr(t), "--join", w.dir)
+		second := w.spawn("directory", "--id", fmt.Sprint("d", i+1), "--data-dir", t.TempDir(), "--listen", freeAddr(t),
+			"--raft-listen", freeAddr(t), "--join", w.dir)
 		want := fmt.Sprintf(`directory node \"d%d\" is alive at %s`, i+1, d.raft[i])
-		if status := second.wait(); status != 1 || !strings.Contains(second.stderr.String(), want) && !strings.Contains(second.stderr.String(), strings.ReplaceAll(want, `\`, "")) {
+		if status := second.wait(); status != 1 || !strings.Contains(second.stderr.String(), want) &&
+			!strings.Contains(second.stderr.String(), strings.ReplaceAll(want, `\`, "")) {
 			t.Errorf("exit status %d, want 1 and %s\n%s", status, want, second.stderr)
 		}
 	}
 	d.nodes[2].signal(syscall.SIGKILL)
-	other := w.spawn("directory", "--id", "d9", "--data-dir", d.data[2], "--listen", freeAddr(t), "--raft-listen", freeAddr(t), "--join", w.dir)
+	other := w.spawn("directory", "--id", "d9", "--data-dir", d.data[2], "--listen", freeAddr(t), "--raft-listen",
+		freeAddr(t), "--join", w.dir)
 	if status := other.wait(); status != 1 || !strings.Contains(other.stderr.String(), `the data folder is of directory node "d3", and was to be used as "d9"`) {
 		t.Errorf("d9 on the data folder of d3: exit status %d\n%s", status, other.stderr)
 	}
@@ -120,7 +126,8 @@ func TestDirectoryIDs(t *testing.T) {
 		if status == 0 {
 			t.Fatal("d2 is removed though d3 is dead")
 		}
-		return strings.Contains(stderr, "nothing was done: without directory node \"d2\" there are 2, of which 1 do not answer") && strings.Contains(stderr, `"d3"`)
+		return strings.Contains(stderr, "nothing was done: without directory node \"d2\" there are 2, of which 1 do "+
+			"not answer") && strings.Contains(stderr, `"d3"`)
 	})
 	w.until("d3 is removed", func() bool {
 		_, stderr, status := w.ctl(nil, "directory", "remove", "d3")

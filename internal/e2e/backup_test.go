@@ -69,7 +69,8 @@ func (r *redis) memcached(line string) string {
 	return got
 }
 
-// fillKinds fills a database with every kind of value that the gateway stores, by Redis's commands and by memcached's; read reads all of it.
+// fillKinds fills a database with every kind of value that the gateway stores, by Redis's commands and by memcached's;
+// read reads all of it.
 func fillKinds(t *testing.T, db, mc *redis) (read func(db, mc *redis) []string) {
 	t.Helper()
 	far := strconv.FormatInt(time.Now().Add(24*time.Hour).UnixMilli(), 10)
@@ -85,12 +86,18 @@ func fillKinds(t *testing.T, db, mc *redis) (read func(db, mc *redis) []string) 
 	}
 	long := strings.Repeat("\x00\xff long ", 1<<20)
 	for _, c := range [][]string{
-		{"SET", "text", "value"}, {"SET", "number", "42"}, {"SET", "\x00\xff key\r\n", "\xfe\x00"}, {"SET", "", "of the empty name"}, {"SET", "long", long},
-		{"SET", "nuls", strings.Repeat("\x00", 3<<20)}, {"SETBIT", "bits", "1000", "1"}, {"PFADD", "unique", "a", "b"}, {"GEOADD", "places", "13.36", "38.11", "Palermo"},
-		{"HSET", "hash", "f", "v", "\xff", "\x00"}, {"SADD", "ints", "1", "2", "70000"}, {"SADD", "set", "a", "\xff"}, {"ZADD", "zset", "1.5", "a", "-inf", "b", "1e-300", "\xff"},
-		{"RPUSH", "list", "a", "", "\xff"}, many("hash", "fN vN", 600), many("set", "mN", 600), many("ints", "N", 600), many("zset", "N mN", 200), many("list", "eN", 600),
-		{"XADD", "stream", "5-1", "f", "v"}, {"XADD", "stream", "5-2", "f", "w"}, {"XADD", "stream", "6-0", "\xff", "\x00"}, {"XDEL", "stream", "5-2"},
-		{"XGROUP", "CREATE", "stream", "group", "0"}, {"XREADGROUP", "GROUP", "group", "me", "COUNT", "1", "STREAMS", "stream", ">"},
+		{"SET", "text", "value"}, {"SET", "number", "42"}, {"SET", "\x00\xff key\r\n", "\xfe\x00"},
+		{"SET", "", "of the empty name"}, {"SET", "long", long},
+		{"SET", "nuls", strings.Repeat("\x00", 3<<20)}, {"SETBIT", "bits", "1000", "1"}, {"PFADD", "unique", "a", "b"},
+		{"GEOADD", "places", "13.36", "38.11", "Palermo"},
+		{"HSET", "hash", "f", "v", "\xff", "\x00"}, {"SADD", "ints", "1", "2", "70000"}, {"SADD", "set", "a", "\xff"},
+		{"ZADD", "zset", "1.5", "a", "-inf", "b", "1e-300", "\xff"},
+		{"RPUSH", "list", "a", "", "\xff"}, many("hash", "fN vN", 600), many("set", "mN", 600), many("ints", "N", 600),
+		many("zset", "N mN", 200), many("list", "eN", 600),
+		{"XADD", "stream", "5-1", "f", "v"}, {"XADD", "stream", "5-2", "f", "w"},
+		{"XADD", "stream", "6-0", "\xff", "\x00"}, {"XDEL", "stream", "5-2"},
+		{"XGROUP", "CREATE", "stream", "group", "0"}, {"XREADGROUP", "GROUP", "group", "me", "COUNT", "1", "STREAMS",
+			"stream", ">"},
 		{"XGROUP", "CREATE", "empty stream", "group", "$", "MKSTREAM"},
 		{"FUNCTION", "LOAD", "#!lua name=lib\nredis.register_function('answer', function() return 42 end)"},
 	} {
@@ -99,20 +106,23 @@ func fillKinds(t *testing.T, db, mc *redis) (read func(db, mc *redis) []string) 
 		}
 	}
 	var keys []string
-	for _, k := range []string{"text", "number", "\x00\xff key\r\n", "", "long", "nuls", "bits", "unique", "places", "hash", "ints", "set", "zset", "list", "hash many", "set many",
+	for _, k := range []string{"text", "number", "\x00\xff key\r\n", "", "long", "nuls", "bits", "unique", "places",
+		"hash", "ints", "set", "zset", "list", "hash many", "set many",
 		"ints many", "zset many", "list many", "stream", "empty stream"} {
 		keys = append(keys, k)
 		if k == "" {
 			continue
 		}
-		for copied, at := range map[string]string{k + " expires": far, k + " far": "253402300800000"} { // the year 10000
+		for copied, at := range map[string]string{k + " expires": far, k + " far": "253402300800000"} {
+			// the year 10000
 			if got := db.ask("COPY", k, copied) + db.ask("PEXPIREAT", copied, at); got != ":1:1" {
 				t.Fatalf("COPY and PEXPIREAT of %q: %s", copied, got)
 			}
 			keys = append(keys, copied)
 		}
 	}
-	for _, line := range []string{"set mc 4294967295 0 3\r\na\x00b", "set mc-expires 7 86400 1\r\nx", "set mc-stale 5 0 1\r\nx", "md mc-stale I T80000", "mg mc-stale v h", "mg mc v h", "ms AAECAw== 1 b F9\r\nx"} {
+	for _, line := range []string{"set mc 4294967295 0 3\r\na\x00b", "set mc-expires 7 86400 1\r\nx",
+		"set mc-stale 5 0 1\r\nx", "md mc-stale I T80000", "mg mc-stale v h", "mg mc v h", "ms AAECAw== 1 b F9\r\nx"} {
 		if got := mc.memcached(line); strings.Contains(got, "ERR") {
 			t.Fatalf("%.40q: %s", line, got)
 		}
@@ -120,7 +130,8 @@ func fillKinds(t *testing.T, db, mc *redis) (read func(db, mc *redis) []string) 
 	return func(db, mc *redis) (out []string) {
 		say := func(c []string, got string) {
 			if len(got) > 300 {
-				got = fmt.Sprintf("%s… %d bytes of %s", got[:100], len(got), strconv.FormatUint(xxh3.HashString(got), 16))
+				got = fmt.Sprintf("%s… %d bytes of %s", got[:100], len(got),
+					strconv.FormatUint(xxh3.HashString(got), 16))
 			}
 			out = append(out, fmt.Sprintf("%.60q: %s", c, got))
 		}
@@ -148,15 +159,16 @@ func fillKinds(t *testing.T, db, mc *redis) (read func(db, mc *redis) []string) 
 		ask("XINFO", "STREAM", "empty stream", "FULL")
 		ask("FUNCTION", "LIST", "WITHCODE")
 		ask("FCALL", "answer", "0")
-		for _, line := range []string{"get mc", "mg mc v f h", "get mc-expires", "mg AAECAw== b v f", "mg mc-stale v f h s", "get number"} {
+		for _, line := range []string{"get mc", "mg mc v f h", "get mc-expires", "mg AAECAw== b v f",
+			"mg mc-stale v f h s", "get number"} {
 			say([]string{line}, mc.memcached(line))
 		}
 		return out
 	}
 }
 
-// TestBackup: what a gateway has stored, of every kind, is written to a file and brought back from it: by the store that it is from, and by another one. Redis's
-// and memcached's commands answer as before.
+// TestBackup: what a gateway has stored, of every kind, is written to a file and brought back from it: by the store
+// that it is from, and by another one. Redis's and memcached's commands answer as before.
 func TestBackup(t *testing.T) {
 	w := newWorld(t)
 	store := func() (s *world, db, mc *redis) {
@@ -204,7 +216,8 @@ func TestBackup(t *testing.T) {
 	lines[at] = bytes.Replace(lines[at], []byte(`"type":"hash"`), []byte(`"type":"zset"`), 1)
 	to.must(nil, "--namespace", "shop", "flush", "--yes")
 	out, stderr, status := to.ctl(bytes.Join(lines, nil), "--namespace", "shop", "pipe", "-o", "json")
-	if status != 2 || !strings.Contains(stderr, fmt.Sprintf("kvctl pipe: line %d: value of ", at+1)) || !strings.Contains(stderr, "is no zset") || !bytes.Contains(out, []byte(`"failed":1,`)) {
+	if status != 2 || !strings.Contains(stderr, fmt.Sprintf("kvctl pipe: line %d: value of ", at+1)) ||
+		!strings.Contains(stderr, "is no zset") || !bytes.Contains(out, []byte(`"failed":1,`)) {
 		t.Errorf("a damaged line %d: exit status %d\n%s%s", at+1, status, out, stderr)
 	}
 	if got := db2.ask("EXISTS", "hash") + db2.ask("HLEN", "hash many"); got != ":0:600" {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestDrainLeavesNothingToMend drains a memory node whose regions nobody has room for: its shards move, and placement groups that have
-// none any more keep fewer members than their namespace has copies. Nobody finds fault with that.
+// TestDrainLeavesNothingToMend drains a memory node whose regions nobody has room for: its shards move, and placement
+// groups that have none any more keep fewer members than their namespace has copies. Nobody finds fault with that.
 func TestDrainLeavesNothingToMend(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -15,7 +15,8 @@ func TestDrainLeavesNothingToMend(t *testing.T) {
 	for i := range 4 {
 		w.start(w.memnode(fmt.Sprint("m", i+1))...)
 	}
-	w.must(nil, "namespace", "create", "data", "--replicas", "2", "--bytes", "60MiB") // regions of 30 MiB, two on each memory node
+	// regions of 30 MiB, two on each memory node
+	w.must(nil, "namespace", "create", "data", "--replicas", "2", "--bytes", "60MiB")
 	for i := range 32 {
 		w.must([]byte(fmt.Sprint("value", i)), "--namespace", "data", "put", fmt.Sprint("key", i))
 	}
@@ -25,7 +26,8 @@ func TestDrainLeavesNothingToMend(t *testing.T) {
 	if code != 0 {
 		t.Fatal(st)
 	}
-	for _, want := range []string{"healthy: no problem is known", "draining: m1", "2 of 2 placement groups fully replicated, 2 without a shard"} {
+	for _, want := range []string{"healthy: no problem is known", "draining: m1",
+		"2 of 2 placement groups fully replicated, 2 without a shard"} {
 		if !strings.Contains(st, want) {
 			t.Errorf("status without %q", want)
 		}
@@ -42,7 +44,8 @@ func TestDrainLeavesNothingToMend(t *testing.T) {
 	w.must(nil, "nodes", "remove", "m1", "--force")
 	w.must(nil, "status", "--check")
 	for i := range 32 {
-		if got, want := string(w.must(nil, "--namespace", "data", "get", fmt.Sprint("key", i))), fmt.Sprint("value", i); got != want {
+		if got, want := string(w.must(nil, "--namespace", "data", "get", fmt.Sprint("key", i))),
+			fmt.Sprint("value", i); got != want {
 			t.Errorf("key%d is %q, want %q", i, got, want)
 		}
 	}

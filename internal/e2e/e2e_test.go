@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 var bin string // folder of the commands
 
@@ -117,7 +117,8 @@ func aloneWorld(t *testing.T) *world {
 	t.Cleanup(func() { os.RemoveAll(run) })
 	w := &world{t: t}
 	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") && !strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
+		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") &&
+			!strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
 			w.env = append(w.env, e)
 		}
 	}
@@ -226,7 +227,8 @@ func freeAddr(t *testing.T) string {
 
 // directory are the arguments of a directory node on folder data.
 func (w *world) directory(data, raft string) []string {
-	return []string{"directory", "--id", "d1", "--data-dir", data, "--listen", w.dir, "--raft-listen", raft, "--bootstrap", "--lease", "2s"}
+	return []string{"directory", "--id", "d1", "--data-dir", data, "--listen", w.dir, "--raft-listen", raft,
+		"--bootstrap", "--lease", "2s"}
 }
 
 func (w *world) memnode(name string) []string {
@@ -269,7 +271,8 @@ func TestStore(t *testing.T) {
 	dir := w.start(w.directory(data, raft)...)
 	m1, m2 := w.start(w.memnode("m1")...), w.start(w.memnode("m2")...)
 
-	values := map[string][]byte{"empty": {}, "small": []byte("v\x00\n\xff"), "large": bytes.Repeat([]byte("0123456789abcdef"), 1<<18)}
+	values := map[string][]byte{"empty": {}, "small": []byte("v\x00\n\xff"),
+		"large": bytes.Repeat([]byte("0123456789abcdef"), 1<<18)}
 	for _, p := range []string{"shm", "tcp"} {
 		for k, v := range values {
 			w.must(v, "--provider", p, "put", p+k)
@@ -308,12 +311,14 @@ func TestStore(t *testing.T) {
 	}
 
 	// A second one on the same folder is refused; the first does not notice.
-	second := w.spawn("directory", "--id", "d1", "--data-dir", data, "--listen", freeAddr(t), "--raft-listen", freeAddr(t), "--bootstrap")
+	second := w.spawn("directory", "--id", "d1", "--data-dir", data, "--listen", freeAddr(t), "--raft-listen",
+		freeAddr(t), "--bootstrap")
 	if status := second.wait(); status == 0 || !strings.Contains(second.stderr.String(), data) {
 		t.Errorf("second directory on one folder: exit status %d\n%s", status, second.stderr)
 	}
 	// So is one whose port is taken, by name.
-	taken := w.spawn("directory", "--id", "d2", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t), "--bootstrap")
+	taken := w.spawn("directory", "--id", "d2", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen",
+		freeAddr(t), "--bootstrap")
 	if status := taken.wait(); status == 0 || !strings.Contains(taken.stderr.String(), w.dir) {
 		t.Errorf("directory on a port in use: exit status %d\n%s", status, taken.stderr)
 	}

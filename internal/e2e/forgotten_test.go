@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-// TestFolderOfOnePutBack: the data folder of one directory node of three is put back, and the only other one that knows what it has forgotten is dead.
-// The two that are left are a majority that lacks what was acknowledged. Memory nodes know: nothing is granted, and the status says so. When the
-// dead one comes back, it keeps what it has, and the directory goes on from its folder with all of it.
+// TestFolderOfOnePutBack: the data folder of one directory node of three is put back, and the only other one that knows
+// what it has forgotten is dead. The two that are left are a majority that lacks what was acknowledged. Memory nodes
+// know: nothing is granted, and the status says so. When the dead one comes back, it keeps what it has, and the
+// directory goes on from its folder with all of it.
 func TestFolderOfOnePutBack(t *testing.T) {
 	u := newTrio(t, "m1", "m2")
 	u.must(nil, "namespace", "create", "data", "--replicas", "2")
@@ -45,10 +46,12 @@ func TestFolderOfOnePutBack(t *testing.T) {
 			out, _, _ := u.ctl(nil, "status")
 			return strings.Contains(string(out), "data folders are older")
 		})
-		if _, stderr, status := u.ctl(nil, "namespace", "create", "new"); status == 0 || !strings.Contains(stderr, "nothing was done") {
+		if _, stderr, status := u.ctl(nil, "namespace", "create", "new"); status == 0 ||
+			!strings.Contains(stderr, "nothing was done") {
 			t.Errorf("a namespace was created: %d, %s", status, stderr)
 		}
-		if _, stderr, status := u.ctl([]byte("x"), "--namespace", "data", "--timeout", "5s", "put", "key 0"); status != 3 {
+		if _, stderr, status := u.ctl([]byte("x"), "--namespace", "data", "--timeout", "5s", "put", "key 0"); status !=
+			3 {
 			t.Errorf("a put of a new session: exit status %d, %s", status, stderr)
 		}
 	}
@@ -57,7 +60,8 @@ func TestFolderOfOnePutBack(t *testing.T) {
 	// d1 would be cut back.
 	for range 2 {
 		u.startDir(0, false, false)
-		if status := u.dirs[0].wait(); status != 1 || !strings.Contains(u.dirs[0].stderr.String(), "the directory's other data folders are older than this one") {
+		if status := u.dirs[0].wait(); status != 1 || !strings.Contains(u.dirs[0].stderr.String(),
+			"the directory's other data folders are older than this one") {
 			t.Fatalf("d1: exit status %d\n%s", status, u.dirs[0].stderr)
 		}
 	}

@@ -33,7 +33,8 @@ func clients(count, directory string) (err error) {
 	}
 	ctx := context.Background()
 	for i := range n {
-		c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Devices: devices, Lanes: 2, CacheBytes: 1 << 20})
+		c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Devices: devices, Lanes: 2,
+			CacheBytes: 1 << 20})
 		if err != nil {
 			return err
 		}
@@ -213,22 +214,27 @@ func TestIdle(t *testing.T) {
 		t.Run("lease "+lease, func(t *testing.T) {
 			w := aloneWorld(t)
 			w.dir = freeAddr(t)
-			dir := w.start("directory", "--id", "d1", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t), "--bootstrap", "--lease", lease)
+			dir := w.start("directory", "--id", "d1", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen",
+				freeAddr(t), "--bootstrap", "--lease", lease)
 			one := w.start("memnode", "--name", "m1", "--directory", w.dir, "--memory", "1GiB")
-			quietest(t, over, windows, idle{"directory, a memory node and nobody else", dir, 600}, idle{"memory node that nobody uses", one, 220})
+			quietest(t, over, windows, idle{"directory, a memory node and nobody else", dir, 600},
+				idle{"memory node that nobody uses", one, 220})
 			w.must(nil, "namespace", "create", "cache", "--mode", "cache", "--bytes", "64MiB")
 			gw := w.start("gateway", "--directory", w.dir, "--listen", freeAddr(t), "--listen-memcached", freeAddr(t))
 			c := w.clients(1)
-			quietest(t, over, windows, idle{"directory, a memory node, a gateway and a client", dir, 900}, idle{"memory node", one, 220},
+			quietest(t, over, windows, idle{"directory, a memory node, a gateway and a client", dir, 900},
+				idle{"memory node", one, 220},
 				idle{"gateway without connections", gw, 250}, idle{"client", c, 220})
 			w.clients(100)
-			quietest(t, over, windows, idle{"directory, 100 clients more", dir, 0}, idle{"memory node, 100 clients more", one, 220})
+			quietest(t, over, windows, idle{"directory, 100 clients more", dir, 0},
+				idle{"memory node, 100 clients more", one, 220})
 		})
 	}
 	t.Run("dev", func(t *testing.T) {
 		w := aloneWorld(t)
 		w.dir = freeAddr(t)
-		dev := w.start("dev", "--listen", w.dir, "--redis", freeAddr(t), "--memcached", freeAddr(t), "--http", freeAddr(t), "--memory", "256MiB")
+		dev := w.start("dev", "--listen", w.dir, "--redis", freeAddr(t), "--memcached", freeAddr(t), "--http",
+			freeAddr(t), "--memory", "256MiB")
 		quietest(t, over, windows, idle{"kvd dev", dev, 500})
 	})
 }

@@ -71,7 +71,8 @@ func (w *world) writers(provider, namespace string, n, keys int) *writers {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: []string{w.dir}, Provider: provider, Namespace: namespace, Lanes: 2, CacheBytes: 1 << 20, OpTimeout: patience})
+	c, err := client.Open(ctx, client.Options{Directory: []string{w.dir}, Provider: provider, Namespace: namespace,
+		Lanes: 2, CacheBytes: 1 << 20, OpTimeout: patience})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -131,7 +132,8 @@ func (x *writers) end() (lost int) {
 			continue
 		}
 		v, perr := strconv.ParseUint(string(i.Value), 10, 64)
-		if err != nil && !errors.Is(err, client.ErrNotFound) || err == nil && (perr != nil || v < x.low[k] || v > x.high[k]) {
+		if err != nil && !errors.Is(err, client.ErrNotFound) || err == nil &&
+			(perr != nil || v < x.low[k] || v > x.high[k]) {
 			x.t.Errorf("key %d is %q, %v; want %d to %d", k, i.Value, err, x.low[k], x.high[k])
 		}
 	}
@@ -141,8 +143,8 @@ func (x *writers) end() (lost int) {
 	return lost
 }
 
-// TestWorkerKilled kills the process that serves the only copy, again and again, under load: no key is lost, and none has another
-// value than the last one that was put, or was being put.
+// TestWorkerKilled kills the process that serves the only copy, again and again, under load: no key is lost, and none
+// has another value than the last one that was put, or was being put.
 func TestWorkerKilled(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
@@ -194,8 +196,8 @@ func TestWithoutKeeper(t *testing.T) {
 	}
 }
 
-// TestKeeperKilled: the worker ends with its keeper, and what was kept is gone: the next keeper's worker serves an empty memory node at the
-// same address, under another incarnation.
+// TestKeeperKilled: the worker ends with its keeper, and what was kept is gone: the next keeper's worker serves an
+// empty memory node at the same address, under another incarnation.
 func TestKeeperKilled(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -214,8 +216,8 @@ func TestKeeperKilled(t *testing.T) {
 	}
 }
 
-// TestNodesRestart: an operator has the process of the only copy replaced under load, and nothing is lost; a memory node that keeps nothing
-// is refused.
+// TestNodesRestart: an operator has the process of the only copy replaced under load, and nothing is lost; a memory
+// node that keeps nothing is refused.
 func TestNodesRestart(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -227,7 +229,8 @@ func TestNodesRestart(t *testing.T) {
 	for n := range 3 {
 		worker, began := m.pid(), time.Now()
 		out := string(w.must(nil, "nodes", "restart", "m1"))
-		if !strings.HasPrefix(out, fmt.Sprintf("m1: restarted with its memory, boot %d, version ", n+2)) || m.pid() == worker {
+		if !strings.HasPrefix(out, fmt.Sprintf("m1: restarted with its memory, boot %d, version ", n+2)) ||
+			m.pid() == worker {
 			t.Errorf("%q, the worker was %d and is %d", out, worker, m.pid())
 		}
 		x.serves(w)
@@ -257,18 +260,20 @@ func TestSignalToBoth(t *testing.T) {
 	if err := syscall.Kill(m.pid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if status := m.signal(syscall.SIGTERM); status != 0 || !strings.Contains(m.stderr.String(), "memory node left the directory") {
+	if status := m.signal(syscall.SIGTERM); status != 0 ||
+		!strings.Contains(m.stderr.String(), "memory node left the directory") {
 		t.Errorf("exit status %d\n%s", status, m.stderr)
 	}
 }
 
-// TestWorkerAway: no worker can be started for many leases, since the program is being replaced. The directory waits for the only copy, and
-// it is there when the program is.
+// TestWorkerAway: no worker can be started for many leases, since the program is being replaced. The directory waits
+// for the only copy, and it is there when the program is.
 func TestWorkerAway(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
 	const lease = 200 * time.Millisecond
-	w.start("directory", "--id", "d1", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t), "--bootstrap", "--lease", lease.String())
+	w.start("directory", "--id", "d1", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t),
+		"--bootstrap", "--lease", lease.String())
 	program := filepath.Join(t.TempDir(), "kvd")
 	b, err := os.ReadFile(filepath.Join(bin, "kvd"))
 	if err != nil {
@@ -290,10 +295,13 @@ func TestWorkerAway(t *testing.T) {
 	if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.until("the directory to wait for it", func() bool { return strings.Contains(string(w.must(nil, "status")), "waiting for: m1") })
+	w.until("the directory to wait for it", func() bool {
+		return strings.Contains(string(w.must(nil, "status")), "waiting for: m1")
+	})
 	silent := time.Now()
 	w.until("20 leases", func() bool { return time.Since(silent) > 20*lease })
-	if out := string(w.must(nil, "status")); !strings.Contains(out, "waiting for: m1") || strings.Contains(out, "lost keys") {
+	if out := string(w.must(nil, "status")); !strings.Contains(out, "waiting for: m1") ||
+		strings.Contains(out, "lost keys") {
 		t.Errorf("after 20 leases the status is\n%s", out)
 	}
 	if err := os.Rename(program+".away", program); err != nil {
@@ -308,8 +316,8 @@ func TestWorkerAway(t *testing.T) {
 	}
 }
 
-// hammerEnv has this binary write large values over shm, for ever, to the directory that it names; a file of the other name grows by a byte
-// with each.
+// hammerEnv has this binary write large values over shm, for ever, to the directory that it names; a file of the other
+// name grows by a byte with each.
 const hammerEnv, hammerFileEnv = "KVD_E2E_HAMMER", "KVD_E2E_HAMMERED"
 
 func hammer(directory, file string) error {
@@ -319,7 +327,8 @@ func hammer(directory, file string) error {
 	if err != nil {
 		return err
 	}
-	c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Namespace: "one", Provider: "shm", Lanes: lanes, CacheBytes: 1 << 20, OpTimeout: patience})
+	c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Namespace: "one", Provider: "shm",
+		Lanes: lanes, CacheBytes: 1 << 20, OpTimeout: patience})
 	if err != nil {
 		return err
 	}
@@ -341,8 +350,8 @@ func hammer(directory, file string) error {
 	return <-failed
 }
 
-// TestStoppedInsideVerb: while a client of this machine is stopped inside a verb that it began before the restart, the memory is not
-// served, and the log says why. When it goes on, all is served again.
+// TestStoppedInsideVerb: while a client of this machine is stopped inside a verb that it began before the restart, the
+// memory is not served, and the log says why. When it goes on, all is served again.
 func TestStoppedInsideVerb(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -384,7 +393,9 @@ func TestStoppedInsideVerb(t *testing.T) {
 			_, _, status := w.ctl(nil, "nodes", "restart", "m1")
 			restarted <- status
 		}()
-		w.until("the worker to register, or to say why not", func() bool { return said(registered) > before || said(inside) > held })
+		w.until("the worker to register, or to say why not", func() bool {
+			return said(registered) > before || said(inside) > held
+		})
 		if said(inside) > held {
 			held++
 			if said(registered) > before {
@@ -407,5 +418,8 @@ func TestStoppedInsideVerb(t *testing.T) {
 	})
 	_ = cmd.Process.Kill() // it runs for ever
 	<-h.exited
-	w.until("kvctl check", func() bool { _, _, status := w.ctl(nil, "--namespace", "one", "check"); return status == 0 })
+	w.until("kvctl check", func() bool {
+		_, _, status := w.ctl(nil, "--namespace", "one", "check")
+		return status == 0
+	})
 }

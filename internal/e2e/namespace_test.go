@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // redis is a connection to a gateway.
@@ -63,11 +65,7 @@ func fetch(url string) (status int, body string) {
 // until waits for a condition.
 func (w *world) until(what string, cond func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
+	testutil.Until(w.t, what, cond)
 }
 
 // TestNamespace changes the copies of a namespace under load, then deletes it while a memory
@@ -82,7 +80,8 @@ func TestNamespace(t *testing.T) {
 	w.must(nil, "namespace", "create", "keep", "--replicas", "2", "--bytes", "8MiB")
 	w.must(nil, "namespace", "create", "n", "--replicas", "1", "--bytes", "16MiB")
 	w.must([]byte("v"), "--namespace", "keep", "put", "k")
-	w.start("gateway", "--databases", "n", "--directory", w.dir, "--listen", listen, "--listen-memcached", "off", "--http-listen", http)
+	w.start("gateway", "--databases", "n", "--directory", w.dir, "--listen", listen, "--listen-memcached", "off",
+		"--http-listen", http)
 
 	var stop atomic.Bool
 	var sets atomic.Int64
@@ -121,10 +120,12 @@ func TestNamespace(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 
-	if _, stderr, status = w.ctl([]byte("m\n"), "namespace", "delete", "n"); status != 1 || !strings.Contains(stderr, "Type its name") {
+	if _, stderr, status = w.ctl([]byte("m\n"), "namespace", "delete", "n"); status != 1 ||
+		!strings.Contains(stderr, "Type its name") {
 		t.Errorf("delete without its name: exit status %d\n%s", status, stderr)
 	}
-	if _, stderr, status = w.ctl([]byte("n\n"), "namespace", "delete", "n"); status != 1 || !strings.Contains(stderr, "kvd gateway") || !strings.Contains(stderr, "--end-sessions") {
+	if _, stderr, status = w.ctl([]byte("n\n"), "namespace", "delete", "n"); status != 1 ||
+		!strings.Contains(stderr, "kvd gateway") || !strings.Contains(stderr, "--end-sessions") {
 		t.Errorf("delete while a gateway serves it: exit status %d\n%s", status, stderr)
 	}
 	has := func(text string) bool {
@@ -161,7 +162,8 @@ func TestNamespace(t *testing.T) {
 	if has(`namespace="n"`) {
 		t.Error("the directory has metrics of a namespace that is gone")
 	}
-	if _, stderr, status := w.ctl(nil, "--namespace", "n", "get", "k"); status != 2 || !strings.Contains(stderr, `unknown namespace: namespace "n"`) {
+	if _, stderr, status := w.ctl(nil, "--namespace", "n", "get", "k"); status != 2 ||
+		!strings.Contains(stderr, `unknown namespace: namespace "n"`) {
 		t.Errorf("get: exit status %d\n%s", status, stderr)
 	}
 

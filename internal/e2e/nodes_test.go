@@ -47,8 +47,9 @@ func (w *world) on() map[string]int {
 	return n
 }
 
-// TestManyMemoryNodes: on twelve small memory nodes ten namespaces have room, each on some of them: on as many as it says, as its limit
-// needs, or on eight. A namespace without a limit is written more than eight have room for. It takes further ones, and no write fails. The status stays short.
+// TestManyMemoryNodes: on twelve small memory nodes ten namespaces have room, each on some of them: on as many as it
+// says, as its limit needs, or on eight. A namespace without a limit is written more than eight have room for. It takes
+// further ones, and no write fails. The status stays short.
 func TestManyMemoryNodes(t *testing.T) {
 	const nodes = 12
 	w := newWorld(t)
@@ -66,7 +67,8 @@ func TestManyMemoryNodes(t *testing.T) {
 		"cache": {"--bytes", "4MiB", "--replicas", "1", "--mode", "cache"},
 		"three": {"--bytes", "8MiB", "--replicas", "2", "--nodes", "3"},
 		"small": {"--bytes", "8MiB", "--replicas", "2", "--limit", "8MiB"},
-		"n1":    {"--bytes", "4MiB"}, "n2": {"--bytes", "4MiB"}, "n3": {"--bytes", "4MiB"}, "n4": {"--bytes", "4MiB"}, "n5": {"--bytes", "4MiB"}, "n6": {"--bytes", "4MiB"},
+		"n1":    {"--bytes", "4MiB"}, "n2": {"--bytes", "4MiB"}, "n3": {"--bytes", "4MiB"}, "n4": {"--bytes", "4MiB"},
+		"n5": {"--bytes", "4MiB"}, "n6": {"--bytes", "4MiB"},
 	} {
 		w.must(nil, append([]string{"namespace", "create", name}, how...)...)
 		w.must([]byte(name), "--namespace", name, "put", "name")
@@ -85,7 +87,8 @@ func TestManyMemoryNodes(t *testing.T) {
 			return
 		}
 		w.until("the namespace to be spread over all memory nodes", func() bool {
-			return w.on()["grows"] == nodes && !strings.Contains(string(w.must(nil, "status")), "grows (being rebalanced)")
+			return w.on()["grows"] == nodes && !strings.Contains(string(w.must(nil, "status")),
+				"grows (being rebalanced)")
 		})
 		spread = true
 	})
@@ -94,7 +97,8 @@ func TestManyMemoryNodes(t *testing.T) {
 	}
 
 	st, rest := string(w.must(nil, "status", "--check")), string(w.must(nil, "status", "--all"))
-	if n := strings.Count(st, "\n"); n > 50 || !strings.Contains(st, "12 up, 0 down") || !strings.Contains(st, "kvctl status --all shows every one") {
+	if n := strings.Count(st, "\n"); n > 50 || !strings.Contains(st, "12 up, 0 down") ||
+		!strings.Contains(st, "kvctl status --all shows every one") {
 		t.Errorf("status has %d lines:\n%s", n, st)
 	}
 	if n := strings.Count(rest, "\n"); n < 100 {
@@ -107,8 +111,9 @@ func TestManyMemoryNodes(t *testing.T) {
 	}
 }
 
-// fills puts values of 8 KiB into a namespace, of which none may fail, and reads them back: small ones, so that hashes fill placement groups about
-// equally. After every 64 it calls rest: a write waits 8 s for memory that is on its way, which is little for a machine that does other things.
+// fills puts values of 8 KiB into a namespace, of which none may fail, and reads them back: small ones, so that hashes
+// fill placement groups about equally. After every 64 it calls rest: a write waits 8 s for memory that is on its way,
+// which is little for a machine that does other things.
 func (w *world) fills(ns string, values int, rest func()) {
 	w.t.Helper()
 	device, err := providers.Open("tcp", providers.Options{})
@@ -116,7 +121,8 @@ func (w *world) fills(ns string, values int, rest func()) {
 		w.t.Fatal(err)
 	}
 	defer device.Close()
-	c, err := client.Open(w.t.Context(), client.Options{Directory: []string{w.dir}, Namespace: ns, Devices: []*rdma.Device{device}, OpTimeout: patience})
+	c, err := client.Open(w.t.Context(), client.Options{Directory: []string{w.dir}, Namespace: ns,
+		Devices: []*rdma.Device{device}, OpTimeout: patience})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -131,7 +137,8 @@ func (w *world) fills(ns string, values int, rest func()) {
 		}
 	}
 	for i := range values {
-		if it, err := c.Get(w.t.Context(), fmt.Appendf(nil, "key%d", i)); err != nil || !slices.Equal(it.Value, value(i)) {
+		if it, err := c.Get(w.t.Context(), fmt.Appendf(nil, "key%d", i)); err != nil ||
+			!slices.Equal(it.Value, value(i)) {
 			w.t.Fatalf("get %d: %d bytes, %v", i, len(it.Value), err)
 		}
 	}

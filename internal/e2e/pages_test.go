@@ -113,8 +113,11 @@ func TestHugePages(t *testing.T) {
 	}
 	// Pages that are promised and were not touched yet are not free.
 	left := free()
-	m3 := w.spawn("memnode", "--name", "m3", "--directory", w.dir, "--memory", fmt.Sprintf("%dMiB", 2*(left+1)), "--huge-pages", "2MiB")
-	if status := m3.wait(); status == 0 || !strings.Contains(m3.stderr.String(), fmt.Sprintf("HugePages_Free (2 MiB pages) is %d pages, want %d", left, left+1)) {
+	m3 := w.spawn("memnode", "--name", "m3", "--directory", w.dir, "--memory", fmt.Sprintf("%dMiB", 2*(left+1)),
+		"--huge-pages", "2MiB")
+	if status := m3.wait(); status == 0 ||
+		!strings.Contains(m3.stderr.String(), fmt.Sprintf("HugePages_Free (2 MiB pages) is %d pages, want %d", left,
+			left+1)) {
 		t.Errorf("with %d pages left for %d: exit status %d\n%s", left, left+1, status, m3.stderr)
 	}
 	if status := nodes[0].signal(syscall.SIGTERM); status != 0 {

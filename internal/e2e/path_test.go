@@ -13,8 +13,9 @@ import (
 	"github.com/kvd-project/kvd/internal/keeper/keepertest"
 )
 
-// TestMemoryPath ends the process that serves the only copy, under load, by SIGKILL and by SIGTERM: the next one has every key from the
-// folder. Nobody else may have the folder meanwhile, SIGINT empties it, and another memory node's files are given up.
+// TestMemoryPath ends the process that serves the only copy, under load, by SIGKILL and by SIGTERM: the next one has
+// every key from the folder. Nobody else may have the folder meanwhile, SIGINT empties it, and another memory node's
+// files are given up.
 func TestMemoryPath(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -50,7 +51,8 @@ func TestMemoryPath(t *testing.T) {
 		}
 	}
 	other := w.spawn(memnode("m2", freeAddr(t))...)
-	if status := other.wait(); status != 1 || !strings.Contains(other.stderr.String(), "memory-path: "+folder+": folder is another process's") {
+	if status := other.wait(); status != 1 || !strings.Contains(other.stderr.String(), "memory-path: "+folder+
+		": folder is another process's") {
 		t.Errorf("a second memory node with the folder: exit status %d\n%s", status, other.stderr)
 	}
 	if lost := x.end(); lost != 0 {
@@ -60,7 +62,8 @@ func TestMemoryPath(t *testing.T) {
 	if regions() == 0 {
 		t.Error("there are no files, so nothing was shown")
 	}
-	if status := m.signal(syscall.SIGINT); status != 0 || !strings.Contains(m.stderr.String(), "memory node left the directory") || regions() != 0 {
+	if status := m.signal(syscall.SIGINT); status != 0 ||
+		!strings.Contains(m.stderr.String(), "memory node left the directory") || regions() != 0 {
 		t.Errorf("exit status %d after SIGINT, %d regions are left\n%s", status, regions(), m.stderr)
 	}
 
@@ -68,14 +71,16 @@ func TestMemoryPath(t *testing.T) {
 	w.must([]byte("v"), "put", "k")
 	m.signal(syscall.SIGKILL)
 	m = w.start(memnode("m2", addr)...)
-	w.until("the files of another memory node to go", func() bool { return strings.Contains(m.stderr.String(), "reason=stranger") })
+	w.until("the files of another memory node to go", func() bool {
+		return strings.Contains(m.stderr.String(), "reason=stranger")
+	})
 	if n := regions(); n != 0 {
 		t.Errorf("%d regions of another memory node are left\n%s", n, m.stderr)
 	}
 }
 
-// TestMemoryPathPutBack: a folder that was copied while no process had it, and is put back after another process has registered and stored
-// more, is not served: its keys are lost, not of an earlier time. The copy is kept aside.
+// TestMemoryPathPutBack: a folder that was copied while no process had it, and is put back after another process has
+// registered and stored more, is not served: its keys are lost, not of an earlier time. The copy is kept aside.
 func TestMemoryPathPutBack(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)

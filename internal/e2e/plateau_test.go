@@ -21,9 +21,10 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// TestPlateau: things that come and go leave nothing behind in a directory node, a memory node and a gateway. Namespaces are made and deleted,
-// and sessions begin and end. Connections use scripts, libraries, channels, tracked keys and names that nobody uses again. The live part of each
-// process's heap is measured in rows, the first third of which is the warm-up. KVD_SOAK says how long that goes on; without it, rounds are counted and few.
+// TestPlateau: things that come and go leave nothing behind in a directory node, a memory node and a gateway.
+// Namespaces are made and deleted, and sessions begin and end. Connections use scripts, libraries, channels, tracked
+// keys and names that nobody uses again. The live part of each process's heap is measured in rows, the first third of
+// which is the warm-up. KVD_SOAK says how long that goes on; without it, rounds are counted and few.
 func TestPlateau(t *testing.T) {
 	var soak time.Duration
 	if s := os.Getenv("KVD_SOAK"); s != "" {
@@ -64,8 +65,9 @@ func TestPlateau(t *testing.T) {
 		live = append(live, x)
 		t.Logf("%6d rounds, %4.0f s: live MiB: %s", c.n, time.Since(began).Seconds(), table(names, x))
 	}
-	// Without KVD_SOAK a third is 120 namespaces, 240 sessions and 960 connections, and tables of a data folder still grow: what leaves many KB
-	// behind each time is seen. In half an hour it is thousands of each, and a hundred bytes are seen.
+	// Without KVD_SOAK a third is 120 namespaces, 240 sessions and 960 connections, and tables of a data folder still
+	// grow: what leaves many KB behind each time is seen. In half an hour it is thousands of each, and a hundred bytes
+	// are seen.
 	third, slack := rows/3, int64(4<<20)
 	if soak > 0 {
 		slack = 1 << 20
@@ -73,7 +75,8 @@ func TestPlateau(t *testing.T) {
 	for i, name := range names {
 		warm, last := most(live[third:2*third], i), most(live[2*third:], i)
 		if last > warm+warm/20+slack {
-			t.Errorf("%s: %.1f MiB are live at the end, %.1f MiB a third before", name, float64(last)/(1<<20), float64(warm)/(1<<20))
+			t.Errorf("%s: %.1f MiB are live at the end, %.1f MiB a third before", name, float64(last)/(1<<20),
+				float64(warm)/(1<<20))
 		}
 	}
 }
@@ -161,7 +164,8 @@ func (c *churn) round(ctx context.Context) error {
 // namespace makes one, uses it, and deletes it.
 func (c *churn) namespace(ctx context.Context, n int) error {
 	name := fmt.Sprintf("n%d", n)
-	q := &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1, BytesPerNode: 1 << 20}
+	q := &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1,
+		BytesPerNode: 1 << 20}
 	err := c.calls.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		_, err := d.CreateNamespace(ctx, q)
 		return err
@@ -169,10 +173,11 @@ func (c *churn) namespace(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.use(ctx, name, "k"), c.calls.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: name})
-		return err
-	}))
+	return errors.Join(c.use(ctx, name, "k"),
+		c.calls.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+			_, err := d.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: name})
+			return err
+		}))
 }
 
 // session is one in the namespace that stays.
@@ -181,7 +186,8 @@ func (c *churn) session(ctx context.Context, n int) error {
 }
 
 func (c *churn) use(ctx context.Context, namespace, key string) (err error) {
-	x, err := client.Open(ctx, client.Options{Directory: []string{c.dir}, Namespace: namespace, Devices: c.devices, Lanes: 2, CacheBytes: 1 << 20})
+	x, err := client.Open(ctx, client.Options{Directory: []string{c.dir}, Namespace: namespace, Devices: c.devices,
+		Lanes: 2, CacheBytes: 1 << 20})
 	if err != nil {
 		return err
 	}
@@ -214,7 +220,8 @@ func (c *churn) connection(ctx context.Context, id string) error {
 	say("HELLO", "3", "SETNAME", "name-"+id)
 	say("EVAL", long+"return redis.call('SET', KEYS[1], ARGV[1], 'PX', '50') and '"+id+"'", "1", "key-"+id, id)
 	say("SCRIPT", "LOAD", "return '"+id+"'")
-	say("FUNCTION", "LOAD", "#!lua name=lib"+strings.ReplaceAll(id, "-", "_")+"\nredis.register_function('f"+strings.ReplaceAll(id, "-", "_")+"', function() return 1 end)")
+	say("FUNCTION", "LOAD", "#!lua name=lib"+strings.ReplaceAll(id, "-", "_")+"\nredis.register_function('f"+
+		strings.ReplaceAll(id, "-", "_")+"', function() return 1 end)")
 	say("FUNCTION", "DELETE", "lib"+strings.ReplaceAll(id, "-", "_"))
 	say("CLIENT", "TRACKING", "ON")
 	say("GET", "key-"+id)

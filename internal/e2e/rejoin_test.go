@@ -14,7 +14,8 @@ import (
 
 var joined = regexp.MustCompile(`janitor: done.* kind=JOB_JOIN .*synced=(\d+) .*transferred_bytes=(\d+)`)
 
-// joins are those that the janitors of some memory nodes have done: how many words differed, and how much was read and written.
+// joins are those that the janitors of some memory nodes have done: how many words differed, and how much was read and
+// written.
 func joins(nodes ...*daemon) (words, bytes []uint64) {
 	for _, d := range nodes {
 		for _, m := range joined.FindAllStringSubmatch(d.stderr.String(), -1) {
@@ -26,8 +27,8 @@ func joins(nodes ...*daemon) (words, bytes []uint64) {
 	return words, bytes
 }
 
-// TestRejoin: a memory node whose process stands still for longer than its lease joins again with what it held, so that only what was changed
-// meanwhile is copied; one that has lost its memory gets everything.
+// TestRejoin: a memory node whose process stands still for longer than its lease joins again with what it held, so that
+// only what was changed meanwhile is copied; one that has lost its memory gets everything.
 func TestRejoin(t *testing.T) {
 	const records, changed, groups = 4000, 200, 2 // of placement groups: one for each memory node
 	w := newWorld(t)
@@ -37,7 +38,8 @@ func TestRejoin(t *testing.T) {
 	w.must(nil, "namespace", "create", "two", "--replicas", "2")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: []string{w.dir}, Provider: "tcp", Namespace: "two", OpTimeout: patience})
+	c, err := client.Open(ctx, client.Options{Directory: []string{w.dir}, Provider: "tcp", Namespace: "two",
+		OpTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +59,9 @@ func TestRejoin(t *testing.T) {
 	}
 	lost := func(n int) {
 		t.Helper()
-		w.until("m1 to be declared lost", func() bool { return strings.Count(dir.stderr.String(), `memory node \"m1\" is down`) == n })
+		w.until("m1 to be declared lost", func() bool {
+			return strings.Count(dir.stderr.String(), `memory node \"m1\" is down`) == n
+		})
 	}
 	lost(1)
 	put(changed, 1)
@@ -81,7 +85,8 @@ func TestRejoin(t *testing.T) {
 		return words, bytes
 	}
 	words, kept := next(0, m2)
-	// The first of the changes may have been under way to m1 when the client heard of its loss, and have arrived when m1 went on.
+	// The first of the changes may have been under way to m1 when the client heard of its loss, and have arrived when
+	// m1 went on.
 	if words < changed-1 || words > changed+100 {
 		t.Errorf("%d words differed after %d of %d records had changed", words, changed, records)
 	}

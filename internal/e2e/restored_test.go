@@ -43,7 +43,8 @@ func newTrio(t *testing.T, memnodes ...string) *trio {
 // startDir starts a directory node, as the first of a cluster, to join the first, or with what its folder has.
 func (u *trio) startDir(n int, bootstrap, join bool) {
 	u.t.Helper()
-	args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", u.data[n], "--listen", u.addrs[n], "--raft-listen", u.raft[n],
+	args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", u.data[n], "--listen", u.addrs[n],
+		"--raft-listen", u.raft[n],
 		"--lease", "3s", "--election-timeout", "500ms"}
 	if bootstrap {
 		args = append(args, "--bootstrap")
@@ -97,7 +98,8 @@ func (u *trio) open(namespace string, opTimeout ...time.Duration) *client.Client
 	}
 	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: u.addrs[:], Provider: "tcp", Namespace: namespace, OpTimeout: limit})
+	c, err := client.Open(ctx, client.Options{Directory: u.addrs[:], Provider: "tcp", Namespace: namespace,
+		OpTimeout: limit})
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -114,7 +116,8 @@ func fillKeys(t *testing.T, c *client.Client, from, to, version int) {
 	t.Helper()
 	for k := from; k < to; k += 100 {
 		for i := k; i < min(k+100, to); i++ {
-			if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key %d", i), []byte(value(i, version)), client.PutOptions{}); err != nil {
+			if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key %d", i), []byte(value(i, version)),
+				client.PutOptions{}); err != nil {
 				t.Fatalf("key %d: %v", i, err)
 			}
 		}
@@ -149,9 +152,10 @@ func judgeKeys(t *testing.T, c *client.Client, from, to int, versions ...int) (j
 	return j
 }
 
-// TestFoldersPutBack: the data folders of all directory nodes are put back from a copy that is older than what the memory nodes hold. The
-// directory grants nothing of it, since memory that it takes for free is in use, and says so; clients read on until their leases
-// end. Recovered from one folder, it serves again, and no key has a value that nobody put there.
+// TestFoldersPutBack: the data folders of all directory nodes are put back from a copy that is older than what the
+// memory nodes hold. The directory grants nothing of it, since memory that it takes for free is in use, and says so;
+// clients read on until their leases end. Recovered from one folder, it serves again, and no key has a value that
+// nobody put there.
 func TestFoldersPutBack(t *testing.T) {
 	const keys, more = 2000, 4000
 	u := newTrio(t, "m1", "m2")
@@ -178,10 +182,12 @@ func TestFoldersPutBack(t *testing.T) {
 		return strings.Contains(string(out), "data folders are older")
 	})
 	out, _, _ := u.ctl(nil, "status")
-	if !strings.Contains(string(out), "kvctl directory recover") || !strings.Contains(string(out), "m1") && !strings.Contains(string(out), "m2") {
+	if !strings.Contains(string(out), "kvctl directory recover") || !strings.Contains(string(out), "m1") &&
+		!strings.Contains(string(out), "m2") {
 		t.Errorf("the status does not say what to do, and who was told more:\n%s", out)
 	}
-	if _, stderr, status := u.ctl(nil, "namespace", "create", "new"); status == 0 || !strings.Contains(stderr, "nothing was done") {
+	if _, stderr, status := u.ctl(nil, "namespace", "create", "new"); status == 0 ||
+		!strings.Contains(stderr, "nothing was done") {
 		t.Errorf("a namespace was created: %d, %s", status, stderr)
 	}
 	if _, stderr, status := u.ctl([]byte("x"), "--namespace", "data", "--timeout", "5s", "put", "key 0"); status != 3 {
@@ -194,20 +200,24 @@ func TestFoldersPutBack(t *testing.T) {
 	if reads, wrong := reader(); reads == 0 || wrong != nil {
 		t.Errorf("%d reads of the client that was there, and %v", reads, wrong)
 	}
-	if _, err := impatient.Put(t.Context(), []byte("after"), []byte(value(1, 1)), client.PutOptions{}); !errors.Is(err, client.ErrUnavailable) || errors.Is(err, client.ErrUnknownOutcome) {
+	if _, err := impatient.Put(t.Context(), []byte("after"), []byte(value(1, 1)), client.PutOptions{}); !errors.Is(
+		err, client.ErrUnavailable) || errors.Is(err, client.ErrUnknownOutcome) {
 		t.Errorf("a put of a client whose lease has run out: %v", err)
 	}
 
 	// The first folder goes on, the others begin anew.
 	u.stopDirs(syscall.SIGTERM, 0, 1)
-	if out, status := u.recover("d3", u.data[2], "--yes"); status != 1 || !strings.Contains(out, "in use by another process") {
+	if out, status := u.recover("d3", u.data[2], "--yes"); status != 1 ||
+		!strings.Contains(out, "in use by another process") {
 		t.Fatalf("the folder of a directory node that runs is recovered: exit status %d\n%s", status, out)
 	}
-	if out, status := u.recover("d1", u.data[0], "--yes"); status != 1 || !strings.Contains(out, "nothing was done") || !strings.Contains(out, "d3") {
+	if out, status := u.recover("d1", u.data[0], "--yes"); status != 1 || !strings.Contains(out, "nothing was done") ||
+		!strings.Contains(out, "d3") {
 		t.Fatalf("recovered while d3 runs: exit status %d\n%s", status, out)
 	}
 	u.stopDirs(syscall.SIGTERM, 2)
-	if out, status := u.recover("d1", u.data[0]); status != 2 || !strings.Contains(out, "nothing was done: want --yes") || !strings.Contains(out, "namespaces    data") {
+	if out, status := u.recover("d1", u.data[0]); status != 2 ||
+		!strings.Contains(out, "nothing was done: want --yes") || !strings.Contains(out, "namespaces    data") {
 		t.Fatalf("recovered without --yes: exit status %d\n%s", status, out)
 	}
 	u.recoverFrom(0)
@@ -234,8 +244,8 @@ func TestFoldersPutBack(t *testing.T) {
 	}
 }
 
-// TestRecoverNeedsKvd: kvctl finds kvd beside itself or on the PATH, and says what it needs if there is none. A folder of another
-// directory node, and one that is none, are as they were.
+// TestRecoverNeedsKvd: kvctl finds kvd beside itself or on the PATH, and says what it needs if there is none. A folder
+// of another directory node, and one that is none, are as they were.
 func TestRecoverNeedsKvd(t *testing.T) {
 	w := newWorld(t)
 	alone, path := t.TempDir(), t.TempDir()
@@ -264,19 +274,23 @@ func TestRecoverNeedsKvd(t *testing.T) {
 		status                  int
 		says                    string
 	}{
-		{lone, "", "d1", data, 5, "needs the program kvd, which is neither at " + filepath.Join(alone, "kvd") + " nor on the PATH"},
+		{lone, "", "d1", data, 5, "needs the program kvd, which is neither at " + filepath.Join(alone, "kvd") +
+			" nor on the PATH"},
 		{lone, path, "d2", data, 1, `the data folder is of directory node "d1", and was to be used as "d2"`},
 		{lone, path, "d1", t.TempDir(), 1, "the data folder holds no cluster"},
 		{lone, path, "d1", data, 0, "recovered 0 times before"},
 		{filepath.Join(bin, "kvctl"), "", "d1", data, 0, "recovered 1 times before"},
 	} {
-		if out, status := recover(c.program, c.path, c.id, c.data); status != c.status || !strings.Contains(out, c.says) {
-			t.Errorf("%s with PATH=%s on %s as %s: exit status %d, want %d and %q\n%s", c.program, c.path, c.data, c.id, status, c.status, c.says, out)
+		if out, status := recover(c.program, c.path, c.id, c.data); status != c.status ||
+			!strings.Contains(out, c.says) {
+			t.Errorf("%s with PATH=%s on %s as %s: exit status %d, want %d and %q\n%s", c.program, c.path, c.data, c.id,
+				status, c.status, c.says, out)
 		}
 	}
 }
 
-// TestMajorityGone: two of three directory nodes are killed and their disks are gone. The third goes on alone with all keys, and two others join it.
+// TestMajorityGone: two of three directory nodes are killed and their disks are gone. The third goes on alone with all
+// keys, and two others join it.
 func TestMajorityGone(t *testing.T) {
 	const keys = 2000
 	u := newTrio(t, "m1", "m2")
@@ -307,7 +321,8 @@ func TestMajorityGone(t *testing.T) {
 // recoverFrom makes one folder a cluster, starts it and has the others join with empty folders.
 func (u *trio) recoverFrom(n int) {
 	u.t.Helper()
-	if out, status := u.recover(fmt.Sprint("d", n+1), u.data[n], "--yes"); status != 0 || !strings.Contains(out, "recovered: start it") {
+	if out, status := u.recover(fmt.Sprint("d", n+1), u.data[n], "--yes"); status != 0 ||
+		!strings.Contains(out, "recovered: start it") {
 		u.t.Fatalf("exit status %d\n%s", status, out)
 	}
 	u.startDir(n, false, false)
@@ -328,7 +343,8 @@ func (u *trio) serves(c *client.Client) {
 	u.t.Helper()
 	var err error
 	for end := time.Now().Add(2 * patience); time.Now().Before(end); {
-		if _, err = c.Put(u.t.Context(), []byte("serves"), []byte(strings.Repeat("s", 700)), client.PutOptions{}); err == nil {
+		if _, err = c.Put(u.t.Context(), []byte("serves"), []byte(strings.Repeat("s", 700)),
+			client.PutOptions{}); err == nil {
 			return
 		}
 	}
@@ -338,11 +354,13 @@ func (u *trio) serves(c *client.Client) {
 // recover runs kvctl directory recover, and gives all of what it prints.
 func (u *trio) recover(id, data string, more ...string) (string, int) {
 	u.t.Helper()
-	out, stderr, status := u.ctl(nil, append([]string{"directory", "recover", "--id", id, "--data-dir", data}, more...)...)
+	out, stderr, status := u.ctl(nil, append([]string{"directory", "recover", "--id", id, "--data-dir", data},
+		more...)...)
 	return string(out) + stderr, status
 }
 
-// readsOn reads with c until the function that it returns is called, which says how many reads were answered, and the first that was wrong.
+// readsOn reads with c until the function that it returns is called, which says how many reads were answered, and the
+// first that was wrong.
 func (u *trio) readsOn(c *client.Client) func() (reads int, wrong error) {
 	var stop atomic.Bool
 	var n int

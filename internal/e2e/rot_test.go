@@ -24,8 +24,8 @@ type rotten struct {
 	http            string            // of the gateway of two
 }
 
-// rot changes a byte of what region files have of the records of some values: part "key", "value" or "header". Of the copies of one, those in
-// `in`: 0 and 1 are the memory nodes', so that each is the head of about half.
+// rot changes a byte of what region files have of the records of some values: part "key", "value" or "header". Of the
+// copies of one, those in `in`: 0 and 1 are the memory nodes', so that each is the head of about half.
 func (r *rotten) rot(values []string, part string, in ...int) {
 	r.t.Helper()
 	changed := 0
@@ -65,10 +65,12 @@ func (r *rotten) rotFile(file string, values []string, part string) (changed int
 			// The record begins at a unit before its value.
 			for off := i &^ (layout.UnitSize - 1); off >= 0 && off > i-4*layout.UnitSize; off -= layout.UnitSize {
 				rec, err := layout.ParseRecord(b[off:])
-				if err != nil || off+layout.RecordHeaderSize+len(rec.Key) > i || string(rec.Value[:min(len(v), len(rec.Value))]) != v {
+				if err != nil || off+layout.RecordHeaderSize+len(rec.Key) > i ||
+					string(rec.Value[:min(len(v), len(rec.Value))]) != v {
 					continue
 				}
-				byteAt := map[string]int{"key": off + layout.RecordHeaderSize, "value": off + layout.RecordHeaderSize + len(rec.Key) + len(rec.Value) - 1, "header": off + 12}[part]
+				byteAt := map[string]int{"key": off + layout.RecordHeaderSize, "value": off + layout.RecordHeaderSize +
+					len(rec.Key) + len(rec.Value) - 1, "header": off + 12}[part]
 				if _, err := f.WriteAt([]byte{b[byteAt] ^ 0x40}, int64(byteAt)); err != nil {
 					r.t.Fatal(err)
 				}
@@ -93,13 +95,15 @@ func newRotten(t *testing.T) *rotten {
 	for _, ns := range []string{"one", "two"} {
 		r.redisAt[ns], r.memcAt[ns] = freeAddr(t), freeAddr(t)
 		r.http = freeAddr(t)
-		r.start("gateway", "--databases", ns, "--directory", r.dir, "--listen", r.redisAt[ns], "--listen-memcached", r.memcAt[ns], "--http-listen", r.http)
+		r.start("gateway", "--databases", ns, "--directory", r.dir, "--listen", r.redisAt[ns], "--listen-memcached",
+			r.memcAt[ns], "--http-listen", r.http)
 	}
 	return r
 }
 
-// TestRot flips bytes of records in the files of memory nodes, and runs commands on them: of kvctl, of Redis and of memcached. With a good copy each
-// does what it does otherwise. Without, whatever needs the value says that it is damaged, and whatever does not goes over it.
+// TestRot flips bytes of records in the files of memory nodes, and runs commands on them: of kvctl, of Redis and of
+// memcached. With a good copy each does what it does otherwise. Without, whatever needs the value says that it is
+// damaged, and whatever does not goes over it.
 func TestRot(t *testing.T) {
 	r := newRotten(t)
 	type step struct {
@@ -113,7 +117,8 @@ func TestRot(t *testing.T) {
 			if args[0] == "put" {
 				in = []byte("new")
 			}
-			out, stderr, status := r.ctl(in, append([]string{"--namespace", ns, "--provider", "tcp"}, append(args, key)...)...)
+			out, stderr, status := r.ctl(in, append([]string{"--namespace", ns, "--provider", "tcp"},
+				append(args, key)...)...)
 			return fmt.Sprintf("%d %.5s%s", status, out, stderr)
 		}
 	}
@@ -175,13 +180,15 @@ func TestRot(t *testing.T) {
 						want = s.lost
 					}
 					if got := s.run(ns, keys[i]); !strings.HasPrefix(got, want) {
-						t.Errorf("%s, the %s damaged in %v: %s %s: %q, want %q", ns, part, in, s.name, keys[i], got, want)
+						t.Errorf("%s, the %s damaged in %v: %s %s: %q, want %q", ns, part, in, s.name, keys[i], got,
+							want)
 					}
 				}
 			}
 		}
 	}
-	if _, page := fetch("http://" + r.http + "/metrics"); !regexp.MustCompile(`(?m)^kvd_client_mended_copies_total\{[^}]*\} [1-9]`).MatchString(page) {
+	if _, page := fetch("http://" + r.http + "/metrics"); !regexp.MustCompile(
+		`(?m)^kvd_client_mended_copies_total\{[^}]*\} [1-9]`).MatchString(page) {
 		t.Error("the gateway's metrics do not say that copies were mended")
 	}
 	// All that is left is what no copy tells, until it is freed.
@@ -191,14 +198,16 @@ func TestRot(t *testing.T) {
 			Freed    int `json:"freed_records"`
 			Problems []string
 		}
-		if err := json.Unmarshal(out, &rep); err != nil || status != 1 || rep.Freed == 0 || !strings.Contains(fmt.Sprint(rep.Problems), "no good copy at") {
+		if err := json.Unmarshal(out, &rep); err != nil || status != 1 || rep.Freed == 0 ||
+			!strings.Contains(fmt.Sprint(rep.Problems), "no good copy at") {
 			t.Fatalf("check --repair of %s: exit status %d, %v\n%s", ns, status, err, out)
 		}
 		r.must(nil, "--namespace", ns, "check")
 	}
 }
 
-// TestRotErased: what deletes many keys deletes all that can be read, and says what it leaves. kvctl del --lost frees that of one key.
+// TestRotErased: what deletes many keys deletes all that can be read, and says what it leaves. kvctl del --lost frees
+// that of one key.
 func TestRotErased(t *testing.T) {
 	r := newRotten(t)
 	for _, ns := range []string{"one", "two"} {
@@ -237,15 +246,18 @@ func (r *rotten) erase(ns, part, how string, in ...int) {
 	switch how {
 	case "flush", "prefix":
 		args := map[string][]string{"flush": {"flush", "--yes"}, "prefix": {"del", "--prefix", "key"}}[how]
-		if out, status := kvctl(args...); lost != (status == 5) || !lost && status != 0 || lost && !strings.Contains(out, "record at 0x") {
+		if out, status := kvctl(args...); lost != (status == 5) || !lost && status != 0 || lost &&
+			!strings.Contains(out, "record at 0x") {
 			r.t.Errorf("%s: exit status %d\n%s", about, status, out)
 		}
 	case "FLUSHALL":
-		if got := r.redis(r.redisAt[ns]).do("FLUSHALL"); lost != strings.Contains(got, "corrupt") || !lost && got != "+OK" {
+		if got := r.redis(r.redisAt[ns]).do("FLUSHALL"); lost != strings.Contains(got, "corrupt") || !lost &&
+			got != "+OK" {
 			r.t.Errorf("%s: %s", about, got)
 		}
 	case "flush_all":
-		if got := r.redis(r.memcAt[ns]).do("flush_all"); lost != strings.Contains(got, "corrupt") || !lost && got != "OK" {
+		if got := r.redis(r.memcAt[ns]).do("flush_all"); lost != strings.Contains(got, "corrupt") || !lost &&
+			got != "OK" {
 			r.t.Errorf("%s: %s", about, got)
 		}
 	}

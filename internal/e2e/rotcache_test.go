@@ -10,7 +10,8 @@ import (
 	"github.com/kvd-project/kvd/internal/keeper/keepertest"
 )
 
-// TestRotCache: a cache whose records are damaged in their only copy goes on: what is evicted, and what expires, goes with them, so that the memory is there again.
+// TestRotCache: a cache whose records are damaged in their only copy goes on: what is evicted, and what expires, goes
+// with them, so that the memory is there again.
 func TestRotCache(t *testing.T) {
 	r := &rotten{world: newWorld(t)}
 	r.dir = freeAddr(t)
@@ -50,8 +51,8 @@ func TestRotCache(t *testing.T) {
 		Records int `json:"records"`
 		Corrupt int `json:"corrupt_records"`
 	}
-	// Expired records go by themselves. Of the others that are damaged, three times the cache's memory leaves a few that the policy takes to be
-	// worth as much as others.
+	// Expired records go by themselves. Of the others that are damaged, three times the cache's memory leaves a few
+	// that the policy takes to be worth as much as others.
 	written := 12000
 	write(0, written)
 	r.until("damaged records to be gone", func() bool {
@@ -63,9 +64,10 @@ func TestRotCache(t *testing.T) {
 		}
 		return rep.Corrupt <= n/10 && rep.Records > 1000
 	})
-	t.Logf("%d records and %d damaged ones, after %d writes of which %d failed", rep.Records, rep.Corrupt, written, hidden)
-	// A repair recalls the only extent there is. Meanwhile the gateway finds no memory, whatever it evicts. It has written until now, so it may have
-	// evicted a third for what it would have written next.
+	t.Logf("%d records and %d damaged ones, after %d writes of which %d failed", rep.Records, rep.Corrupt, written,
+		hidden)
+	// A repair recalls the only extent there is. Meanwhile the gateway finds no memory, whatever it evicts. It has
+	// written until now, so it may have evicted a third for what it would have written next.
 	before := rep.Records
 	out, stderr, _ := r.ctl(nil, "--namespace", "page", "--provider", "tcp", "-o", "json", "check", "--repair")
 	if err := json.Unmarshal(out, &rep); err != nil {

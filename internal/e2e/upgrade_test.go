@@ -80,7 +80,8 @@ func load(doc string) error {
 	defer stop()
 	var users []asYCSB
 	if cfg.Threads > 0 {
-		c, err := client.Open(ctx, client.Options{Directory: cfg.Directory, Provider: cfg.Provider, Namespace: cfg.Namespace, CacheBytes: 1 << 20, OpTimeout: cfg.Timeout})
+		c, err := client.Open(ctx, client.Options{Directory: cfg.Directory, Provider: cfg.Provider,
+			Namespace: cfg.Namespace, CacheBytes: 1 << 20, OpTimeout: cfg.Timeout})
 		if err != nil {
 			return err
 		}
@@ -139,8 +140,8 @@ func load(doc string) error {
 	return os.WriteFile(cfg.Result, b, 0o600)
 }
 
-// redisUser is a Redis client as docs/changes.md wants it: it looks whether the gateway has hung up before it sends a command, and sends one
-// again, by another gateway, where nothing was sent or the gateway said that nothing was done.
+// redisUser is a Redis client as docs/changes.md wants it: it looks whether the gateway has hung up before it sends a
+// command, and sends one again, by another gateway, where nothing was sent or the gateway said that nothing was done.
 type redisUser struct {
 	gateways []string
 	at       int
@@ -152,7 +153,8 @@ type redisUser struct {
 func (r *redisUser) do(key string, write bool) error {
 	command := fmt.Sprintf("*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", len(key), key)
 	if write {
-		command = fmt.Sprintf("*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(key), key, valueBytes, make([]byte, valueBytes))
+		command = fmt.Sprintf("*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(key), key, valueBytes,
+			make([]byte, valueBytes))
 	}
 	err := errors.New("no try")
 	for end := time.Now().Add(r.timeout); time.Now().Before(end); {
@@ -239,8 +241,8 @@ func (w *world) program(from string) program {
 	return p
 }
 
-// writeProgram is os.WriteFile of what is to be executed. No other goroutine starts a process meanwhile: until it executes its own
-// program, that has the file open for writing as well, and nobody can execute it ("text file busy").
+// writeProgram is os.WriteFile of what is to be executed. No other goroutine starts a process meanwhile: until it
+// executes its own program, that has the file open for writing as well, and nobody can execute it ("text file busy").
 func writeProgram(path string, b []byte, mode os.FileMode) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -275,7 +277,8 @@ func (w *world) startProgram(path string, args ...string) *daemon {
 func linked(t *testing.T, version string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kvd-"+version)
-	cmd := exec.Command("go", "build", "-ldflags", "-X main.version="+version, "-o", path, "github.com/kvd-project/kvd/cmd/kvd")
+	cmd := exec.Command("go", "build", "-ldflags", "-X main.version="+version, "-o", path,
+		"github.com/kvd-project/kvd/cmd/kvd")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
@@ -306,7 +309,8 @@ func newUpgraded(t *testing.T, records uint64, pace time.Duration) *upgraded {
 	}
 	u.dir = strings.Join(u.dirAddrs, ",")
 	for n, at := range u.dirAddrs {
-		args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", t.TempDir(), "--listen", at, "--raft-listen", freeAddr(t), "--lease", "2s", "--election-timeout", "1s", "--bootstrap"}
+		args := []string{"directory", "--id", fmt.Sprint("d", n+1), "--data-dir", t.TempDir(), "--listen", at,
+			"--raft-listen", freeAddr(t), "--lease", "2s", "--election-timeout", "1s", "--bootstrap"}
 		if n > 0 {
 			args = append(args[:len(args)-1], "--join", u.dirAddrs[0])
 		}
@@ -316,7 +320,8 @@ func newUpgraded(t *testing.T, records uint64, pace time.Duration) *upgraded {
 	memory := max(64<<20, 4*records*valueBytes)
 	for n := range 3 {
 		u.programs = append(u.programs, u.program(old))
-		u.memnodes = append(u.memnodes, u.startProgram(string(u.programs[n]), "memnode", "--name", fmt.Sprint("m", n+1), "--directory", u.dir, "--memory", fmt.Sprint(memory>>20, "MiB"), "--janitor=false"))
+		u.memnodes = append(u.memnodes, u.startProgram(string(u.programs[n]), "memnode", "--name", fmt.Sprint("m", n+1),
+			"--directory", u.dir, "--memory", fmt.Sprint(memory>>20, "MiB"), "--janitor=false"))
 	}
 	u.janitorAt = freeAddr(t)
 	u.startProgram(old, "janitor", "--directory", u.dir, "--http-listen", u.janitorAt)
@@ -324,7 +329,8 @@ func newUpgraded(t *testing.T, records uint64, pace time.Duration) *upgraded {
 	u.fill()
 	for n := range 2 {
 		u.gateways = append(u.gateways, freeAddr(t))
-		u.gwArgs = append(u.gwArgs, []string{"gateway", "--directory", u.dir, "--databases", "ycsb", "--listen", u.gateways[n], "--listen-memcached", "off"})
+		u.gwArgs = append(u.gwArgs, []string{"gateway", "--directory", u.dir, "--databases", "ycsb", "--listen",
+			u.gateways[n], "--listen-memcached", "off"})
 		u.gws = append(u.gws, u.startProgram(old, u.gwArgs[n]...))
 	}
 	return u
@@ -334,7 +340,8 @@ func (u *upgraded) open() *client.Client {
 	u.t.Helper()
 	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
 	defer cancel()
-	c, err := client.Open(ctx, client.Options{Directory: u.dirAddrs, Provider: "tcp", Namespace: "ycsb", OpTimeout: patience})
+	c, err := client.Open(ctx, client.Options{Directory: u.dirAddrs, Provider: "tcp", Namespace: "ycsb",
+		OpTimeout: patience})
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -350,7 +357,8 @@ func (u *upgraded) fill() {
 	for n := range uint64(8) {
 		wg.Go(func() {
 			for r := n; r < u.records; r += 8 {
-				if _, err := c.Put(u.t.Context(), ycsb.Key(nil, r), make([]byte, valueBytes), client.PutOptions{}); err != nil {
+				if _, err := c.Put(u.t.Context(), ycsb.Key(nil, r), make([]byte, valueBytes),
+					client.PutOptions{}); err != nil {
 					u.t.Error(err)
 					return
 				}
@@ -377,14 +385,17 @@ func (u *upgraded) sound() {
 	})
 }
 
-// under performs work under the load of two client processes and one of Redis clients, and wants no failed operation; and none of unknown
-// outcome but of those processes, tcp, shm or Redis. It gives the number of operations, and by how much the janitor's counters have grown.
-func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure ...string) (ops int, copied map[string]float64) {
+// under performs work under the load of two client processes and one of Redis clients, and wants no failed operation;
+// and none of unknown outcome but of those processes, tcp, shm or Redis. It gives the number of operations, and by how
+// much the janitor's counters have grown.
+func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure ...string) (ops int,
+	copied map[string]float64) {
 	u.t.Helper()
 	var loads []*daemon
 	var results []string
 	for n := range 3 {
-		cfg := loadConfig{Directory: u.dirAddrs, Gateways: u.gateways, Namespace: "ycsb", Provider: []string{"tcp", "shm", ""}[n], Records: u.records, Pace: u.pace,
+		cfg := loadConfig{Directory: u.dirAddrs, Gateways: u.gateways, Namespace: "ycsb",
+			Provider: []string{"tcp", "shm", ""}[n], Records: u.records, Pace: u.pace,
 			Timeout: timeout, Seed: uint64(n), Result: filepath.Join(u.t.TempDir(), "result")}
 		if cfg.Threads = 2; n == 2 {
 			cfg.Threads, cfg.RedisClient = 0, 4
@@ -416,10 +427,12 @@ func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure
 		}
 		who := []string{"tcp", "shm", "Redis"}[n]
 		ops += int(r.Ops)
-		u.t.Logf("%s: %s: %d operations in %v, %d failed, %d of unknown outcome %s, the longest took %v", what, who, r.Ops, took.Round(time.Millisecond),
+		u.t.Logf("%s: %s: %d operations in %v, %d failed, %d of unknown outcome %s, the longest took %v", what, who,
+			r.Ops, took.Round(time.Millisecond),
 			r.Failed, r.Unknown, r.FirstUnknown, r.Longest.Round(time.Millisecond))
 		if r.Failed != 0 || r.Unknown != 0 && !slices.Contains(unsure, who) {
-			u.t.Errorf("%s: %s: %d of %d operations failed, and %d have an unknown outcome, the first: %s; %s", what, who, r.Failed, r.Ops, r.Unknown, r.FirstFailed, r.FirstUnknown)
+			u.t.Errorf("%s: %s: %d of %d operations failed, and %d have an unknown outcome, the first: %s; %s", what,
+				who, r.Failed, r.Ops, r.Unknown, r.FirstFailed, r.FirstUnknown)
 		}
 	}
 	for name, n := range copied {
@@ -429,8 +442,9 @@ func (u *upgraded) under(what string, timeout time.Duration, work func(), unsure
 	return ops, copied
 }
 
-// wantRejoins sees that memory nodes that left their placement groups and joined them again, all of them once, copied what had changed: a
-// join READs the index of both copies twice, and of each of the records that were written meanwhile both copies, and WRITEs one.
+// wantRejoins sees that memory nodes that left their placement groups and joined them again, all of them once, copied
+// what had changed: a join READs the index of both copies twice, and of each of the records that were written meanwhile
+// both copies, and WRITEs one.
 func (u *upgraded) wantRejoins(ops int, copied map[string]float64) {
 	u.t.Helper()
 	var status struct {
@@ -464,8 +478,10 @@ func (u *upgraded) wantRejoins(ops int, copied map[string]float64) {
 	}
 	const recordBytes = valueBytes + 128 // with its key and header, in whole units
 	most := 4*index + 3*ops*recordBytes
-	joins, bytes := int(copied[`kvd_janitor_jobs_total{kind="join",result="done"}`]), int(copied[`kvd_janitor_job_transferred_bytes_total{kind="join"}`])
-	u.t.Logf("%d joins of %d copies transferred %d bytes; their indexes have %d, and %d operations ran meanwhile: at most %d", joins, copies, bytes, index, ops, most)
+	joins, bytes := int(copied[`kvd_janitor_jobs_total{kind="join",result="done"}`]),
+		int(copied[`kvd_janitor_job_transferred_bytes_total{kind="join"}`])
+	u.t.Logf("%d joins of %d copies transferred %d bytes; their indexes have %d, and %d operations ran meanwhile: at "+
+		"most %d", joins, copies, bytes, index, ops, most)
 	// From zeroes each record of each copy is read twice and written once, and words are looked at once.
 	if all := pass + 3*2*int(u.records)*valueBytes; pass == 0 || bytes > all {
 		u.t.Errorf("joins transferred %d bytes: as many as without what the memory nodes held, %d at least", bytes, all)
@@ -544,7 +560,9 @@ func (u *upgraded) directories(path string) {
 		u.dirs[n] = u.startProgram(path, u.dirArgs[n]...)
 		u.until("every directory node to answer", func() bool {
 			all := list()
-			return len(all) == 3 && slices.ContainsFunc(all, func(r row) bool { return r.Leader }) && !slices.ContainsFunc(all, func(r row) bool { return r.SilentMillis != "0" })
+			return len(all) == 3 && slices.ContainsFunc(all, func(r row) bool {
+				return r.Leader
+			}) && !slices.ContainsFunc(all, func(r row) bool { return r.SilentMillis != "0" })
 		})
 	}
 }
@@ -567,9 +585,11 @@ func (u *upgraded) replaceGateways(path string) {
 	}
 }
 
-// TestUpgrade: every process of a store is replaced by one of another version while clients use it, and no operation fails: directory nodes, the
-// leader last; memory nodes, which leave their placement groups for it; gateways. Back again memory nodes are replaced in place, by a
-// program of another name: operations wait, and none fails within the client's timeout, though a write may end without telling its outcome. KVD_UPGRADE_RECORDS is how many records there are.
+// TestUpgrade: every process of a store is replaced by one of another version while clients use it, and no operation
+// fails: directory nodes, the leader last; memory nodes, which leave their placement groups for it; gateways. Back
+// again memory nodes are replaced in place, by a program of another name: operations wait, and none fails within the
+// client's timeout, though a write may end without telling its outcome. KVD_UPGRADE_RECORDS is how many records there
+// are.
 func TestUpgrade(t *testing.T) {
 	records, pace := uint64(1000), 5*time.Millisecond
 	if text := os.Getenv("KVD_UPGRADE_RECORDS"); text != "" {
@@ -604,7 +624,8 @@ func TestUpgrade(t *testing.T) {
 		for n := range u.programs {
 			u.must(nil, "nodes", "restart", fmt.Sprint("m", n+1), "--binary", old)
 		}
-		// A write whose connection was lost is looked up; of a key that another client has written since that does not tell.
+		// A write whose connection was lost is looked up; of a key that another client has written since that does not
+		// tell.
 	}, "tcp", "shm", "Redis")
 	out, err := exec.Command(old, "version").Output()
 	if err != nil {
@@ -612,13 +633,14 @@ func TestUpgrade(t *testing.T) {
 	}
 	u.wantVersions(strings.Fields(string(out))[1])
 	u.sound()
-	if audit := string(u.must(nil, "audit")); strings.Count(audit, "leave=true") != 3 || strings.Count(audit, "program="+old) != 3 {
+	if audit := string(u.must(nil, "audit")); strings.Count(audit, "leave=true") != 3 ||
+		strings.Count(audit, "program="+old) != 3 {
 		t.Errorf("the audit log has\n%s", audit)
 	}
 }
 
-// TestRestartByAnotherProgram: a program that is not fit is refused, and nothing happens; one that does not come up is followed by the one
-// before, and kvctl says so; nothing is lost in either case.
+// TestRestartByAnotherProgram: a program that is not fit is refused, and nothing happens; one that does not come up is
+// followed by the one before, and kvctl says so; nothing is lost in either case.
 func TestRestartByAnotherProgram(t *testing.T) {
 	w := newWorld(t)
 	w.dir = freeAddr(t)
@@ -640,7 +662,8 @@ func TestRestartByAnotherProgram(t *testing.T) {
 		"/nowhere/kvd":                           "no such file",
 	} {
 		_, stderr, status := w.ctl(nil, "nodes", "restart", "m1", "--binary", path)
-		if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, "nothing was done") || m.pid() != worker {
+		if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, "nothing was done") ||
+			m.pid() != worker {
 			t.Errorf("%s: exit status %d, %q; the worker was %d and is %d", path, status, stderr, worker, m.pid())
 		}
 	}
@@ -650,7 +673,8 @@ func TestRestartByAnotherProgram(t *testing.T) {
 		script("garbage", "\x7fELF", 0o755):           "exec format error",
 	} {
 		_, stderr, status := w.ctl(nil, "nodes", "restart", "m1", "--binary", path)
-		if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, "a process of the one before it serves") {
+		if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, "a process of the one before "+
+			"it serves") {
 			t.Errorf("%s: exit status %d, %q\n%s", path, status, stderr, m.stderr)
 		}
 		if got := string(w.must(nil, "--namespace", "one", "get", "k")); got != "v" {
@@ -660,7 +684,8 @@ func TestRestartByAnotherProgram(t *testing.T) {
 	// In place all is as before; and a last copy does not leave.
 	w.must(nil, "nodes", "restart", "m1")
 	_, stderr, status := w.ctl(nil, "nodes", "restart", "m1", "--leave")
-	if status != 1 || !strings.Contains(stderr, `"m1" has the only copy of placement group`) || !strings.Contains(stderr, "nothing was done") {
+	if status != 1 || !strings.Contains(stderr, `"m1" has the only copy of placement group`) ||
+		!strings.Contains(stderr, "nothing was done") {
 		t.Errorf("--leave of the only copy: exit status %d, %q", status, stderr)
 	}
 	if got := string(w.must(nil, "--namespace", "one", "get", "k")); got != "v" {

@@ -30,8 +30,8 @@ func (r *rig) bells() (list func() []string) {
 	}
 }
 
-// A change of a remembered key rings one doorbell for each copy, one after the other: record and word go together. A long record goes
-// to all copies at once, before the words.
+// A change of a remembered key rings one doorbell for each copy, one after the other: record and word go together. A
+// long record goes to all copies at once, before the words.
 func TestDoorbellsOfCopies(t *testing.T) {
 	write, cas := fmt.Sprint(rdma.OpWrite), fmt.Sprint(rdma.OpCmpAndSwp)
 	both := write + " " + cas
@@ -76,7 +76,8 @@ func TestDoorbellsOfCopies(t *testing.T) {
 	}
 }
 
-// Nothing is decided while a copy cannot be reached: what the head alone shows has an unknown outcome if the copy stays away.
+// Nothing is decided while a copy cannot be reached: what the head alone shows has an unknown outcome if the copy stays
+// away.
 func TestNothingDecidedAlone(t *testing.T) {
 	for _, kind := range []index.Kind{index.Put, index.Delete} {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {
@@ -117,7 +118,8 @@ func TestRecordBeforeWord(t *testing.T) {
 				}
 				return q.PostSend(wrs)
 			}
-			op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+			op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"),
+				Check: rigCheck("a")}
 			x := (*engine.Task)(nil)
 			if r.l.Hinted([]*engine.Op{op}) > 0 { // not on such a provider
 				x = r.request(index.Put, "a", "2")

@@ -18,8 +18,9 @@ func TestLanesOfProcessors(t *testing.T) {
 	was := runtime.GOMAXPROCS(2)
 	t.Cleanup(func() { runtime.GOMAXPROCS(was) })
 	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
-	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 5, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
-		Nanos: func() int64 { return 1 }, Millis: func() uint64 { return 1 }})
+	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 5, CacheBytes: 1 << 16,
+		Devices: []*rdma.Device{d},
+		Nanos:   func() int64 { return 1 }, Millis: func() uint64 { return 1 }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,8 +60,9 @@ func TestNoMemory(t *testing.T) {
 	}{now: second}
 	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
 	var err error
-	a.core, err = engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
-		Nanos: func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
+	a.core, err = engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
+		Devices: []*rdma.Device{d},
+		Nanos:   func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
 	if err != nil {
 		t.Fatal(err)
 	}

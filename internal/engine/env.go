@@ -6,7 +6,6 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Task is its Op's index.Env.
 var _ index.Env = (*Task)(nil)
 
 func (t *Task) Session() uint32 { return t.lane.core.opts.Session }
@@ -114,8 +113,8 @@ func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte
 
-// Buf is index.Env: from the Task's own registered slot while that has room, else a buffer of the pool. It never fails; a Task
-// that got nowhere ends with bufErr before anything is posted.
+// Buf is index.Env: from the Task's own registered slot while that has room, else a buffer of the pool. It never fails;
+// a Task that got nowhere ends with bufErr before anything is posted.
 func (t *Task) Buf(o *index.Op, n int) []byte {
 	if r := (n + 7) &^ 7; t.used+r <= taskSlot {
 		b := t.buf[t.used : t.used+n : t.used+r]
@@ -137,8 +136,8 @@ func (t *Task) Buf(o *index.Op, n int) []byte {
 	return g.b[:n]
 }
 
-// Alloc is index.Space: from the lane's magazine of places, and from what has waited long enough in limbo. It takes no lock; the
-// session's heap is asked only when the magazine is empty.
+// Alloc is index.Space: from the lane's magazine of places, and from what has waited long enough in limbo. It takes no
+// lock; the session's heap is asked only when the magazine is empty.
 func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool) {
 	m := t.lane.memOf(pg)
 	if m == nil {
@@ -179,7 +178,7 @@ func (l *Lane) alloc(m *laneMem, pg *index.PG, units uint32) (heap.Place, bool) 
 	return p, ok
 }
 
-// Fit takes a place of so many units or more out of the heap of a full cache.
+// Fit takes a place of that number of units or more out of the heap of a full cache.
 func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
@@ -206,8 +205,8 @@ func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 	}
 }
 
-// Unlinked is index.Space: somebody may still look at the place, so it goes to limbo. A place in an extent that is being recalled
-// goes nowhere: all of the extent becomes free once it is empty.
+// Unlinked is index.Space: somebody may still look at the place, so it goes to limbo. A place in an extent that is
+// being recalled goes nowhere: all of the extent becomes free once it is empty.
 func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	m := t.lane.memOf(pg)
 	if m == nil || t.lane.recalled(pg, w) {
@@ -219,8 +218,8 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }
 
-// Leak is index.Space: nobody knows who may still write to the place, so this session never uses it again. A sweep by the
-// directory's janitors finds it after the session's end.
+// Leak is index.Space: nobody knows who may still write to the place, so this session never uses it again. A sweep by
+// the directory's janitors finds it after the session's end.
 func (t *Task) Leak(_ *index.PG, w layout.Word) {
 	t.lane.core.leaked.Store(true)
 	t.lane.Stats.Leaked += uint64(w.Units())

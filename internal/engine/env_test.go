@@ -19,7 +19,8 @@ func TestFitExpressible(t *testing.T) {
 			}
 			p, ok := engine.Fit(h, layout.UnitsOf(code))
 			if told, _ := layout.CodeFor(int(p.Units) * layout.UnitSize); ok && layout.UnitsOf(told) != p.Units {
-				t.Fatalf("%v of %d units, for %d: the slot word says %d", p, size, layout.UnitsOf(code), layout.UnitsOf(told))
+				t.Fatalf("%v of %d units, for %d: the slot word says %d", p, size, layout.UnitsOf(code),
+					layout.UnitsOf(told))
 			}
 		}
 	}

@@ -2,7 +2,8 @@ package engine
 
 import "context"
 
-// OwnNear makes the caller the owner of a lane, as an operation without a Task does, and returns its id, -1 if there is none.
+// OwnNear makes the caller the owner of a lane, as an operation without a Task does, and returns its id, -1 if there is
+// none.
 func (c *Core) OwnNear() int {
 	near, l := c.ownNear()
 	c.near.Put(near)
@@ -27,7 +28,8 @@ func (l *Lane) Abandon(op *Op, err error) { l.abandon(op, err) }
 
 func (l *Lane) EndOverdue() { l.endOverdue() }
 
-// Queue leaves ops to the lane's owner, as a caller does that does not get the lane; over reports whether it was told that they are over.
+// Queue leaves ops to the lane's owner, as a caller does that does not get the lane; over reports whether it was told
+// that they are over.
 func (l *Lane) Queue(ops []*Op) (over func() bool) {
 	w := l.newWaiter(context.Background(), ops)
 	l.enqueue(w)

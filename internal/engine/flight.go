@@ -10,8 +10,8 @@ import (
 )
 
 // flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how that is judged. A GET of any
-// Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
+// PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how that is
+// judged. A GET of any Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it
 // like an operation under way. It changes nothing at the memory node: a GET that it does not decide, whatever the
@@ -160,7 +160,8 @@ func (l *Lane) land(t *Task) {
 	l.Recycle(t)
 }
 
-// arrived judges one GET of a flight whose chain was executed whole, with a lease that is valid, and answers it; false: it is not decided.
+// arrived judges one GET of a flight whose chain was executed whole, with a lease that is valid, and answers it; false:
+// it is not decided.
 func (l *Lane) arrived(t *Task, x *hinted) bool {
 	op := x.op
 	if pg := l.view.PG(x.pg.ID); pg == nil || pg.Epoch != x.pg.Epoch || !pg.Active {
@@ -183,8 +184,8 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	return true
 }
 
-// learnWord keeps w, which the slot of a hint that did not hold has now, as a hint for this one GET if it can be the key's. Otherwise
-// the lane forgets the hint.
+// learnWord keeps w, which the slot of a hint that did not hold has now, as a hint for this one GET if it can be the
+// key's. Otherwise the lane forgets the hint.
 func (l *Lane) learnWord(x *hinted, w layout.Word) {
 	op := x.op
 	if w != x.way.X && w.Readable() && w.FP() == layout.FP(op.Hash) && layout.InHeap(w, x.pg.HeapLo, x.pg.HeapHi) {

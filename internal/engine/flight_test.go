@@ -48,8 +48,8 @@ func (r *rig) remembered(n int) (keys []string) {
 	return keys
 }
 
-// GETs of remembered keys share chains, behind one doorbell a memory node, on a provider that executes after PostSend; of
-// a chain one WR is signaled.
+// GETs of remembered keys share chains, behind one doorbell a memory node, on a provider that executes after PostSend;
+// of a chain one WR is signaled.
 func TestFlight(t *testing.T) {
 	for replicas := 1; replicas <= 2; replicas++ {
 		t.Run(fmt.Sprint("replicas ", replicas), func(t *testing.T) {
@@ -72,7 +72,8 @@ func TestFlight(t *testing.T) {
 			r.settleLane()
 			for i, f := range gets {
 				if !f.Over() || f.Err != nil || f.value != "value of "+keys[i] || f.Version == 0 || f.Rounds != 1 {
-					t.Errorf("%q: over %v, %q, version %d, %d rounds, %v", keys[i], f.Over(), f.value, f.Version, f.Rounds, f.Err)
+					t.Errorf("%q: over %v, %q, version %d, %d rounds, %v", keys[i], f.Over(), f.value, f.Version,
+						f.Rounds, f.Err)
 				}
 			}
 			if bells != 1 || reads != 40 || signaled != 2 {
@@ -140,10 +141,12 @@ func TestFlightUndecided(t *testing.T) {
 			f := gets[0]
 			ok := errors.Is(f.Err, tc.err) || tc.err == errAny && f.Err != nil
 			if !f.Over() || !ok || f.value != tc.want || tc.rounds != 0 && f.Rounds != tc.rounds {
-				t.Errorf("over %v, %q after %d rounds, %v; want %q after %d, %v", f.Over(), f.value, f.Rounds, f.Err, tc.want, tc.rounds, tc.err)
+				t.Errorf("over %v, %q after %d rounds, %v; want %q after %d, %v", f.Over(), f.value, f.Rounds, f.Err,
+					tc.want, tc.rounds, tc.err)
 			}
 			for i, f := range gets[1:] {
-				if lost := tc.err == engine.ErrLease; !f.Over() || !lost && (f.Err != nil || f.value != "value of "+keys[1+i]) {
+				if lost := tc.err == engine.ErrLease; !f.Over() || !lost &&
+					(f.Err != nil || f.value != "value of "+keys[1+i]) {
 					t.Errorf("%q: over %v, %q, %v", keys[1+i], f.Over(), f.value, f.Err)
 				}
 			}

@@ -48,7 +48,8 @@ func TestGoesOnInItsEpoch(t *testing.T) {
 func TestHintedPutExpires(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.put("a", "1")
-	op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Expiry: 1000, Hash: rigHash("a"), Check: rigCheck("a")}
+	op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Expiry: 1000, Hash: rigHash("a"),
+		Check: rigCheck("a")}
 	if left := r.l.Hinted([]*engine.Op{op}); left != 0 || op.Err != nil {
 		t.Fatalf("%d are left: %v", left, op.Err)
 	}
@@ -95,14 +96,18 @@ func TestHintedOfTwoGroups(t *testing.T) {
 		m.Nodes = append(m.Nodes, &dirpb.Node{Id: n.id, Incarnation: n.incarnation, State: dirpb.NodeState_NODE_UP})
 	}
 	group := func(id uint32, nodes []*rigNode, members ...int) {
-		pg := &dirpb.PlacementGroup{Id: id, NamespaceId: 1, Epoch: 1, Generation: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: rigRegion, IndexBytes: rigIndex}
+		pg := &dirpb.PlacementGroup{Id: id, NamespaceId: 1, Epoch: 1, Generation: 1, State: dirpb.PGState_PG_ACTIVE,
+			RegionBytes: rigRegion, IndexBytes: rigIndex}
 		for _, i := range members {
 			n := nodes[i]
-			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: r.nodes[i].incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim",
-				IndexRkey: n.mrs[0].RKey(), IndexBase: n.mrs[0].Base(), HeapRkey: n.mrs[1].RKey(), HeapBase: n.mrs[1].Base()}}})
+			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: r.nodes[i].incarnation,
+				Keys: []*dirpb.RegionKeys{{Provider: "sim",
+					IndexRkey: n.mrs[0].RKey(), IndexBase: n.mrs[0].Base(), HeapRkey: n.mrs[1].RKey(),
+					HeapBase: n.mrs[1].Base()}}})
 		}
 		m.Pgs = append(m.Pgs, pg)
-		m.Shards = append(m.Shards, &dirpb.Shard{Id: id, NamespaceId: 1, PgId: id, Prefix: id - 1, Depth: 1, Offset: layout.RegionPageSize, Segments: 1})
+		m.Shards = append(m.Shards, &dirpb.Shard{Id: id, NamespaceId: 1, PgId: id, Prefix: id - 1, Depth: 1,
+			Offset: layout.RegionPageSize, Segments: 1})
 	}
 	group(1, r.nodes, 0, 2)
 	group(2, second[:], 1, 2)
@@ -119,7 +124,8 @@ func TestHintedOfTwoGroups(t *testing.T) {
 	r.put(b, "1")
 	var ops []*engine.Op
 	for _, key := range []string{a, b} {
-		ops = append(ops, &engine.Op{Kind: index.Put, Key: []byte(key), Value: []byte("2"), Hash: rigHash(key), Check: rigCheck(key)})
+		ops = append(ops, &engine.Op{Kind: index.Put, Key: []byte(key), Value: []byte("2"), Hash: rigHash(key),
+			Check: rigCheck(key)})
 	}
 	if left := r.l.Hinted(ops); left != 0 || ops[0].Err != nil || ops[1].Err != nil {
 		t.Fatalf("%d are left: %v, %v", left, ops[0].Err, ops[1].Err)

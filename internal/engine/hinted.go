@@ -29,8 +29,8 @@ const (
 	hintedOps = 16
 	// hintedCopies is the longest placement group whose PUTs are performed so.
 	hintedCopies = 3
-	// The words that are read lie at the start of the registered memory, the records behind them. An op has three: what the
-	// slot held, what its access word was, and what a slot behind the head held.
+	// The words that are read lie at the start of the registered memory, the records behind them. An op has three: what
+	// the slot held, what its access word was, and what a slot behind the head held.
 	hintedCell    = 24
 	hintedRecords = hintedOps * hintedCell
 )
@@ -146,7 +146,8 @@ func (l *Lane) memberConn(pg *PG, k uint8) *conn {
 func (c *conn) immediate() bool { return c.caps.Synchronous && c.caps.SelfFencing }
 
 // hintedChain is a chain under construction, for one connection; or several, if PUTs in it have copies: one for each
-// replica, which they all have at the same memory nodes. Replicas are counted from the tail, d: where GETs read is 0 for all ops.
+// replica, which they all have at the same memory nodes. Replicas are counted from the tail, d: where GETs read is 0
+// for all ops.
 type hintedChain struct {
 	l     *Lane
 	conns [hintedCopies]*conn // by d
@@ -213,7 +214,8 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	x.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
 	accs := l.hintAccesses[:0]
 	if put {
-		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry, Writer: l.core.opts.Session}, op.Key, op.Value)
+		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry,
+			Writer: l.core.opts.Session}, op.Key, op.Value)
 		accs = x.way.Swing(x.way.Write(accs, x.rec, 0, 1))
 		binary.LittleEndian.PutUint64(cells, ^uint64(x.way.X)) // a CAS that is not executed leaves it
 		ch.most = max(ch.most, pg.Replicas)
@@ -234,7 +236,6 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	return true
 }
 
-// addWR adds a to the WRs of its replica.
 func (ch *hintedChain) addWR(x *hinted, a *index.Access, cell []byte) {
 	l, d := ch.l, x.pg.Replicas-1-a.Replica
 	c := ch.conns[d]
@@ -245,7 +246,6 @@ func (ch *hintedChain) addWR(x *hinted, a *index.Access, cell []byte) {
 	ch.wrs[d]++
 }
 
-// place takes a place for a PUT's record of n bytes.
 func (ch *hintedChain) place(x *hinted, n int) bool {
 	code, ok := layout.CodeFor(n)
 	if !ok {
@@ -309,8 +309,8 @@ func (ch *hintedChain) postTo(d uint8) bool {
 	return sent == n && !ch.l.poll()
 }
 
-// publish notes which PUTs the head has decided, and carries their records and words down the chain, replica by replica. After a
-// failure, or without the lease, it leaves that to goOn.
+// publish notes which PUTs the head has decided, and carries their records and words down the chain, replica by
+// replica. After a failure, or without the lease, it leaves that to goOn.
 func (ch *hintedChain) publish(whole bool) {
 	l := ch.l
 	puts := func(k uint8, f func(*hinted, []byte)) {
@@ -347,8 +347,8 @@ func (ch *hintedChain) publish(whole bool) {
 	}
 }
 
-// goOn gives x's op, which the head has decided, a Task for the rest of its way; false: there is none, and the op is over. The op
-// began in the reclaim epoch given, and keeps it.
+// goOn gives x's op, which the head has decided, a Task for the rest of its way; false: there is none, and the op is
+// over. The op began in the reclaim epoch given, and keeps it.
 func (l *Lane) goOn(x *hinted, began uint64) bool {
 	op := x.op
 	op.flown += int32(x.shown)
@@ -362,7 +362,8 @@ func (l *Lane) goOn(x *hinted, began uint64) bool {
 		l.finished(op)
 		return false
 	}
-	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: x.at.flags(), Version: x.ver})
+	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: x.at.flags(),
+		Version: x.ver})
 	l.startFor(op, t)
 	t.epoch = began
 	return true
@@ -389,7 +390,8 @@ func (ch *hintedChain) judgeRead(x *hinted, valid bool) bool {
 	return true
 }
 
-// change reports whether x's op goes on: another chain writes it if the slot holds the word of r then, or a Task begins anew.
+// change reports whether x's op goes on: another chain writes it if the slot holds the word of r then, or a Task begins
+// anew.
 func (ch *hintedChain) change(x *hinted, r *layout.Record) bool {
 	op, l := x.op, ch.l
 	if op.Kind == index.Modify {
@@ -411,7 +413,6 @@ func (l *Lane) answers(r *layout.Record) bool {
 	return r.Flags&layout.FlagManifest == 0 && (r.Expiry == 0 || !r.Expired(l.core.opts.Millis()))
 }
 
-// answerGet ends a GET that has found r.
 func (l *Lane) answerGet(op *Op, r *layout.Record) {
 	op.Version = r.Version
 	if op.Asker != nil {
@@ -447,8 +448,8 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 	return true
 }
 
-// performed counts an op that is over, and notes the access if that is due and the lease is valid; w is its record's word, and
-// cells what was read of the slot.
+// performed counts an op that is over, and notes the access if that is due and the lease is valid; w is its record's
+// word, and cells what was read of the slot.
 func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64, valid bool) {
 	op := x.op
 	rounds := max(1, int32(x.shown))

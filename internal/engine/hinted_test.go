@@ -19,7 +19,8 @@ func TestHintedCopies(t *testing.T) {
 		r := newRig(t, copies, true)
 		r.put("a", "1")
 		before := r.l.Counters()
-		op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+		op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"),
+			Check: rigCheck("a")}
 		if left := r.l.Hinted([]*engine.Op{op}); left != 0 || op.Err != nil || int(op.Rounds) != copies {
 			t.Fatalf("%d copies: %d are left, %v, %d round trips", copies, left, op.Err, op.Rounds)
 		}
@@ -43,7 +44,8 @@ func TestHintedChanges(t *testing.T) {
 				r.put("a", "1")
 				op := r.appends("a", "2")
 				if versioned {
-					op = &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: r.versionOf("a"), Key: []byte("a"), Value: []byte("12"), Hash: rigHash("a"), Check: rigCheck("a")}
+					op = &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: r.versionOf("a"),
+						Key: []byte("a"), Value: []byte("12"), Hash: rigHash("a"), Check: rigCheck("a")}
 				}
 				rounds := r.l.Stats.Rounds[op.Kind]
 				if left := r.l.Hinted([]*engine.Op{op}); left != 0 || op.Err != nil || int(op.Rounds) != 1+copies {
@@ -83,8 +85,8 @@ func (r *rig) versionOf(key string) uint64 {
 	return rec.Version
 }
 
-// Modifies of one key that come together each see what the one before has left: those that find another word than the one
-// that they have read begin anew in a Task. None changes what another has put meanwhile.
+// Modifies of one key that come together each see what the one before has left: those that find another word than the
+// one that they have read begin anew in a Task. None changes what another has put meanwhile.
 func TestHintedChangesOfOneKey(t *testing.T) {
 	r := newRig(t, 2, true)
 	r.put("a", "1")
@@ -118,10 +120,12 @@ func TestHintedChangesRefused(t *testing.T) {
 			return op
 		}, func(*rig) {}, refuse},
 		"another version": {func(r *rig) *engine.Op {
-			return &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: 1 + r.versionOf("a"), Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+			return &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: 1 + r.versionOf("a"), Key: []byte("a"),
+				Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
 		}, func(*rig) {}, nil},
 		"absence": {func(*rig) *engine.Op {
-			return &engine.Op{Kind: index.Put, Cond: index.IfAbsent, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+			return &engine.Op{Kind: index.Put, Cond: index.IfAbsent, Key: []byte("a"), Value: []byte("2"),
+				Hash: rigHash("a"), Check: rigCheck("a")}
 		}, func(*rig) {}, nil},
 		"the write is not executed": {func(r *rig) *engine.Op { return r.appends("a", "2") }, func(r *rig) {
 			bells := 0
@@ -171,8 +175,8 @@ func (r *rig) wantCopies(key, value string) {
 	}
 }
 
-// Things happen between the doorbells of a PUT with two copies, and of a Modify behind its reads: it writes the head's record
-// and word, which decides, then the tail's.
+// Things happen between the doorbells of a PUT with two copies, and of a Modify behind its reads: it writes the head's
+// record and word, which decides, then the tail's.
 func TestHintedCopiesInterrupted(t *testing.T) {
 	const head, publish = 1, 2 // doorbells
 	for name, tc := range map[string]struct {
@@ -191,7 +195,9 @@ func TestHintedCopiesInterrupted(t *testing.T) {
 			}
 			return false
 		}, 2, true, nil, "2"},
-		"the tail's queue pair breaks behind the decision": {func(r *rig, bell int) bool { return bell == publish }, 2, true, nil, "2"},
+		"the tail's queue pair breaks behind the decision": {func(r *rig, bell int) bool {
+			return bell == publish
+		}, 2, true, nil, "2"},
 		"the lease ends behind the decision": {func(r *rig, bell int) bool {
 			if bell == head {
 				r.now += rigLease
@@ -211,17 +217,21 @@ func TestHintedCopiesInterrupted(t *testing.T) {
 					}
 					return q.PostSend(wrs)
 				}
-				op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+				op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"),
+					Check: rigCheck("a")}
 				if modify {
 					bell = -1 // it reads first
 					op.Kind, op.Value = index.Modify, nil
-					op.Modify = func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("2"), 0, 0, nil }
+					op.Modify = func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+						return []byte("2"), 0, 0, nil
+					}
 				}
 				left := r.l.Hinted([]*engine.Op{op})
 				r.wire.post = nil
 				over := tc.want == "2" && !tc.goesOn
 				if op.Over() != over || (left == 0) != over || (op.Task() != nil) != tc.goesOn || bell != tc.posts {
-					t.Fatalf("over %v, %d left, goes on %v, after %d doorbells", op.Over(), left, op.Task() != nil, bell)
+					t.Fatalf("over %v, %d left, goes on %v, after %d doorbells", op.Over(), left, op.Task() != nil,
+						bell)
 				}
 				if !tc.goesOn {
 					if _, w := r.slot(1, "a"); (w == was) == over {
@@ -395,7 +405,8 @@ func TestHintOfAnotherKey(t *testing.T) {
 		"put":    func(r *rig) bool { return r.collide(index.Put) == nil },
 		"delete": func(r *rig) bool { return errors.Is(r.collide(index.Delete), index.ErrNotFound) },
 		"put without a task": func(r *rig) bool {
-			q := &engine.Op{Kind: index.Put, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}
+			q := &engine.Op{Kind: index.Put, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1,
+				Check: rigCheck("a")}
 			r.l.Hinted([]*engine.Op{q})
 			return !q.Over()
 		},
@@ -508,7 +519,8 @@ func TestHintedExpired(t *testing.T) {
 	}
 }
 
-// A chain whose accesses are noted looks at the clock once, for the lease, and a lease that has ended keeps the notes back, but not what was read.
+// A chain whose accesses are noted looks at the clock once, for the lease, and a lease that has ended keeps the notes
+// back, but not what was read.
 func TestNotesOfChain(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.epoch++

@@ -37,7 +37,8 @@ func (l *Lane) check() {
 	a(waiting == len(l.wait), "waits and is not under way")
 	a(len(l.active)+len(l.idle) <= len(l.tasks), "more tasks than there are")
 	for _, t := range l.idle {
-		a(t.state == taskIdle && t.Done == nil && t.flight == nil && len(t.big) == 0, "idle, with what is left of an operation")
+		a(t.state == taskIdle && t.Done == nil && t.flight == nil && len(t.big) == 0,
+			"idle, with what is left of an operation")
 	}
 	if l.view != nil {
 		acked, quiesced := l.acked.Load(), l.quiesced.Load()
@@ -71,7 +72,7 @@ func (l *Lane) check() {
 	}
 }
 
-// checkTask asserts what Recycle relies on.
+// check asserts that t, with which what is about to be done, is in one of states.
 func (t *Task) check(what string, states ...taskState) {
 	invariants.Assert(slices.Contains(states, t.state), "engine: a task in state %d is to %s", t.state, what)
 	invariants.Assert(t.state != taskIdle || t.pending == 0, "engine: an idle task with verbs under way")

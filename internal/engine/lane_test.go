@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
@@ -18,8 +17,6 @@ import (
 )
 
 var errGone = errors.New("the caller has gone")
-
-// ---- leases
 
 // A completion after the lease has ended is worth nothing: others may have been given the memory that was
 // read. A write may have happened; one that was not posted did not.
@@ -73,7 +70,8 @@ func TestLeaseEndsWithinPost(t *testing.T) {
 				return q.PostSend(wrs)
 			}
 			q := r.hinted(tc.put, "a", "3")
-			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, engine.ErrLease) != tc.unknown {
+			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, engine.ErrLease) !=
+				tc.unknown {
 				t.Fatalf("dealt with %v, %v; want %v, unknown %v", q.OK, q.Err, tc.ok, tc.unknown)
 			}
 		})
@@ -98,8 +96,6 @@ func TestLateReply(t *testing.T) {
 	}
 }
 
-// ---- what a lost placement group leaves behind
-
 // A word that was remembered of lost memory may come back in the new one, where it is another
 // key's.
 func TestHintsOfLostGeneration(t *testing.T) {
@@ -111,7 +107,8 @@ func TestHintsOfLostGeneration(t *testing.T) {
 			r.startOver()
 			r.grant(rigLo+4000, 1000)
 			mem := r.nodes[0].mem
-			layout.EncodeRecord(mem[w.Off():], layout.RecordHeader{Version: 1 << 20, Writer: 9}, []byte("a hers"), []byte("2222"))
+			layout.EncodeRecord(mem[w.Off():], layout.RecordHeader{Version: 1 << 20, Writer: 9}, []byte("a hers"),
+				[]byte("2222"))
 			putWord(mem[off:], uint64(w))
 			for range 2 { // before the lane has seen the map, and after
 				if quick {
@@ -159,8 +156,8 @@ func TestPlacesOfLostGeneration(t *testing.T) {
 	}
 }
 
-// A lane that needs many places keeps what left limbo and serves it again, though not as many at a time are needed as left it. It
-// keeps no more than it needs, and nothing when it needs none any more.
+// A lane that needs many places keeps what left limbo and serves it again, though not as many at a time are needed as
+// left it. It keeps no more than it needs, and nothing when it needs none any more.
 func TestLimboServesAgain(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.startOver()
@@ -237,8 +234,6 @@ func TestRecalledExtent(t *testing.T) {
 	}
 }
 
-// ---- acknowledged maps
-
 // A lane acknowledges the map that it has seen and no other, and not while an operation that
 // began under an older one is under way.
 func TestAcks(t *testing.T) {
@@ -273,8 +268,6 @@ func TestAcks(t *testing.T) {
 	}
 	check("answered", v+3, v+3)
 }
-
-// ---- WRs that were not posted
 
 // Where a queue pair takes a part of what it is given, the CASes that it took may have
 // happened, and the others have not.
@@ -315,7 +308,8 @@ func TestPostedInPart(t *testing.T) {
 				}
 			}
 			fire(r.fab)
-			if !slices.Equal(r.wantConn, []uint32{1}) || len(taken) != 2 || taken[1].Op != rdma.OpCmpAndSwp || refused[1].Op != rdma.OpCmpAndSwp {
+			if !slices.Equal(r.wantConn, []uint32{1}) || len(taken) != 2 || taken[1].Op != rdma.OpCmpAndSwp ||
+				refused[1].Op != rdma.OpCmpAndSwp {
 				t.Fatalf("connections wanted: %v; took %+v, refused %+v", r.wantConn, taken, refused)
 			}
 			if lost {
@@ -349,8 +343,6 @@ func happened(r *rig, key string, cas driver.WR) bool {
 	_, w := r.slot(1, key)
 	return uint64(w) == cas.Swap
 }
-
-// ---- unlocks
 
 // holding is an insert that has its key's lock and has not been told.
 func (r *rig) holding(key string) *engine.Task {
@@ -459,377 +451,6 @@ func TestLockOfFenced(t *testing.T) {
 	r.get("a", "1")
 }
 
-// ---- unknown outcomes
-
-// After a lost connection a write looks up what became of its CAS.
-func TestResolve(t *testing.T) {
-	for _, landed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("landed %v", landed), func(t *testing.T) {
-			r := newRig(t, 1, false)
-			r.put("a", "1")
-			_, w := r.slot(1, "a")
-			x := r.request(index.Put, "a", "2")
-			r.l.Start(x)
-			r.l.Pump()
-			if err := r.fab.Kill(r.qp(1)); err != nil {
-				t.Fatal(err)
-			}
-			if landed {
-				fire(r.fab)
-			}
-			r.l.Pump()
-			if x.Waiting() != index.Reconnect || !slices.Equal(r.wantConn, []uint32{1}) {
-				t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
-			}
-			_, now := r.slot(1, "a")
-			if (now != w) != landed {
-				t.Fatalf("the slot holds %v, before %v", now, w)
-			}
-			r.connect(1)
-			r.settleLane()
-			if _, err := r.answer(x); err != nil {
-				t.Fatal(err)
-			}
-			r.get("a", "2")
-			// A word that may have been seen is not posted again.
-			if _, last := r.slot(1, "a"); landed != (last == now) {
-				t.Fatalf("the slot holds %v, then %v", now, last)
-			}
-		})
-	}
-}
-
-// A caller that goes leaves what is under way to end, and hears no more than that; what
-// only waits ends at once.
-func TestOrphan(t *testing.T) {
-	r := newRig(t, 1, false)
-	r.put("a", "1")
-	x := r.request(index.Put, "a", "2")
-	done := 0
-	x.Done = func(*engine.Task) { done++ }
-	x.Deadline = r.now + second/4
-	r.l.Start(x)
-	r.l.Pump()
-	if r.l.Overdue() != nil || r.l.NextWake() != x.Deadline {
-		t.Fatalf("overdue %v, next wake at %d, want %d", r.l.Overdue(), r.l.NextWake(), x.Deadline)
-	}
-	if r.now = x.Deadline; r.l.Overdue() != x {
-		t.Fatal("nothing is overdue at its deadline")
-	}
-	r.l.Orphan(x, errGone)
-	r.l.Pump()
-	if x.IsDone() || r.l.Active() != 1 || r.l.Overdue() != nil || r.l.NextWake() != 0 {
-		t.Fatalf("done %v, %d under way, overdue %v, next wake at %d", x.IsDone(), r.l.Active(), r.l.Overdue(), r.l.NextWake())
-	}
-	r.settleLane()
-	if _, err := r.answer(x); done != 1 || !errors.Is(err, errGone) || !errors.Is(err, index.ErrUnknown) {
-		t.Fatalf("ended with %v, told %d times", err, done)
-	}
-	r.get("a", "2") // it did happen
-
-	r.disconnect(1)
-	x = r.request(index.Get, "a", "")
-	r.l.Start(x)
-	r.settleLane()
-	if x.Waiting() != index.Post {
-		t.Fatalf("waits for %v", x.Waiting())
-	}
-	r.l.Orphan(x, errGone)
-	if _, err := r.answer(x); !errors.Is(err, errGone) || errors.Is(err, index.ErrUnknown) || r.l.Active() != 0 {
-		t.Fatalf("ended with %v, %d under way", err, r.l.Active())
-	}
-}
-
-// ---- mail
-
-// Mail runs on the lane's goroutine, at its next Pump, once and in order; whoever leaves it
-// wakes who waits for the lane.
-func TestMail(t *testing.T) {
-	r := newRig(t, 1, false)
-	var got []int
-	leave := func(n int) { r.l.Deliver(func(*engine.Lane) { got = append(got, n) }) }
-	leave(1)
-	leave(2)
-	select {
-	case <-r.l.Kicked():
-	default:
-		t.Fatal("not kicked")
-	}
-	if len(got) > 0 {
-		t.Fatal("run by who left it")
-	}
-	r.l.Deliver(func(*engine.Lane) { leave(3) }) // for the Pump after this one
-	if !r.l.Pump() || !slices.Equal(got, []int{1, 2}) {
-		t.Fatalf("ran %v", got)
-	}
-	if !r.l.Pump() || !slices.Equal(got, []int{1, 2, 3}) || r.l.Pump() {
-		t.Fatalf("ran %v", got)
-	}
-	// From anywhere, while the lane works.
-	const from, each = 4, 200
-	last := make([]int, from)
-	n := 0
-	var wg sync.WaitGroup
-	for g := range from {
-		wg.Go(func() {
-			for i := range each {
-				r.l.Deliver(func(*engine.Lane) {
-					if last[g]++; last[g] != i+1 {
-						t.Errorf("mail %d of %d ran as number %d", i, g, last[g])
-					}
-					n++
-				})
-			}
-		})
-	}
-	all := make(chan struct{})
-	go func() { wg.Wait(); close(all) }()
-	for n < from*each {
-		select {
-		case <-r.l.Kicked():
-		case <-all:
-		}
-		r.l.Pump()
-	}
-	if n != from*each {
-		t.Fatalf("ran %d, left %d", n, from*each)
-	}
-}
-
-// An operation that waits looks again when there is mail, and not before.
-func TestMailWakes(t *testing.T) {
-	r := newRig(t, 1, false)
-	r.startOver() // nothing is granted
-	x := r.request(index.Put, "a", "1")
-	r.l.Start(x)
-	r.settleLane()
-	if x.Waiting() != index.Alloc || r.wantMemory != 1 {
-		t.Fatalf("waits for %v, asked %d times for memory", x.Waiting(), r.wantMemory)
-	}
-	if r.settleLane(); r.wantMemory != 1 {
-		t.Fatalf("asked %d times for memory", r.wantMemory)
-	}
-	r.l.Deliver(func(*engine.Lane) {})
-	if r.settleLane(); r.wantMemory != 2 {
-		t.Fatalf("asked %d times for memory after mail", r.wantMemory)
-	}
-	r.grant(rigLo, 100)
-	r.l.Deliver(func(*engine.Lane) {})
-	r.settleLane()
-	if _, err := r.answer(x); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// ---- connections
-
-// A connection to memory that is given up is closed as the lane sees the map, and asked for
-// once.
-func TestConnGivenUp(t *testing.T) {
-	r := newRig(t, 2, false)
-	r.put("a", "1")
-	r.nodes[1].incarnation++
-	r.epoch++
-	r.install(nil)
-	if !slices.Equal(r.wantConn, []uint32{2}) {
-		t.Fatalf("wants connections %v", r.wantConn)
-	}
-	x := r.request(index.Get, "a", "")
-	r.l.Start(x)
-	r.settleLane()
-	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2}) {
-		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
-	}
-	r.l.ConnFailed(2, false, engine.ErrNoConn) // it may be had later
-	r.settleLane()
-	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2, 2}) {
-		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
-	}
-	r.connect(2)
-	r.settleLane()
-	if v, err := r.answer(x); v != "1" || err != nil {
-		t.Fatalf("%q, %v", v, err)
-	}
-}
-
-// A send queue that is full takes the rest later, in order.
-func TestQueueFull(t *testing.T) {
-	r := newRig(t, 1, false)
-	r.put("a", "1")
-	r.put("b", "1")
-	r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
-		n, err := q.PostSend(wrs[:1])
-		if err == nil && len(wrs) > 1 {
-			err = driver.ErrQueueFull
-		}
-		return n, err
-	}
-	a, b := r.request(index.Put, "a", "2"), r.request(index.Put, "b", "2")
-	r.l.Start(a)
-	r.l.Start(b)
-	r.settleLane()
-	for _, x := range []*engine.Task{a, b} {
-		if _, err := r.answer(x); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(r.wantConn) > 0 {
-		t.Fatalf("wants connections %v", r.wantConn)
-	}
-	r.get("a", "2")
-	r.get("b", "2")
-}
-
-// Where a READ could miss what an atomic in front of it did, it is fenced.
-func TestFencedReads(t *testing.T) {
-	for _, sees := range []bool{false, true} {
-		r := newRigOf(t, 1, func(c *driver.Caps) { c.AtomicThenRead = sees })
-		atomics, reads := 0, 0
-		r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
-			for i := range wrs {
-				switch w := &wrs[i]; {
-				case w.Op.IsAtomic():
-					atomics++
-				case w.Op == rdma.OpRead && atomics > 0:
-					if reads++; (w.Flags&rdma.Fence != 0) == sees {
-						t.Errorf("READ behind an atomic with flags %v, on a device where it sees that: %v", w.Flags, sees)
-					}
-				}
-			}
-			return q.PostSend(wrs)
-		}
-		r.put("a", "1")
-		r.get("a", "1")
-		if reads == 0 {
-			t.Error("no READ behind an atomic")
-		}
-	}
-}
-
-// A region that was made anew has other keys, which a lane takes from the next map.
-func TestNewKeys(t *testing.T) {
-	r := newRig(t, 1, false)
-	r.put("a", "1")
-	n := r.nodes[0]
-	if err := errors.Join(n.mrs[0].Deregister(), n.mrs[1].Deregister()); err != nil {
-		t.Fatal(err)
-	}
-	n.register(n.region)
-	r.epoch++
-	r.install(nil)
-	r.get("a", "1")
-	r.put("a", "2")
-	r.get("a", "2")
-}
-
-// An older map does not replace a newer one, however late it comes.
-func TestOlderMap(t *testing.T) {
-	r := newRig(t, 1, false)
-	old := r.core.View()
-	r.install(nil)
-	r.core.InstallView(old)
-	r.l.Pump()
-	if v := r.core.View().Version; v != r.version {
-		t.Fatalf("map %d is in force, after %d", v, r.version)
-	}
-}
-
-// ---- versions and reclaim epochs
-
-// A version is greater than any before on its lane and than what it replaces, whatever the
-// clock does, and no other lane's.
-func TestVersions(t *testing.T) {
-	r := newRig(t, 1, false)
-	x := r.request(index.Get, "a", "")
-	last, lanes := uint64(0), x.Version(0)&(1<<16-1)
-	next := func(what string, after uint64) {
-		t.Helper()
-		v := x.Version(after)
-		if v <= last || v <= after || v&(1<<16-1) != lanes {
-			t.Fatalf("%s: version %#x after %#x and %#x", what, v, last, after)
-		}
-		last = v
-	}
-	next("first", 0)
-	next("again", 0)
-	r.millis = 1 << 40
-	r.core.Tick()
-	next("the clock goes on", 0)
-	if low := r.millis * 1_000_000 >> 14 << 16; last < low {
-		t.Fatalf("version %#x is behind the clock's %#x", last, low)
-	}
-	r.millis = 1
-	r.core.Tick()
-	next("the clock goes back", 0)
-	next("over a greater one", last+1<<40)
-	next("and on", 0)
-	r.l.Recycle(r.started(x))
-	if lanes != 1<<4 {
-		t.Fatalf("discriminator %#x of session 1, lane 0", lanes)
-	}
-}
-
-// started performs a request, so that it can be recycled.
-func (r *rig) started(x *engine.Task) *engine.Task {
-	r.t.Helper()
-	r.l.Start(x)
-	r.settleLane()
-	if !x.IsDone() {
-		r.t.Fatalf("waits for %v", x.Waiting())
-	}
-	return x
-}
-
-// The oldest operation under way holds the reclaim epoch back, but for one that waits for
-// memory and has seen nothing.
-func TestOldest(t *testing.T) {
-	r := newRig(t, 1, false)
-	r.put("a", "1")
-	oldest := func(what string, want uint64, some bool) {
-		t.Helper()
-		if e, ok := r.l.Oldest(); e != want || ok != some {
-			t.Fatalf("%s: %d, %v; want %d, %v", what, e, ok, want, some)
-		}
-	}
-	oldest("idle", 0, false)
-	var xs []*engine.Task
-	for e := uint64(100); e < 103; e++ {
-		r.core.SetEpoch(e)
-		x := r.request(index.Get, "a", "")
-		xs = append(xs, x)
-		r.l.Start(x)
-		r.l.Pump()
-	}
-	oldest("three", 100, true)
-	r.l.Orphan(xs[0], errGone) // what it posted is under way all the same
-	oldest("answered", 100, true)
-	r.settleLane()
-	oldest("over", 0, false)
-	for _, x := range xs {
-		r.l.Recycle(x)
-	}
-	r.startOver()
-	x := r.request(index.Put, "a", "1")
-	r.l.Start(x)
-	oldest("begun", 102, true)
-	r.settleLane()
-	if x.Waiting() != index.Alloc {
-		t.Fatalf("waits for %v", x.Waiting())
-	}
-	oldest("waits for memory", 0, false)
-	r.core.SetEpoch(200)
-	r.grant(rigLo, 100)
-	r.l.Deliver(func(*engine.Lane) {})
-	r.l.Pump()
-	oldest("has memory", 200, true)
-	r.settleLane()
-	if _, err := r.answer(x); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// ---- limbo
-
 // A replaced record's place is used again when the reply to a renewal that was sent after
 // says that everybody is past it.
 func TestLimbo(t *testing.T) {
@@ -862,11 +483,10 @@ func TestLimbo(t *testing.T) {
 	r.core.EndRenew(r.core.BeginRenew(), 31, 31, r.now+rigLease)
 	free(true)
 	if _, w := r.slot(1, "a"); w.Unit() != first.Unit() || w.Ver() == first.Ver() {
-		t.Fatalf("the record is at %v, the free place was %v", w, heap.Place{Unit: first.Unit(), Units: first.Units(), Ver: first.Ver()})
+		t.Fatalf("the record is at %v, the free place was %v", w, heap.Place{Unit: first.Unit(), Units: first.Units(),
+			Ver: first.Ver()})
 	}
 }
-
-// ---- words of a move that is none
 
 // An operation that reads of a move which its map does not have waits for the map, until the
 // directory, asked after it had looked several times, says that there is no newer one.
@@ -899,7 +519,8 @@ func TestMovedNowhere(t *testing.T) {
 	}
 	said(r.core.BeginRenew())
 	var corrupt *layout.CorruptError
-	if _, err := r.answer(t1); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), "slot is MOVED, but nothing moves") {
+	if _, err := r.answer(t1); !errors.As(err, &corrupt) ||
+		!strings.Contains(err.Error(), "slot is MOVED, but nothing moves") {
 		t.Fatalf("%v, want that the group is corrupt", err)
 	}
 	// Another one that finds the word well in time has its value.

@@ -28,10 +28,8 @@ type laneMem struct {
 	_ cpu.CacheLinePad
 }
 
-// take and give keep flow's account, not at every step.
-
-// take counts units that an operation uses, and give those that it does not use any more. They reach the account, which other
-// lanes share, every flowStep units: a shared cache line for each PUT would cost as much as its WRITE.
+// take counts units that an operation uses, and give those that it does not use any more. They reach the account, which
+// other lanes share, every flowStep units: a shared cache line for each PUT would cost as much as its WRITE.
 func (m *laneMem) take(units uint32) {
 	m.used = true
 	m.taken++
@@ -65,8 +63,8 @@ func (m *laneMem) show() {
 // flowStep is how much a lane takes or gives before the account shows it, units.
 const flowStep = 32
 
-// memOf is the lane's part of the memory granted in pg; nil if that is of an older generation of the placement group, whose
-// memory has gone.
+// memOf is the lane's part of the memory granted in pg; nil if that is of an older generation of the placement group,
+// whose memory has gone.
 func (l *Lane) memOf(pg *index.PG) *laneMem {
 	for int(pg.ID) >= len(l.mem) {
 		l.mem = append(l.mem, nil)
@@ -76,7 +74,8 @@ func (l *Lane) memOf(pg *index.PG) *laneMem {
 		if m != nil && m.generation > pg.Generation {
 			return nil // an Op that outlived its memory
 		}
-		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation)), flow: l.core.flowOf(pg.ID, pg.Generation)}
+		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation)),
+			flow: l.core.flowOf(pg.ID, pg.Generation)}
 		l.mem[pg.ID] = m
 	}
 	return m
@@ -98,8 +97,8 @@ func (l *Lane) wantMemory(t *Task) {
 }
 
 // release frees what has waited long enough in limbo, and the lane has not used again
-// since the last release. A lane that needs many places keeps half as many again as it took since then: how many leave limbo at a time
-// differs, and the session's heap is the dearer way from one time to the next.
+// since the last release. A lane that needs many places keeps half as many again as it took since then: how many leave
+// limbo at a time differs, and the session's heap is the dearer way from one time to the next.
 func (l *Lane) release(before uint64) {
 	l.released = before
 	for _, m := range l.mem {
@@ -148,7 +147,7 @@ func (l *Lane) GiveBack(all bool) {
 	}
 }
 
-// LimboUnits is what waits in the lane's limbo.
+// LimboUnits is what waits in the lane's limbo, in units, of all placement groups. The lane's owner calls it.
 func (l *Lane) LimboUnits() (n uint64) {
 	for _, m := range l.mem {
 		if m != nil {
@@ -158,7 +157,7 @@ func (l *Lane) LimboUnits() (n uint64) {
 	return n
 }
 
-// CachedUnits is what the lane's magazines hold.
+// CachedUnits is what the lane's magazines hold, in units, of all placement groups. The lane's owner calls it.
 func (l *Lane) CachedUnits() (n uint64) {
 	for _, m := range l.mem {
 		if m != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 )
 
-// An operation waits for memory until its own deadline, for as long as the directory goes on saying that some is on its way; others do
-// not wait in vain behind it.
+// An operation waits for memory until its own deadline, for as long as the directory goes on saying that some is on its
+// way; others do not wait in vain behind it.
 func TestWaitsForMemoryOnItsWay(t *testing.T) {
 	const wait, limit = 8 * second, 60 * second
 	r := newRig(t, 1, false)

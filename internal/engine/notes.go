@@ -22,9 +22,10 @@ type Frequency interface {
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
-// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It begins small and doubles as keys come,
-// since each lookup in a table that is much longer than its keys need misses the processor's caches and those of the page tables. A table that
-// grows forgets, so each key is noted once more. Lanes that share one (see Core.notesOf) lose an access now and then.
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It begins small and
+// doubles as keys come, since each lookup in a table that is much longer than its keys need misses the processor's
+// caches and those of the page tables. A table that grows forgets, so each key is noted once more. Lanes that share one
+// (see Core.notesOf) lose an access now and then.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {
@@ -44,11 +45,11 @@ const (
 	noteTickMask = 1<<noteTickBits - 1
 	noteHitBits  = 6
 	maxNoteHits  = 1<<noteHitBits - 1
-	// leastNotes is how many bits the index of the first table has, and noteRoom how many cells there are at least for each that is used.
+	// leastNotes is how many bits the index of the first table has, and noteRoom how many cells there are at least for
+	// each that is used.
 	leastNotes, noteRoom = 10, 4
 )
 
-// newNoteTable makes a table of at most maxBytes.
 func newNoteTable(maxBytes int) *noteTable {
 	t := &noteTable{max: max(leastNotes, bits.Len(uint(maxBytes/4))-1)}
 	t.cells.Store(newNoteCells(leastNotes))
@@ -57,8 +58,8 @@ func newNoteTable(maxBytes int) *noteTable {
 
 func newNoteCells(bits int) *noteCells { return &noteCells{make([]uint32, 1<<bits), uint8(64 - bits)} }
 
-// cell is where accesses to a key are counted, and the tag that tells it from other keys of the cell. The multiplier is the
-// golden ratio's, as in Fibonacci hashing (Knuth, TAOCP 6.4): neighbouring checks spread over the table.
+// cell is where accesses to a key are counted, and the tag that tells it from other keys of the cell. The multiplier is
+// the golden ratio's, as in Fibonacci hashing (Knuth, TAOCP 6.4): neighbouring checks spread over the table.
 func (x *noteCells) cell(check uint64) (c *uint32, tag uint32) {
 	h := check * 0x9E3779B97F4A7C15
 	return &x.cells[h>>x.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)
@@ -117,8 +118,9 @@ func (c *Core) Tick() { c.millis.Store(c.opts.Millis()) }
 
 func (c *Core) ticks() uint32 { return uint32(c.millis.Load() / layout.AccessTickMillis) }
 
-// notesOf is the table of a lane's notes. There is one for each processor, or for each lane if there are fewer: lanes that processors
-// use (see Core.hinted) do not write to the same cache lines, and all tables together are a sixteenth of the hints.
+// notesOf is the table of a lane's notes. There is one for each processor, or for each lane if there are fewer: lanes
+// that processors use (see Core.hinted) do not write to the same cache lines, and all tables together are a sixteenth
+// of the hints.
 func (c *Core) notesOf(lane int) *noteTable {
 	n := min(len(c.lanes), runtime.GOMAXPROCS(0))
 	c.mu.Lock()
@@ -133,7 +135,7 @@ func (c *Core) notesOf(lane int) *noteTable {
 	return *t
 }
 
-// noteDue counts an access to the key.
+// noteDue counts an access to the key, and reports whether it is to be noted now.
 func (l *Lane) noteDue(check uint64) bool {
 	if l.notes == nil {
 		l.notes = l.core.notesOf(l.id)
@@ -143,7 +145,8 @@ func (l *Lane) noteDue(check uint64) bool {
 
 func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
-// Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the record.
+// Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the
+// record.
 func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
 	if !t.lane.valid() {
 		return
@@ -160,8 +163,10 @@ func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWor
 }
 
 // noteAccess notes what has been counted of a key whose record is w's and whose access
-// word was old, if it was read; off is that of the slot. The lease is valid, or was when the chain that read old was over.
-func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+// word was old, if it was read; off is that of the slot. The lease is valid, or was when the chain that read old was
+// over.
+func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, old layout.AccessWord, expiry uint64,
+	born bool) {
 	now := l.core.millis.Load() // that of the words that are compared with it; no clock is read for a note
 	hits := uint32(1)
 	if l.notes != nil {
@@ -212,7 +217,8 @@ func (l *Lane) postAccess(p *index.PG, off uint64, a layout.AccessWord) {
 	k := l.keysOf(c, pg, r)
 	c.seq++
 	wr := c.next(l)
-	*wr = rdma.WR{ID: noWaitID, Op: rdma.OpWrite, RemoteAddr: k.HeapBase + pg.AccessOff + off - pg.IndexBytes, RKey: k.HeapRKey,
+	*wr = rdma.WR{ID: noWaitID, Op: rdma.OpWrite, RemoteAddr: k.HeapBase + pg.AccessOff + off - pg.IndexBytes,
+		RKey:  k.HeapRKey,
 		Local: b, LKey: l.noteWords.lkeys[c.dev]}
 	if l.noteN%signalEvery == 0 {
 		wr.Flags = rdma.Signaled // only a WC makes room in the send queue

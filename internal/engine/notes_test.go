@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A table of notes has few cells while there are few keys, and counts all the same: a key is noted once in an interval. It grows
-// to its bound, and stays there however many keys come.
+// A table of notes has few cells while there are few keys, and counts all the same: a key is noted once in an interval.
+// It grows to its bound, and stays there however many keys come.
 func TestNoteTableGrows(t *testing.T) {
 	const interval = 100
 	check := func(i int) uint64 { return rand.New(rand.NewPCG(1, uint64(i))).Uint64() }

@@ -35,7 +35,8 @@ type Op struct {
 	// Asker, if not nil, gets the answer of an Op that succeeds.
 	Asker Asker
 
-	// The answer. Err tells whether it happened: index.ErrUnknown says that it may have, any other error that it has not.
+	// The answer. Err tells whether it happened: index.ErrUnknown says that it may have, any other error that it has
+	// not.
 	Err     error
 	Version uint64
 	Rounds  int32
@@ -74,9 +75,9 @@ func (c *Core) laneOf(op *Op) *Lane {
 	return c.lanes[c.LaneOf(op.Check)]
 }
 
-// Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under way at
-// once. Each has its own outcome; if two name the same key, either may come first. It returns when all are
-// over. If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
+// Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under
+// way at once. Each has its own outcome; if two name the same key, either may come first. It returns when all are over.
+// If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
 //
 // A caller that needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work. If the
 // provider executes within PostSend the operations are over without another goroutine or a round of waiting. Others
@@ -108,8 +109,8 @@ func (c *Core) Do(ctx context.Context, ops []*Op) {
 	}
 }
 
-// hinted performs what it can of ops without a Task, all of them on one lane that nobody owns, and returns how many are left and whether it found
-// such a lane.
+// hinted performs what it can of ops without a Task, all of them on one lane that nobody owns, and returns how many are
+// left and whether it found such a lane.
 func (c *Core) hinted(ctx context.Context, ops []*Op) (left int, tried bool) {
 	near, l := c.ownNear()
 	if l == nil {
@@ -130,10 +131,11 @@ func (c *Core) hinted(ctx context.Context, ops []*Op) (left int, tried bool) {
 	return left, true
 }
 
-// ownNear makes the caller the owner of a lane, nil if all have one: of near, the one that was used last on this processor, if that is free.
-// So what a lane writes for each operation stays in the processor's own cache, while lanes of keys go from one cache to the other with
-// them. There are as many such lanes as processors. The others, of which a processor remembers none, serve if all of those are taken: what
-// a lane unlinks is memory for what comes to that lane later.
+// ownNear makes the caller the owner of a lane, nil if all have one: of near, the one that was used last on this
+// processor, if that is free. So what a lane writes for each operation stays in the processor's own cache, while lanes
+// of keys go from one cache to the other with them. There are as many such lanes as processors. The others, of which a
+// processor remembers none, serve if all of those are taken: what a lane unlinks is memory for what comes to that lane
+// later.
 func (c *Core) ownNear() (near, l *Lane) {
 	near = c.near.Get().(*Lane)
 	l = near
@@ -303,9 +305,9 @@ func (b *batch) do(ctx context.Context, c *Core, ops []*Op, left int, tried bool
 	}
 }
 
-// wait drives, or waits for, the lanes given. A lane that is owned must be driven: operations of one lane may wait for an
-// insert lock that one of another lane holds, or for a view that comes only when the other has quiesced. A
-// waiter may be made the owner at any moment. So each lane has a goroutine of its own, the last one this.
+// wait drives, or waits for, the lanes given. A lane that is owned must be driven: operations of one lane may wait for
+// an insert lock that one of another lane holds, or for a view that comes only when the other has quiesced. A waiter
+// may be made the owner at any moment. So each lane has a goroutine of its own, the last one this.
 func (b *batch) wait(ctx context.Context, c *Core, waits uint64) {
 	finish := func(i int) {
 		l, s := c.lanes[i], &b.shares[i]

@@ -47,7 +47,8 @@ type waiter struct {
 }
 
 func (l *Lane) newWaiter(ctx context.Context, ops []*Op) *waiter {
-	return &waiter{ch: make(chan signal, 1), ops: ops, left: len(ops), deadline: l.core.opts.Nanos() + l.core.opts.OpTimeout, limit: l.core.limit(ctx)}
+	return &waiter{ch: make(chan signal, 1), ops: ops, left: len(ops), deadline: l.core.opts.Nanos() +
+		l.core.opts.OpTimeout, limit: l.core.limit(ctx)}
 }
 
 type signal uint8
@@ -76,8 +77,8 @@ func (l *Lane) tryOwnSoon() bool {
 	return true
 }
 
-// Under is the least reclaim epoch at the start of any operation in flight on the lane, as far as its
-// owner has published it. Any goroutine may call it.
+// Under is the least reclaim epoch at the start of any operation in flight on the lane that its owner has published.
+// Any goroutine may call it.
 func (l *Lane) Under() (epoch uint64, ok bool) {
 	if o := l.owned.Load(); o != 0 {
 		return o - 1, true
@@ -126,11 +127,12 @@ func (l *Lane) start(op *Op, w *waiter) {
 	l.startFor(op, t)
 }
 
-// startFor starts t for op.
 func (l *Lane) startFor(op *Op, t *Task) {
 	o := &t.Op
-	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine, op.Txn
+	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash,
+		op.Check
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan,
+		op.Raw, op.Machine, op.Txn
 	t.asked, t.Done = op, answer
 	op.task = t
 	l.Start(t)
@@ -180,7 +182,6 @@ func (l *Lane) finished(op *Op) {
 	}
 }
 
-// takeQueued starts what others have queued.
 func (l *Lane) takeQueued() {
 	if l.queuedN.Load() == 0 {
 		return
@@ -244,7 +245,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	l.finished(op)
 }
 
-// Turn moves the lane, and what others have queued, as far as it goes without waiting; its owner's.
+// Turn moves the lane, and what others have queued, until it would have to wait. The owner calls it.
 func (l *Lane) Turn() {
 	for {
 		l.takeQueued()
@@ -259,7 +260,6 @@ func (l *Lane) Turn() {
 	}
 }
 
-// endOverdue ends what is overdue.
 func (l *Lane) endOverdue() {
 	for {
 		t := l.Overdue()
@@ -321,7 +321,6 @@ func (l *Lane) abandonAll() {
 	}
 }
 
-// drive is work, then HandOver.
 func (l *Lane) drive(ctx context.Context, w *waiter) {
 	l.work(ctx, w)
 	l.HandOver()
@@ -381,8 +380,8 @@ func (l *Lane) sleep(ctx context.Context) bool {
 }
 
 // waitOnCQ is sleep if all that can be under way completes on one CQ, whose connections this goroutine then reads
-// itself: it returns after a completion, a Kick, or left if that is not 0, perhaps earlier. It is false, at once, if there is no such CQ,
-// or if that has nothing to read. The end of ctx or of the session ends it by a Kick.
+// itself: it returns after a completion, a Kick, or left if that is not 0, perhaps earlier. It is false, at once, if
+// there is no such CQ, or if that has nothing to read. The end of ctx or of the session ends it by a Kick.
 func (l *Lane) waitOnCQ(ctx context.Context, left time.Duration) bool {
 	cq := l.waitOn
 	if cq == nil || l.core.dead.Load() {
@@ -408,7 +407,8 @@ func (l *Lane) waitOnCQ(ctx context.Context, left time.Duration) bool {
 	return true
 }
 
-// HandOver ends the caller's ownership.
+// HandOver ends the caller's ownership. A waiter owns the lane next, or a goroutine of its own while operations are
+// under way; else it is free.
 func (l *Lane) HandOver() {
 	for {
 		if len(l.waiting) > 0 {
@@ -512,8 +512,6 @@ func (l *Lane) Visit() {
 		l.Kick()
 	}
 }
-
-// ---- the end ---------------------------------------------------------------------
 
 // isOver reports whether no operation begins any more.
 func (c *Core) isOver() bool { return c.shut.Load() || c.dead.Load() }

@@ -103,8 +103,8 @@ func (l *Lane) post(t *Task) bool {
 // id is what the WRs of t are known by; its low byte is for the replica.
 func (t *Task) id() uint64 { return uint64(t.gen)<<32 | uint64(t.idx)<<8 }
 
-// request makes wr the access a on the region that k reaches; what a CAS found comes to cell. ID, LKey and all flags but
-// Fence are the caller's.
+// request makes wr the access a on the region that k reaches; what a CAS found comes to cell. ID, LKey and all flags
+// but Fence are the caller's.
 func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access, cell []byte) {
 	if a.Space == index.Index {
 		wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
@@ -124,7 +124,6 @@ func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access,
 	}
 }
 
-// keysOf gives the keys of pg's replica r at the connection's provider.
 func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
 	for int(pg.ID) >= len(c.keys) {
 		c.keys = append(c.keys, connKeys{})
@@ -326,12 +325,14 @@ func (l *Lane) refused(c *conn, wrs []rdma.WR) {
 	for i := range wrs {
 		w := &wrs[i]
 		idx := uint32(w.ID) >> 8
-		if w.Op != rdma.OpCmpAndSwp || w.ID == noWaitID || int(idx) >= len(l.tasks) || l.tasks[idx].gen != uint32(w.ID>>32) {
+		if w.Op != rdma.OpCmpAndSwp || w.ID == noWaitID || int(idx) >= len(l.tasks) ||
+			l.tasks[idx].gen != uint32(w.ID>>32) {
 			continue
 		}
 		for j := range l.tasks[idx].Op.Accesses {
 			a := &l.tasks[idx].Op.Accesses[j]
-			if a.Verb == index.CAS && !a.NoWait && a.Replica == uint8(w.ID) && a.Expect == w.Compare && a.New == w.Swap {
+			if a.Verb == index.CAS && !a.NoWait && a.Replica == uint8(w.ID) && a.Expect == w.Compare &&
+				a.New == w.Swap {
 				a.Refused = true
 			}
 		}
@@ -385,8 +386,8 @@ func (c *conn) proven(seq uint64) {
 	c.noWait = c.noWait[:copy(c.noWait, c.noWait[n:])]
 }
 
-// roundOver hands the results of t's round to its Op. A round whose lease ran out meanwhile has no results: what it read may be of
-// memory that is another session's by now.
+// roundOver hands the results of t's round to its Op. A round whose lease ran out meanwhile has no results: what it
+// read may be of memory that is another session's by now.
 func (l *Lane) roundOver(t *Task) {
 	cells := 0
 	for i := range t.Op.Accesses {

@@ -118,11 +118,16 @@ func newRig(t *testing.T, replicas int, synchronous bool) *rig {
 
 func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 	t.Helper()
-	r := &rig{t: t, fab: sim.New(sim.Options{Manual: true, MaxSendWR: 1 << 20}), now: second, millis: 1, epoch: 1, generation: 1, shard: 1}
+	r := &rig{t: t, fab: sim.New(sim.Options{Manual: true, MaxSendWR: 1 << 20}), now: second, millis: 1, epoch: 1,
+		generation: 1, shard: 1}
 	r.wire = &wire{Device: r.fab.Device("c"), fab: r.fab, caps: caps}
 	r.dev = rdma.NewDevice("sim", r.wire)
-	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{r.dev},
-		Control: r, SlabTasks: 8, Nanos: func() int64 { r.looks++; return r.now }, Millis: func() uint64 { r.looks++; return r.millis }})
+	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
+		Devices: []*rdma.Device{r.dev},
+		Control: r, SlabTasks: 8, Nanos: func() int64 {
+			r.looks++
+			return r.now
+		}, Millis: func() uint64 { r.looks++; return r.millis }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,9 +159,10 @@ func (r *rig) node(id uint32) *rigNode {
 	m := must(n.dev.Alloc(rigRegion, rdma.AllocOptions{}))
 	n.mem = m.Bytes
 	n.register(m)
-	n.l = must(n.dev.Listen(fmt.Sprint("m", id), rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-		return n.pd, rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic, nil
-	}}))
+	n.l = must(n.dev.Listen(fmt.Sprint("m", id),
+		rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+			return n.pd, rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic, nil
+		}}))
 	return n
 }
 
@@ -183,16 +189,12 @@ func (r *rig) close() {
 	}
 }
 
-// ---- engine.Control
-
 func (r *rig) WantMemory(uint32, uint32)         { r.wantMemory++ }
 func (r *rig) WantConn(_ *engine.Lane, n uint32) { r.wantConn = append(r.wantConn, n) }
 func (r *rig) WantFenced(id uint32)              { r.wantFenced = append(r.wantFenced, id) }
 func (r *rig) WantMap(uint64)                    {}
 func (r *rig) WantSplit(uint32)                  {}
 func (r *rig) WantRoom(uint32, uint64, uint64)   {}
-
-// ---- what the directory does
 
 // install makes the next map the view; change, if not nil, edits its placement group.
 func (r *rig) install(change func(*dirpb.PlacementGroup)) {
@@ -205,14 +207,17 @@ func (r *rig) install(change func(*dirpb.PlacementGroup)) {
 func (r *rig) offer(change func(*dirpb.PlacementGroup)) {
 	r.t.Helper()
 	r.version++
-	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: r.epoch, Generation: r.generation, State: dirpb.PGState_PG_ACTIVE,
+	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: r.epoch, Generation: r.generation,
+		State:       dirpb.PGState_PG_ACTIVE,
 		RegionBytes: rigRegion, IndexBytes: rigIndex}
 	m := &dirpb.Map{Version: r.version, Pgs: []*dirpb.PlacementGroup{pg},
 		Shards: []*dirpb.Shard{{Id: r.shard, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 1}}}
 	for _, n := range r.nodes {
 		m.Nodes = append(m.Nodes, &dirpb.Node{Id: n.id, Incarnation: n.incarnation, State: dirpb.NodeState_NODE_UP})
-		pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim",
-			IndexRkey: n.mrs[0].RKey(), IndexBase: n.mrs[0].Base(), HeapRkey: n.mrs[1].RKey(), HeapBase: n.mrs[1].Base()}}})
+		pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.incarnation,
+			Keys: []*dirpb.RegionKeys{{Provider: "sim",
+				IndexRkey: n.mrs[0].RKey(), IndexBase: n.mrs[0].Base(), HeapRkey: n.mrs[1].RKey(),
+				HeapBase: n.mrs[1].Base()}}})
 	}
 	if change != nil {
 		change(pg)
@@ -281,8 +286,6 @@ func (r *rig) qp(node uint32) (num uint32) {
 	})
 	return num
 }
-
-// ---- operations
 
 // request is an operation on a key; see rigHash.
 func (r *rig) request(kind index.Kind, key, value string) *engine.Task {
@@ -388,8 +391,6 @@ func (r *rig) hinted(put bool, key, value string) (h hinted) {
 	}
 	return h
 }
-
-// ---- memory
 
 func putWord(b []byte, w uint64) { binary.LittleEndian.PutUint64(b, w) }
 

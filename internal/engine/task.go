@@ -114,7 +114,8 @@ func (l *Lane) NewTask() (*Task, error) {
 	}
 	l.slabs = append(l.slabs, b)
 	for i := range n {
-		t := &Task{lane: l, idx: uint32(len(l.tasks)), buf: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot], lkeys: b.lkeys}
+		t := &Task{lane: l, idx: uint32(len(l.tasks)), buf: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot],
+			lkeys: b.lkeys}
 		l.tasks = append(l.tasks, t)
 		l.idle = append(l.idle, t)
 	}
@@ -135,7 +136,6 @@ func (l *Lane) Start(t *Task) {
 	l.ready = append(l.ready, t)
 }
 
-// activate counts t among what is under way.
 func (l *Lane) activate(t *Task) {
 	t.activeAt = len(l.active)
 	l.active = append(l.active, t)
@@ -171,12 +171,13 @@ func (l *Lane) Recycle(t *Task) {
 	t.big = t.big[:0]
 	t.Op.Reset()
 	t.gen++
-	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
+	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved,
+		t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
 	t.astray, t.flight, t.learnt = astray{}, nil, index.Hint{}
 	l.idle = append(l.idle, t)
 }
 
-// Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
+// Orphan says that the caller has stopped waiting for t. When nothing of t is under way any more it ends with err, and
 // Done is called then.
 func (l *Lane) Orphan(t *Task, err error) {
 	if t.state == taskDone {
@@ -188,8 +189,8 @@ func (l *Lane) Orphan(t *Task, err error) {
 	}
 }
 
-// wakeWaiting makes ready the Tasks that waited for time that has passed, or for anything to happen on the lane; and ends those
-// whose deadline has passed. It reports whether there were any.
+// wakeWaiting makes ready the Tasks that waited for time that has passed, or for anything to happen on the lane; and
+// ends those whose deadline has passed. It reports whether there were any.
 func (l *Lane) wakeWaiting() (moved bool) {
 	now := l.core.opts.Nanos()
 	keep := l.wait[:0]

@@ -72,7 +72,8 @@ type Node struct {
 	Used bool // some placement group has a member there
 }
 
-// Has reports whether a connection to the memory of an incarnation, made under a version of the map, is good for it still.
+// Has reports whether a connection to the memory of an incarnation, made under a version of the map, is good for it
+// still.
 func (n Node) Has(incarnation, version uint64) bool {
 	return n.Up && n.Incarnation == incarnation && n.Lost <= version
 }
@@ -100,7 +101,8 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		if n.GetId() > MaxID {
 			return nil, fmt.Errorf("map %d: node id %d, at most %d", m.GetVersion(), n.GetId(), MaxID)
 		}
-		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving(), n.GetLostVersion(), false}
+		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving(),
+			n.GetLostVersion(), false}
 	}
 	pgs := make(map[uint32]*PG)
 	var list []*PG
@@ -117,9 +119,11 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
 			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes(), AccessBytes: p.GetAccessBytes()}
 		for _, mb := range p.GetMembers() {
-			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Since: mb.GetSince(), Keys: map[string]Keys{}}
+			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Since: mb.GetSince(),
+				Keys: map[string]Keys{}}
 			if mb.GetNodeId() > MaxID {
-				return nil, fmt.Errorf("map %d: placement group %d: node id %d, at most %d", m.GetVersion(), p.GetId(), mb.GetNodeId(), MaxID)
+				return nil, fmt.Errorf("map %d: placement group %d: node id %d, at most %d", m.GetVersion(), p.GetId(),
+					mb.GetNodeId(), MaxID)
 			}
 			if n, ok := nodes[mem.Node]; ok {
 				n.Used = true
@@ -149,7 +153,8 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			x.Child, x.ChildPG, x.ChildOff, x.Split = mv.GetChildId(), pgs[mv.GetPgId()], mv.GetOffset(), mv.GetSplit()
 			x.ChildSegments = sh.ChildSegments()
 			if x.Child == 0 || x.ChildPG == nil {
-				return nil, fmt.Errorf("map %d: shard %d moves to shard %d of placement group %d, which is not there", m.GetVersion(), x.ID, x.Child, mv.GetPgId())
+				return nil, fmt.Errorf("map %d: shard %d moves to shard %d of placement group %d, which is not there",
+					m.GetVersion(), x.ID, x.Child, mv.GetPgId())
 			}
 		} else if mv != nil {
 			x.Split = mv.GetSplit()
@@ -177,10 +182,12 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 			return nil, fmt.Errorf("map %d: pg %d has %d members, want %d", version, p.ID, len(p.Members), p.Replicas)
 		}
 		if p.IndexBytes < layout.RegionPageSize || p.IndexBytes > p.RegionBytes || p.RegionBytes > 1<<38 {
-			return nil, fmt.Errorf("map %d: pg %d: index of %d bytes in a region of %d", version, p.ID, p.IndexBytes, p.RegionBytes)
+			return nil, fmt.Errorf("map %d: pg %d: index of %d bytes in a region of %d", version, p.ID, p.IndexBytes,
+				p.RegionBytes)
 		}
 		if p.AccessBytes != 0 && (p.AccessBytes != p.IndexBytes || p.AccessBytes > p.RegionBytes-p.IndexBytes) {
-			return nil, fmt.Errorf("map %d: pg %d: access words of %d bytes for an index of %d in a region of %d", version, p.ID, p.AccessBytes, p.IndexBytes, p.RegionBytes)
+			return nil, fmt.Errorf("map %d: pg %d: access words of %d bytes for an index of %d in a region of %d",
+				version, p.ID, p.AccessBytes, p.IndexBytes, p.RegionBytes)
 		}
 		if p.AccessBytes != 0 {
 			p.AccessOff = p.IndexBytes
@@ -191,7 +198,8 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		v.add(p)
 		for _, a := range p.StatusArrays {
 			if !v.fits(p, a.Off, a.Segments) {
-				return nil, fmt.Errorf("map %d: pg %d: %d segments of status words at %#x do not lie in its index", version, p.ID, a.Segments, a.Off)
+				return nil, fmt.Errorf("map %d: pg %d: %d segments of status words at %#x do not lie in its index",
+					version, p.ID, a.Segments, a.Off)
 			}
 		}
 	}
@@ -208,18 +216,23 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		case s.Depth > 12:
 			return nil, fmt.Errorf("map %d: shard %d: depth %d, at most 12", version, s.ID, s.Depth)
 		case s.Prefix>>s.Depth != 0 || left(*s) != next:
-			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix, s.Depth)
+			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix,
+				s.Depth)
 		case !v.fits(s.PG, s.Off, s.Segments):
-			return nil, fmt.Errorf("map %d: shard %d: %d segments at %#x do not lie in the index of its pg", version, s.ID, s.Segments, s.Off)
+			return nil, fmt.Errorf("map %d: shard %d: %d segments at %#x do not lie in the index of its pg", version,
+				s.ID, s.Segments, s.Off)
 		case s.Child != 0 && !v.fits(s.ChildPG, s.ChildOff, s.ChildSegments):
-			return nil, fmt.Errorf("map %d: shard %d: its child's %d segments at %#x do not lie in the index of its pg", version, s.ID, s.ChildSegments, s.ChildOff)
+			return nil, fmt.Errorf("map %d: shard %d: its child's %d segments at %#x do not lie in the index of its pg",
+				version, s.ID, s.ChildSegments, s.ChildOff)
 		case s.Child != 0 && (s.ChildSegments%s.Segments != 0 || s.ChildSegments/s.Segments > layout.MaxGrowth):
-			return nil, fmt.Errorf("map %d: shard %d of %d segments moves to %d, want up to %d times as many", version, s.ID, s.Segments, s.ChildSegments, layout.MaxGrowth)
+			return nil, fmt.Errorf("map %d: shard %d of %d segments moves to %d, want up to %d times as many", version,
+				s.ID, s.Segments, s.ChildSegments, layout.MaxGrowth)
 		}
 		s.route = index.Route{PG: &s.PG.PG, Shard: s.ID, Depth: s.Depth, ShardOff: s.Off, Segments: s.Segments,
 			MapVersion: version, Split: s.Split}
 		if s.Child != 0 {
-			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff, Segments: s.ChildSegments, MapVersion: version}
+			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff,
+				Segments: s.ChildSegments, MapVersion: version}
 			if s.Split {
 				s.child.Depth++
 			}

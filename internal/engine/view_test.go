@@ -25,9 +25,12 @@ func TestViewOfLeaving(t *testing.T) {
 		{"frozen", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_FROZEN, false, false},
 	} {
 		v, err := engine.ViewOf(&dirpb.Map{Version: 1,
-			Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP, Leaving: true}, {Id: 2, Incarnation: 2, State: dirpb.NodeState_NODE_UP}},
-			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, Epoch: 1, Generation: 1, State: tc.state, Members: tc.chain, Joining: tc.joining,
-				RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize}},
+			Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP, Leaving: true},
+				{Id: 2, Incarnation: 2, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{
+				{Id: 1, NamespaceId: 1, Epoch: 1, Generation: 1, State: tc.state, Members: tc.chain,
+					Joining:     tc.joining,
+					RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize}},
 		}, 1)
 		if err != nil {
 			t.Fatalf("%s: %v", tc.name, err)
@@ -40,12 +43,15 @@ func TestViewOfLeaving(t *testing.T) {
 
 // A child has as many segments as its parent, or a multiple that the protocol can tell apart.
 func TestViewOfGrowth(t *testing.T) {
-	for segments, ok := range map[uint32]bool{0: true, 2: true, 8: true, 2 * layout.MaxGrowth: true, 1: false, 5: false, 2*layout.MaxGrowth + 2: false, 1 << 20: false} {
+	for segments, ok := range map[uint32]bool{0: true, 2: true, 8: true, 2 * layout.MaxGrowth: true, 1: false, 5: false,
+		2*layout.MaxGrowth + 2: false, 1 << 20: false} {
 		m := &dirpb.Map{Version: 7, Nodes: []*dirpb.Node{{Id: 1, State: dirpb.NodeState_NODE_UP}},
-			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20,
-				Members: []*dirpb.Member{{NodeId: 1}}}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20,
+				IndexBytes: 4 << 20,
+				Members:    []*dirpb.Member{{NodeId: 1}}}},
 			Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 2,
-				Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: layout.RegionPageSize + 2*layout.SegmentSize, Segments: segments}}}}
+				Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: layout.RegionPageSize + 2*layout.SegmentSize,
+					Segments: segments}}}}
 		v, err := engine.ViewOf(m, 1)
 		if (err == nil) != ok {
 			t.Errorf("%d segments: %v", segments, err)
@@ -75,12 +81,15 @@ func TestViewOfStatusArrays(t *testing.T) {
 		{layout.RegionPageSize, 1<<32 - 1, false},
 	} {
 		v, err := engine.ViewOf(&dirpb.Map{Version: 7, Nodes: []*dirpb.Node{{Id: 1, State: dirpb.NodeState_NODE_UP}},
-			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: index,
-				Members: []*dirpb.Member{{NodeId: 1}}, StatusArrays: []*dirpb.StatusArray{{Offset: tc.off, Segments: tc.segments}}}}}, 1)
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20,
+				IndexBytes: index,
+				Members:    []*dirpb.Member{{NodeId: 1}}, StatusArrays: []*dirpb.StatusArray{
+					{Offset: tc.off, Segments: tc.segments}}}}}, 1)
 		if (err == nil) != tc.ok {
 			t.Errorf("%d segments at %#x: %v", tc.segments, tc.off, err)
 		}
-		if err == nil && (len(v.PGs[1].StatusArrays) != 1 || v.PGs[1].StatusArrays[0] != engine.StatusArray{Off: tc.off, Segments: tc.segments}) {
+		if err == nil && (len(v.PGs[1].StatusArrays) != 1 || v.PGs[1].StatusArrays[0] != engine.StatusArray{
+			Off: tc.off, Segments: tc.segments}) {
 			t.Errorf("%d segments at %#x: %v", tc.segments, tc.off, v.PGs[1].StatusArrays)
 		}
 	}

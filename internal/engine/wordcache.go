@@ -13,13 +13,13 @@ import (
 
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
-// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and a key whose set is full has another one. It grows by
-// doubling until its bound; from there on replacement is round-robin.
+// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and a key whose set is full
+// has another one. It grows by doubling until its bound; from there on replacement is round-robin.
 //
-// All lanes of a session share it, and any goroutine may call its methods, none of which waits. An entry is a seqlock of its own
-// (Lameter, "Effective Synchronization on Linux/NUMA Systems", 2005): a writer marks it busy, changes it and counts, and a reader that saw one or the other
-// looks again. Two writers never change an entry at once: the later one leaves it. So entries may be lost and may be
-// old, as any hint, but what a reader gets stood in an entry together.
+// All lanes of a session share it, and any goroutine may call its methods, none of which waits. An entry is a seqlock
+// of its own (Lameter, "Effective Synchronization on Linux/NUMA Systems", 2005): a writer marks it busy, changes it and
+// counts, and a reader that saw one or the other looks again. Two writers never change an entry at once: the later one
+// leaves it. So entries may be lost and may be old, as any hint, but what a reader gets stood in an entry together.
 type wordCache struct {
 	tables [cacheParts]atomic.Pointer[cacheTable]
 	shift  uint8 // of a check: what is left is its part
@@ -36,7 +36,8 @@ type cachePart struct {
 	_       [32]byte // no part shares a cache line with another
 }
 
-// cacheTable is immutable but for its entries. Lanes may look into one, and change it, after a larger one has taken its place.
+// cacheTable is immutable but for its entries. Lanes may look into one, and change it, after a larger one has taken its
+// place.
 type cacheTable struct {
 	sets []cacheSet
 	mask uint64
@@ -60,8 +61,9 @@ const (
 // cacheEntry is 32 bytes, two to a cache line; word 0 is empty.
 type cacheEntry struct {
 	check, word, version atomic.Uint64
-	// meta, from the top: low bits of the reclaim epoch of when the word was seen (32), low bits of the array's id (16), slot (6),
-	// flags (2), busy (1), count of changes (7). A reader would be deceived if exactly 128 changes came between two of its loads.
+	// meta, from the top: low bits of the reclaim epoch of when the word was seen (32), low bits of the array's id
+	// (16), slot (6), flags (2), busy (1), count of changes (7). A reader would be deceived if exactly 128 changes came
+	// between two of its loads.
 	meta atomic.Uint64
 }
 
@@ -84,7 +86,8 @@ type cached struct {
 	meta          uint64
 }
 
-// newWordCache begins with small tables, which double as keys come, up to maxBytes together. Large ones are maps' memory; maps nil: none is.
+// newWordCache begins with small tables, which double as keys come, up to maxBytes together. Large ones are maps'
+// memory; maps nil: none is.
 func newWordCache(maxBytes int, maps *mappedTables) *wordCache {
 	c := &wordCache{shift: 64, maps: maps}
 	parts := 1
@@ -111,7 +114,6 @@ func (c *wordCache) newTable(sets int) *cacheTable {
 	return t
 }
 
-// partOf is the number of the tables of a key.
 func (c *wordCache) partOf(check uint64) uint64 { return check >> c.shift }
 
 // find makes x the entry of a key with fingerprint fp, and reports whether there is one.
@@ -166,7 +168,8 @@ func (x *cached) flags() index.HintFlags { return index.HintFlags(x.meta >> meta
 
 // read makes h what was found; of its array's id only the low 16 bits.
 func (x *cached) read(h *index.Hint) {
-	h.Word, h.Version, h.Shard, h.Slot, h.Flags = layout.Word(x.word), x.version, uint32(uint16(x.meta>>metaShard)), uint8(x.meta>>metaSlot&63), x.flags()
+	h.Word, h.Version, h.Shard, h.Slot, h.Flags = layout.Word(x.word), x.version, uint32(uint16(x.meta>>metaShard)),
+		uint8(x.meta>>metaSlot&63), x.flags()
 }
 
 // saw notes that the word still stood there at the reclaim epoch given, unless the entry has changed since.
@@ -203,13 +206,15 @@ func (e *cacheEntry) set(w, check uint64, h *index.Hint, epoch uint32) bool {
 		e.check.Store(check)
 		e.version.Store(h.Version)
 		e.word.Store(uint64(h.Word))
-		m = uint64(epoch)<<metaSeen | uint64(uint16(h.Shard))<<metaShard | uint64(h.Slot)<<metaSlot | uint64(h.Flags)<<metaFlags | m&metaCount
+		m = uint64(epoch)<<metaSeen | uint64(uint16(h.Shard))<<metaShard | uint64(h.Slot)<<metaSlot | uint64(h.Flags)<<
+			metaFlags | m&metaCount
 	}
 	e.meta.Store(m&^metaCount | (m+1)&metaCount)
 	return ok
 }
 
-// room is where a key belongs in the set, and the word there: its own entry, whatever its fingerprint, or an empty one, or nil.
+// room is where a key belongs in the set, and the word there: its own entry, whatever its fingerprint, or an empty one,
+// or nil.
 func (s *cacheSet) room(check uint64) (e *cacheEntry, word uint64) {
 	for i := range s {
 		if w := s[i].word.Load(); w == 0 {
@@ -257,8 +262,10 @@ func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	t := c.tables[i].Load()
 	e, w, first := t.room(check)
 	for !first && len(t.sets) < p.max {
-		// Two cache misses for each of many keys are not worth the memory, and a key that is forgotten is worth still less.
-		if load := int(p.used.Load()) * 8 / cacheWays; load <= 4*len(t.sets) && (e != nil || load <= len(t.sets)) || !c.grow(i, t) {
+		// Two cache misses for each of many keys are not worth the memory, and a key that is forgotten is worth still
+		// less.
+		if load := int(p.used.Load()) * 8 / cacheWays; load <= 4*len(t.sets) && (e != nil || load <= len(t.sets)) ||
+			!c.grow(i, t) {
 			break
 		}
 		t = c.tables[i].Load()
@@ -282,7 +289,8 @@ func (c *wordCache) drop(check uint64, fp uint16) {
 	for _, set := range []*cacheSet{&t.sets[check&t.mask], t.second(check)} {
 		for k := range set {
 			e := &set[k]
-			if w := e.word.Load(); w != 0 && e.check.Load() == check && layout.Word(w).FP() == fp && e.set(w, 0, nil, 0) {
+			if w := e.word.Load(); w != 0 && e.check.Load() == check && layout.Word(w).FP() == fp &&
+				e.set(w, 0, nil, 0) {
 				c.parts[i].used.Add(-1)
 			}
 		}
@@ -290,8 +298,8 @@ func (c *wordCache) drop(check uint64, fp uint16) {
 	runtime.KeepAlive(t)
 }
 
-// grow puts a table of twice as many sets in the place of t, and reports whether there is another than t now. An entry's set is given by its
-// check bits alone. Of what other lanes change in t meanwhile, the new one may miss some.
+// grow puts a table of twice as many sets in the place of t, and reports whether there is another than t now. An
+// entry's set is given by its check bits alone. Of what other lanes change in t meanwhile, the new one may miss some.
 func (c *wordCache) grow(part uint64, t *cacheTable) bool {
 	p := &c.parts[part]
 	if !p.growing.TryLock() {
@@ -313,7 +321,8 @@ func (c *wordCache) grow(part uint64, t *cacheTable) bool {
 	return true
 }
 
-// take copies old, an entry of a smaller table, if it holds a key and nobody changes it now; nobody else knows t yet. It returns how many it copied.
+// take copies old, an entry of a smaller table, if it holds a key and nobody changes it now; nobody else knows t yet.
+// It returns how many it copied.
 func (t *cacheTable) take(old *cacheEntry) int64 {
 	var x cached
 	w, check := old.word.Load(), old.check.Load()
@@ -338,8 +347,8 @@ func (c *wordCache) len() (n int) {
 	return n
 }
 
-// mappedTables is the memory of large tables, of one device, until it is given back: a table's when nobody can reach that any more, and all of it at the
-// end. A nil one has none. Its methods may be called concurrently.
+// mappedTables is the memory of large tables, of one device, until it is given back: a table's when nobody can reach
+// that any more, and all of it at the end. A nil one has none. Its methods may be called concurrently.
 type mappedTables struct {
 	dev *rdma.Device
 	mu  sync.Mutex

@@ -30,7 +30,8 @@ func (m *mappedTables) count() int {
 	return len(m.all)
 }
 
-// Large tables are mapped outside the Go heap, and given back when nobody can reach them any more, or when all are closed.
+// Large tables are mapped outside the Go heap, and given back when nobody can reach them any more, or when all are
+// closed.
 func TestWordCacheMapped(t *testing.T) {
 	d, err := shm.Open(shm.Options{})
 	if err != nil {
@@ -62,7 +63,8 @@ func TestWordCacheMapped(t *testing.T) {
 	}
 	for deadline := time.Now().Add(time.Minute); maps.count() != cacheParts; runtime.GC() {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d tables are mapped, want %d: those that larger ones have replaced are not given back", maps.count(), cacheParts)
+			t.Fatalf("%d tables are mapped, want %d: those that larger ones have replaced are not given back",
+				maps.count(), cacheParts)
 		}
 	}
 	if k := known(); k < n*95/100 {
@@ -90,7 +92,8 @@ func TestWordCacheHoldsHalf(t *testing.T) {
 		keys := make([]uint64, most*cacheWays/2)
 		word := func(i int) layout.Word { return layout.MakeLive(0, uint16(keys[i]>>20&0xfff), 0, uint32(i)+1) }
 		hint := func(i int) index.Hint {
-			return index.Hint{Word: word(i), Version: uint64(i), Shard: uint32(i & 0xffff), Slot: uint8(i % 62), Flags: index.HintFlags(i & 3)}
+			return index.Hint{Word: word(i), Version: uint64(i), Shard: uint32(i & 0xffff), Slot: uint8(i % 62),
+				Flags: index.HintFlags(i & 3)}
 		}
 		put := func(i int) { c.put(keys[i], hint(i), 7) }
 		for i := range keys {
@@ -147,7 +150,8 @@ func TestWordCacheChanged(t *testing.T) {
 	}
 	c.put(check, index.Hint{Word: word(1), Version: 1, Shard: 3, Slot: 61, Flags: 1}, 7)
 	var a, b cached
-	if !c.find(&a, check, fp) || !c.find(&b, check, fp) || c.find(&cached{}, check, fp+1) || c.find(&cached{}, check+1<<40, fp) {
+	if !c.find(&a, check, fp) || !c.find(&b, check, fp) || c.find(&cached{}, check, fp+1) ||
+		c.find(&cached{}, check+1<<40, fp) {
 		t.Fatal("the key is not found, or others are")
 	}
 	a.replace(word(2), 2, 2, 8)
@@ -181,7 +185,8 @@ func TestWordCacheShared(t *testing.T) {
 	check := func(k int) uint64 { return uint64(k+1) * 0x9E3779B97F4A7C15 }
 	// Of a key, all hints have a version and a place that follow from the word.
 	hint := func(k int, n uint32) index.Hint {
-		return index.Hint{Word: layout.MakeLive(uint16(n&7), uint16(k), 0, n+1), Version: uint64(n)<<32 | uint64(k), Shard: uint32(k) << 3 & 0xffff, Slot: uint8(k % 62)}
+		return index.Hint{Word: layout.MakeLive(uint16(n&7), uint16(k), 0, n+1), Version: uint64(n)<<32 | uint64(k),
+			Shard: uint32(k) << 3 & 0xffff, Slot: uint8(k % 62)}
 	}
 	var lanes sync.WaitGroup
 	for lane := range 4 {
@@ -219,8 +224,8 @@ func TestWordCacheShared(t *testing.T) {
 	}
 }
 
-// Tables that may still grow remember all, whatever their load is just now. When a key had a second set only in tables at their bound, one in a
-// hundred was forgotten for another one, again and again.
+// Tables that may still grow remember all, whatever their load is just now. When a key had a second set only in tables
+// at their bound, one in a hundred was forgotten for another one, again and again.
 func TestWordCacheGrows(t *testing.T) {
 	for _, n := range []int{100, 6_000, 25_000, 50_000, 100_000, 150_000} {
 		c := newWordCache(64<<20, nil)

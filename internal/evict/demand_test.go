@@ -22,9 +22,12 @@ func TestDemand(t *testing.T) {
 		{"a large place", evict.Demand{Held: mega, Share: mega, LimboSeconds: limbo, Need: 1 << 16}, 1 << 17, 1 << 17},
 		{"new, quiet", evict.Demand{Share: mega, LimboSeconds: limbo}, 1 << 14, 1 << 14},
 		{"new, quiet, of a large share", evict.Demand{Share: 1000 * mega, LimboSeconds: limbo}, 1 << 14, 1 << 14},
-		{"new, of a small share", evict.Demand{Share: 1000, LimboSeconds: limbo, Starving: true}, evict.MinSupply, evict.MinSupply},
-		{"new, starving", evict.Demand{Share: mega, LimboSeconds: limbo, Rate: 1 << 17, Starving: true}, 2 * 39_000, 2 * 40_000},
-		{"new, starving, not more than a third", evict.Demand{Share: mega, LimboSeconds: limbo, Rate: 1e9, Starving: true}, mega / 3, mega / 3},
+		{"new, of a small share", evict.Demand{Share: 1000, LimboSeconds: limbo, Starving: true}, evict.MinSupply,
+			evict.MinSupply},
+		{"new, starving", evict.Demand{Share: mega, LimboSeconds: limbo, Rate: 1 << 17, Starving: true}, 2 * 39_000,
+			2 * 40_000},
+		{"new, starving, not more than a third", evict.Demand{Share: mega, LimboSeconds: limbo, Rate: 1e9,
+			Starving: true}, mega / 3, mega / 3},
 	} {
 		if got := c.d.Supply(); got < c.min || got > c.max {
 			t.Errorf("%s: %d units at hand, want %d to %d", c.name, got, c.min, c.max)

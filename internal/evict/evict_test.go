@@ -197,7 +197,8 @@ func TestHitRatio(t *testing.T) {
 		keys, accesses = 400_000, 8_000_000
 	}
 	const seed = 1
-	table := fmt.Sprintf("\n%-28s %5s %6s %6s %6s %6s %6s %6s %6s\n", "trace", "size", "LRU", "LFU", "Redis", "ours", "", "of 4", "notes")
+	table := fmt.Sprintf("\n%-28s %5s %6s %6s %6s %6s %6s %6s %6s\n", "trace", "size", "LRU", "LFU", "Redis", "ours",
+		"", "of 4", "notes")
 	for _, percent := range []int{1, 5, 10} {
 		capacity := keys * percent / 100
 		for _, tr := range evicttest.Traces(seed, keys, capacity) {
@@ -206,10 +207,12 @@ func TestHitRatio(t *testing.T) {
 			r := ratios(tr.Next, accesses, evicttest.NewLRU(capacity), evicttest.NewLFU(capacity),
 				evicttest.NewRedisLFU(seed, capacity, 100_000), one, four)
 			best := max(r[0], r[1], r[2])
-			table += fmt.Sprintf("%-28s %4d%% %6.1f %6.1f %6.1f %6.1f %+6.1f %6.1f %6.3f\n", tr.Name, percent, r[0], r[1], r[2], r[3], r[3]-best, r[4], float64(one.notes)/float64(accesses))
+			table += fmt.Sprintf("%-28s %4d%% %6.1f %6.1f %6.1f %6.1f %+6.1f %6.1f %6.3f\n", tr.Name, percent, r[0],
+				r[1], r[2], r[3], r[3]-best, r[4], float64(one.notes)/float64(accesses))
 			for i, who := range []string{"one client", "four clients"} {
 				if r[3+i] < best-2 {
-					t.Errorf("%s, size %d %%, %s: %.1f %% of hits, others reach %.1f", tr.Name, percent, who, r[3+i], best)
+					t.Errorf("%s, size %d %%, %s: %.1f %% of hits, others reach %.1f", tr.Name, percent, who, r[3+i],
+						best)
 				}
 			}
 		}
@@ -436,7 +439,8 @@ func TestConcurrent(t *testing.T) {
 func sample(r *rand.Rand, now uint64, n int) []Candidate {
 	c := make([]Candidate, n)
 	for i := range c {
-		c[i] = Candidate{Word: layout.MakeAccess(0, now-r.Uint64N(10_000), 8+r.Uint32N(100), 0), Known: true, Units: 1 + r.Uint32N(8)}
+		c[i] = Candidate{Word: layout.MakeAccess(0, now-r.Uint64N(10_000), 8+r.Uint32N(100), 0), Known: true,
+			Units: 1 + r.Uint32N(8)}
 	}
 	return c
 }
@@ -466,7 +470,8 @@ func FuzzChoose(f *testing.F) {
 		var c []Candidate
 		for ; len(b) >= 12 && len(c) < 200; b = b[12:] {
 			units := binary.LittleEndian.Uint32(b[8:])
-			c = append(c, Candidate{Word: layout.AccessWord(binary.LittleEndian.Uint64(b)), Known: units&1 == 0, Units: units >> 1})
+			c = append(c, Candidate{Word: layout.AccessWord(binary.LittleEndian.Uint64(b)), Known: units&1 == 0,
+				Units: units >> 1})
 		}
 		before := []int{-7}
 		got := p.Choose(now, c, before, n)

@@ -54,7 +54,8 @@ func TestWheel(t *testing.T) {
 				for h, e := range all {
 					end := max(e.expiry, e.born)
 					if life := end - e.born; !seen[uint64(h)] && end+max(life/8, 64) < now {
-						t.Fatalf("round %d: %d with a life of %d ms is still there %d ms after its end", round, h, life, now-end)
+						t.Fatalf("round %d: %d with a life of %d ms is still there %d ms after its end", round, h, life,
+							now-end)
 					}
 				}
 			}

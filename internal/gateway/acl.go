@@ -87,15 +87,19 @@ func (g *Gateway) reloadUsers(self *conn) error {
 }
 
 // saveUsers replaces the file in one step, so that a reader or a crash meets all of it, old or new.
-// Passwords are in it as their SHA-256, as in Redis's file. The file keeps its permissions, and is its owner's alone if it is new.
+// Passwords are in it as their SHA-256, as in Redis's file. The file keeps its permissions, and is its owner's alone if
+// it is new.
 func (g *Gateway) saveUsers() error {
 	g.aclFile.Lock()
 	defer g.aclFile.Unlock()
-	return renameio.WriteFile(g.o.ACLFile, []byte(strings.Join(g.users.Lines(), "\n")+"\n"), 0o600, renameio.WithExistingPermissions())
+	return renameio.WriteFile(g.o.ACLFile, []byte(strings.Join(g.users.Lines(), "\n")+"\n"), 0o600,
+		renameio.WithExistingPermissions())
 }
 
 // errNoACLFile is Redis's text, although there is no CONFIG REWRITE here.
-const errNoACLFile = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration."
+const errNoACLFile = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users " +
+	"via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) " +
+	"in order to store users in the Redis configuration."
 
 // aclCommands are apart from the table since they are many.
 func aclCommands() *command {
@@ -111,15 +115,22 @@ func aclCommands() *command {
 		onConn("acl|save", 2, "", cmdACLSave, "Writes the file of users."),
 		onConn("acl|setuser", -3, "", cmdACLSetUser, "Makes or changes a user of this gateway."),
 		onConn("acl|users", 2, "", cmdACLUsers, "Returns the names of users."),
-		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.BulkString(c.user.Load().Name) }, "Returns the connection's user."),
-		helpOf("acl", "CAT [<category>]", "    List all commands that belong to <category>, or all command categories,", "    when no category is specified.",
+		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+			w.BulkString(c.user.Load().Name)
+		}, "Returns the connection's user."),
+		helpOf("acl", "CAT [<category>]", "    List all commands that belong to <category>, or all command categories,",
+			"    when no category is specified.",
 			"DELUSER <username> [<username> ...]", "    Delete a list of users.",
-			"DRYRUN <username> <command> [<arg> ...]", "    Returns whether the user can execute the given command without executing the command.",
+			"DRYRUN <username> <command> [<arg> ...]", "    Returns whether the user can execute the given command "+
+				"without executing the command.",
 			"GETUSER <username>", "    Get the user's details.",
-			"GENPASS [<bits>]", "    Generate a secure 256-bit user password. The optional `bits` argument can", "    be used to specify a different size.",
+			"GENPASS [<bits>]", "    Generate a secure 256-bit user password. The optional `bits` argument can",
+			"    be used to specify a different size.",
 			"LIST", "    Show users details in config file format.", "LOAD", "    Reload users from the ACL file.",
-			"LOG [<count> | RESET]", "    Show the ACL log entries.", "SAVE", "    Save the current config to the ACL file.",
-			"SETUSER <username> <attribute> [<attribute> ...]", "    Create or modify a user with the specified attributes.",
+			"LOG [<count> | RESET]", "    Show the ACL log entries.", "SAVE",
+			"    Save the current config to the ACL file.",
+			"SETUSER <username> <attribute> [<attribute> ...]",
+			"    Create or modify a user with the specified attributes.",
 			"USERS", "    List all the registered usernames.", "WHOAMI", "    Return the current connection username."))
 }
 
@@ -160,10 +171,9 @@ func writeStrings(w *resp.Writer, list []string) {
 func cmdACLUsers(c *conn, w *resp.Writer, _ [][]byte) { writeStrings(w, c.g.users.Names()) }
 func cmdACLList(c *conn, w *resp.Writer, _ [][]byte)  { writeStrings(w, c.g.users.Lines()) }
 
-// cmdACLSetUser changes this gateway alone; the file is what gateways can share. A list of rules is taken as a whole or not
-// at all: half of one could leave a user with more than was meant. The log says who did it, and no rule, since
-// rules may hold passwords.
-// The new rights hold from the next command on, for connections that are open as well.
+// cmdACLSetUser changes this gateway alone; the file is what gateways can share. A list of rules is taken as a whole or
+// not at all: half of one could leave a user with more than was meant. The log says who did it, and no rule, since
+// rules may hold passwords. The new rights hold from the next command on, for connections that are open as well.
 func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 	var rules []string
 	for _, a := range args[3:] {
@@ -264,7 +274,8 @@ func cmdACLLoad(c *conn, w *resp.Writer, _ [][]byte) {
 		return
 	}
 	if err := c.g.reloadUsers(c); err != nil {
-		w.Error("ERR " + strings.ReplaceAll(err.Error(), "\n", "; ") + ". WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
+		w.Error("ERR " + strings.ReplaceAll(err.Error(), "\n", "; ") +
+			". WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
 		return
 	}
 	c.g.o.Logger.Info("users reloaded", "by", c.user.Load().Name, "peer", c.remote)
@@ -341,7 +352,8 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
 			return
 		}
 		if bits <= 0 || bits > 4096 {
-			w.Error("ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096")
+			w.Error("ERR ACL GENPASS argument must be the number of bits for the output password, a positive number " +
+				"up to 4096")
 			return
 		}
 	}

@@ -45,7 +45,8 @@ func readable(t *testing.T, raw []byte) string {
 			var list []string
 			for range n {
 				x := one()
-				if len(list) > 0 && (list[len(list)-1] == `"age-seconds"` || list[len(list)-1] == `"client-info"` || list[len(list)-1] == `"id"`) {
+				if len(list) > 0 && (list[len(list)-1] == `"age-seconds"` || list[len(list)-1] == `"client-info"` ||
+					list[len(list)-1] == `"id"`) {
 					x = "..."
 				}
 				list = append(list, x)
@@ -194,7 +195,8 @@ func TestACLFile(t *testing.T) {
 	b.want(t, "+OK\r\n", "AUTH", "bob", "x")
 	b.want(t, "$-1\r\n", "GET", "k")
 
-	write("user alice on s3cret\nuser alice on >s3cret +nosuch\nuser carol #s3cret\nalice\nuser carol on\nuser carol on\n")
+	write("user alice on s3cret\nuser alice on >s3cret +nosuch\n" +
+		"user carol #s3cret\nalice\nuser carol on\nuser carol on\n")
 	err := g.ReloadUsers()
 	if err == nil {
 		t.Fatal("a bad file was loaded")
@@ -207,7 +209,8 @@ F:6: user carol is there twice`, "F", path)
 	if err.Error() != want {
 		t.Errorf("got %s\nwant %s", err, want)
 	}
-	if r := a.do(t, "ACL", "LOAD"); !strings.HasPrefix(r, "-ERR users: ") || !strings.Contains(r, "no change to the previously active ACL rules") || strings.Contains(r, "s3cret") {
+	if r := a.do(t, "ACL", "LOAD"); !strings.HasPrefix(r, "-ERR users: ") ||
+		!strings.Contains(r, "no change to the previously active ACL rules") || strings.Contains(r, "s3cret") {
 		t.Errorf("ACL LOAD: %q", r)
 	}
 	b.want(t, "$-1\r\n", "GET", "k")
@@ -263,15 +266,18 @@ func TestDocumentedUsers(t *testing.T) {
 	path := aclFile(t, "user default off\n"+strings.ReplaceAll(lines, "#SHA256 ", "#"+hash+" "))
 	addr, _ := start(t, Options{Databases: fake(), ACLFile: path})
 	for user, cmds := range map[string]map[string]bool{
-		"app": {"SET app:1 x": true, "MGET app:1 app:2": true, "MULTI": true, "DISCARD": true, "CLIENT SETNAME x": true, "SET other x": false, "SELECT 1": false,
+		"app": {"SET app:1 x": true, "MGET app:1 app:2": true, "MULTI": true, "DISCARD": true, "CLIENT SETNAME x": true,
+			"SET other x": false, "SELECT 1": false,
 			"KEYS *": false, "FLUSHDB": false, "ACL LIST": false, "INFO": false},
-		"report": {"GET app:1": true, "SCAN 0": true, "SELECT 1": true, "GETEX app:1": false, "SET app:1 x": false, "DEL app:1": false, "FLUSHALL": false},
-		"admin":  {"FLUSHALL": true, "ACL LIST": true, "SELECT 1": true, "SET x y": true},
+		"report": {"GET app:1": true, "SCAN 0": true, "SELECT 1": true, "GETEX app:1": false, "SET app:1 x": false,
+			"DEL app:1": false, "FLUSHALL": false},
+		"admin": {"FLUSHALL": true, "ACL LIST": true, "SELECT 1": true, "SET x y": true},
 	} {
 		p := dial(t, "tcp", addr)
 		p.want(t, "+OK\r\n", "AUTH", user, "foo")
 		for cmd, may := range cmds {
-			if got := p.do(t, words(cmd)...); strings.HasPrefix(got, "-NOPERM") == may || may && strings.HasPrefix(got, "-") && cmd != "DISCARD" {
+			if got := p.do(t, words(cmd)...); strings.HasPrefix(got, "-NOPERM") == may || may &&
+				strings.HasPrefix(got, "-") && cmd != "DISCARD" {
 				t.Errorf("%s as %s: %q", cmd, user, got)
 			}
 			if cmd == "MULTI" {
@@ -304,7 +310,8 @@ func TestACLGoRedis(t *testing.T) {
 		}
 		logs, err := admin.ACLLog(t.Context(), 10).Result()
 		must(err)
-		if len(logs) != 1 || logs[0].Username != "alice" || logs[0].Reason != "key" || logs[0].Object != "b:k" || logs[0].ClientInfo.User != "alice" {
+		if len(logs) != 1 || logs[0].Username != "alice" || logs[0].Reason != "key" || logs[0].Object != "b:k" ||
+			logs[0].ClientInfo.User != "alice" {
 			t.Errorf("RESP%d: log %+v", proto, logs)
 		}
 		reply, err := admin.ACLDryRun(t.Context(), "alice", "get", "b:k").Result()
@@ -322,7 +329,8 @@ func TestACLGoRedis(t *testing.T) {
 		if m, ok := in.(map[any]any); proto == 3 && (!ok || m["keys"] != "~a:*") {
 			t.Errorf("RESP3: %v", in)
 		}
-		wrong := redis.NewClient(&redis.Options{Addr: addr, Protocol: proto, Username: "alice", Password: "no", MaxRetries: -1})
+		wrong := redis.NewClient(&redis.Options{Addr: addr, Protocol: proto, Username: "alice", Password: "no",
+			MaxRetries: -1})
 		defer wrong.Close()
 		if err := wrong.Ping(t.Context()).Err(); err == nil || !redis.HasErrorPrefix(err, "WRONGPASS") {
 			t.Errorf("RESP%d: %v", proto, err)
@@ -379,7 +387,8 @@ func TestACLGenPass(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"0", "-1", "4097"} {
-		p.want(t, "-ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096\r\n", "ACL", "GENPASS", bad)
+		p.want(t, "-ERR ACL GENPASS argument must be the number of bits for the output password, a positive number "+
+			"up to 4096\r\n", "ACL", "GENPASS", bad)
 	}
 }
 
@@ -387,13 +396,16 @@ func TestACLGenPass(t *testing.T) {
 func TestRulesAllocateNothing(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	p := dial(t, "tcp", addr)
-	if err := g.users.Set("u", []string{"on", "nopass", "+@read", "+set", "db=0", "~a-pattern-that-is-longer-than-32-bytes:*", "(~b* +get)"}); err != nil {
+	if err := g.users.Set(
+		"u", []string{"on", "nopass", "+@read", "+set", "db=0", "~a-pattern-that-is-longer-than-32-bytes:*",
+			"(~b* +get)"}); err != nil {
 		t.Fatal(err)
 	}
 	p.want(t, "+OK\r\n", "AUTH", "u", "x")
 	var c *conn
 	g.each(func(x *conn) { c = x })
-	for _, cmd := range []string{"GET b", "GET a-pattern-that-is-longer-than-32-bytes:1", "SET a-pattern-that-is-longer-than-32-bytes:1 x EX 1", "SCAN 0"} {
+	for _, cmd := range []string{"GET b", "GET a-pattern-that-is-longer-than-32-bytes:1",
+		"SET a-pattern-that-is-longer-than-32-bytes:1 x EX 1", "SCAN 0"} {
 		var args [][]byte
 		for _, w := range words(cmd) {
 			args = append(args, []byte(w))

@@ -8,16 +8,16 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// told tells Options.Answered of a command whose reply, or the part of it that has not been sent, starts at byte start of w.
-// It is small so that it is inlined: nearly always there is nobody to tell.
+// told tells Options.Answered of a command whose reply, or the part of it that has not been sent, starts at byte start
+// of w. It is small so that it is inlined: nearly always there is nobody to tell.
 func (c *conn) told(cmd *command, w *resp.Writer, start int, failed bool, took time.Duration) {
 	if c.g.o.Answered != nil {
 		c.tellAnswered(cmd, w, start, failed, took)
 	}
 }
 
-// noteAnswer counts a command whose reply starts at byte start of w and has so many errors. EXEC has not failed if only commands of its transaction
-// did, which have been noted before.
+// noteAnswer counts a command whose reply starts at byte start of w and has so many errors. EXEC has not failed if only
+// commands of its transaction did, which have been noted before.
 func (c *conn) noteAnswer(cmd *command, w *resp.Writer, start, errs int, took time.Duration) {
 	failed := errs > 0 && (cmd.batch == nil || isError(w, start))
 	if failed {
@@ -29,8 +29,8 @@ func (c *conn) noteAnswer(cmd *command, w *resp.Writer, start, errs int, took ti
 // isError reports whether the reply that starts at byte start of w is an error, as far as it has not been sent.
 func isError(w *resp.Writer, start int) bool { return start < w.Len() && w.Bytes()[start] == '-' }
 
-// tellAnswered names the database of the connection, which for SELECT is the one that it has chosen. A command with a reply that has been sent
-// in parts has the error class of what is left of it.
+// tellAnswered names the database of the connection, which for SELECT is the one that it has chosen. A command with a
+// reply that has been sent in parts has the error class of what is left of it.
 func (c *conn) tellAnswered(cmd *command, w *resp.Writer, start int, failed bool, took time.Duration) {
 	a := netsrv.Answered{Command: cmd.name, Database: c.g.o.Databases[c.db].Name, Took: took, Client: c.remote}
 	if failed {
@@ -40,8 +40,8 @@ func (c *conn) tellAnswered(cmd *command, w *resp.Writer, start int, failed bool
 	c.g.o.Answered(a)
 }
 
-// errorClass is the first word of an error, which Redis means for programs; that of a reply with an error among others is ERR.
-// unknown says that the command may have happened. A class has 32 letters at most.
+// errorClass is the first word of an error, which Redis means for programs; that of a reply with an error among others
+// is ERR. unknown says that the command may have happened. A class has 32 letters at most.
 func errorClass(reply []byte) (class string, unknown bool) {
 	text, ok := bytes.CutPrefix(reply, []byte("-"))
 	n := 0

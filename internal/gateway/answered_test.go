@@ -34,14 +34,15 @@ func (h *heard) answered(a netsrv.Answered) {
 	h.mu.Unlock()
 }
 
-// TestAnswered: commands alone, pipelined, of several keys, in transactions, refused, failed and maybe done are told once each, before their
-// replies are there.
+// TestAnswered: commands alone, pipelined, of several keys, in transactions, refused, failed and maybe done are told
+// once each, before their replies are there.
 func TestAnswered(t *testing.T) {
 	var h *heard
 	var store *clienttest.Store
 	onBothWaysWith(t, func() Options {
 		h, store = new(heard), clienttest.New(clienttest.Options{})
-		return Options{Answered: h.answered, Databases: []Database{{"first", store}, {"second", clienttest.New(clienttest.Options{})}}}
+		return Options{Answered: h.answered, Databases: []Database{
+			{"first", store}, {"second", clienttest.New(clienttest.Options{})}}}
 	}, func(t *testing.T, p *peer, g *Gateway) {
 		want := func(lines ...string) {
 			t.Helper()
@@ -59,12 +60,15 @@ func TestAnswered(t *testing.T) {
 		p.want(t, "+OK\r\n", "SET", "a", "1")
 		p.want(t, bulk("1"), "GET", "a")
 		want("first set", "first get")
-		p.send(t, []string{"MSET", "b", "2", "c", "3"}, []string{"MGET", "a", "none"}, []string{"HGET", "a", "f"}, []string{"nosuch", "a"}, []string{"GET"}, []string{"CONFIG", "GET", "hz"})
+		p.send(t, []string{"MSET", "b", "2", "c", "3"}, []string{"MGET", "a", "none"}, []string{"HGET", "a", "f"},
+			[]string{"nosuch", "a"}, []string{"GET"}, []string{"CONFIG", "GET", "hz"})
 		for range 6 {
 			p.reply(t)
 		}
-		want("first mset", "first mget", "first hget WRONGTYPE false", "first unknown ERR false", "first get ERR false", "first config|get")
-		p.send(t, []string{"MULTI"}, []string{"INCR", "a"}, []string{"HGET", "a", "f"}, []string{"EXEC"}, []string{"EVAL", "return redis.call('INCR', KEYS[1])", "1", "a"})
+		want("first mset", "first mget", "first hget WRONGTYPE false", "first unknown ERR false", "first get ERR false",
+			"first config|get")
+		p.send(t, []string{"MULTI"}, []string{"INCR", "a"}, []string{"HGET", "a", "f"}, []string{"EXEC"},
+			[]string{"EVAL", "return redis.call('INCR', KEYS[1])", "1", "a"})
 		for range 5 {
 			p.reply(t)
 		}

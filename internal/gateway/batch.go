@@ -27,8 +27,8 @@ type batch struct {
 	now   int64       // Unix ms
 	start time.Time   // when the commands came; tick moves it, and what took is counted from here
 	w     resp.Writer // replies that have not been pushed
-	// Until run nothing of the commands but copies of numbers is kept: args, names and values alias the reader's buffer, or, in an
-	// EXEC, those of the queue. The reader does not reuse its buffer before the batch has been run.
+	// Until run nothing of the commands but copies of numbers is kept: args, names and values alias the reader's
+	// buffer, or, in an EXEC, those of the queue. The reader does not reuse its buffer before the batch has been run.
 	entries []entry // in the order of the commands
 	units   []*unit // all[:n]
 	all     []*unit
@@ -44,7 +44,8 @@ type batch struct {
 	pooled  int64        // and for what does
 	lookups [2]uint64    // misses and hits not counted yet
 
-	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is kept.
+	// Either scripts wait or entries do, never both: dispatch and addScript run the others first, so that order is
+	// kept.
 	scripts    []groupedScript // that wait, without entries; see scriptgroup.go
 	groupUnits []groupUnit     // kept for their memory
 
@@ -119,8 +120,9 @@ type unit struct {
 }
 
 const (
-	// maxEntries and maxUnits bound a batch, which bounds how long the first of its commands waits for the reply. firstWindow is how many
-	// keys a new connection's batches may have, before anything is known of the length of its values; see adapt.
+	// maxEntries and maxUnits bound a batch, which bounds how long the first of its commands waits for the reply.
+	// firstWindow is how many keys a new connection's batches may have, before anything is known of the length of its
+	// values; see adapt.
 	maxEntries  = 4096
 	maxUnits    = 1024
 	firstWindow = 32
@@ -140,8 +142,8 @@ const (
 	readCost, writeCost = 3, 3
 	// putCost is the same for what is written without a look at what is there.
 	putCost = 1
-	// framing is how many bytes of a reply a byte of an encoded collection makes, at most: short elements have more bytes
-	// around them there.
+	// framing is how many bytes of a reply a byte of an encoded collection makes, at most: short elements have more
+	// bytes around them there.
 	framing = 5
 	// largeTries is how often an operation is tried again with more memory, while others make the
 	// value longer.
@@ -257,7 +259,6 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 // hashOf need not be that of the store: it lives as long as the batch.
 func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
 
-// enterUnit puts unit i, whose key's hash is h, in the table.
 func (b *batch) enterUnit(i int32, h uint64) {
 	u := b.units[i]
 	mask := uint64(len(b.table) - 1)
@@ -571,13 +572,12 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 	}
 }
 
-// performAll performs all units in one client.Do.
 func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
 
 // performUnits fills in the operations, and takes their outcomes. A value is read to the unit's
 // own buffer, which a longer value replaces, so that in the steady state nothing is allocated.
-// The operations of b.ops are used again for every batch; clear in reset lets go of what they refer to. Do performs them in
-// any order, and each has an outcome of its own: that one of them failed says nothing of the others.
+// The operations of b.ops are used again for every batch; clear in reset lets go of what they refer to. Do performs
+// them in any order, and each has an outcome of its own: that one of them failed says nothing of the others.
 func (b *batch) performUnits(ctx context.Context, units []*unit) {
 	for i, u := range units {
 		if i == len(b.ops) {

@@ -26,8 +26,8 @@ func bitCommands() []*command {
 	)
 }
 
-// bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are wrong write, as in
-// Redis.
+// bitFieldNeeds is what BITFIELD does to its key: it reads and writes, unless all of it is GET. Arguments that are
+// wrong write, as in Redis.
 func bitFieldNeeds(args [][]byte) acl.Need {
 	for i := 2; i < len(args); i++ {
 		switch more := len(args) - 1 - i; {
@@ -44,9 +44,9 @@ func bitFieldNeeds(args [][]byte) acl.Need {
 
 const errBitOffset = "ERR bit offset is not an integer or out of range"
 
-// bitOffset reads the place of a bit; #n is the n-th integer of that many bits. The value must stay shorter than most bytes.
-// As in Redis it is the product that must be good, which may be one that has overflowed.
-// width is that of BITFIELD's integers in bits, and 0 for commands without #n; most is in bytes.
+// bitOffset reads the place of a bit; #n is the n-th integer of that many bits. The value must stay shorter than most
+// bytes. As in Redis it is the product that must be good, which may be one that has overflowed. width is that of
+// BITFIELD's integers in bits, and 0 for commands without #n; most is in bytes.
 func bitOffset(b []byte, width, most int) (int64, bool) {
 	scale := int64(1)
 	if width > 0 && len(b) > 0 && b[0] == '#' {
@@ -57,7 +57,6 @@ func bitOffset(b []byte, width, most int) (int64, bool) {
 	return at, ok && at >= 0 && at>>3 < int64(most)
 }
 
-// bitAt is a bit of value.
 func bitAt(value []byte, at int64) int64 {
 	if at>>3 >= int64(len(value)) {
 		return 0
@@ -151,7 +150,6 @@ func newBitRange(start, end int64, inBits bool, n int) bitRange {
 	return bitRange{8 * start, 8 * (end + 1)}
 }
 
-// bitUnit reads BYTE or BIT.
 func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
 
 // cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.
@@ -294,8 +292,8 @@ type fieldOp struct {
 	arg      int64 // of SET and INCRBY
 }
 
-// parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the value
-// has at least when all are done, 0 if all of them read.
+// parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the
+// value has at least when all are done, 0 if all of them read.
 func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
 	// OVERFLOW is about the operations behind it, up to the next one.
 	overflow := byte('w')
@@ -323,7 +321,8 @@ func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string)
 		}
 		var ok bool
 		if op.signed, op.width, ok = fieldType(rest[0]); !ok {
-			return nil, 0, "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."
+			return nil, 0, "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but " +
+				"i64 is."
 		}
 		if op.at, ok = bitOffset(rest[1], op.width, most); !ok {
 			return nil, 0, errBitOffset
@@ -361,7 +360,8 @@ func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) { bitField(k, args, w,
 func cmdBitField(k *key, args [][]byte, w *resp.Writer)   { bitField(k, args, w, false) }
 
 // bitField checks all of the operations before it performs the first one.
-// Operations see what those before them have done. The string is made as long as the last of them needs, even if that fails.
+// Operations see what those before them have done. The string is made as long as the last of them needs, even if that
+// fails.
 func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
 	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
 	if bad != "" {
@@ -446,7 +446,8 @@ func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
 	return 0, true
 }
 
-// addSigned takes and returns signed integers: sum has the bits of one, of which setField takes as many as the field is wide.
+// addSigned takes and returns signed integers: sum has the bits of one, of which setField takes as many as the field is
+// wide.
 func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
 	most := int64(uint64(1)<<(o.width-1) - 1)
 	least := -most - 1
@@ -556,142 +557,4 @@ func combineBits(op byte, dst, src []byte) {
 			dst[i] ^= src[i]
 		}
 	}
-}
-
-// ---- LCS ---------------------------------------------------------------------
-
-// cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the way
-// back through it gives the matches.
-// The table has 4 bytes for each pair of bytes, so it is bounded, and taken from the connection's share, before it is made.
-func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
-	t.load(args[1], args[2])
-	a, b := t.key(args[1]), t.key(args[2])
-	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
-		w.Error("ERR The specified keys must contain string values")
-		return
-	}
-	var o lcsOptions
-	for i := 3; i < len(args); i++ {
-		switch {
-		case fold(args[i], "idx"):
-			o.idx = true
-		case fold(args[i], "len"):
-			o.length = true
-		case fold(args[i], "withmatchlen"):
-			o.withLen = true
-		case fold(args[i], "minmatchlen") && i+1 < len(args):
-			n, ok := resp.ParseInt(args[i+1])
-			if !ok {
-				w.Error(errNotInt)
-				return
-			}
-			o.least = max(n, 0)
-			i++
-		default:
-			w.Error(errSyntax)
-			return
-		}
-	}
-	if o.idx && o.length {
-		w.Error("ERR If you want both the length and indexes, please just use IDX.")
-		return
-	}
-	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
-	if size > int64(a.maxValue) {
-		w.Error("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
-		return
-	}
-	if size > oneLimit && !t.take(size) {
-		return
-	}
-	lcs(w, a.value, b.value, o)
-}
-
-// lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
-type lcsOptions struct {
-	idx, length, withLen bool
-	least                int64 // bytes of a match that is told
-}
-
-// lcs fills the table and goes the way back that Redis goes: of several longest subsequences it must be the same one.
-func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
-	row := len(b) + 1
-	// Entry i*row + j is the length for the first i bytes of a and the first j of b.
-	table := make([]uint32, (len(a)+1)*row)
-	for i := range a {
-		for j := range b {
-			at := (i+1)*row + j + 1
-			if a[i] == b[j] {
-				table[at] = table[at-row-1] + 1
-			} else {
-				table[at] = max(table[at-row], table[at-1])
-			}
-		}
-	}
-	n := int(table[len(table)-1])
-	if o.length {
-		w.Int(int64(n))
-		return
-	}
-	result := make([]byte, n)
-	var matches resp.Writer
-	found := 0
-	at := n
-	none := len(a)
-	aLo, aHi, bLo, bHi := none, 0, 0, 0 // of the match at hand
-	for i, j := len(a), len(b); i > 0 && j > 0; {
-		// emit says that the match at hand ends here, and is written; the last match comes first.
-		emit := false
-		if a[i-1] == b[j-1] {
-			at--
-			result[at] = a[i-1]
-			switch {
-			case aLo == none:
-				aLo, aHi, bLo, bHi = i-1, i-1, j-1, j-1
-			case aLo == i && bLo == j:
-				aLo--
-				bLo--
-			default:
-				emit = true
-			}
-			emit = emit || aLo == 0 || bLo == 0
-			i--
-			j--
-		} else {
-			// Where both ways are as good Redis goes back in b, and so does this.
-			if table[(i-1)*row+j] > table[i*row+j-1] {
-				i--
-			} else {
-				j--
-			}
-			emit = aLo != none
-		}
-		if !emit {
-			continue
-		}
-		if size := int64(aHi - aLo + 1); o.idx && (o.least == 0 || size >= o.least) {
-			found++
-			matches.Array(2 + int(bit(o.withLen)))
-			matches.Array(2)
-			matches.Int(int64(aLo))
-			matches.Int(int64(aHi))
-			matches.Array(2)
-			matches.Int(int64(bLo))
-			matches.Int(int64(bHi))
-			if o.withLen {
-				matches.Int(size)
-			}
-		}
-		aLo = none
-	}
-	if !o.idx {
-		w.Bulk(result)
-		return
-	}
-	w.Map(2)
-	w.BulkString("matches")
-	w.Array(found)
-	w.Raw(matches.Bytes())
-	w.BulkString("len")
-	w.Int(int64(n))
 }

@@ -26,7 +26,8 @@ func randomBits(rng *rand.Rand) [][]string {
 		if rng.IntN(6) > 0 {
 			return strconv.Itoa(rng.IntN(40) - 20)
 		}
-		return pick("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "1000000", "-1000000", "")
+		return pick("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "1000000", "-1000000",
+			"")
 	}
 	unit := func(s []string) []string {
 		if rng.IntN(2) == 0 {
@@ -100,17 +101,22 @@ func randomBits(rng *rand.Rand) [][]string {
 	case 11:
 		return [][]string{append([]string{"BITFIELD_RO", k}, field()...)}
 	case 12:
-		return [][]string{{"SET", k, pick("", "\xff\xff\xff", "foobar", "\x00\x00", "\x00\xff\xf0", "ohmytext", "mynewtext", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")}}
+		return [][]string{
+			{"SET", k, pick("", "\xff\xff\xff", "foobar", "\x00\x00", "\x00\xff\xf0", "ohmytext", "mynewtext",
+				"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")}}
 	case 13:
-		return [][]string{append([]string{"BITOP", pick("AND", "or", "XOR", "NOT", "not", "foo"), k, key()}, pick2(rng, key(), k)...), {"GET", k}}
+		return [][]string{append([]string{"BITOP", pick("AND", "or", "XOR", "NOT", "not", "foo"), k, key()},
+			pick2(rng, key(), k)...), {"GET", k}}
 	case 14:
-		return [][]string{append([]string{"LCS", key(), key()}, pick2(rng, "LEN", "IDX", "WITHMATCHLEN", "MINMATCHLEN", "3")...)}
+		return [][]string{
+			append([]string{"LCS", key(), key()}, pick2(rng, "LEN", "IDX", "WITHMATCHLEN", "MINMATCHLEN", "3")...)}
 	case 15, 16, 17:
 		h := hll()
 		return [][]string{append([]string{"PFADD", h}, elements()...), {"GET", h}}
 	case 18:
 		// The estimate that Redis keeps in the value would be the only difference.
-		return [][]string{{"PFCOUNT", pick(hll(), k), hll()}, {"PFDEBUG", pick("ENCODING", "TODENSE", "DECODE", "GETREG", "foo"), hll()}}
+		return [][]string{{"PFCOUNT", pick(hll(), k), hll()},
+			{"PFDEBUG", pick("ENCODING", "TODENSE", "DECODE", "GETREG", "foo"), hll()}}
 	default:
 		h := pick(hll(), k)
 		return [][]string{append([]string{"PFMERGE", h}, pick2(rng, hll(), k)...), {"GET", h}, {"DEL", hll()}}

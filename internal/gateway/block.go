@@ -12,24 +12,24 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Commands that wait for keys. The store has no servers and wakes nobody, so whoever waits is woken by the writers of its own
-// gateway, right after their write took place, and otherwise by a poll: one goroutine of the gateway looks up the keys that
-// somebody waits for, each of them once for all who wait for it.
+// Commands that wait for keys. The store has no servers and wakes nobody, so whoever waits is woken by the writers of
+// its own gateway, right after their write took place, and otherwise by a poll: one goroutine of the gateway looks up
+// the keys that somebody waits for, each of them once for all who wait for it.
 //
-// Those who wait for a key are a queue for each type, in the order in which they came, and only the first of it tries: another try
-// begins when it has gone. So clients are served in turn, and many of them on one key cost no more lookups than one.
+// Those who wait for a key are a queue for each type, in the order in which they came, and only the first of it tries:
+// another try begins when it has gone. So clients are served in turn, and many of them on one key cost no more lookups
+// than one.
 
 const (
-	// A key is looked up so long after somebody began to wait for it, or after it was seen to change, and then half as often
-	// each time.
-	// The least pause is how late a client is served that waits for what another gateway writes, if it has just begun to wait; the
-	// longest one bounds it for clients that have waited for long.
+	// A key is looked up so long after somebody began to wait for it, or after it was seen to change, and then half as
+	// often each time. The least pause is how late a client is served that waits for what another gateway writes, if it
+	// has just begun to wait; the longest one bounds it for clients that have waited for long.
 	minPollPause, maxPollPause = 5 * time.Millisecond, 100 * time.Millisecond
-	// pollCost is the time that each lookup takes of a round's pause, so that there are at most 20,000 lookups a second,
-	// however many keys are waited for.
+	// pollCost is the time that each lookup takes of a round's pause, so that there are at most 20,000 lookups a
+	// second, however many keys are waited for.
 	pollCost = 50 * time.Microsecond
-	// pollBatch lookups go to the store together, each of which may read pollLimit bytes: whether a key is there, and its version, is
-	// all that counts.
+	// pollBatch lookups go to the store together, each of which may read pollLimit bytes: whether a key is there, and
+	// its version, is all that counts.
 	pollBatch, pollLimit = 256, 1 << 10
 )
 
@@ -44,20 +44,22 @@ const lineOfLists, lineOfZSets = "list", "sorted set"
 type blocking struct {
 	names   [][]byte      // that it waits for
 	timeout time.Duration // from the first try on; 0: for ever; noWait: it does not wait
-	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has to look at its
-	// keys before it waits, whoever does so already, and if it has no line nobody is in its way afterwards, since it takes nothing.
+	// line is which of those who wait for a key it is served in turn with: those who take what it takes. reads: it has
+	// to look at its keys before it waits, whoever does so already, and if it has no line nobody is in its way
+	// afterwards, since it takes nothing.
 	line  string
 	reads bool
 	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
 	one bool
-	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied. again says
-	// that the client has waited: a key of a wrong type is then like none, as in Redis.
+	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied.
+	// again says that the client has waited: a key of a wrong type is then like none, as in Redis.
 	try func(t *staged, names [][]byte, again bool, w *resp.Writer) bool
 }
 
-// blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply otherwise.
-// Where nothing may wait, which is in transactions, the command is one on several keys.
-func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string), summary string) *command {
+// blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply
+// otherwise. Where nothing may wait, which is in transactions, the command is one on several keys.
+func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string),
+	summary string) *command {
 	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) {
 		b, bad := parse(args)
 		switch {
@@ -76,10 +78,12 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 	return c
 }
 
-// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there is none.
-// The first key is most often the one, so that the others are read when they are needed. That those before it are not there is no
-// condition for a client that may wait: many of them wait for the same keys, and would be in each other's way.
-func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer, pop func(k *key, name []byte)) bool {
+// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there
+// is none. The first key is most often the one, so that the others are read when they are needed. That those before it
+// are not there is no condition for a client that may wait: many of them wait for the same keys, and would be in each
+// other's way.
+func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer,
+	pop func(k *key, name []byte)) bool {
 	for i, name := range names {
 		if i == 1 {
 			t.load(names[1:]...)
@@ -113,8 +117,8 @@ type waits struct {
 
 	mu struct {
 		sync.Mutex
-		// keys has nothing without a line, so it is empty once nobody waits. polling says that the poller runs; it and its end are
-		// decided with mu held, so that no client waits without one.
+		// keys has nothing without a line, so it is empty once nobody waits. polling says that the poller runs; it and
+		// its end are decided with mu held, so that no client waits without one.
 		keys    map[stagedName]*awaited
 		polling bool // there is that goroutine, or it is about to begin
 	}
@@ -197,10 +201,11 @@ func (s *waits) init(g *Gateway) {
 }
 
 // enterQueues puts a client at the end of the queues of keys.
-// It is before the first look at the keys, so that a write between look and wait is not missed. A key that is named twice is
-// waited for once.
+// It is before the first look at the keys, so that a write between look and wait is not missed. A key that is named
+// twice is waited for once.
 func (s *waits) enterQueues(db int, b *blocking) *waiter {
-	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1), over: make(chan struct{})}
+	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1),
+		over: make(chan struct{})}
 	s.clients.Add(1) // before its first try: a writer that misses it has written before that
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,8 +245,8 @@ func (s *waits) enterQueues(db int, b *blocking) *waiter {
 }
 
 // leaveQueues ends that. If it left something to those behind it, or did not use what it was woken for, they try next.
-// A wake that was sent and not received counts as one that was not used. Without this a value that came for a client which
-// just timed out would lie there although others wait for it.
+// A wake that was sent and not received counts as one that was not used. Without this a value that came for a client
+// which just timed out would lie there although others wait for it.
 func (s *waits) leaveQueues(x *waiter, pass bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +268,8 @@ func (s *waits) leaveQueues(x *waiter, pass bool) {
 }
 
 // turn is those of names that the client is the first of its line to wait for.
-// x is in the queues of all the names. The order of names is kept, since commands take of the first key that has something.
+// x is in the queues of all the names. The order of names is kept, since commands take of the first key that has
+// something.
 func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,12 +282,13 @@ func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 }
 
 // any reports whether somebody waits, so that a writer can leave it at that.
-// A writer that sees nobody has written before anybody's first look, see enterQueues; the counter is sequentially consistent.
+// A writer that sees nobody has written before anybody's first look, see enterQueues; the counter is sequentially
+// consistent.
 func (s *waits) any() bool { return s.clients.Load() > 0 }
 
-// wake tells those whose turn it is to wait for a key that there may be something now. It is called after each write that leaves a
-// collection, whatever its type.
-// Clients that are woken look for themselves. There may be nothing any more when they do, and then they wait on.
+// wake tells those whose turn it is to wait for a key that there may be something now. It is called after each write
+// that leaves a collection, whatever its type. Clients that are woken look for themselves. There may be nothing any
+// more when they do, and then they wait on.
 func (s *waits) wake(db int, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,8 +307,8 @@ func signal(c chan struct{}) {
 }
 
 // poll looks up keys until nobody waits, or the gateway is closed.
-// A round may take long, as an operation of the store may, so lookups never overlap. A single goroutine does it for all clients of
-// the gateway, with ctx ended by Close, which waits for it.
+// A round may take long, as an operation of the store may, so lookups never overlap. A single goroutine does it for all
+// clients of the gateway, with ctx ended by Close, which waits for it.
 func (s *waits) poll() {
 	for {
 		due, pause := s.due(time.Now())
@@ -326,8 +333,8 @@ func (s *waits) poll() {
 	}
 }
 
-// due is the keys to look up now, if any, and how long to pause for the next one; no keys and no time: nobody waits, and the
-// poller is to end.
+// due is the keys to look up now, if any, and how long to pause for the next one; no keys and no time: nobody waits,
+// and the poller is to end.
 func (s *waits) due(now time.Time) (keys []*awaited, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,9 +354,9 @@ func (s *waits) due(now time.Time) (keys []*awaited, pause time.Duration) {
 	return keys, max(pause, time.Millisecond)
 }
 
-// lookUp wakes those who wait for keys that have changed. It wakes them if the store fails, too: their own try tells them.
-// Sorting by database puts those of one namespace side by side, for one Do each. No lock is held, since a lookup may wait for
-// the network; an awaited whose clients have left meanwhile does no harm.
+// lookUp wakes those who wait for keys that have changed. It wakes them if the store fails, too: their own try tells
+// them. Sorting by database puts those of one namespace side by side, for one Do each. No lock is held, since a lookup
+// may wait for the network; an awaited whose clients have left meanwhile does no harm.
 func (s *waits) lookUp(keys []*awaited) {
 	slices.SortFunc(keys, func(a, b *awaited) int { return a.db - b.db })
 	ctx := inside.LimitMemory(s.g.ctx, pollLimit)
@@ -369,8 +376,8 @@ func (s *waits) lookUp(keys []*awaited) {
 }
 
 // found takes the outcome of a poll.
-// The first version that a poll finds counts as a change, since version was 0: somebody wrote between a client's first try and
-// this. Types are not compared, so clients that wait for another one are woken for nothing.
+// The first version that a poll finds counts as a change, since version was 0: somebody wrote between a client's first
+// try and this. Types are not compared, so clients that wait for another one are woken for nothing.
 func (s *waits) found(keys []*awaited, ops []client.Op) {
 	now := time.Now()
 	s.mu.Lock()
@@ -396,9 +403,8 @@ func (s *waits) found(keys []*awaited, ops []client.Op) {
 	}
 }
 
-// unblock makes a client stop waiting, and reports whether it did so for that; a client that tries at the moment may be served
-// instead, so it waits for the outcome.
-// Any goroutine may call it but the client's own, which is to close over.
+// unblock makes a client stop waiting, and reports whether it did so for that; a client that tries at the moment may be
+// served instead, so it waits for the outcome. Any goroutine may call it but the client's own, which is to close over.
 func (x *waiter) unblock(why ending) bool {
 	if !x.stop(why) {
 		return false // somebody else was faster
@@ -418,8 +424,8 @@ func (x *waiter) stop(why ending) bool {
 }
 
 // told is why the client is to stop waiting, 0: nobody said so.
-// Only the client's own goroutine calls it. It prefers an ending to what happened at the same time, so that an UNBLOCK that
-// was accepted is not lost.
+// Only the client's own goroutine calls it. It prefers an ending to what happened at the same time, so that an UNBLOCK
+// that was accepted is not lost.
 func (x *waiter) told() ending {
 	if x.taken == 0 {
 		select {
@@ -430,9 +436,9 @@ func (x *waiter) told() ending {
 	return x.taken
 }
 
-// performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's time.
-// The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while it waits, nor
-// anything of what it has read. An error ends the connection without a reply: the client is gone.
+// performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's
+// time. The connection is on its own goroutine from where it waits (WatchPeer leaves a loop), and holds no lock while
+// it waits, nor anything of what it has read. An error ends the connection without a reply: the client is gone.
 func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
 	b, bad := c.parseBlocking(cmd, args)
 	if bad != "" {
@@ -518,8 +524,9 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 }
 
-// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them, are
-// no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would write it.
+// parseBlocking reads the arguments of a command that may wait; bad is the error reply if they, or a name among them,
+// are no good. A wrong name is refused before it is waited for: no key of the store can have it, so that nobody would
+// write it.
 func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad string) {
 	b, bad = cmd.block(args)
 	for _, name := range b.names {
@@ -530,10 +537,11 @@ func (c *conn) parseBlocking(cmd *command, args [][]byte) (b blocking, bad strin
 	return b, bad
 }
 
-// awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken says, that
-// a pause ends, or that it shall not wait any longer, for which why is the reason. Of several that have happened, an
-// UNBLOCK comes first: whoever sent it waits for x.over and is told whether it was the one.
-func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.Time, gone <-chan struct{}) (why ending, woken bool) {
+// awaitKeys waits for something to happen to a client in the queues: that its keys are to be looked at, which woken
+// says, that a pause ends, or that it shall not wait any longer, for which why is the reason. Of several that have
+// happened, an UNBLOCK comes first: whoever sent it waits for x.over and is told whether it was the one.
+func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.Time, gone <-chan struct{}) (why ending,
+	woken bool) {
 	if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
 		why = endStop
 	} else {
@@ -560,18 +568,19 @@ func (c *conn) awaitKeys(x *waiter, paused <-chan struct{}, timeout <-chan time.
 }
 
 // errNothing gives up a try that found nothing, whose reads need not be confirmed then.
-// Without it each look at empty keys would cost a round trip to confirm that they were all empty at one instant, which nobody
-// who goes on waiting needs.
+// Without it each look at empty keys would cost a round trip to confirm that they were all empty at one instant, which
+// nobody who goes on waiting needs.
 var errNothing = errors.New("nothing to take")
 
 // errGone gives up a try whose client has gone, so that nobody would have what it takes.
 var errGone = errors.New("the client has gone")
 
-// tryBlocked reports whether the command was performed, or failed, and replied. An error ends the connection: its client has gone, and
-// nothing was taken.
-// An element is taken in one step with the look, so that two clients of two gateways never get the same element. Whether a client that
-// has waited is still there is looked at before that step and behind it.
-func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) (done bool, end error) {
+// tryBlocked reports whether the command was performed, or failed, and replied. An error ends the connection: its
+// client has gone, and nothing was taken. An element is taken in one step with the look, so that two clients of two
+// gateways never get the same element. Whether a client that has waited is still there is looked at before that step
+// and behind it.
+func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]byte, again bool, w *resp.Writer) (
+	done bool, end error) {
 	if again {
 		args = nil // it has missed its keys already
 	}
@@ -604,9 +613,9 @@ func (c *conn) tryBlocked(cmd *command, args [][]byte, b *blocking, names [][]by
 	return true, nil
 }
 
-// putBack makes the keys what they were before a step that has taken effect, for a client that has gone meanwhile, and reports whether it
-// did so. A key that somebody has changed since then stays as it is, with all others: what was taken counts as given.
-// Events are not told, as if nothing had happened; caches that have read in between are.
+// putBack makes the keys what they were before a step that has taken effect, for a client that has gone meanwhile, and
+// reports whether it did so. A key that somebody has changed since then stays as it is, with all others: what was taken
+// counts as given. Events are not told, as if nothing had happened; caches that have read in between are.
 func (t *staged) putBack() bool {
 	var keys []*stagedKey
 	for _, k := range t.keys {
@@ -628,12 +637,14 @@ func (t *staged) putBack() bool {
 }
 
 // cmdClientUnblock ends the waiting of a client of this gateway.
-// The reply is 1 only if that client is told so; one that is served at the same moment is answered with its element, and 0 here.
+// The reply is 1 only if that client is told so; one that is served at the same moment is answered with its element,
+// and 0 here.
 func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) {
 	why := endTimeout
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try CLIENT HELP.")
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try CLIENT HELP.")
 		return
 	case len(args) == 4 && fold(args[3], "error"):
 		why = endError

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,12 +14,13 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // blocked waits until so many clients wait.
 func blocked(t testing.TB, g *Gateway, n int64) {
 	t.Helper()
-	eventually(t, fmt.Sprint(n, " clients wait"), func() bool { return g.waits.clients.Load() == n })
+	testutil.Until(t, fmt.Sprint(n, " clients wait"), func() bool { return g.waits.clients.Load() == n })
 }
 
 func (p *peer) answers(t testing.TB, want string) {
@@ -109,7 +109,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 		blocked(t, g, int64(i+1))
 	}
 	before := store.lookups.Load()
-	eventually(t, "some polls", func() bool { return store.lookups.Load() >= before+5 })
+	testutil.Until(t, "some polls", func() bool { return store.lookups.Load() >= before+5 })
 	// 5, 10, 20, 40, 80 and then 100 ms apart, from the last one on who came; the first tried itself.
 	most := 1 + 10 + int64(time.Since(began)/minPollPause)
 	if n := store.lookups.Load(); n > most {
@@ -118,21 +118,22 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 	g.waits.mu.Lock()
 	k := g.waits.mu.keys[stagedName{0, "k"}]
 	g.waits.mu.Unlock()
-	eventually(t, "the polls are far apart", func() bool {
+	testutil.Until(t, "the polls are far apart", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		return k.pause == maxPollPause
 	})
 	g.each(func(c *conn) { c.link.Kill() })
 	blocked(t, g, 0)
-	eventually(t, "the poll ends", func() bool {
+	testutil.Until(t, "the poll ends", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		return !g.waits.mu.polling && len(g.waits.mu.keys) == 0
 	})
 }
 
-// TestPollIsNotPutOff: clients that come more often than every 5 ms do not put off the poll that the first of them waits for.
+// TestPollIsNotPutOff: clients that come more often than every 5 ms do not put off the poll that the first of them
+// waits for.
 func TestPollIsNotPutOff(t *testing.T) {
 	_, g := start(t, Options{Databases: fake()})
 	names := [][]byte{[]byte("k")}
@@ -168,7 +169,8 @@ func TestUnblocked(t *testing.T) {
 		t.Helper()
 		p.send(t, cmd)
 		blocked(t, g, 1)
-		if list := w.do(t, "CLIENT", "LIST", "ID", me); !strings.Contains(list, " flags=b ") || !strings.Contains(list, " cmd="+strings.ToLower(cmd[0])) {
+		if list := w.do(t, "CLIENT", "LIST", "ID", me); !strings.Contains(list, " flags=b ") ||
+			!strings.Contains(list, " cmd="+strings.ToLower(cmd[0])) {
 			t.Errorf("CLIENT LIST: %q", list)
 		}
 		if info := w.do(t, "INFO", "clients"); !strings.Contains(info, "blocked_clients:1\r\n") {
@@ -186,7 +188,8 @@ func TestUnblocked(t *testing.T) {
 	w.want(t, "-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR\r\n", "CLIENT", "UNBLOCK", me, "never")
 	w.want(t, "-ERR value is not an integer or out of range\r\n", "CLIENT", "UNBLOCK", "me")
 
-	// A timeout, longer than the idle timeout, which is for those who do not wait; the replies before it do not wait for it.
+	// A timeout, longer than the idle timeout, which is for those who do not wait; the replies before it do not wait
+	// for it.
 	began := time.Now()
 	p.send(t, []string{"PING"}, []string{"BLMPOP", "1.3", "1", "a", "LEFT"}, []string{"ECHO", "behind"})
 	p.answers(t, "+PONG\r\n")
@@ -205,8 +208,8 @@ func TestUnblocked(t *testing.T) {
 	blocked(t, g, 0)
 }
 
-// TestBlockedPeerGoes: a client that closes its connection waits no longer, although something that it has sent is unread, and
-// with TLS too; and a client that stays gets what it waits for.
+// TestBlockedPeerGoes: a client that closes its connection waits no longer, although something that it has sent is
+// unread, and with TLS too; and a client that stays gets what it waits for.
 func TestBlockedPeerGoes(t *testing.T) {
 	a := identitytest.New(t)
 	for name, conf := range map[string]*tls.Config{"in clear": nil, "TLS": a.Config(a.Leaf())} {
@@ -215,10 +218,7 @@ func TestBlockedPeerGoes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := testutil.Listen(t)
 			if conf != nil {
 				l = tls.NewListener(l, conf)
 			}
@@ -256,7 +256,8 @@ func TestBlockedPeerGoes(t *testing.T) {
 	}
 }
 
-// TestDrainUnblocks: a gateway that stops tells those who wait, and ends their connections; Close does not wait for them.
+// TestDrainUnblocks: a gateway that stops tells those who wait, and ends their connections; Close does not wait for
+// them.
 func TestDrainUnblocks(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	p := dial(t, "tcp", addr)
@@ -274,7 +275,8 @@ func TestDrainUnblocks(t *testing.T) {
 	q.closed(t)
 }
 
-// TestUnblockAfterAll: CLIENT UNBLOCK of a client that is being served at the moment waits for the outcome, and tells it.
+// TestUnblockAfterAll: CLIENT UNBLOCK of a client that is being served at the moment waits for the outcome, and tells
+// it.
 func TestUnblockAfterAll(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	var hold atomic.Bool
@@ -301,7 +303,8 @@ func TestUnblockAfterAll(t *testing.T) {
 	p.answers(t, array("k", "1"))
 }
 
-// TestBlockedHearOfFailure: a store that fails ends a wait with its error, instead of letting a client wait for nothing.
+// TestBlockedHearOfFailure: a store that fails ends a wait with its error, instead of letting a client wait for
+// nothing.
 func TestBlockedHearOfFailure(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	var broken atomic.Bool
@@ -337,7 +340,7 @@ func TestBlockedLikeRedis(t *testing.T) {
 			p.reply(t)
 			p.send(t, strings.Fields(cmd))
 			waiting++
-			eventually(t, "it waits", func() bool {
+			testutil.Until(t, "it waits", func() bool {
 				return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", waiting))
 			})
 			return p
@@ -350,7 +353,7 @@ func TestBlockedLikeRedis(t *testing.T) {
 				say(p)
 			}
 			waiting -= len(ps)
-			eventually(t, "they do not wait", func() bool {
+			testutil.Until(t, "they do not wait", func() bool {
 				return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", waiting))
 			})
 		}
@@ -379,7 +382,8 @@ func TestBlockedLikeRedis(t *testing.T) {
 		get(a)
 		// Readers of a stream are all served; a client that pops from the same key goes on waiting.
 		d := wait("BLPOP s 0")
-		a, b, c = wait("XREAD BLOCK 0 STREAMS s $"), wait("XREAD BLOCK 0 STREAMS none s 0 0"), wait("XREAD COUNT 1 BLOCK 0 STREAMS s 5-5")
+		a, b, c = wait("XREAD BLOCK 0 STREAMS s $"), wait("XREAD BLOCK 0 STREAMS none s 0 0"),
+			wait("XREAD COUNT 1 BLOCK 0 STREAMS s 5-5")
 		do("XADD s 1-1 f v")
 		get(a, b)
 		do("XREAD BLOCK 0 STREAMS s 0") // who waits is not in the way
@@ -393,7 +397,8 @@ func TestBlockedLikeRedis(t *testing.T) {
 		do("XADD s 7-1 f v")
 		get(a)
 		do("XINFO GROUPS s")
-		a, b = wait("XREADGROUP GROUP g alice BLOCK 0 NOACK STREAMS s >"), wait("XREADGROUP GROUP g bob BLOCK 0 STREAMS s >")
+		a, b = wait("XREADGROUP GROUP g alice BLOCK 0 NOACK STREAMS s >"),
+			wait("XREADGROUP GROUP g bob BLOCK 0 STREAMS s >")
 		do("XADD s 8-1 f v")
 		get(a)
 		do("XADD s 8-2 f v")

@@ -11,16 +11,15 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// A gateway is no Redis Cluster: any of them has every key. Some clients ask a server whether it is one, with CLUSTER NODES or SLOTS,
-// and refuse commands on several keys if it is, so by default these commands fail as in a Redis without cluster mode. With Options.Cluster
-// the gateway is a cluster of one node that has all slots, for applications that speak to clusters only.
+// A gateway is no Redis Cluster: any of them has every key. Some clients ask a server whether it is one, with CLUSTER
+// NODES or SLOTS, and refuse commands on several keys if it is, so by default these commands fail as in a Redis without
+// cluster mode. With Options.Cluster the gateway is a cluster of one node that has all slots, for applications that
+// speak to clusters only.
 
-// slots is how many slots a Redis Cluster has.
 const slots = 16384
 
 const errNoCluster = "ERR This instance has cluster support disabled"
 
-// mode is redis_mode.
 func (g *Gateway) mode() string {
 	if g.o.Cluster {
 		return "cluster"
@@ -51,17 +50,25 @@ func clusterCommands() []*command {
 			sub("nodes", 2, cmdClusterNodes, "Describes its node."),
 			sub("slots", 2, cmdClusterSlots, "Tells where the slots are."),
 			sub("shards", 2, cmdClusterShards, "Tells where the slots are."),
-			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) { w.BulkString(c.g.runID) }, "Returns the node's id."),
+			sub("myid", 2, func(c *conn, w *resp.Writer, _ [][]byte) {
+				w.BulkString(c.g.runID)
+			}, "Returns the node's id."),
 			sub("links", 2, replyEmpty, "Is empty."),
 			sub("replicas", 3, cmdClusterReplicas, "Is empty."),
 			sub("slaves", 3, cmdClusterReplicas, "Is empty."),
-			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) { w.Int(int64(slotOf(args[2]))) }, "Returns a key's slot."),
+			sub("keyslot", 3, func(_ *conn, w *resp.Writer, args [][]byte) {
+				w.Int(int64(slotOf(args[2])))
+			}, "Returns a key's slot."),
 			sub("countkeysinslot", 3, cmdClusterCount, "Counts the keys in a slot."),
 			sub("getkeysinslot", 4, cmdClusterKeys, "Returns keys in a slot."),
-			helpOf("cluster", "COUNTKEYSINSLOT <slot>", "    Return the number of keys in <slot>.", "GETKEYSINSLOT <slot> <count>", "    Return key names in a slot.",
-				"INFO", "    Return information about the cluster.", "KEYSLOT <key>", "    Return the hash slot for <key>.", "LINKS", "    Return an empty list.",
-				"MYID", "    Return the node id.", "NODES", "    Return the cluster configuration.", "REPLICAS <node-id>", "    Return an empty list.",
-				"SHARDS", "    Return slot ranges and their nodes.", "SLOTS", "    Return slot ranges and their nodes.")),
+			helpOf("cluster", "COUNTKEYSINSLOT <slot>", "    Return the number of keys in <slot>.",
+				"GETKEYSINSLOT <slot> <count>", "    Return key names in a slot.",
+				"INFO", "    Return information about the cluster.", "KEYSLOT <key>",
+				"    Return the hash slot for <key>.", "LINKS", "    Return an empty list.",
+				"MYID", "    Return the node id.", "NODES", "    Return the cluster configuration.",
+				"REPLICAS <node-id>", "    Return an empty list.",
+				"SHARDS", "    Return slot ranges and their nodes.", "SLOTS",
+				"    Return slot ranges and their nodes.")),
 		onConn("readonly", 1, "cluster", inCluster(replyOK), "Does nothing."),
 		onConn("readwrite", 1, "cluster", inCluster(replyOK), "Does nothing."),
 		onConn("asking", 1, "cluster", inCluster(replyOK), "Does nothing."),
@@ -100,8 +107,10 @@ func (c *conn) endpoint() (ip string, port int) {
 
 // cmdClusterInfo tells of a cluster in good health: as long as the gateway answers, it is one.
 func cmdClusterInfo(_ *conn, w *resp.Writer, _ [][]byte) {
-	lines := []string{"cluster_state:ok", "cluster_slots_assigned:16384", "cluster_slots_ok:16384", "cluster_slots_pfail:0", "cluster_slots_fail:0",
-		"cluster_known_nodes:1", "cluster_size:1", "cluster_current_epoch:0", "cluster_my_epoch:0", "cluster_stats_messages_sent:0",
+	lines := []string{"cluster_state:ok", "cluster_slots_assigned:16384", "cluster_slots_ok:16384",
+		"cluster_slots_pfail:0", "cluster_slots_fail:0",
+		"cluster_known_nodes:1", "cluster_size:1", "cluster_current_epoch:0", "cluster_my_epoch:0",
+		"cluster_stats_messages_sent:0",
 		"cluster_stats_messages_received:0", "total_cluster_links_buffer_limit_exceeded:0", ""}
 	w.Verbatim("txt", strings.Join(lines, "\r\n"))
 }
@@ -138,7 +147,8 @@ func cmdClusterShards(c *conn, w *resp.Writer, _ [][]byte) {
 	w.BulkString("nodes")
 	w.Array(1)
 	w.Map(7)
-	for _, field := range [][2]string{{"id", c.g.runID}, {"port", ""}, {"ip", ip}, {"endpoint", ip}, {"role", "master"}, {"replication-offset", ""}, {"health", "online"}} {
+	for _, field := range [][2]string{{"id", c.g.runID}, {"port", ""}, {"ip", ip}, {"endpoint", ip}, {"role", "master"},
+		{"replication-offset", ""}, {"health", "online"}} {
 		w.BulkString(field[0])
 		switch field[0] {
 		case "port":
@@ -160,9 +170,9 @@ func cmdClusterReplicas(c *conn, w *resp.Writer, args [][]byte) {
 	w.Array(0)
 }
 
-// keysInSlot calls f with the keys of a slot, each once, until it returns false. It reads the whole index: keys are not kept by slots. The
-// memory that their names may take is taken first, as for KEYS.
-// The keys are those of the connection's database.
+// keysInSlot calls f with the keys of a slot, each once, until it returns false. It reads the whole index: keys are not
+// kept by slots. The memory that their names may take is taken first, as for KEYS. The keys are those of the
+// connection's database.
 func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 	// Names count twice: in seen, and in the page that they came with.
 	size, most := 0, 2*int64(c.g.o.OutputBytes)
@@ -171,23 +181,25 @@ func (c *conn) keysInSlot(slot int64, f func(key []byte) bool) error {
 	}
 	defer c.share.Drop(most)
 	seen := make(map[string]struct{}) // Scan may return a key twice
-	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
-		for _, kv := range kvs {
-			if int64(slotOf(kv.Key)) != slot {
-				continue
+	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true},
+		func(kvs []client.KV, _ client.Cursor) (bool, error) {
+			for _, kv := range kvs {
+				if int64(slotOf(kv.Key)) != slot {
+					continue
+				}
+				if _, ok := seen[string(kv.Key)]; ok {
+					continue
+				}
+				if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
+					return false, fmt.Errorf("%w: more than %s of keys in slot %d", client.ErrInvalid,
+						units.Bytes(c.g.o.OutputBytes), slot)
+				}
+				if seen[string(kv.Key)] = struct{}{}; !f(kv.Key) {
+					return false, nil
+				}
 			}
-			if _, ok := seen[string(kv.Key)]; ok {
-				continue
-			}
-			if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
-				return false, fmt.Errorf("%w: more than %s of keys in slot %d", client.ErrInvalid, units.Bytes(c.g.o.OutputBytes), slot)
-			}
-			if seen[string(kv.Key)] = struct{}{}; !f(kv.Key) {
-				return false, nil
-			}
-		}
-		return true, nil
-	})
+			return true, nil
+		})
 	return c.g.rest(err)
 }
 
@@ -224,7 +236,10 @@ func cmdClusterKeys(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	var found [][]byte
 	if count = min(count, maxScanCount); count > 0 {
-		if err := c.keysInSlot(slot, func(key []byte) bool { found = append(found, key); return len(found) < int(count) }); err != nil {
+		if err := c.keysInSlot(slot, func(key []byte) bool {
+			found = append(found, key)
+			return len(found) < int(count)
+		}); err != nil {
 			w.Error(c.g.storeError(err))
 			return
 		}

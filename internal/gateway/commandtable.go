@@ -11,13 +11,14 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a line for each.
-// TestTableLikeRedis makes it, from the server's own answers.
+// tableText is what a redis-server of redisVersion says of the commands that are served, in COMMAND INFO and DOCS; a
+// line for each. TestTableLikeRedis makes it, from the server's own answers.
 //
 //go:embed table.jsonl
 var tableText string
 
-// tableRow is a line of tableText. Replies are strings, numbers and arrays, and objects of one member for other types: simple, set and map.
+// tableRow is a line of tableText. Replies are strings, numbers and arrays, and objects of one member for other types:
+// simple, set and map.
 type tableRow struct {
 	Name      string `json:"name"`
 	Flags     any    `json:"flags"`
@@ -28,8 +29,8 @@ type tableRow struct {
 	DocFlags  any    `json:"doc_flags,omitempty"`
 }
 
-// table has the lines of tableText by name. It is read when somebody asks, since few do; a line that cannot be read is left out, and
-// TestTableLikeRedis tells of it.
+// table has the lines of tableText by name. It is read when somebody asks, since few do; a line that cannot be read is
+// left out, and TestTableLikeRedis tells of it.
 var table = sync.OnceValue(func() map[string]*tableRow {
 	rows := make(map[string]*tableRow)
 	for line := range strings.Lines(tableText) {
@@ -41,7 +42,6 @@ var table = sync.OnceValue(func() map[string]*tableRow {
 	return rows
 })
 
-// writeTree writes a reply of the table.
 func writeTree(w *resp.Writer, v any) {
 	switch v := v.(type) {
 	case string:
@@ -73,7 +73,6 @@ func writeAll(w *resp.Writer, list []any) {
 	}
 }
 
-// members are those of a set of the table.
 func members(v any) []any {
 	set, _ := v.(map[string]any)
 	list, _ := set["set"].([]any)
@@ -123,7 +122,8 @@ func optionFlags(cmd *command, args [][]byte) []string {
 	return nil
 }
 
-// cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does with each as well.
+// cmdCommandGetKeys tells which arguments of a command are keys, and cmdCommandGetKeysAndFlags what the command does
+// with each as well.
 func cmdCommandGetKeys(_ *conn, w *resp.Writer, args [][]byte)         { writeKeys(w, args, false) }
 func cmdCommandGetKeysAndFlags(_ *conn, w *resp.Writer, args [][]byte) { writeKeys(w, args, true) }
 
@@ -193,7 +193,6 @@ func (cmd *command) mayHaveNoKeys() bool {
 	})
 }
 
-// keysIn counts the keys of spans.
 func keysIn(spans [2]acl.Span) (n int) {
 	for _, s := range spans {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {

@@ -64,8 +64,9 @@ func mapField(m any, name string) any {
 	return nil
 }
 
-// TestTableLikeRedis: table.jsonl is what a redis-server says of the commands that are served, and with -rewrite becomes that; and so does COMMAND:
-// INFO the same, byte by byte, but for subcommands that are not served; DOCS the same arguments.
+// TestTableLikeRedis: table.jsonl is what a redis-server says of the commands that are served, and with -rewrite
+// becomes that; and so does COMMAND: INFO the same, byte by byte, but for subcommands that are not served; DOCS the
+// same arguments.
 func TestTableLikeRedis(t *testing.T) {
 	theirs := dial(t, "unix", startRedis(t))
 	theirs.do(t, "HELLO", "3")
@@ -88,7 +89,8 @@ func TestTableLikeRedis(t *testing.T) {
 		}
 		names = append(names, c.name)
 		one := info[0].([]any)
-		row := tableRow{Name: c.name, Flags: one[2], Tips: one[7], Keys: one[8], Since: mapField(list[1], "since"), Arguments: mapField(list[1], "arguments"), DocFlags: mapField(list[1], "doc_flags")}
+		row := tableRow{Name: c.name, Flags: one[2], Tips: one[7], Keys: one[8], Since: mapField(list[1], "since"),
+			Arguments: mapField(list[1], "arguments"), DocFlags: mapField(list[1], "doc_flags")}
 		b, err := json.Marshal(row)
 		if err != nil {
 			t.Fatal(err)
@@ -102,7 +104,8 @@ func TestTableLikeRedis(t *testing.T) {
 		return
 	}
 	if file.String() != tableText {
-		t.Fatal("table.jsonl is not what redis-server says: KVD_COMPAT=1 go test ./internal/gateway -run TestTableLikeRedis -rewrite, and commit it")
+		t.Fatal("table.jsonl is not what redis-server says: KVD_COMPAT=1 go test ./internal/gateway -run " +
+			"TestTableLikeRedis -rewrite, and commit it")
 	}
 	addr := serve(t, Options{Databases: fake()})
 	for _, proto := range []string{"2", "3"} {
@@ -113,7 +116,8 @@ func TestTableLikeRedis(t *testing.T) {
 			if slices.Contains(tableDiffers, name) || named([]byte(name)).sub != nil {
 				continue
 			}
-			if got, want := sortedFlags(ours.do(t, "COMMAND", "INFO", name)), sortedFlags(theirs.do(t, "COMMAND", "INFO", name)); got != want {
+			if got, want := sortedFlags(ours.do(t, "COMMAND", "INFO", name)),
+				sortedFlags(theirs.do(t, "COMMAND", "INFO", name)); got != want {
 				t.Errorf("RESP%s: COMMAND INFO %s:\n got %.1500q\nwant %.1500q", proto, name, got, want)
 			}
 		}
@@ -147,11 +151,20 @@ func TestKeysAndFlagsLikeRedis(t *testing.T) {
 	for _, proto := range []string{"2", "3"} {
 		ours.do(t, "HELLO", proto)
 		theirs.do(t, "HELLO", proto)
-		for _, c := range []string{"get k", "set k v", "set k v get", "set k v ex 10 GET", "mset a 1 b 2", "del a b c", "lmove a b left right", "zunionstore d 2 a b", "zunion 2 a b", "eval x 2 a b c", "eval x 0", "sort k store d",
-			"sort k by w_* store a store b", "sort k", "georadius k 1 2 3 m store d", "georadius k 1 2 3 m storedist d", "georadius k 1 2 3 m", "xread count 1 streams a b 0 0", "xreadgroup group g c streams a >", "bitop and d a b", "bitfield k get u8 0",
-			"bitfield k set u8 0 1", "copy a b", "rename a b", "object encoding k", "memory usage k", "memory doctor", "xinfo stream k", "xgroup create k g 0", "nosuch", "get", "ping", "zmpop 2 a b min", "zmpop x a b min", "blmpop 0 2 a b left",
-			"fcall f 1 k", "lcs a b", "sintercard 2 a b", "pfmerge d a b", "pfcount a b", "pfdebug encoding k", "smove a b m", "sinterstore d a b", "zrangestore d s 0 1", "geosearchstore d s frommember m byradius 1 m", "migrate h 1 k 0 1", "watch a b",
-			"sort_ro k by x", "getex k", "restore k 0 x", "publish c m", "spublish c m", "command getkeys get k", "config get x", "eval x 9 a"} {
+		for _, c := range []string{"get k", "set k v", "set k v get", "set k v ex 10 GET", "mset a 1 b 2", "del a b c",
+			"lmove a b left right", "zunionstore d 2 a b", "zunion 2 a b", "eval x 2 a b c", "eval x 0",
+			"sort k store d",
+			"sort k by w_* store a store b", "sort k", "georadius k 1 2 3 m store d", "georadius k 1 2 3 m storedist d",
+			"georadius k 1 2 3 m", "xread count 1 streams a b 0 0", "xreadgroup group g c streams a >",
+			"bitop and d a b", "bitfield k get u8 0",
+			"bitfield k set u8 0 1", "copy a b", "rename a b", "object encoding k", "memory usage k", "memory doctor",
+			"xinfo stream k", "xgroup create k g 0", "nosuch", "get", "ping", "zmpop 2 a b min", "zmpop x a b min",
+			"blmpop 0 2 a b left",
+			"fcall f 1 k", "lcs a b", "sintercard 2 a b", "pfmerge d a b", "pfcount a b", "pfdebug encoding k",
+			"smove a b m", "sinterstore d a b", "zrangestore d s 0 1", "geosearchstore d s frommember m byradius 1 m",
+			"migrate h 1 k 0 1", "watch a b",
+			"sort_ro k by x", "getex k", "restore k 0 x", "publish c m", "spublish c m", "command getkeys get k",
+			"config get x", "eval x 9 a"} {
 			for _, how := range []string{"GETKEYS", "GETKEYSANDFLAGS"} {
 				cmd := append([]string{"COMMAND", how}, strings.Fields(c)...)
 				if strings.HasPrefix(c, "migrate") {
@@ -168,7 +181,9 @@ func TestKeysAndFlagsLikeRedis(t *testing.T) {
 // oneSpec is the only key specification of a command, in COMMAND INFO, whose keys begin at its first argument.
 func oneSpec(kind, does string, last, step int) string {
 	return "*1\r\n*6\r\n" + bulk("flags") + "*2\r\n+" + kind + "\r\n+" + does + "\r\n" +
-		bulk("begin_search") + "*4\r\n" + bulk("type") + bulk("index") + bulk("spec") + "*2\r\n" + bulk("index") + ":1\r\n" +
+		bulk("begin_search") + "*4\r\n" + bulk("type") + bulk("index") + bulk("spec") + "*2\r\n" + bulk("index") +
+		":1\r\n" +
 		bulk("find_keys") + "*4\r\n" + bulk("type") + bulk("range") + bulk("spec") + "*6\r\n" +
-		bulk("lastkey") + fmt.Sprintf(":%d\r\n", last) + bulk("keystep") + fmt.Sprintf(":%d\r\n", step) + bulk("limit") + ":0\r\n"
+		bulk("lastkey") + fmt.Sprintf(":%d\r\n", last) + bulk("keystep") + fmt.Sprintf(":%d\r\n", step) +
+		bulk("limit") + ":0\r\n"
 }

@@ -12,11 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestLikeRedis sends seeded commands to a redis-server and to a gateway, and
@@ -31,8 +30,8 @@ func TestLikeRedis(t *testing.T) {
 	}
 }
 
-// likeRedis sends commands of so many seeds to a redis-server and to a gateway over api, in both protocols, and compares the replies. The
-// gateway has one database, or several that share the namespace.
+// likeRedis sends commands of so many seeds to a redis-server and to a gateway over api, in both protocols, and
+// compares the replies. The gateway has one database, or several that share the namespace.
 func likeRedis(t *testing.T, commands func(*rand.Rand) [][]string, seeds uint64, api client.API, databases ...int) {
 	t.Helper()
 	redis := startRedis(t)
@@ -60,7 +59,8 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	sock = filepath.Join(dir, "redis")
-	args := append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir, "--proto-max-bulk-len", strconv.Itoa(client.MaxValueLen)}, more...)
+	args := append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir, "--proto-max-bulk-len",
+		strconv.Itoa(client.MaxValueLen)}, more...)
 	cmd := exec.Command("redis-server", args...)
 	var out bytes.Buffer
 	cmd.Stdout = &out
@@ -68,17 +68,15 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(waiting.Limit); ; {
+	testutil.UntilNone(t, "redis-server listens", func() string {
 		c, err := net.Dial("unix", sock)
 		if err == nil {
 			c.Close()
-			return sock
+			return ""
 		}
-		if time.Now().After(until) {
-			t.Fatalf("redis-server: %v\n%s", err, out.String())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return fmt.Sprintf("%v\n%s", err, out.String())
+	})
+	return sock
 }
 
 // compareWith sends the commands of a seed to both, and compares the replies.
@@ -152,10 +150,12 @@ func randomCommands(rng *rand.Rand) [][]string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
 	key := func() string { return pick("key:0", "key:1", "key:2", "key:3", "key:4", "key:5", "") }
 	num := func() string {
-		return pick("0", "1", "-1", "5", "-7", "100", "9223372036854775807", "-9223372036854775808", "9223372036854775808", "007", "+3", "", "abc", "1.5", " 1", "2147483648")
+		return pick("0", "1", "-1", "5", "-7", "100", "9223372036854775807", "-9223372036854775808",
+			"9223372036854775808", "007", "+3", "", "abc", "1.5", " 1", "2147483648")
 	}
 	float := func() string {
-		return pick("0", "1", "0.1", "-2.5", "3.0e3", "5.0e-5", "1e400", "inf", "-inf", "nan", "abc", "", " 1", "10.5", "0x10", "1e5", "-0", "123456789.123456789", "1e30")
+		return pick("0", "1", "0.1", "-2.5", "3.0e3", "5.0e-5", "1e400", "inf", "-inf", "nan", "abc", "", " 1", "10.5",
+			"0x10", "1e5", "-0", "123456789.123456789", "1e30")
 	}
 	value := func() string {
 		switch rng.IntN(5) {
@@ -172,7 +172,8 @@ func randomCommands(rng *rand.Rand) [][]string {
 	}
 	// Far enough away, or long ago.
 	secs := func() string {
-		return pick("100", "1000", "1", "0", "-1", "-100", "9223372036854775807", "9223372036854775", "abc", "50000", "x y")
+		return pick("100", "1000", "1", "0", "-1", "-100", "9223372036854775807", "9223372036854775", "abc", "50000",
+			"x y")
 	}
 	if s := secs; true {
 		secs = func() string {
@@ -267,7 +268,9 @@ func randomCommands(rng *rand.Rand) [][]string {
 		case 31:
 			return append([]string{"EXPIRE", k, secs()}, pick2(rng, "NX", "xx", "GT", "lt", "zz")...)
 		case 32:
-			return append([]string{"PEXPIRE", k, pick("100000", "-1", "0", "9223372036854775807", "-9223372036854775808")}, pick2(rng, "NX", "XX", "gt", "LT")...)
+			return append([]string{
+				"PEXPIRE", k, pick("100000", "-1", "0", "9223372036854775807", "-9223372036854775808")},
+				pick2(rng, "NX", "XX", "gt", "LT")...)
 		case 33:
 			return append([]string{"EXPIREAT", k, at()}, pick2(rng, "NX", "XX", "GT", "LT")...)
 		case 34:
@@ -299,17 +302,20 @@ func randomCommands(rng *rand.Rand) [][]string {
 	case 4:
 		return [][]string{append([]string{"COPY", key(), key()}, pick2(rng, "REPLACE", "replace", "DB", "foo")...)}
 	case 5:
-		return [][]string{{"KEYS", pick("*", "key:*", "key:[0-3]", "key:[^1]", "k?y:5", "nothing", "*:*", "[a-", "key:\\4", "**5")}}
+		return [][]string{
+			{"KEYS", pick("*", "key:*", "key:[0-3]", "key:[^1]", "k?y:5", "nothing", "*:*", "[a-", "key:\\4", "**5")}}
 	case 6:
 		return [][]string{append([]string{"MSETNX", key(), value()}, [][]string{nil, {key(), value()}}[rng.IntN(2)]...)}
 	case 7:
 		return [][]string{{pick("PING", "ECHO", "FOO", "GET", "SET", "config", "object", "client"), "x" + value()}}
 	case 8:
-		return [][]string{{pick("PING", "DBSIZE", "EXEC", "DISCARD", "UNWATCH", "GET", "nosuchcommand", "MGET", "SELECT", "SCAN")}}
+		return [][]string{
+			{pick("PING", "DBSIZE", "EXEC", "DISCARD", "UNWATCH", "GET", "nosuchcommand", "MGET", "SELECT", "SCAN")}}
 	case 9:
 		return [][]string{{"SELECT", pick("0", "abc", "-1", "99", "")}}
 	case 10:
-		return [][]string{{"SCAN", pick("abc", "1x", "0"), pick("COUNT", "MATCH", "foo"), pick("0", "x", "-1"), "match"}}
+		return [][]string{{"SCAN", pick("abc", "1x", "0"), pick("COUNT", "MATCH", "foo"), pick("0", "x", "-1"),
+			"match"}}
 	case 11:
 		return [][]string{{"nosuchcommand", value(), value(), value()}}
 	case 12, 13:
@@ -327,7 +333,8 @@ func randomCommands(rng *rand.Rand) [][]string {
 			if several && rng.IntN(4) == 0 {
 				c = []string{pick("RENAME", "RENAMENX", "COPY"), k, key()}
 			}
-			for strings.Contains(strings.ToLower(c[0]), "ttl") || strings.Contains(strings.ToLower(c[0]), "expiretime") {
+			for strings.Contains(strings.ToLower(c[0]), "ttl") ||
+				strings.Contains(strings.ToLower(c[0]), "expiretime") {
 				c = one(k)
 			}
 			tx = append(tx, c)
@@ -360,7 +367,8 @@ func randomInDatabases(rng *rand.Rand) [][]string {
 		case 4, 5:
 			return append([]string{"COPY", key(), key(), "DB", db()}, pick2(rng, "REPLACE")...)
 		case 6:
-			return []string{"EVAL", "local a=redis.call('get',KEYS[1]) redis.call('select',ARGV[1]) if a then redis.call('set',KEYS[1],a..'+') end return{a,redis.call('exists',KEYS[1])}", "1", key(), db()}
+			return []string{"EVAL", "local a=redis.call('get',KEYS[1]) redis.call('select',ARGV[1]) if a then " +
+				"redis.call('set',KEYS[1],a..'+') end return{a,redis.call('exists',KEYS[1])}", "1", key(), db()}
 		}
 		return []string{"SET", key(), db()}
 	}

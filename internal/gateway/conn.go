@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,35 +24,38 @@ import (
 // those that say otherwise. internal/loop hands the connection over, so that they need no lock; fields
 // that other goroutines read are atomic, or in mu.
 type conn struct {
+	// Set by handle.
 	g  *Gateway
 	id int64    // of CLIENT ID: from 1, and never used again
-	nc net.Conn // not while it is in a loop
+	nc net.Conn // not while it is in a loop; over replaces it when it leaves one
 	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
 	// taking memory of the share first.
 	ctx, smallCtx context.Context
 	share         *netsrv.Share // of Options.Budget
-	rd            *resp.Reader
-	incoming      input // of nc
-	out           output
-	since         time.Time // connected
-	proto         int       // RESP's version, 2 or 3
-	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
+	rd            *resp.Reader  // its limits are those of the user; see become
+	incoming      input         // of nc
+	out           output        // guards itself
+	since         time.Time     // connected
+
+	// State between commands. The goroutine or loop that serves the connection owns it.
+	proto       int // RESP's version, 2 or 3; HELLO changes it
+	untilSample int // commands until one is looked at for hot keys; 0: not drawn yet
 	// While it is false lookup asks admitted, which finds out whether user default needs a password still.
 	authed bool // or user default needs no password
-	// in is db's.
+	// in is db's. Only use changes both.
 	db int
 	in *database
 	// window is how many keys a batch may have.
 	// It is between 1 and maxUnits, and adapt changes it behind each batch.
 	window int
 
-	box     outbox // of what its commands publish
-	caching caching
+	box     outbox  // of what its commands publish; empty when what was read has been performed
+	caching caching // for the next command
 	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
 	tracksLate bool
-	tx         transaction
-	reply      replyMode
-	latest     *command // that lookup found; most clients say the same again and again
+	tx         transaction // MULTI and WATCH; ended with the connection
+	reply      replyMode   // of the command at hand
+	latest     *command    // that lookup found; most clients say the same again and again
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
@@ -61,41 +63,42 @@ type conn struct {
 	deadline bool
 
 	// The goroutine or loop that serves the connection at the moment owns these, too.
-	link   loop.Link
-	said   int      // commands in one read
-	filled error    // of the last read in a loop
-	lone   [][]byte // the command of that read, if it is left to the turn; it came at that time
-	came   time.Time
-	asked  bool // the turn has looked up what lone is about, and this was found:
-	found  lookedUp
-	into   []byte // for found
+	link   loop.Link // hands the connection over; guards itself
+	said   int       // commands in one read
+	filled error     // of the last read in a loop
+	lone   [][]byte  // the command of that read, if it is left to the turn; it came at that time
+	came   time.Time // when lone was read
+	asked  bool      // the turn has looked up what lone is about, and this was found:
+	found  lookedUp  // means something while asked is set
+	into   []byte    // for found; kept from lookup to lookup in a loop
 
 	remote, local net.Addr // as accepted; they do not change
 
-	// For CLIENT LIST, from other goroutines.
-	last   atomic.Pointer[command]
-	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
-	// finishing is set when the connection ends because its client was silent, see Drain, and finished when it has been told.
+	// For CLIENT LIST and Drain, from other goroutines. The goroutine or loop that serves the
+	// connection writes them, but for those that end it.
+	last   atomic.Pointer[command] // dispatched last; nil before the first
+	active atomic.Int64            // Unix ms of the last reply; of the command, and negative, while one is performed
+	// finishing is set when the connection ends because its client was silent, see Drain, and finished when it has been
+	// told.
 	finishing, finished atomic.Bool
 	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
-	waited              time.Duration            // of the command that comes or is performed, for memory
-	user                atomic.Pointer[acl.User] // default before AUTH
+	waited              time.Duration            // for memory, by the command at hand; not for others
+	user                atomic.Pointer[acl.User] // default before AUTH; never nil
 	listens             atomic.Int32             // channels and patterns that it is subscribed to
 	monitors            atomic.Bool              // MONITOR
 	settling            atomic.Bool              // it waits for others, in CLIENT PAUSE
 	tracker             atomic.Pointer[tracker]  // nil: the client caches nothing
-	seenDB              atomic.Int32
-	seenP3              atomic.Bool
-	inTx                atomic.Int32 // commands queued, -1: none
-	blocked             atomic.Pointer[waiter]
+	seenDB              atomic.Int32             // db, for others
+	seenP3              atomic.Bool              // proto is 3, for others
+	inTx                atomic.Int32             // commands queued, -1: none
+	blocked             atomic.Pointer[waiter]   // the command that waits; nil: none does
 	mu                  struct {
 		sync.Mutex
-		name, libName, libVer string
-		script                runningScript
+		name, libName, libVer string        // CLIENT SETNAME and SETINFO
+		script                runningScript // that others may kill; zero: none runs
 	}
 }
 
-// lookedUp is what a lookup found.
 type lookedUp struct {
 	client.Item
 	Err error
@@ -118,10 +121,10 @@ var errClosing = errors.New("closing")
 // Only the goroutine or the loop that serves the connection reads.
 type counted struct{ c *conn }
 
-// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs as much as a lookup.
-// A connection without an idle timeout that is between two commands has none. In a loop nothing waits, so that there are
-// no deadlines: Tick looks after silent clients there. The deadline for half a command counts from its first byte, and
-// conn.waited is added, since the gateway and not the client was slow then.
+// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs the time of a
+// lookup. A connection without an idle timeout that is between two commands has none. In a loop nothing waits, so that
+// there are no deadlines: Tick looks after silent clients there. The deadline for half a command counts from its first
+// byte, and conn.waited is added, since the gateway and not the client was slow then.
 func (r counted) Read(p []byte) (n int, err error) {
 	c := r.c
 	if c.link.Looped() {
@@ -163,8 +166,8 @@ const memoryPatience = 10 * time.Second
 
 // take takes memory for the command at hand.
 // It must not wait in a loop, whose other connections have memory to give back.
-// n is in bytes. An error is netsrv.ErrBudget, or says that the Gateway closes; nothing was taken then. The caller owes the
-// share a Drop, or a Give if the memory is going to be used again.
+// n is in bytes. An error is netsrv.ErrBudget, or says that the Gateway closes; nothing was taken then. The caller owes
+// the share a Drop, or a Give if the memory is going to be used again.
 func (c *conn) take(n int64) error {
 	if c.share.Try(n) {
 		return nil
@@ -192,7 +195,8 @@ func (c *conn) reserve(n int) bool {
 // It is called by the Budget, on another connection's goroutine.
 func (c *conn) evict(bytes int64) {
 	c.g.m.evicted.Add(1)
-	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
+	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote,
+		"bytes", bytes)
 	c.link.Kill()
 }
 
@@ -240,7 +244,8 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.rd.Reserve = c.reserve
 	// Its user is default, and its limits are a stranger's if that needs a password.
 	c.becomeNew()
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued,
+		written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
 	c.over(nc)
 	c.fresh()
@@ -308,7 +313,6 @@ func (c *conn) lost(err error) {
 	c.out.send(w.Bytes(), 0)
 }
 
-// lateCommand tells of a command that did not arrive in time.
 func (c *conn) lateCommand() {
 	c.g.m.late.Add(1)
 	c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
@@ -402,7 +406,8 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 // it, and it is the output's from now on.
 // The writer's buffer then serves again, if it has not grown beyond keepReply; one that has been
 // paid for is gone, since it may be in the queue for as long as its client does not read.
-// It may wait, for as long as the client has more to read than Options.OutputBytes; in a loop the connection leaves it first.
+// It may wait, for as long as the client has more to read than Options.OutputBytes; in a loop the connection leaves it
+// first.
 func (c *conn) push(w *resp.Writer, paid int64) error {
 	err := c.out.send(w.Bytes(), paid)
 	if paid > 0 {
@@ -453,14 +458,16 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // Commands on keys join the batch. All others must see what those before them have done, and
 // must not be seen by them, so the batch is performed first. An error ends the connection;
 // errors that the client is told of are replies.
-// The order of the steps is the contract: a pause holds a command up before its rights are looked at for the last time; Drain
-// refuses it before it is noted as a use of a key; and a command that joins no batch runs when all before it have been performed.
+// The order of the steps is the contract: a pause holds a command up before its rights are looked at for the last time;
+// Drain refuses it before it is noted as a use of a key; and a command that joins no batch runs when all before it have
+// been performed.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
 	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
 		// As Redis does: a web page can make a browser send commands in the body of a request.
 		c.g.m.httpRequests.Add(1)
-		c.g.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.remote)
+		c.g.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer",
+			c.remote)
 		if err := b.run(); err != nil {
 			return err
 		}
@@ -560,7 +567,8 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 // waits its turn behind those of the batch.
 func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 	if bad == "" && cmd.steps {
-		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a transaction"
+		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a " +
+			"transaction"
 	}
 	if bad == "" && !c.tx.push(c, cmd, args) {
 		bad = "ERR kvd: transaction of more than " + units.Bytes(c.g.queryBytes())
@@ -626,7 +634,8 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		}
 	}
 	if bad == "" && c.proto == 2 && c.listens.Load() > 0 && !cmd.listening {
-		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
+		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET " +
+			"are allowed in this context"
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
 		bad = cmd.notHere()
@@ -634,7 +643,6 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	return cmd, bad
 }
 
-// wrongArgs is Redis's reply to a wrong number of arguments.
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
 }
@@ -659,215 +667,4 @@ func unknownCommand(args [][]byte) string {
 		s.WriteString("'" + clip(a, 128-s.Len()) + "' ")
 	}
 	return "ERR unknown command '" + clip(args[0], 128) + "', with args beginning with: " + s.String()
-}
-
-// ---- AUTH, HELLO and other commands about the connection ----------------------
-
-// auth makes the connection a user's if the password is right. Success lifts the tight limits that a
-// stranger's commands have. name is the command's, as the client wrote it.
-// bad is the error reply; empty: it was right. Wrong guesses delay later ones from the same address (netsrv.Guesses), and each
-// is in ACL LOG.
-func (c *conn) auth(name, user, password []byte) (bad string) {
-	if d := c.g.guesses.Delay(c.remote); d > 0 {
-		// Before the password is looked at, right or wrong: a client that hangs up instead of waiting has learnt
-		// nothing.
-		c.link.Waits()
-		select {
-		case <-time.After(d):
-		case <-c.ctx.Done():
-		}
-	}
-	u, ok := c.g.users.Authenticate(user, password)
-	if !ok {
-		n := c.g.m.authFails.Add(1)
-		c.g.guesses.Wrong(c.remote)
-		c.recordDenial(acl.DeniedAuth, "toplevel", string(name), string(user))
-		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
-		return "WRONGPASS invalid username-password pair or user is disabled."
-	}
-	c.become(u)
-	if t := c.tracker.Load(); t != nil {
-		if why, _ := c.mayTrack(t); why != acl.Allowed {
-			c.closing = true // as if the rights had been taken away
-		}
-	}
-	return ""
-}
-
-// cmdAuth takes a password, or a user and a password; while default needs none the second
-// form succeeds for it, as in Redis, since clients send it unasked.
-func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
-	user, password := []byte(acl.DefaultUser), args[1]
-	switch {
-	case len(args) > 3:
-		w.Error(errSyntax)
-		return
-	case len(args) == 3:
-		user, password = args[1], args[2]
-	case c.g.users.Default().Rights().Open():
-		w.Error("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
-		return
-	}
-	if bad := c.auth(args[0], user, password); bad != "" {
-		w.Error(bad)
-		return
-	}
-	w.OK()
-}
-
-// cmdHello changes nothing unless all of its arguments are good, AUTH apart. The protocol
-// changes with this very reply, which is why the writer is told before it is written.
-// The reply has the fields of Redis 7 in its order. version is that of the Redis whose commands these are, since clients decide
-// by it what they may send.
-func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
-	proto := c.proto
-	if len(args) > 1 {
-		v, ok := resp.ParseInt(args[1])
-		if !ok {
-			w.Error("ERR Protocol version is not an integer or out of range")
-			return
-		}
-		if v < 2 || v > 3 {
-			w.Error("NOPROTO unsupported protocol version")
-			return
-		}
-		proto = int(v)
-	}
-	var name []byte
-	for i := 2; i < len(args); {
-		more := len(args) - 1 - i
-		switch {
-		case fold(args[i], "auth") && more >= 2:
-			if bad := c.auth(args[0], args[i+1], args[i+2]); bad != "" {
-				w.Error(bad)
-				return
-			}
-			i += 3
-		case fold(args[i], "setname") && more >= 1:
-			name = args[i+1]
-			if !validName(name) {
-				w.Error(errClientName)
-				return
-			}
-			i += 2
-		default:
-			w.Error("ERR Syntax error in HELLO option '" + string(args[i]) + "'")
-			return
-		}
-	}
-	if !c.authed && !c.admitted() {
-		w.Error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
-		return
-	}
-	if name != nil {
-		c.setName(name)
-	}
-	c.proto = proto
-	c.seenP3.Store(proto == 3)
-	w.Proto = proto
-	w.Map(7)
-	w.BulkString("server")
-	w.BulkString("redis")
-	w.BulkString("version")
-	w.BulkString(redisVersion)
-	w.BulkString("proto")
-	w.Int(int64(proto))
-	w.BulkString("id")
-	w.Int(c.id)
-	w.BulkString("mode")
-	w.BulkString(c.g.mode())
-	w.BulkString("role")
-	w.BulkString("master")
-	w.BulkString("modules")
-	w.Array(0)
-}
-
-// protocolBehind is the protocol behind a HELLO in a transaction, whose turn comes when the replies behind it have been made. A password
-// counts as right.
-func protocolBehind(args [][]byte, proto int) int {
-	if len(args) < 2 {
-		return proto
-	}
-	v, ok := resp.ParseInt(args[1])
-	if !ok || v < 2 || v > 3 {
-		return proto
-	}
-	for i := 2; i < len(args); {
-		switch more := len(args) - 1 - i; {
-		case fold(args[i], "auth") && more >= 2:
-			i += 3
-		case fold(args[i], "setname") && more >= 1 && validName(args[i+1]):
-			i += 2
-		default:
-			return proto
-		}
-	}
-	return int(v)
-}
-
-// cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies
-// send it between two users of one connection.
-func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
-	c.stopListening()
-	c.stopTracking()
-	c.stopMonitoring()
-	c.fresh()
-	c.setName(nil)
-	c.becomeNew()
-	w.Simple("RESET")
-}
-
-// cmdQuit answers first; what was pipelined behind it is not performed.
-func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) {
-	c.closing = true
-	w.OK()
-}
-
-// cmdPing never asks the store: it tells that the gateway is alive. That the store can be
-// reached is for the health endpoint.
-func cmdPing(c *conn, w *resp.Writer, args [][]byte) {
-	switch {
-	case len(args) <= 2 && c.proto == 2 && c.listens.Load() > 0:
-		// In the form of a message, since the client reads nothing else now.
-		w.Array(2)
-		w.BulkString("pong")
-		w.Bulk(slices.Concat(args[1:]...))
-		return
-	}
-	switch len(args) {
-	case 1:
-		w.Simple("PONG")
-	case 2:
-		w.Bulk(args[1])
-	default:
-		w.Error("ERR wrong number of arguments for 'ping' command")
-	}
-}
-
-func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) { w.Bulk(args[1]) }
-
-// dbIndex reads the number of a database.
-// Databases are numbered from 0, as in Options.Databases; bad is the error reply.
-func (c *conn) dbIndex(b []byte) (db int, bad string) {
-	n, ok := resp.ParseInt(b)
-	switch {
-	case !ok:
-		return 0, errNotInt
-	case n != int64(int32(n)):
-		return 0, "ERR value is out of range, value must between -2147483648 and 2147483647"
-	case n < 0 || n >= int64(len(c.g.o.Databases)):
-		return 0, "ERR DB index is out of range"
-	}
-	return int(n), ""
-}
-
-// cmdSelect costs nothing: the clients of all databases are open from the start.
-func cmdSelect(c *conn, w *resp.Writer, args [][]byte) {
-	db, bad := c.dbIndex(args[1])
-	if bad != "" {
-		w.Error(bad)
-		return
-	}
-	c.use(db)
-	w.OK()
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// INFO's counters are Prometheus's, which only grow. So CONFIG RESETSTAT notes what they were, and INFO shows the differences.
+// INFO's counters are Prometheus's, which only grow. So CONFIG RESETSTAT notes what they were, and INFO shows the
+// differences.
 
 // tally is what the counters of a Gateway were at some time.
 type tally struct {
@@ -42,7 +43,8 @@ type infoCounts struct {
 	base   tally
 }
 
-// maxErrorClasses bounds the first words that are counted, since scripts choose them, and errorClassLen the length of one, as Redis does.
+// maxErrorClasses bounds the first words that are counted, since scripts choose them, and errorClassLen the length of
+// one, as Redis does.
 const maxErrorClasses, errorClassLen = 128, 32
 
 // noteError counts an error by its first word; text has no dash.
@@ -62,8 +64,8 @@ func (c *infoCounts) noteError(text []byte) {
 	}
 }
 
-// noteErrors counts the errors of a reply that begins at byte start of w: n of them, nested ones too. Errors that have been sent already cannot
-// be looked at, and count as ERR.
+// noteErrors counts the errors of a reply that begins at byte start of w: n of them, nested ones too. Errors that have
+// been sent already cannot be looked at, and count as ERR.
 func (g *Gateway) noteErrors(w *resp.Writer, start, n int) {
 	reply := w.Bytes()[min(start, w.Len()):]
 	for range n {
@@ -73,7 +75,8 @@ func (g *Gateway) noteErrors(w *resp.Writer, start, n int) {
 	}
 }
 
-// nextError finds the first error in a reply, skipping what is in strings of a length that is told, and what is behind it.
+// nextError finds the first error in a reply, skipping what is in strings of a length that is told, and what is behind
+// it.
 func nextError(reply []byte) (text, rest []byte) {
 	for len(reply) > 0 {
 		line, behind, _ := bytes.Cut(reply, []byte("\r\n"))
@@ -156,8 +159,10 @@ func (g *Gateway) since() tally {
 	for _, x := range []struct {
 		at   *uint64
 		base uint64
-	}{{&t.hits, b.hits}, {&t.misses, b.misses}, {&t.read, b.read}, {&t.written, b.written}, {&t.accepted, b.accepted}, {&t.refused, b.refused},
-		{&t.authFails, b.authFails}, {&t.expired, b.expired}, {&t.evicted, b.evicted}, {&t.errorReplies, b.errorReplies}, {&t.batch, b.batch}} {
+	}{{&t.hits, b.hits}, {&t.misses, b.misses}, {&t.read, b.read}, {&t.written, b.written}, {&t.accepted, b.accepted},
+		{&t.refused, b.refused},
+		{&t.authFails, b.authFails}, {&t.expired, b.expired}, {&t.evicted, b.evicted},
+		{&t.errorReplies, b.errorReplies}, {&t.batch, b.batch}} {
 		take(x.at, x.base)
 	}
 	return t
@@ -166,7 +171,6 @@ func (g *Gateway) since() tally {
 // take subtracts, and stops at 0: counters are not read at one time.
 func take(n *uint64, by uint64) { *n -= min(by, *n) }
 
-// total sums up the commands.
 func (t *tally) total() (calls uint64) {
 	for i := range t.commands {
 		calls += t.commands[i].calls
@@ -182,7 +186,8 @@ func (g *Gateway) resetCounts() {
 	g.counts.base = t
 }
 
-// percentile is the time in µs that so many percent of the calls took no longer than, with what is inside a bucket spread evenly over it.
+// percentile is the time in µs that so many percent of the calls took no longer than, with what is inside a bucket
+// spread evenly over it.
 func (c *commandTally) percentile(p float64) float64 {
 	var n uint64
 	for _, k := range c.buckets {

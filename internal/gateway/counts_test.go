@@ -8,22 +8,28 @@ import (
 	"testing"
 )
 
-// sayWrong is what both are asked before their counts are compared: commands that succeed, fail, are refused and do not exist, by themselves and in
-// transactions and scripts. Commands that a script calls are counted in Redis alone, so scripts call what fails by itself, too.
+// sayWrong is what both are asked before their counts are compared: commands that succeed, fail, are refused and do not
+// exist, by themselves and in transactions and scripts. Commands that a script calls are counted in Redis alone, so
+// scripts call what fails by itself, too.
 var sayWrong = [][]string{
-	{"nosuch"}, {"GET"}, {"CONFIG", "GET"}, {"SET", "s", "x"}, {"LPUSH", "s", "1"}, {"INCR", "s"}, {"INCR", "s", "1"}, {"MGET", "s", "t"},
+	{"nosuch"}, {"GET"}, {"CONFIG", "GET"}, {"SET", "s", "x"}, {"LPUSH", "s", "1"}, {"INCR", "s"}, {"INCR", "s", "1"},
+	{"MGET", "s", "t"},
 	{"MULTI"}, {"GET"}, {"SET", "s", "1"}, {"EXEC"},
 	{"MULTI"}, {"LPUSH", "s", "1"}, {"SET", "s", "2"}, {"EXEC"},
 	{"MULTI"}, {"LPUSH", "s", "1"}, {"SET", "t", "2"}, {"EXEC"},
 	{"EXEC"}, {"DISCARD"},
-	{"EVAL", "return redis.error_reply('MYCODE foo')", "0"}, {"EVAL", "return redis.error_reply('MY:#CODE x')", "0"}, {"EVAL", "syntax(", "0"},
-	{"EVAL", "return {redis.error_reply('A b'),{1,'-X y\\r\\n-Y z',redis.error_reply('B c')}}", "0"}, {"EVAL", "return error('x')", "0"}, {"EVAL", "return 1", "0"},
-	{"EVALSHA", strings.Repeat("f", 40), "0"}, {"SELECT", "99"}, {"HELLO", "9"}, {"AUTH", "a", "b"}, {"SUBSCRIBE"}, {"OBJECT", "ENCODING"}, {"OBJECT", "NOSUCH"}, {"BLPOP", "s", "0"}, {"BLPOP", "k", "x"},
-	{"RENAME", "none", "x"}, {"ZADD", "z", "x", "m"}, {"SET", "s", "1", "EX", "0"}, {"SET", "s", "1", "BAD"}, {"GETSET", "s", "3"}, {"XADD", "s", "*", "a", "b"}, {"XREAD", "STREAMS", "s", "0"},
+	{"EVAL", "return redis.error_reply('MYCODE foo')", "0"}, {"EVAL", "return redis.error_reply('MY:#CODE x')", "0"},
+	{"EVAL", "syntax(", "0"},
+	{"EVAL", "return {redis.error_reply('A b'),{1,'-X y\\r\\n-Y z',redis.error_reply('B c')}}", "0"},
+	{"EVAL", "return error('x')", "0"}, {"EVAL", "return 1", "0"},
+	{"EVALSHA", strings.Repeat("f", 40), "0"}, {"SELECT", "99"}, {"HELLO", "9"}, {"AUTH", "a", "b"}, {"SUBSCRIBE"},
+	{"OBJECT", "ENCODING"}, {"OBJECT", "NOSUCH"}, {"BLPOP", "s", "0"}, {"BLPOP", "k", "x"},
+	{"RENAME", "none", "x"}, {"ZADD", "z", "x", "m"}, {"SET", "s", "1", "EX", "0"}, {"SET", "s", "1", "BAD"},
+	{"GETSET", "s", "3"}, {"XADD", "s", "*", "a", "b"}, {"XREAD", "STREAMS", "s", "0"},
 }
 
-// TestCountsLikeRedis: INFO counts calls, failed and rejected ones by command, and errors by their first word, as a redis-server, and CONFIG
-// RESETSTAT sets back what it does there.
+// TestCountsLikeRedis: INFO counts calls, failed and rejected ones by command, and errors by their first word, as a
+// redis-server, and CONFIG RESETSTAT sets back what it does there.
 func TestCountsLikeRedis(t *testing.T) {
 	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	usec := regexp.MustCompile(`usec=\d+,usec_per_call=[\d.]+`)
@@ -79,7 +85,8 @@ func TestCountsAreBounded(t *testing.T) {
 		t.Errorf("%s errors", got)
 	}
 	p.do(t, "CONFIG", "SET", "latency-tracking-info-percentiles", "0 100")
-	if got := infoField(t, p, "latencystats", "latency_percentiles_usec_eval"); !regexp.MustCompile(`^p0=\d+\.\d{3},p100=\d+\.\d{3}$`).MatchString(got) {
+	if got := infoField(t, p, "latencystats", "latency_percentiles_usec_eval"); !regexp.MustCompile(
+		`^p0=\d+\.\d{3},p100=\d+\.\d{3}$`).MatchString(got) {
 		t.Errorf("percentiles %q", got)
 	}
 	p.do(t, "CONFIG", "SET", "latency-tracking", "no")
@@ -92,7 +99,8 @@ func TestCountsAreBounded(t *testing.T) {
 func TestMemoryStatsLikeRedis(t *testing.T) {
 	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	names := func(p *peer) string {
-		return strings.Join(regexp.MustCompile(`[a-z][a-z-]*\.[a-z.-]+|fragmentation\b`).FindAllString(p.do(t, "MEMORY", "STATS"), -1), "\n")
+		return strings.Join(regexp.MustCompile(`[a-z][a-z-]*\.[a-z.-]+|fragmentation\b`).FindAllString(
+			p.do(t, "MEMORY", "STATS"), -1), "\n")
 	}
 	for _, proto := range []string{"2", "3"} {
 		ours.do(t, "HELLO", proto)
@@ -107,7 +115,8 @@ func TestMemoryStatsLikeRedis(t *testing.T) {
 func TestClientListCommand(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
 	servers := []func() *peer{func() *peer { return dial(t, "tcp", addr) }}
-	want := []string{"client|list", "NULL", "get", "config|get", "object|encoding", "client|setname", "get", "get", "multi", "set", "exec", "eval", "hello", "mset", "command|count", "object|help"}
+	want := []string{"client|list", "NULL", "get", "config|get", "object|encoding", "client|setname", "get", "get",
+		"multi", "set", "exec", "eval", "hello", "mset", "command|count", "object|help"}
 	t.Run("kvd", func(t *testing.T) { clientListCommand(t, servers[0], want) })
 	t.Run("redis", func(t *testing.T) {
 		sock := startRedis(t)
@@ -118,8 +127,11 @@ func TestClientListCommand(t *testing.T) {
 func clientListCommand(t *testing.T, open func() *peer, want []string) {
 	looks, p := open(), open()
 	p.do(t, "CLIENT", "SETNAME", "p")
-	says := [][]string{{"CLIENT", "LIST"}, {"NOSUCH"}, {"GET", "a"}, {"CONFIG", "GET", "x"}, {"OBJECT", "ENCODING", "a"}, {"CLIENT", "SETNAME", "p"}, {"GeT", "a"}, {"GET"}, {"MULTI"}, {"SET", "a", "1"}, {"EXEC"},
-		{"EVAL", "return redis.call('get','a')", "0"}, {"HELLO", "2"}, {"MSET", "a", "1", "b", "2"}, {"COMMAND", "COUNT"}, {"OBJECT", "HELP"}}
+	says := [][]string{{"CLIENT", "LIST"}, {"NOSUCH"}, {"GET", "a"}, {"CONFIG", "GET", "x"},
+		{"OBJECT", "ENCODING", "a"}, {"CLIENT", "SETNAME", "p"}, {"GeT", "a"}, {"GET"}, {"MULTI"}, {"SET", "a", "1"},
+		{"EXEC"},
+		{"EVAL", "return redis.call('get','a')", "0"}, {"HELLO", "2"}, {"MSET", "a", "1", "b", "2"},
+		{"COMMAND", "COUNT"}, {"OBJECT", "HELP"}}
 	var got []string
 	for _, say := range says {
 		p.do(t, say...)

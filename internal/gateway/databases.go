@@ -13,9 +13,9 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// database is one of Options.Databases. Those with one Client share its namespace: the store changes keys of theirs in one step, and each but
-// the first has a prefix before its keys' names there, see inside.DatabasePrefix. Commands, and whoever hears of keys, know the names without
-// it; a name gets it where an operation of the store is made.
+// database is one of Options.Databases. Those with one Client share its namespace: the store changes keys of theirs in
+// one step, and each but the first has a prefix before its keys' names there, see inside.DatabasePrefix. Commands, and
+// whoever hears of keys, know the names without it; a name gets it where an operation of the store is made.
 type database struct {
 	api    client.API // shared.api
 	shared *namespace // never nil
@@ -38,7 +38,8 @@ type namespace struct {
 }
 
 // placeDatabases finds out which databases share a namespace.
-// The order of Options.Databases decides which of those in a namespace has which prefix, so it must not change while there is data.
+// The order of Options.Databases decides which of those in a namespace has which prefix, so it must not change while
+// there is data.
 func placeDatabases(all []Database) []database {
 	dbs := make([]database, len(all))
 	for i, d := range all {
@@ -59,7 +60,6 @@ func placeDatabases(all []Database) []database {
 	return dbs
 }
 
-// namespaces are those of all databases.
 func (g *Gateway) namespaces() (all []*namespace) {
 	for i := range g.dbs {
 		if g.dbs[i].number == 0 {
@@ -121,12 +121,13 @@ func (n *namespace) find(stored []byte) (i int, name []byte) {
 	return i, name
 }
 
-// badKey is the error for a name that no key of a database can have; the store would refuse it, too, but for the whole batch.
-// The empty string says that the name is good; the empty name is, too, as in Redis.
+// badKey is the error for a name that no key of a database can have; the store would refuse it, too, but for the whole
+// batch. The empty string says that the name is good; the empty name is, too, as in Redis.
 func badKey[S string | []byte](d *database, name S) string {
 	switch most := client.MaxKeyLen - len(d.prefix); {
 	case len(name) > most && d.prefix != "":
-		return fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace has others", len(name), most)
+		return fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace has others",
+			len(name), most)
 	case len(name) > most:
 		return fmt.Sprintf("ERR kvd: key of %d bytes: keys have up to %d", len(name), most)
 	case !inside.IsOwn(name):
@@ -136,15 +137,17 @@ func badKey[S string | []byte](d *database, name S) string {
 	case string(name) == inside.EmptyKey:
 		return "ERR kvd: this key is reserved for the empty key"
 	}
-	return "ERR kvd: keys that begin with \"\\x00" + inside.OwnPrefix[1:] + "\" are reserved for other databases of the namespace"
+	return "ERR kvd: keys that begin with \"\\x00" + inside.OwnPrefix[1:] +
+		"\" are reserved for other databases of the namespace"
 }
 
 // isLibraries reports whether a name is of the key that gateways keep libraries in. Users neither see nor touch it.
 func isLibraries[S string | []byte](name S) bool { return string(name) == inside.FunctionsKey }
 
-// countKeys counts the keys of each of the databases in a namespace. If there are several it reads all of the namespace, and else the index, in
-// which the key of libraries counts, too. A key that moves meanwhile may count twice.
-// The numbers are in the order of n.dbs. A record that cannot be read is passed over, and what rest makes of it is the error.
+// countKeys counts the keys of each of the databases in a namespace. If there are several it reads all of the
+// namespace, and else the index, in which the key of libraries counts, too. A key that moves meanwhile may count twice.
+// The numbers are in the order of n.dbs. A record that cannot be read is passed over, and what rest makes of it is the
+// error.
 func (g *Gateway) countKeys(ctx context.Context, n *namespace) ([]uint64, error) {
 	keys := make([]uint64, len(n.dbs))
 	if len(keys) == 1 {

@@ -13,11 +13,13 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // sharing are n databases in one namespace, and one behind them in another.
 func sharing(api client.API, n int) []Database {
-	return append(slices.Repeat([]Database{{"shared", api}}, n), Database{"alone", clienttest.New(clienttest.Options{})})
+	return append(slices.Repeat([]Database{{"shared", api}}, n),
+		Database{"alone", clienttest.New(clienttest.Options{})})
 }
 
 // inDatabase is a connection that has selected a database.
@@ -39,7 +41,8 @@ func TestPlaceDatabases(t *testing.T) {
 	}
 }
 
-// TestSharedLikeAlone: commands do in a database that shares its namespace what they do in one that is alone, whatever others have there.
+// TestSharedLikeAlone: commands do in a database that shares its namespace what they do in one that is alone, whatever
+// others have there.
 func TestSharedLikeAlone(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +61,8 @@ func TestSharedLikeAlone(t *testing.T) {
 	}
 }
 
-// TestSharedIsolation: databases of a namespace do not see each other's keys, and nobody reaches them by what they are called in the store.
+// TestSharedIsolation: databases of a namespace do not see each other's keys, and nobody reaches them by what they are
+// called in the store.
 func TestSharedIsolation(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -93,14 +97,20 @@ func TestSharedIsolation(t *testing.T) {
 					t.Errorf("database %d: KEYS gives %q", db, got)
 				}
 				for range 20 {
-					if got := p.do(t, "RANDOMKEY"); !slices.ContainsFunc(want, func(k string) bool { return got == bulk(k) }) {
+					if got := p.do(t, "RANDOMKEY"); !slices.ContainsFunc(want, func(k string) bool {
+						return got == bulk(k)
+					}) {
 						t.Errorf("database %d: RANDOMKEY gives %q", db, got)
 					}
 				}
 				for _, other := range []int{1, 2, 9} {
-					for _, k := range []string{inside.DatabasePrefix(other) + "k0", inside.OwnPrefix, inside.OwnPrefix + "x:k"} {
-						for _, cmd := range [][]string{{"GET", k}, {"SET", k, "x"}, {"DEL", "k0", k}, {"MGET", "k0", k}, {"RENAME", "k0", k}, {"COPY", k, "k0"}, {"COPY", "k0", k, "DB", fmt.Sprint((db + 1) % 4)},
-							{"WATCH", k}, {"MSETNX", k, "x"}, {"BLPOP", k, "0.01"}, {"OBJECT", "IDLETIME", k}, {"MOVE", k, fmt.Sprint((db + 1) % 4)}, {"EVAL", "return redis.call('get', KEYS[1])", "1", k}} {
+					for _, k := range []string{inside.DatabasePrefix(other) + "k0", inside.OwnPrefix, inside.OwnPrefix +
+						"x:k"} {
+						for _, cmd := range [][]string{{"GET", k}, {"SET", k, "x"}, {"DEL", "k0", k}, {"MGET", "k0", k},
+							{"RENAME", "k0", k}, {"COPY", k, "k0"}, {"COPY", "k0", k, "DB", fmt.Sprint((db + 1) % 4)},
+							{"WATCH", k}, {"MSETNX", k, "x"}, {"BLPOP", k, "0.01"}, {"OBJECT", "IDLETIME", k},
+							{"MOVE", k, fmt.Sprint((db + 1) % 4)}, {"EVAL", "return redis.call('get', KEYS[1])", "1",
+								k}} {
 							if got := p.do(t, cmd...); !strings.HasPrefix(got, `-ERR kvd: keys that begin with "\x00kvd:db" are reserved for other databases of the namespace`) {
 								t.Errorf("database %d: %q: %q", db, cmd, got)
 							}
@@ -151,17 +161,22 @@ func scanned(t *testing.T, p *peer) []string {
 	}
 }
 
-// TestSharedInOneStep: what is done over databases of a namespace is one operation of the store, on condition that nothing of it has changed.
+// TestSharedInOneStep: what is done over databases of a namespace is one operation of the store, on condition that
+// nothing of it has changed.
 func TestSharedInOneStep(t *testing.T) {
 	for _, c := range []struct{ keys, command, reply, meanwhile, replyThen string }{
 		{"SET k 1", "MOVE k 1", ":1\r\n", "SELECT 1;SET k 2", ":0\r\n"},
 		{"SET k 1", "MOVE k 1", ":1\r\n", "DEL k", ":0\r\n"},
 		{"SET k 1", "COPY k k DB 1", ":1\r\n", "APPEND k 2", ":1\r\n"},
 		{"SET k 1", "COPY k k DB 1", ":1\r\n", "DEL k", ":0\r\n"},
-		{"SET k 1", "EXEC INCR k;SELECT 1;INCR k;SELECT 0", "*4\r\n:2\r\n+OK\r\n:1\r\n+OK\r\n", "SELECT 1;SET k 8", "*4\r\n:2\r\n+OK\r\n:9\r\n+OK\r\n"},
-		{"SET k 1", "EXEC MOVE k 1;SELECT 1;INCR k;SELECT 0", "*4\r\n:1\r\n+OK\r\n:2\r\n+OK\r\n", "INCR k", "*4\r\n:1\r\n+OK\r\n:3\r\n+OK\r\n"},
-		{"SET k 1", "EXEC GET k;SELECT 1;SET a b;SELECT 0", "*4\r\n" + bulk("1") + "+OK\r\n+OK\r\n+OK\r\n", "SET k 2", "*4\r\n" + bulk("2") + "+OK\r\n+OK\r\n+OK\r\n"},
-		{"SET k 1", "EVAL redis.call('move',KEYS[1],1)redis.call('select',1)return(redis.call('incr',KEYS[1])) 1 k", ":2\r\n", "INCR k", ":3\r\n"},
+		{"SET k 1", "EXEC INCR k;SELECT 1;INCR k;SELECT 0", "*4\r\n:2\r\n+OK\r\n:1\r\n+OK\r\n", "SELECT 1;SET k 8",
+			"*4\r\n:2\r\n+OK\r\n:9\r\n+OK\r\n"},
+		{"SET k 1", "EXEC MOVE k 1;SELECT 1;INCR k;SELECT 0", "*4\r\n:1\r\n+OK\r\n:2\r\n+OK\r\n", "INCR k",
+			"*4\r\n:1\r\n+OK\r\n:3\r\n+OK\r\n"},
+		{"SET k 1", "EXEC GET k;SELECT 1;SET a b;SELECT 0", "*4\r\n" + bulk("1") + "+OK\r\n+OK\r\n+OK\r\n", "SET k 2",
+			"*4\r\n" + bulk("2") + "+OK\r\n+OK\r\n+OK\r\n"},
+		{"SET k 1", "EVAL redis.call('move',KEYS[1],1)redis.call('select',1)return(redis.call('incr',KEYS[1])) 1 k",
+			":2\r\n", "INCR k", ":3\r\n"},
 	} {
 		t.Run(c.command, func(t *testing.T) {
 			begin := func() (*countingAPI, *clienttest.Store, *peer, *peer) {
@@ -178,7 +193,8 @@ func TestSharedInOneStep(t *testing.T) {
 			if got := p.perform(t, c.command); got != c.reply {
 				t.Errorf("replied %q, want %q", got, c.reply)
 			}
-			if calls := api.taken(); calls[len(calls)-1] != "MultiCAS of 2" || slices.Index(calls, "MultiCAS of 2") != len(calls)-1 {
+			if calls := api.taken(); calls[len(calls)-1] != "MultiCAS of 2" || slices.Index(calls, "MultiCAS of 2") !=
+				len(calls)-1 {
 				t.Errorf("it took %q, want one MultiCAS of both keys", calls)
 			}
 			after := contents(t, store)
@@ -200,8 +216,8 @@ func TestSharedInOneStep(t *testing.T) {
 	}
 }
 
-// TestMovesAreOneStep: a key that is moved to and fro is in one of the databases at any time, for whoever reads both at once; what is paid
-// from one database to another is neither made nor lost.
+// TestMovesAreOneStep: a key that is moved to and fro is in one of the databases at any time, for whoever reads both at
+// once; what is paid from one database to another is neither made nor lost.
 func TestMovesAreOneStep(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +235,9 @@ func TestMovesAreOneStep(t *testing.T) {
 						if got := from.do(t, "MOVE", "k", fmt.Sprint(to)); got != ":0\r\n" && got != ":1\r\n" {
 							t.Errorf("MOVE: %q", got)
 						}
-						if got := from.perform(t, fmt.Sprintf("EXEC DECRBY money %d;SELECT %d;INCRBY money %d;SELECT %d", i, to, i, w)); got[0] != '*' {
+						if got := from.perform(
+							t, fmt.Sprintf("EXEC DECRBY money %d;SELECT %d;INCRBY money %d;SELECT %d", i, to, i,
+								w)); got[0] != '*' {
 							t.Errorf("EXEC: %q", got)
 						}
 					}
@@ -227,7 +245,8 @@ func TestMovesAreOneStep(t *testing.T) {
 			}
 			stop := make(chan struct{})
 			p := dial(t, "tcp", other)
-			const look = "local n,sum=0,0 for db=0,2 do redis.call('select',db) n=n+redis.call('exists','k') sum=sum+redis.call('get','money') end return{n,sum}"
+			const look = "local n,sum=0,0 for db=0,2 do redis.call('select',db) n=n+redis.call('exists','k') " +
+				"sum=sum+redis.call('get','money') end return{n,sum}"
 			reading.Go(func() { p.sees(t, stop, "*2\r\n:1\r\n:300\r\n", "EVAL", look, "0") })
 			moving.Wait()
 			close(stop)
@@ -257,7 +276,8 @@ func TestSharedWatch(t *testing.T) {
 	}
 }
 
-// TestSharedEvents: events, expiry and what is told to clients that cache are about the names that clients know, by their database.
+// TestSharedEvents: events, expiry and what is told to clients that cache are about the names that clients know, by
+// their database.
 func TestSharedEvents(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr := serve(t, Options{Databases: sharing(db, 2), TrackingCheck: 50 * time.Millisecond})
@@ -267,7 +287,8 @@ func TestSharedEvents(t *testing.T) {
 	hears := func(db int, key string, events ...string) {
 		t.Helper()
 		for _, ev := range events {
-			sub.hears(t, "*4\r\n"+bulk("pmessage")+bulk("__keyspace*")+bulk(fmt.Sprintf("__keyspace@%d__:%s", db, key))+bulk(ev))
+			sub.hears(t, "*4\r\n"+bulk("pmessage")+bulk("__keyspace*")+bulk(fmt.Sprintf("__keyspace@%d__:%s", db, key))+
+				bulk(ev))
 		}
 	}
 	p.want(t, "+OK\r\n", "SET", "", "v")
@@ -291,7 +312,8 @@ func TestSharedEvents(t *testing.T) {
 		caches.hears(t, invalidated)
 		caches.want(t, bulk("2"), "GET", k)
 		// Nobody tells the gateway of this.
-		if _, err := db.Put(t.Context(), []byte(inside.DatabasePrefix(1)+k), []byte("3"), client.PutOptions{}); err != nil {
+		if _, err := db.Put(t.Context(), []byte(inside.DatabasePrefix(1)+k), []byte("3"), client.PutOptions{}); err !=
+			nil {
 			t.Fatal(err)
 		}
 		caches.hears(t, invalidated)
@@ -299,7 +321,8 @@ func TestSharedEvents(t *testing.T) {
 	}
 }
 
-// TestSharedBlocking: clients that wait for a list are served by what comes into their database, from wherever it comes.
+// TestSharedBlocking: clients that wait for a list are served by what comes into their database, from wherever it
+// comes.
 func TestSharedBlocking(t *testing.T) {
 	api := clienttest.New(clienttest.Options{})
 	addr, here := start(t, Options{Databases: sharing(api, 3)})
@@ -310,7 +333,7 @@ func TestSharedBlocking(t *testing.T) {
 		p.send(t, []string{"BLPOP", "l", "0"})
 		waiting = append(waiting, p)
 	}
-	eventually(t, "all of them wait", func() bool { return here.waits.clients.Load() == 3 })
+	testutil.Until(t, "all of them wait", func() bool { return here.waits.clients.Load() == 3 })
 	inDatabase(t, there, 1).want(t, ":1\r\n", "RPUSH", "l", "a")
 	waiting[1].answers(t, array("l", "a"))
 	p := inDatabase(t, addr, 1)
@@ -322,7 +345,8 @@ func TestSharedBlocking(t *testing.T) {
 	waiting[0].answers(t, array("l", "c"))
 }
 
-// TestSharedLongKeys: a name may be as long as the store allows with what is before it there, and an error tells how long that is.
+// TestSharedLongKeys: a name may be as long as the store allows with what is before it there, and an error tells how
+// long that is.
 func TestSharedLongKeys(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -332,11 +356,14 @@ func TestSharedLongKeys(t *testing.T) {
 			k := strings.Repeat("k", most)
 			one.want(t, "+OK\r\n", "SET", k, "v")
 			one.want(t, bulk("v"), "GET", k)
-			one.want(t, array("v", "v", "v", "v", "v", "v", "v", "v"), append([]string{"MGET"}, slices.Repeat([]string{k}, 8)...)...)
+			one.want(t, array("v", "v", "v", "v", "v", "v", "v", "v"),
+				append([]string{"MGET"}, slices.Repeat([]string{k}, 8)...)...)
 			one.want(t, ":1\r\n", "MOVE", k, "0")
 			zero.want(t, "+OK\r\n", "RENAME", k, k+"k")
-			refused := fmt.Sprintf("-ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace has others\r\n", most+1, most)
-			for _, cmd := range [][]string{{"SET", k + "k", "v"}, {"MGET", "a", k + "k"}, {"MSETNX", k + "k", "v"}, {"WATCH", k + "k"}} {
+			refused := fmt.Sprintf("-ERR kvd: key of %d bytes: keys have up to %d in this database, whose namespace "+
+				"has others\r\n", most+1, most)
+			for _, cmd := range [][]string{{"SET", k + "k", "v"}, {"MGET", "a", k + "k"}, {"MSETNX", k + "k", "v"},
+				{"WATCH", k + "k"}} {
 				one.want(t, refused, cmd...)
 			}
 			zero.want(t, refused, "MOVE", k+"k", "1")

@@ -68,7 +68,8 @@ func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// describe is a command as COMMAND tells of it: ten fields since Redis 7. Flags, tips and key specifications are those that Redis has.
+// describe is a command as COMMAND tells of it: ten fields since Redis 7. Flags, tips and key specifications are those
+// that Redis has.
 func describe(w *resp.Writer, c *command) {
 	w.Array(10)
 	w.BulkString(c.name)
@@ -149,7 +150,8 @@ func document(w *resp.Writer, c *command) {
 	fields := []struct {
 		name  string
 		value any
-	}{{"summary", c.summary}, {"since", row.Since}, {"group", c.group}, {"doc_flags", row.DocFlags}, {"arguments", row.Arguments}}
+	}{{"summary", c.summary}, {"since", row.Since}, {"group", c.group}, {"doc_flags", row.DocFlags},
+		{"arguments", row.Arguments}}
 	n := 0
 	for _, f := range fields {
 		n += int(bit(f.value != nil))

@@ -21,8 +21,8 @@ const (
 // moment, between two commands; others, and new ones, are served as ever until ctx ends. Then
 // every command is refused, which tells clients for certain that nothing happened, for a second
 // or until nobody is left. A command that has been performed is answered in any case.
-// It is called once, with Close after it. Listeners stay open meanwhile, since another gateway may not be there to be found;
-// it returns as soon as no connection is left.
+// It is called once, with Close after it. Listeners stay open meanwhile, since another gateway may not be there to be
+// found; it returns once no connection is left.
 func (g *Gateway) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
@@ -46,7 +46,6 @@ func (g *Gateway) Drain(ctx context.Context) {
 	}
 }
 
-// waitGone waits until there are no connections, for so long.
 func (g *Gateway) waitGone(patience time.Duration) {
 	for until := time.Now().Add(patience); g.srv.Conns() > 0 && time.Now().Before(until); {
 		time.Sleep(drainTick)
@@ -54,9 +53,9 @@ func (g *Gateway) waitGone(patience time.Duration) {
 }
 
 // finishQuiet finishes the connections that have been silent for so long; negative: all.
-// The swap of active is what makes it safe against a command that comes at this moment: either begin sees finished, or this
-// sees that something is being performed, and leaves the connection for the next tick. Clients that wait in a blocking
-// command are ended at once, since they may be silent for hours.
+// The swap of active is what makes it safe against a command that comes at this moment: either begin sees finished, or
+// this sees that something is being performed, and leaves the connection for the next tick. Clients that wait in a
+// blocking command are ended at once, since they may be silent for hours.
 func (g *Gateway) finishQuiet(quiet time.Duration) {
 	before := time.Now().Add(-quiet).UnixMilli()
 	g.each(func(c *conn) {
@@ -69,8 +68,8 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 }
 
 // finish ends a connection when its client has been told of all that it has sent. A command that comes at this moment,
-// or waited to be read on a busy machine so that its client only looked silent, is refused: if it were performed, the client would
-// send another one, and that would meet a closed connection. Any goroutine may call it.
+// or waited to be read on a busy machine so that its client only looked silent, is refused: if it were performed, the
+// client would send another one, and that would meet a closed connection. Any goroutine may call it.
 func (c *conn) finish() {
 	c.finishing.Store(true)
 	if c.finished.CompareAndSwap(false, true) {
@@ -84,8 +83,9 @@ func (c *conn) finish() {
 // finished is conn.active of a connection that ends because its client was silent.
 const finished = math.MaxInt64
 
-// begin says that a command is performed, which came at that time. If the client had just been found silent the command is refused: the client
-// does not send another one, as it would if this were performed while Drain is about to close the connection.
+// begin says that a command is performed, which came at that time. If the client had just been found silent the command
+// is refused: the client does not send another one, as it would if this were performed while Drain is about to close
+// the connection.
 func (c *conn) begin(came int64) {
 	if c.active.Swap(-came) == finished {
 		c.finishing.Store(true)

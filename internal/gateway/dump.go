@@ -9,8 +9,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values move between
-// this store and Redis in both directions, as long as neither has a kind of value that the other has not.
+// A payload is Redis's: type and value as in an RDB file, the version of that, and a checksum (package rdb). So values
+// move between this store and Redis in both directions, as long as neither has a kind of value that the other has not.
 
 // cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
 func cmdDump(k *key, args [][]byte, w *resp.Writer) {
@@ -69,11 +69,12 @@ func parseRestore(args [][]byte) (a restoreArgs, bad string) {
 	return a, ""
 }
 
-// restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many parts.
+// restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many
+// parts.
 const restoreRatio = 300
 
-// mostRestored bounds what a payload's value can take in memory. That of a stream says once which fields many entries have.
-// It is in bytes. A payload is the client's, and a few bytes of it could ask for gigabytes.
+// mostRestored bounds what a payload's value can take in memory. That of a stream says once which fields many entries
+// have. It is in bytes. A payload is the client's, and a few bytes of it could ask for gigabytes.
 func mostRestored(payload []byte) int {
 	most := restoreRatio * len(payload)
 	if rdb.IsStream(payload) {
@@ -103,7 +104,8 @@ func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
 		w.Error("ERR Invalid TTL value, must be >= 0")
 		return
 	}
-	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that it may need.
+	// Parse is bounded by the room that there is. If that was the reason to fail, the command runs again with all that
+	// it may need.
 	v, err := rdb.Parse(args[3], k.room)
 	if most := min(k.maxValue, mostRestored(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
 		k.want = most // it may be only that there is little room

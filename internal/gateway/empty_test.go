@@ -10,7 +10,8 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// TestEmptyKey: the empty name is a key like any, for all kinds of commands, and only it names what it has in the store.
+// TestEmptyKey: the empty name is a key like any, for all kinds of commands, and only it names what it has in the
+// store.
 func TestEmptyKey(t *testing.T) {
 	for name, store := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +46,8 @@ func TestEmptyKey(t *testing.T) {
 				{"HGETALL ~", array("f", "v")},
 				{"MOVE ~ 0", ":1\r\n"},
 				{"SELECT 0", "+OK\r\n"},
-				{"EVAL return{redis.call('hget',KEYS[1],'f'),redis.call('del',KEYS[1])} 1 ~", "*2\r\n" + bulk("v") + ":1\r\n"},
+				{"EVAL return{redis.call('hget',KEYS[1],'f'),redis.call('del',KEYS[1])} 1 ~", "*2\r\n" + bulk("v") +
+					":1\r\n"},
 				{"WATCH ~", "+OK\r\n"},
 			} {
 				p.want(t, c.reply, strings.Split(strings.ReplaceAll(c.cmd, "~", ""), " ")...)
@@ -85,7 +87,8 @@ func TestEmptyKeyEvents(t *testing.T) {
 	if got, want := string(sub.reply(t)), message("__keyevent@0__:set", ""); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got, want := string(caches.reply(t)), fmt.Sprintf(">2\r\n%s*1\r\n%s", bulk("invalidate"), bulk("")); got != want {
+	if got, want := string(caches.reply(t)), fmt.Sprintf(">2\r\n%s*1\r\n%s", bulk("invalidate"), bulk("")); got !=
+		want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

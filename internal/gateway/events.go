@@ -12,7 +12,8 @@ import (
 )
 
 // eventClass is what of it notify-keyspace-events asks for, a set of its letters.
-// The letters are those of redis.conf. Without onKeyspace or onKeyevent nothing is published, whatever the other classes are.
+// The letters are those of redis.conf. Without onKeyspace or onKeyevent nothing is published, whatever the other
+// classes are.
 type eventClass uint32
 
 const (
@@ -32,7 +33,8 @@ const (
 	onNew    // a key that was not there
 	// onNothing is of events that Redis has not, which nobody can ask for.
 	onNothing
-	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule // the letter A
+	// the letter A
+	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule
 )
 
 // eventLetters are in the order in which CONFIG GET has them.
@@ -40,7 +42,8 @@ var eventLetters = []struct {
 	letter byte
 	class  eventClass
 }{
-	{'g', onGeneric}, {'$', onString}, {'l', onList}, {'s', onSet}, {'h', onHash}, {'z', onZSet}, {'x', onExpired}, {'e', onEvicted},
+	{'g', onGeneric}, {'$', onString}, {'l', onList}, {'s', onSet}, {'h', onHash}, {'z', onZSet}, {'x', onExpired},
+	{'e', onEvicted},
 	{'t', onStream}, {'d', onModule}, {'n', onNew}, {'K', onKeyspace}, {'E', onKeyevent}, {'m', onMiss},
 }
 
@@ -79,8 +82,8 @@ func (c eventClass) String() string {
 	return s.String()
 }
 
-// eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has its own name
-// for an event of class g.
+// eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has
+// its own name for an event of class g.
 const eventsText = `
 $ set: set setnx setex psetex getset mset msetnx bitop
 $ append: append
@@ -154,7 +157,8 @@ func nameEvents(all map[string]*command) {
 }
 
 // change is what an entry did to its key, for those who want to hear of it.
-// It is filled in while the command runs, and told when the store has answered; what a command did in a try that was repeated is forgotten.
+// It is filled in while the command runs, and told when the store has answered; what a command did in a try that was
+// repeated is forgotten.
 type change struct {
 	missed                    bool  // it was not there
 	changed, created, deleted bool  // it was written; it is new; it has gone
@@ -163,10 +167,10 @@ type change struct {
 	also string
 }
 
-// tellOfWrites publishes the events of what the batch has performed, and says which keys were written to those who cache them. It
-// is called when the store has answered, before the replies.
-// Messages go to b.c.box, which sends them behind the batch. An update whose outcome is unknown invalidates what clients cache, and
-// is no event: a cache must not be stale, and an event must have happened.
+// tellOfWrites publishes the events of what the batch has performed, and says which keys were written to those who
+// cache them. It is called when the store has answered, before the replies. Messages go to b.c.box, which sends them
+// behind the batch. An update whose outcome is unknown invalidates what clients cache, and is no event: a cache must
+// not be stale, and an event must have happened.
 func (b *batch) tellOfWrites() {
 	g := b.c.g
 	notify := eventClass(g.notify.Load())
@@ -209,11 +213,13 @@ func (b *batch) tellOfWrites() {
 	g.wrote(b.c, keys)
 }
 
-// tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return what it is going to
-// change. Redis looks at keys for OBJECT and MEMORY in silence.
+// tellsMiss reports whether there is an event if a command on one key does not find it: it reads, if only to return
+// what it is going to change. Redis looks at keys for OBJECT and MEMORY in silence.
 func (cmd *command) tellsMiss(args [][]byte) bool {
 	has := func(from int, words ...string) bool {
-		return slices.ContainsFunc(args[from:], func(a []byte) bool { return slices.ContainsFunc(words, func(w string) bool { return fold(a, w) }) })
+		return slices.ContainsFunc(args[from:], func(a []byte) bool {
+			return slices.ContainsFunc(words, func(w string) bool { return fold(a, w) })
+		})
 	}
 	switch {
 	case cmd.group == "server", strings.HasPrefix(cmd.name, "object|"):
@@ -226,9 +232,8 @@ func (cmd *command) tellsMiss(args [][]byte) bool {
 	return cmd.lookup || strings.HasPrefix(cmd.name, "get")
 }
 
-// readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads the one that it
-// changes, too. They are in the order of the arguments.
-// The keys are arguments, and no copies.
+// readKeys appends those of a command's keys that it does nothing to but read, as rules of users have it; PFMERGE reads
+// the one that it changes, too. They are in the order of the arguments. The keys are arguments, and no copies.
 func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 	first := true
 	for _, s := range both(cmd.keySpans(args)) {
@@ -237,7 +242,8 @@ func (cmd *command) readKeys(dst [][]byte, args [][]byte) [][]byte {
 			if first {
 				needs = cmd.needs
 			}
-			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && needs == acl.NeedRead || first && cmd.name == "pfmerge" {
+			if cmd.key != nil && cmd.tellsMiss(args) || cmd.keys != nil && needs == acl.NeedRead || first &&
+				cmd.name == "pfmerge" {
 				dst = append(dst, args[i])
 			}
 			first = false
@@ -253,9 +259,9 @@ func (b *batch) eachEntry(u *unit, f func(e *entry)) {
 	}
 }
 
-// changeOf is what an entry did to the unit's key, now that the unit has been performed. A put does not learn whether the key was
-// there.
-// The unit has no error. Several puts on a key are one write, and each is told of as if it had been there for a moment.
+// changeOf is what an entry did to the unit's key, now that the unit has been performed. A put does not learn whether
+// the key was there. The unit has no error. Several puts on a key are one write, and each is told of as if it had been
+// there for a moment.
 func (u *unit) changeOf(e *entry) change {
 	switch u.kind {
 	case put, putIf:
@@ -266,9 +272,9 @@ func (u *unit) changeOf(e *entry) change {
 	return e.change
 }
 
-// tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry that came
-// with a value, and of a deletion.
-// The order is Redis's: what made the key first, what happened to it, and its deletion last.
+// tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry
+// that came with a value, and of a deletion. The order is Redis's: what made the key first, what happened to it, and
+// its deletion last.
 func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte, ch change) {
 	tell := func(ev keyEvent) { c.g.event(&c.box, notify, db, ev, name) }
 	if ch.created {
@@ -313,15 +319,15 @@ type namedChange struct {
 }
 
 // name says that the command at hand calls its change of a key so. Redis tells of changes in this order.
-// A command of several keys needs it, as RENAME does: rename_from and rename_to. For one without names, every key that it changes has the
-// command's own event.
+// A command of several keys needs it, as RENAME does: rename_from and rename_to. For one without names, every key that
+// it changes has the command's own event.
 func (t *staged) name(k *key, class eventClass, event string) {
 	t.named = append(t.named, namedChange{k, keyEvent{class, event}})
 }
 
-// noteChanges notes what a command does to the keys, and which of those among args it has not found, until the returned function is called.
-// They are told when all that is staged has taken effect.
-// k.changed is cleared for the time of the command, so that each command's changes can be told from those before it.
+// noteChanges notes what a command does to the keys, and which of those among args it has not found, until the returned
+// function is called. They are told when all that is staged has taken effect. k.changed is cleared for the time of the
+// command, so that each command's changes can be told from those before it.
 func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end func()) {
 	t.missed = t.missed[:0]
 	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
@@ -342,10 +348,14 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 			}
 		}
 		if eventClass(t.c.g.notify.Load())&onMiss != 0 && args != nil {
-			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool { return before[slices.Index(t.keys, k)].present })
+			t.noteMisses(cmd, args, w.Errors != errors, func(k *stagedKey) bool {
+				return before[slices.Index(t.keys, k)].present
+			})
 		}
 		note := func(k *stagedKey, ev keyEvent, created bool) {
-			t.changes = append(t.changes, stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires, also: k.also}})
+			t.changes = append(t.changes,
+				stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires,
+					also: k.also}})
 		}
 		for _, x := range t.named {
 			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.key == x.k })
@@ -355,7 +365,10 @@ func (t *staged) noteChanges(cmd *command, args [][]byte, w *resp.Writer) (end f
 		}
 		for i, k := range t.keys {
 			was := before[i]
-			if k.changed && (was.present || k.present) && !isLibraries(k.name) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
+			if k.changed && (was.present || k.present) && !isLibraries(k.name) &&
+				!slices.ContainsFunc(t.named, func(x namedChange) bool {
+					return x.k == &k.key
+				}) {
 				note(k, cmd.event, !was.present && k.present)
 			}
 			k.changed = k.changed || was.changed
@@ -411,8 +424,8 @@ func (t *staged) tellOfWrites() {
 	g.wrote(t.c, keys)
 }
 
-// trackReads enters keys that the client caches before they are read; the returned function, called when they have been, remembers
-// their versions.
+// trackReads enters keys that the client caches before they are read; the returned function, called when they have
+// been, remembers their versions.
 func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 	c := t.c
 	if !c.tracksReads() || isLibraries(keys[0].name) { // which is read alone
@@ -434,8 +447,8 @@ func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 }
 
 // event publishes an event of a key, if it is asked for.
-// Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels that Redis has for
-// them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
+// Events are messages of publish/subscribe, to this gateway's subscribers and to those of its peers, in the channels
+// that Redis has for them: __keyspace@<db>__:<key> and __keyevent@<db>__:<event>.
 func (g *Gateway) event(box *outbox, notify eventClass, db int, ev keyEvent, key []byte) {
 	if notify&ev.class == 0 {
 		return

@@ -11,12 +11,13 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// expiries are the keys to which this gateway has given an expiry while somebody asked for events of class x. Nothing in the store
-// tells when a record expires, so the gateway looks for itself: shortly before the time, whether it still holds, and behind it, whether
-// the key is gone. It is best effort: a key that is deleted in between counts as expired, as does one that was deleted
-// before and is looked at too late for the first time, and one beyond maxExpiries is not looked at.
-// times says which of the entries in due still counts: a key that was written again has an older one there, which is passed over when
-// its time comes. So a key that is written often has many entries, all of which maxExpiries bounds.
+// expiries are the keys to which this gateway has given an expiry while somebody asked for events of class x. Nothing
+// in the store tells when a record expires, so the gateway looks for itself: shortly before the time, whether it still
+// holds, and behind it, whether the key is gone. It is best effort: a key that is deleted in between counts as expired,
+// as does one that was deleted before and is looked at too late for the first time, and one beyond maxExpiries is not
+// looked at. times says which of the entries in due still counts: a key that was written again has an older one there,
+// which is passed over when its time comes. So a key that is written often has many entries, all of which maxExpiries
+// bounds.
 type expiries struct {
 	sync.Mutex
 	due     dueHeap
@@ -36,8 +37,8 @@ type dueKey struct {
 const (
 	maxExpiries = 100_000
 	// A key is looked at so long before its time, and so long behind it.
-	// The first look is early enough to be answered before the time, on a store that is not in trouble; the second one is behind it, when
-	// the store does not show the record any more.
+	// The first look is early enough to be answered before the time, on a store that is not in trouble; the second one
+	// is behind it, when the store does not show the record any more.
 	beforeExpiry, behindExpiry = 50 * time.Millisecond, 5 * time.Millisecond
 )
 
@@ -66,7 +67,8 @@ func (h *dueHeap) Pop() any {
 }
 
 // watchExpiry notes the expiry of a key that was written; 0: it has none, or is gone.
-// It is called for each write while somebody asks for events of class x, by any connection's goroutine, and never waits for the store.
+// It is called for each write while somebody asks for events of class x, by any connection's goroutine, and never waits
+// for the store.
 func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
 	e := &g.expiries
 	name := trackedName{db, string(key)}
@@ -129,8 +131,8 @@ func (g *Gateway) watchExpiries() {
 	}
 }
 
-// lookAtExpiry is the first look at a key, or the second one. A store that does not answer within a second costs the event: nobody is
-// told of what was not seen.
+// lookAtExpiry is the first look at a key, or the second one. A store that does not answer within a second costs the
+// event: nobody is told of what was not seen.
 func (g *Gateway) lookAtExpiry(d dueKey) {
 	late := time.Now().UnixMilli() >= d.at // for the first look: nobody can say any more whether it held
 	notify := eventClass(g.notify.Load())

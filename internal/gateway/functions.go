@@ -1,28 +1,24 @@
 package gateway
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/rdb"
 	"github.com/kvd-project/kvd/internal/resp"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
-// Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under a name that
-// users neither see nor touch (isReserved), in the form of FUNCTION DUMP. The commands that change them are staged: they read that key
-// and write it if it is still the same. FCALL uses what the gateway has read up to libraryAge ago, and reads again before it
-// says that there is no such function.
+// Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under
+// a name that users neither see nor touch (isReserved), in the form of FUNCTION DUMP. The commands that change them are
+// staged: they read that key and write it if it is still the same. FCALL uses what the gateway has read up to
+// libraryAge ago, and reads again before it says that there is no such function.
 
 const (
 	// libraryAge is for how long after a change FCALL at other gateways may still call the libraries of before.
@@ -30,17 +26,16 @@ const (
 	// maxLibraries bounds the bytes of all sources together.
 	// All gateways load all libraries, so their sources together are bounded as a single one is.
 	maxLibraries = luascript.MaxSource
-	// loadTime bounds the time of FUNCTION LOAD's library, as in Redis, and loadMemory the bytes of a library's values while it is loaded.
-	// They are not out of Options.Budget: a gateway loads one at a time.
+	// loadTime bounds the time of FUNCTION LOAD's library, as in Redis, and loadMemory the bytes of a library's values
+	// while it is loaded. They are not out of Options.Budget: a gateway loads one at a time.
 	loadTime, loadMemory = 500 * time.Millisecond, 8 << 20
 )
 
-// librariesName is where libraries are.
 var librariesName = stagedName{0, inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
-// now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see the libraries
-// that the same gateway has just changed, without waiting for libraryAge.
+// now is replaced as a whole, so that FCALL looks at it without a lock. changes is what makes FCALL at this gateway see
+// the libraries that the same gateway has just changed, without waiting for libraryAge.
 type functions struct {
 	now      atomic.Pointer[librarySet] // as read last; nil: not yet
 	changes  atomic.Uint64              // by this gateway; what was read before one does not count
@@ -96,15 +91,15 @@ func (s *librarySet) add(l *luascript.Library) (taken string) {
 	return ""
 }
 
-// remove removes the library of that name.
 func (s *librarySet) remove(name string) {
 	delete(s.libraries, name)
 	maps.DeleteFunc(s.functions, func(_ string, f function) bool { return f.library.Name == name })
 }
 
-// sorted are the libraries in the order of their names.
 func (s *librarySet) sorted() []*luascript.Library {
-	return slices.SortedFunc(maps.Values(s.libraries), func(a, b *luascript.Library) int { return strings.Compare(a.Name, b.Name) })
+	return slices.SortedFunc(maps.Values(s.libraries), func(a, b *luascript.Library) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 }
 
 // payload is the libraries as FUNCTION DUMP has them.
@@ -117,205 +112,6 @@ func (s *librarySet) payload() []byte {
 	return rdb.AppendLibraries(nil, sources)
 }
 
-// ---- loading -----------------------------------------------------------------
-
-// loadHost is the luascript.Host of a library that is loaded: all that it can do is write to the log.
-type loadHost struct{ *scriptHost }
-
-// Reserve is of luascript.Host; loadMemory is enough of a bound.
-func (loadHost) Reserve(int64) error { return nil }
-
-// Stopped is of luascript.Host.
-func (loadHost) Stopped() bool { return false }
-
-// load loads a library, with others waiting.
-// It runs the library's own code, which registers functions, without commands of the store and within loadMemory. The caller has lockLoading.
-func (c *conn) load(source []byte, limit time.Duration) (*luascript.Library, error) {
-	task := &luascript.Task{Host: loadHost{&scriptHost{t: &staged{c: c}}}, Memory: loadMemory, Function: true}
-	return c.g.scripts.pool.Load(task, source, limit)
-}
-
-// lockLoading waits until nobody else loads libraries; the caller calls unlock.
-// It is a channel and no mutex, since a connection that waits for it may be closed.
-func (c *conn) lockLoading() (unlock func(), err error) {
-	loading := c.g.functions.loading
-	c.link.Waits()
-	select {
-	case loading <- struct{}{}:
-		return func() { <-loading }, nil
-	case <-c.ctx.Done():
-		return nil, c.ctx.Err()
-	}
-}
-
-// loadAll loads the libraries of a payload into an empty set. Those of known that have the same source are taken from there.
-// Nothing is kept of a payload of which any part is wrong.
-func (c *conn) loadAll(payload []byte, known *librarySet) (*librarySet, error) {
-	sources, err := rdb.ParseLibraries(payload, maxLibraries)
-	if err != nil {
-		return nil, err
-	}
-	set := newLibrarySet()
-	for _, source := range sources {
-		name, err := luascript.LibraryName(source)
-		if err != nil {
-			return nil, err
-		}
-		if set.libraries[name] != nil {
-			return nil, errors.New("Library '" + name + "' already exists")
-		}
-		var l *luascript.Library
-		if known != nil {
-			l = known.libraries[name]
-		}
-		if l == nil || l.Source != string(source) {
-			if l, err = c.load(source, c.g.o.ScriptTimeout); err != nil {
-				return nil, err
-			}
-		}
-		if taken := set.add(l); taken != "" {
-			return nil, errors.New("Function " + taken + " already exists")
-		}
-	}
-	return set, nil
-}
-
-// loadStored is loadAll for what is in the store.
-func (c *conn) loadStored(payload []byte) (*librarySet, error) {
-	set, err := c.loadAll(payload, c.g.functions.now.Load())
-	if err != nil {
-		return nil, unreadable(err)
-	}
-	return set, nil
-}
-
-// unreadable is the error where the key of libraries has something else.
-func unreadable(err error) error {
-	return resultError("ERR kvd: the libraries of functions in the store cannot be read, and FUNCTION FLUSH deletes them: " + brief(err))
-}
-
-// libraries are those of the store, up to libraryAge old, or as of now.
-// The set must not be changed: others have it, too. While many calls wait for a reading, one of them reads for all.
-func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
-	f := &c.g.functions
-	begun, known := time.Now(), f.now.Load()
-	if !asOfNow && known != nil && known.changes == f.changes.Load() && begun.Sub(known.at) < libraryAge {
-		return known, nil
-	}
-	unlock, err := c.lockLoading()
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	if known = f.now.Load(); known != nil && known.changes == f.changes.Load() && known.at.After(begun) {
-		return known, nil // read by another while this one waited
-	}
-	next := newLibrarySet()
-	next.at, next.changes = time.Now(), f.changes.Load()
-	// GetIfChanged reads the value only if the key is not at the version that is known, so the usual look takes no memory.
-	version := uint64(0)
-	if known != nil {
-		version = known.version
-	}
-	api := c.g.dbs[0].api
-	var it client.Item
-	changed := false
-	give, err := c.do(func(ctx context.Context) (err error) {
-		it, changed, err = api.GetIfChanged(ctx, []byte(inside.FunctionsKey), version)
-		return err
-	})
-	defer give()
-	switch {
-	case errors.Is(err, client.ErrNotFound):
-	case errors.Is(err, client.ErrWrongType):
-		return nil, unreadable(err)
-	case err != nil:
-		return nil, err
-	case !changed:
-		next.libraries, next.functions, next.version = known.libraries, known.functions, version
-	default:
-		set, err := c.loadStored(it.Value)
-		if err != nil {
-			return nil, err
-		}
-		next.libraries, next.functions, next.version = set.libraries, set.functions, it.Version
-	}
-	f.now.Store(next)
-	return next, nil
-}
-
-// libraries are those that the commands before have left, and the key that they are in; ok is false if they cannot be read.
-func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
-	k = t.librariesKey()
-	if t.failed() {
-		return nil, nil, false
-	}
-	if !k.present {
-		return newLibrarySet(), k, true
-	}
-	// The version says that the libraries that this gateway has loaded are those in the key, so they need not be loaded again.
-	if set := t.c.g.functions.now.Load(); set != nil && !k.changed && set.version == k.version {
-		return set.clone(), k, true
-	}
-	if k.typ != client.Plain {
-		t.err = unreadable(client.ErrWrongType)
-		return nil, nil, false
-	}
-	unlock, err := t.c.lockLoading()
-	if err != nil {
-		t.err = err
-		return nil, nil, false
-	}
-	defer unlock()
-	if set, err = t.c.loadStored(k.value); err != nil {
-		t.err = err
-		return nil, nil, false
-	}
-	if !k.changed {
-		set.version = k.version
-		t.c.g.functions.now.Store(set) // FCALL asks whether it is still the latest, since it has no time
-	}
-	return set.clone(), k, true
-}
-
-// librariesKey is the key that libraries are in.
-// It is a condition of the commit, as any key that is used: two gateways that change libraries at a time do so one after the other.
-func (t *staged) librariesKey() *stagedKey {
-	k := t.find[librariesName]
-	if k == nil {
-		k = t.addKey(librariesName.db, librariesName.name)
-		k.used = true
-		t.read([]*stagedKey{k})
-	}
-	return k
-}
-
-// setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
-// false may also say that there is no room yet, as key.mutable does; all of it then runs again with more.
-func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
-	if len(set.libraries) == 0 {
-		if k.present {
-			k.delete()
-		}
-		return true
-	}
-	payload := set.payload()
-	switch most := min(maxLibraries, k.maxValue); {
-	case len(payload) > most:
-		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %s; all together may have %s", units.Bytes(len(payload)), units.Bytes(most)))
-		return false
-	case len(payload) > k.room:
-		k.want = len(payload)
-		return false
-	}
-	k.flags = 0
-	k.setAs(client.Plain, payload, 0)
-	return true
-}
-
-// ---- commands ----------------------------------------------------------------
-
-// functionCommands are about libraries and their functions.
 func functionCommands() []*command {
 	look := func(name string, arity int, f severalFunc, summary string) *command {
 		c := onKeys(name, arity, 0, 0, 0, "", f, summary)
@@ -326,8 +122,10 @@ func functionCommands() []*command {
 		return writes(look(name, arity, f, summary))
 	}
 	return []*command{
-		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false), "Calls a function of a library."))),
-		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", functionCaller(true), "Calls a function that may not write.")),
+		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false),
+			"Calls a function of a library."))),
+		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", functionCaller(true),
+			"Calls a function that may not write.")),
 		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
 			change("function|load", -3, functionLoad, "Adds a library."),
 			change("function|delete", 3, functionDelete, "Deletes a library."),
@@ -335,25 +133,34 @@ func functionCommands() []*command {
 			change("function|restore", -3, functionRestore, "Adds the libraries of FUNCTION DUMP."),
 			look("function|list", -2, functionList, "Lists the libraries."),
 			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
-			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts libraries and functions."),
+			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts "+
+				"libraries and functions."),
 			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, true) },
 				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
 			helpOf("function", functionHelp...)),
 	}
 }
 
-var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>", "    Create a new library with the given library name and code.",
+var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>",
+	"    Create a new library with the given library name and code.",
 	"DELETE <LIBRARY NAME>", "    Delete the given library.",
-	"LIST [LIBRARYNAME PATTERN] [WITHCODE]", "    Return general information on all the libraries:", "    * Library name", "    * The engine used to run the Library",
+	"LIST [LIBRARYNAME PATTERN] [WITHCODE]", "    Return general information on all the libraries:",
+	"    * Library name", "    * The engine used to run the Library",
 	"    * Library description", "    * Functions list", "    * Library code (if WITHCODE is given)",
 	"    It also possible to get only function that matches a pattern using LIBRARYNAME argument.",
-	"STATS", "    Return information about the current function running:", "    * Function name", "    * Command used to run the function",
-	"    * Duration in MS that the function is running", "    If no function is running, return nil", "    In addition, returns a list of available engines.",
+	"STATS", "    Return information about the current function running:", "    * Function name",
+	"    * Command used to run the function",
+	"    * Duration in MS that the function is running", "    If no function is running, return nil",
+	"    In addition, returns a list of available engines.",
 	"KILL", "    Kill the current running function.",
-	"FLUSH [ASYNC|SYNC]", "    Delete all the libraries.", "    When called without the optional mode argument, the behavior is determined by the",
-	"    lazyfree-lazy-user-flush configuration directive. Valid modes are:", "    * ASYNC: Asynchronously flush the libraries.", "    * SYNC: Synchronously flush the libraries.",
-	"DUMP", "    Return a serialized payload representing the current libraries, can be restored using FUNCTION RESTORE command",
-	"RESTORE <PAYLOAD> [FLUSH|APPEND|REPLACE]", "    Restore the libraries represented by the given payload, it is possible to give a restore policy to",
+	"FLUSH [ASYNC|SYNC]", "    Delete all the libraries.", "    When called without the optional mode argument, the " +
+		"behavior is determined by the",
+	"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
+	"    * ASYNC: Asynchronously flush the libraries.", "    * SYNC: Synchronously flush the libraries.",
+	"DUMP", "    Return a serialized payload representing the current libraries, can be restored using FUNCTION " +
+		"RESTORE command",
+	"RESTORE <PAYLOAD> [FLUSH|APPEND|REPLACE]", "    Restore the libraries represented by the given payload, it is " +
+		"possible to give a restore policy to",
 	"    control how to handle existing libraries (default APPEND):", "    * FLUSH: delete all existing libraries.",
 	"    * APPEND: appends the restored libraries to the existing libraries. On collision, abort.",
 	"    * REPLACE: appends the restored libraries to the existing libraries, On collision, replace the old",
@@ -361,8 +168,8 @@ var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>", "    Create a new 
 	"      in case of functions name collision with another library)."}
 
 // functionCaller is FCALL and FCALL_RO.
-// It does not make the key of libraries a condition, which would have every call confirm it: a call may use the libraries of up to
-// libraryAge ago.
+// It does not make the key of libraries a condition, which would have every call confirm it: a call may use the
+// libraries of up to libraryAge ago.
 func functionCaller(readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		f, err := t.function(args[1])
@@ -389,8 +196,8 @@ func functionCaller(readOnly bool) severalFunc {
 }
 
 // function finds a function; its library is nil if there is none.
-// A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded one at another
-// gateway finds it.
+// A name that is not there is looked for once more in the libraries as of now, so that a client that has just loaded
+// one at another gateway finds it.
 func (t *staged) function(name []byte) (f function, err error) {
 	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
 		set, _, ok := t.libraries()
@@ -411,7 +218,8 @@ func (t *staged) function(name []byte) (f function, err error) {
 	return f, nil
 }
 
-// functionLoad replies with the library's name. The library takes effect with all that is staged, at all gateways within libraryAge.
+// functionLoad replies with the library's name. The library takes effect with all that is staged, at all gateways
+// within libraryAge.
 func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
@@ -437,7 +245,8 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 			t.err = lockErr
 			return
 		}
-		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without effects.
+		// A try that runs again, since another gateway has changed the libraries, loads it again: rare, and without
+		// effects.
 		l, err = t.c.load(source, t.c.g.functions.loadTime)
 		unlock()
 	}
@@ -476,7 +285,8 @@ func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
 func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	switch {
 	case len(args) > 3:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try FUNCTION HELP.")
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try FUNCTION HELP.")
 		return
 	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
 		w.Error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
@@ -488,12 +298,14 @@ func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// functionRestore adds all libraries of a payload, or none. With FLUSH those that there are go, and are not looked into.
+// functionRestore adds all libraries of a payload, or none. With FLUSH those that there are go, and are not looked
+// into.
 func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 	flush, replace := false, false
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try FUNCTION HELP.")
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try FUNCTION HELP.")
 		return
 	case len(args) == 3, fold(args[3], "append"):
 	case fold(args[3], "replace"):
@@ -532,8 +344,8 @@ func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
 }
 
 // join adds the libraries of another set.
-// An error leaves the set half joined: it is dropped then. With replace, libraries of the same name go first, so that their functions are in
-// nobody's way.
+// An error leaves the set half joined: it is dropped then. With replace, libraries of the same name go first, so that
+// their functions are in nobody's way.
 func (s *librarySet) join(more *librarySet, replace bool) error {
 	for _, l := range more.sorted() {
 		if s.libraries[l.Name] == nil {
@@ -585,7 +397,9 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 	list := set.sorted()
 	if pattern != nil {
 		pattern = lower(nil, pattern)
-		list = slices.DeleteFunc(list, func(l *luascript.Library) bool { return !glob.Match(pattern, lower(nil, []byte(l.Name))) })
+		list = slices.DeleteFunc(list, func(l *luascript.Library) bool {
+			return !glob.Match(pattern, lower(nil, []byte(l.Name)))
+		})
 	}
 	w.Array(len(list))
 	for _, l := range list {

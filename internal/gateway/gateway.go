@@ -1,12 +1,13 @@
 // Package gateway serves the store to Redis clients, over RESP2 and RESP3. It has strings, hashes, sets, sorted sets
 // and lists, and what goes with them (expiry, SCAN, transactions, scripts, publish/subscribe).
 //
-// A [Gateway] keeps no data: any number of them serve the same namespaces. Each command is as linearizable as the client.API
-// operation that it becomes. Commands that a connection has pipelined go to the store together. Those on one key take effect in
-// order and at once, those on different keys in any order. MGET, MSET, DEL and their like are atomic for each of their keys
-// alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions (functions.go) take
-// effect in one step, with client.API.MultiCAS. They run on what the store had, and again if that has changed until then. Keys of
-// several databases change together if these share a namespace (databases.go); the flushes go step by step.
+// A [Gateway] keeps no data: any number of them serve the same namespaces. Each command is as linearizable as the
+// client.API operation that it becomes. Commands that a connection has pipelined go to the store together. Those on one
+// key take effect in order and at once, those on different keys in any order. MGET, MSET, DEL and their like are atomic
+// for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and
+// functions (functions.go) take effect in one step, with client.API.MultiCAS. They run on what the store had, and again
+// if that has changed until then. Keys of several databases change together if these share a namespace (databases.go);
+// the flushes go step by step.
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
 // [Options] and [New]. In the code, a command is a keyFunc (strings.go), and pipelined
@@ -81,22 +82,23 @@ type Options struct {
 	// commands, values on their way and unread replies are. It may be shared with other servers.
 	// Default: one of netsrv.DefaultBudget bytes.
 	Budget *netsrv.Budget
-	// ScriptTimeout bounds the time of a script, or of all those of a transaction; then nothing of it has been done. Default 5 s.
+	// ScriptTimeout bounds the time of a script, or of all those of a transaction; then nothing of it has been done.
+	// Default 5 s.
 	ScriptTimeout time.Duration
 	// ScriptMemory bounds the bytes of a script's values, about; they are out of Budget. Default 64 MiB.
 	ScriptMemory int
 	// Debug allows DEBUG SLEEP.
 	Debug bool
-	// Peers are the other gateways of the same databases; nil: there are none. They are the caller's, who closes them before the
-	// Gateway.
+	// Peers are the other gateways of the same databases; nil: there are none. They are the caller's, who closes them
+	// before the Gateway.
 	Peers *peers.Peers
-	// TrackingKeys bounds the keys that clients cache by CLIENT TRACKING without BCAST; beyond it some are invalidated. Default
-	// 100,000.
+	// TrackingKeys bounds the keys that clients cache by CLIENT TRACKING without BCAST; beyond it some are invalidated.
+	// Default 100,000.
 	TrackingKeys int
 	// TrackingCheck is how often the Gateway looks whether such a key was written past it and its Peers. Default 10 s.
 	TrackingCheck time.Duration
-	// SlowLogTime is how long a command takes at least that SLOWLOG shows, as slowlog-log-slower-than; negative: it shows none.
-	// Default 10 ms.
+	// SlowLogTime is how long a command takes at least that SLOWLOG shows, as slowlog-log-slower-than; negative: it
+	// shows none. Default 10 ms.
 	SlowLogTime time.Duration
 	// SlowLogLen is how many commands SLOWLOG shows at most, as slowlog-max-len. Default 128.
 	SlowLogLen int
@@ -104,7 +106,8 @@ type Options struct {
 	HotKeys bool
 	// Cluster makes the Gateway a Redis Cluster of one node, for clients that speak to clusters only.
 	Cluster bool
-	// Answered, if not nil, is told of every command, for tracing; those of a transaction are commands, too. It must not block.
+	// Answered, if not nil, is told of every command, for tracing; those of a transaction are commands, too. It must
+	// not block.
 	Answered func(netsrv.Answered)
 	// Version is shown by INFO. Default "devel".
 	Version string
@@ -188,9 +191,9 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Gateway is a RESP server.
-// Fields without a comment about it are set by New and do not change, or guard themselves.
+// Gateway is a RESP server. Its methods may be called concurrently.
 type Gateway struct {
+	// Set by New and not changed, or guarded by themselves, where nothing else is said.
 	o       Options
 	srv     *netsrv.Server     // accepts, and counts connections
 	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
@@ -217,23 +220,23 @@ type Gateway struct {
 	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops    // serve connections whose clients say little at a time
-	waits     waits         // BLPOP and the like
-	scripts   scripting     // EVAL and EVALSHA
-	functions functions     // FCALL and FUNCTION
-	hub       hub           // subscriptions
-	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked   trackTable    // CLIENT TRACKING
-	watchers  watchers      // WATCH of absent keys
-	expiries  expiries      // events of class x
-	interest  sync.Mutex    // held while Options.Peers is told what to tell
-	held      held          // settings without effect, and what has one of them:
-	encodings encodingLimits
+	loops     loop.Loops     // serve connections whose clients say little at a time
+	waits     waits          // BLPOP and the like
+	scripts   scripting      // EVAL and EVALSHA
+	functions functions      // FCALL and FUNCTION
+	hub       hub            // subscriptions
+	notify    atomic.Uint32  // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked   trackTable     // CLIENT TRACKING
+	watchers  watchers       // WATCH of absent keys
+	expiries  expiries       // events of class x
+	interest  sync.Mutex     // held while Options.Peers is told what to tell
+	held      held           // settings without effect, and what has one of them:
+	encodings encodingLimits // CONFIG SET writes it
 
 	mu struct {
 		sync.Mutex
-		// Open connections by id. A connection that was found here may have ended by the time it is looked at; it stays valid memory,
-		// and its atomic fields and its mu may still be used.
+		// Open connections by id. A connection that was found here may have ended by the time it is looked at; it stays
+		// valid memory, and its atomic fields and its mu may still be used.
 		conns     map[int64]*conn
 		listeners []net.Listener // that Serve accepts from, for operators
 	}
@@ -281,8 +284,10 @@ func New(o Options) (*Gateway, error) {
 		g.hot = hotkeys.New()
 	}
 	var err error
-	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
-		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
+	g.srv, err = netsrv.New(
+		netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr,
+			Logger: o.Logger,
+			Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
 	if err == nil && o.Peers != nil {
 		o.Peers.Start(g.heard, g.missed, operated{g})
 	}
@@ -300,8 +305,8 @@ func (g *Gateway) Serve(l net.Listener) error {
 func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
 
 // Close closes listeners and connections and waits for what they were doing.
-// Operations that were on their way end with an error, and their clients may not learn how they went. Drain before it avoids
-// that. The order is that connections go first, then those who wake, look up and expire for them.
+// Operations that were on their way end with an error, and their clients may not learn how they went. Drain before it
+// avoids that. The order is that connections go first, then those who wake, look up and expire for them.
 func (g *Gateway) Close() error {
 	g.cancel()
 	g.each(func(c *conn) { c.link.Kill() })
@@ -325,8 +330,8 @@ const errNoMemory = "ERR kvd: the gateway is out of buffer memory; nothing was d
 const unknownOutcome = "ERR unknown outcome: "
 
 // storeError words an error of the store as Redis clients understand it best.
-// It answers whether the command happened: after unknownOutcome it may have; after LOADING, OOM and out of buffer memory it did
-// not. The log gets the errors that no client can do anything about.
+// It answers whether the command happened: after unknownOutcome it may have; after LOADING, OOM and out of buffer
+// memory it did not. The log gets the errors that no client can do anything about.
 func (g *Gateway) storeError(err error) string {
 	switch {
 	case errors.Is(err, client.ErrUnknownOutcome):
@@ -375,8 +380,8 @@ func (g *Gateway) queryBytes() int { return 2*g.o.MaxValueBytes + 1<<20 }
 
 // limits are those of a connection's commands. Before AUTH they are Redis's, far below what a
 // stranger could hold memory with.
-// Args is a number of arguments; Bulk, of one of them, and Query, of a whole command, are bytes. A key may be a byte longer
-// than the store's limit, so that it is refused in words by badKey and not as a protocol error.
+// Args is a number of arguments; Bulk, of one of them, and Query, of a whole command, are bytes. A key may be a byte
+// longer than the store's limit, so that it is refused in words by badKey and not as a protocol error.
 func (g *Gateway) limits(authenticated bool) resp.Limits {
 	if !authenticated {
 		return resp.Limits{Args: 10, Bulk: 16 << 10, Query: 256 << 10, Unauthenticated: true}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"log/slog"
 	"math"
@@ -19,27 +18,19 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func fake() []Database {
-	return []Database{{"cache", clienttest.New(clienttest.Options{})}, {"default", clienttest.New(clienttest.Options{})}}
+	return []Database{{"cache", clienttest.New(clienttest.Options{})},
+		{"default", clienttest.New(clienttest.Options{})}}
 }
 
 func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
-
-// eventually polls what other goroutines do.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
 
 func TestCommands(t *testing.T) {
 	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
@@ -54,7 +45,8 @@ func TestCommands(t *testing.T) {
 		{"SELECT 2", "-ERR DB index is out of range\r\n"},
 		{"SELECT 0", "+OK\r\n"},
 		{"COPY a b DB 1", ":1\r\n"},
-		{"MIGRATE host 1 a 0 1", "-ERR kvd does not support 'migrate': kvctl mirror copies a namespace to another store, and DUMP and RESTORE a key to another server\r\n"},
+		{"MIGRATE host 1 a 0 1", "-ERR kvd does not support 'migrate': kvctl mirror copies a namespace to another " +
+			"store, and DUMP and RESTORE a key to another server\r\n"},
 		{"MIGRATE a", "-ERR wrong number of arguments for 'migrate' command\r\n"},
 		{"MONITOR now", "-ERR wrong number of arguments for 'monitor' command\r\n"},
 		{"MSETNX a 1 b 2", ":0\r\n"},
@@ -70,9 +62,12 @@ func TestCommands(t *testing.T) {
 		{"OBJECT ENCODING a", bulk("embstr")},
 		{"DEBUG SLEEP 0", "-ERR DEBUG command not allowed.\r\n"},
 		{"COMMAND GETKEYS MSET a 1 b 2", "*2\r\n" + bulk("a") + bulk("b")},
-		{"COMMAND INFO mset", "*1\r\n*10\r\n" + bulk("mset") + ":-3\r\n*2\r\n+write\r\n+denyoom\r\n:1\r\n:-1\r\n:2\r\n*3\r\n+@write\r\n+@string\r\n+@slow\r\n*2\r\n" + bulk("request_policy:multi_shard") + bulk("response_policy:all_succeeded") +
+		{"COMMAND INFO mset", "*1\r\n*10\r\n" + bulk("mset") +
+			":-3\r\n*2\r\n+write\r\n+denyoom\r\n:1\r\n:-1\r\n:2\r\n*3\r\n+@write\r\n+@string\r\n+@slow\r\n*2\r\n" +
+			bulk("request_policy:multi_shard") + bulk("response_policy:all_succeeded") +
 			oneSpec("OW", "update", -1, 2) + "*0\r\n"},
-		{"COMMAND INFO get", "*1\r\n*10\r\n" + bulk("get") + ":2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@string\r\n+@fast\r\n*0\r\n" +
+		{"COMMAND INFO get", "*1\r\n*10\r\n" + bulk("get") +
+			":2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@string\r\n+@fast\r\n*0\r\n" +
 			oneSpec("RO", "access", 0, 1) + "*0\r\n"},
 		{"COMMAND LIST FILTERBY MODULE x", "*0\r\n"},
 		{"COMMAND LIST FILTERBY PATTERN p?ng", "*1\r\n" + bulk("ping")},
@@ -83,7 +78,8 @@ func TestCommands(t *testing.T) {
 		{"PING", ""},
 		{"CLIENT REPLY ON", "+OK\r\n"},
 		{"MULTI", "+OK\r\n"},
-		{"FLUSHDB", "-ERR kvd: 'flushdb' cannot be done in one step with others, so it is not allowed in a transaction\r\n"},
+		{"FLUSHDB", "-ERR kvd: 'flushdb' cannot be done in one step with others, so it is not allowed in a " +
+			"transaction\r\n"},
 		{"EXEC", "-EXECABORT Transaction discarded because of previous errors.\r\n"},
 		{"RESET", "+RESET\r\n"},
 		{"QUIT", "+OK\r\n"},
@@ -107,7 +103,9 @@ func TestEveryCommand(t *testing.T) {
 	for _, cmd := range commandsByID {
 		for n := range 5 {
 			args := strings.Split(cmd.name, "|")
-			if cmd.name == "quit" || strings.HasPrefix(cmd.name, "client|reply") || strings.HasSuffix(cmd.name, "subscribe") || cmd.name == "client|kill" || cmd.name == "monitor" || cmd == unknown {
+			if cmd.name == "quit" || strings.HasPrefix(cmd.name, "client|reply") ||
+				strings.HasSuffix(cmd.name, "subscribe") || cmd.name == "client|kill" || cmd.name == "monitor" ||
+				cmd == unknown {
 				continue
 			}
 			for range n {
@@ -158,11 +156,13 @@ func TestPipelines(t *testing.T) {
 								}
 							case 2:
 								_, ok := model[k]
-								cmds, want = append(cmds, []string{"DEL", k}), append(want, fmt.Sprintf(":%d\r\n", bit(ok)))
+								cmds, want = append(cmds, []string{"DEL", k}),
+									append(want, fmt.Sprintf(":%d\r\n", bit(ok)))
 								delete(model, k)
 							case 3:
 								model[k] += v
-								cmds, want = append(cmds, []string{"APPEND", k, v}), append(want, fmt.Sprintf(":%d\r\n", len(model[k])))
+								cmds, want = append(cmds, []string{"APPEND", k, v}),
+									append(want, fmt.Sprintf(":%d\r\n", len(model[k])))
 							case 4:
 								k2 := fmt.Sprintf("%d:%d", w, rng.IntN(200))
 								n := 0
@@ -171,7 +171,8 @@ func TestPipelines(t *testing.T) {
 										n++
 									}
 								}
-								cmds, want = append(cmds, []string{"EXISTS", k, k2}), append(want, fmt.Sprintf(":%d\r\n", n))
+								cmds, want = append(cmds, []string{"EXISTS", k, k2}),
+									append(want, fmt.Sprintf(":%d\r\n", n))
 							}
 						}
 						sent := make(chan struct{})
@@ -300,7 +301,8 @@ func TestScan(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
 			db := []Database{{"default", api}}
-			ps := []*peer{dial(t, "tcp", serve(t, Options{Databases: db})), dial(t, "tcp", serve(t, Options{Databases: db}))}
+			ps := []*peer{dial(t, "tcp", serve(t, Options{Databases: db})),
+				dial(t, "tcp", serve(t, Options{Databases: db}))}
 			const n = 3000
 			for i := range n {
 				ps[0].send(t, []string{"SET", fmt.Sprintf("stays:%d", i), "v"})
@@ -398,7 +400,8 @@ func TestStoreErrors(t *testing.T) {
 	p.want(t, "+OK\r\n", "MSET", "a", "1", "b", "2", "c", "3")
 	p.want(t, "-OOM command not allowed when used memory > 'maxmemory'.\r\n", "SET", "d", "4")
 	fail(clienttest.Fault{Err: client.ErrUnavailable})
-	for _, cmd := range []string{"GET a", "SET a 1", "INCR a", "DEL a", "MGET a b c", "MSET a 1 b 2", "SETNX z 1", "EXISTS a b", "SCAN 0", "KEYS *", "DBSIZE", "FLUSHALL", "RENAME a b", "COPY a z", "WATCH a", "RANDOMKEY"} {
+	for _, cmd := range []string{"GET a", "SET a 1", "INCR a", "DEL a", "MGET a b c", "MSET a 1 b 2", "SETNX z 1",
+		"EXISTS a b", "SCAN 0", "KEYS *", "DBSIZE", "FLUSHALL", "RENAME a b", "COPY a z", "WATCH a", "RANDOMKEY"} {
 		if r := p.do(t, strings.Fields(cmd)...); !strings.HasPrefix(r, "-LOADING kvd: ") {
 			t.Errorf("%s: %q", cmd, r)
 		}
@@ -436,8 +439,10 @@ func (d damagedScan) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[c
 // TestDamagedScan: one damaged group does not take a scan's other keys with it.
 func TestDamagedScan(t *testing.T) {
 	log := &syncBuffer{}
-	s := damagedScan{clienttest.New(clienttest.Options{}), fmt.Errorf("%w: pg 1 replica 0: group at 0x5700", client.ErrCorrupt)}
-	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", s}}, Logger: slog.New(slog.NewTextHandler(log, nil))}))
+	s := damagedScan{clienttest.New(clienttest.Options{}), fmt.Errorf("%w: pg 1 replica 0: group at 0x5700",
+		client.ErrCorrupt)}
+	p := dial(t, "tcp",
+		serve(t, Options{Databases: []Database{{"cache", s}}, Logger: slog.New(slog.NewTextHandler(log, nil))}))
 	p.want(t, "+OK\r\n", "SET", "a", "1")
 	p.want(t, "*2\r\n$1\r\n0\r\n*1\r\n$1\r\na\r\n", "SCAN", "0")
 	p.want(t, "*1\r\n$1\r\na\r\n", "KEYS", "*")
@@ -446,7 +451,8 @@ func TestDamagedScan(t *testing.T) {
 		t.Errorf("FLUSHALL, which cannot reach all: %q", r)
 	}
 	p.want(t, ":0\r\n", "DBSIZE")
-	if got := log.String(); !strings.Contains(got, "keys left out of a scan") || !strings.Contains(got, "group at 0x5700") {
+	if got := log.String(); !strings.Contains(got, "keys left out of a scan") ||
+		!strings.Contains(got, "group at 0x5700") {
 		t.Errorf("logged %q", got)
 	}
 }
@@ -528,7 +534,8 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %q, want %s", name, got[name], want)
 		}
 	}
-	if got["kvd_gateway_bytes_read_total"] == "0" || got["kvd_gateway_bytes_written_total"] == "0" || got["kvd_gateway_batch_commands"] == "0" {
+	if got["kvd_gateway_bytes_read_total"] == "0" || got["kvd_gateway_bytes_written_total"] == "0" ||
+		got["kvd_gateway_batch_commands"] == "0" {
 		t.Errorf("%v", got)
 	}
 	if r := p.do(t, "INFO"); !strings.Contains(r, "keyspace_hits:1\r\n") || !strings.Contains(r, "db0:keys=1,") {
@@ -558,209 +565,6 @@ func TestCloseAnswersNobody(t *testing.T) {
 	}
 	p.closed(t)
 }
-
-// ---- hostile clients ------------------------------------------------------------
-
-// heap is what is alive.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // what pools kept
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
-// bounded runs f, and checks that the connections that it leaves open cost at most
-// max bytes, and that another client is served meanwhile.
-func bounded(t *testing.T, o Options, max int64, f func(addr string)) {
-	t.Helper()
-	addr := serve(t, o)
-	p := dial(t, "tcp", addr)
-	p.want(t, "+OK\r\n", "SET", "a", "1")
-	before := heap()
-	f(addr)
-	p.want(t, bulk("1"), "GET", "a")
-	if grown := heap() - before; grown > max {
-		t.Errorf("%d bytes more, at most %d are due", grown, max)
-	}
-}
-
-func TestFloods(t *testing.T) {
-	const conns = 200
-	each := func(b string) func(addr string) {
-		return func(addr string) {
-			for range conns {
-				fmt.Fprint(dial(t, "tcp", addr), b)
-			}
-		}
-	}
-	t.Run("half-open", func(t *testing.T) { bounded(t, Options{Databases: fake()}, conns*40<<10, each("")) })
-	t.Run("slow-loris", func(t *testing.T) {
-		bounded(t, Options{Databases: fake()}, conns*60<<10, each("*3\r\n$3\r\nSET\r\n$1\r\na\r\n$10\r\nabc"))
-	})
-	t.Run("giant lengths", func(t *testing.T) {
-		bounded(t, Options{Databases: fake()}, conns*60<<10, each("*1048576\r\n$67108864\r\nabc"))
-	})
-	t.Run("too long a line", func(t *testing.T) {
-		bounded(t, Options{Databases: fake()}, conns*60<<10, each(strings.Repeat("x", 70_000)))
-	})
-	t.Run("nested arrays", func(t *testing.T) {
-		bounded(t, Options{Databases: fake()}, conns*60<<10, each(strings.Repeat("*1\r\n", 10_000)))
-	})
-	t.Run("unauthenticated", func(t *testing.T) {
-		addr := serve(t, Options{Databases: fake(), Password: "x"})
-		before := heap()
-		each("*10\r\n" + strings.Repeat("$16384\r\n"+strings.Repeat("x", 16384)+"\r\n", 9))(addr)
-		if grown := heap() - before; grown > conns*400<<10 {
-			t.Errorf("%d bytes more", grown)
-		}
-	})
-	// Values that never end share the budget, and have their time.
-	t.Run("unfinished values", func(t *testing.T) {
-		const budget, attackers = 48 << 20, 23
-		// Those who send all that they have may be late on a busy machine, so they get more time than others here.
-		o := Options{Databases: fake(), Budget: netsrv.NewBudget(budget), CommandTimeout: 5 * time.Second}
-		var ps []*peer
-		bounded(t, o, budget+24<<20+conns*80<<10, func(addr string) {
-			head := fmt.Sprintf("*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$%d\r\n", 32<<20)
-			body := bytes.Repeat([]byte("x"), 24<<20)
-			for range attackers {
-				p := dial(t, "tcp", addr)
-				go func() {
-					fmt.Fprint(p, head)
-					p.Write(body) // as much as the gateway takes
-				}()
-				ps = append(ps, p)
-			}
-			eventually(t, "they have taken what they can", func() bool { return o.Budget.Used() > budget/2 })
-			honest := dial(t, "tcp", addr)
-			for _, n := range []int{10, 100 << 10, 1 << 20 >> 2} {
-				v := strings.Repeat("v", n)
-				honest.want(t, "+OK\r\n", "SET", "honest", v)
-				honest.want(t, bulk(v), "GET", "honest")
-			}
-		})
-		for _, p := range ps { // some are told, some reset
-			io.Copy(io.Discard, p)
-		}
-		eventually(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
-	})
-	// Half a command has its time in a loop, too.
-	t.Run("half a command", func(t *testing.T) {
-		twoProcessors(t)
-		addr, g := start(t, Options{Databases: fake(), CommandTimeout: 300 * time.Millisecond})
-		p := dial(t, "tcp", addr)
-		p.want(t, "+PONG\r\n", "PING")
-		if testCalm == 1 {
-			eventually(t, "it is in a loop", func() bool { return g.loops.Conns() == 1 })
-		}
-		fmt.Fprint(p, "*2\r\n$3\r\nGET\r\n$1\r\n")
-		p.closed(t)
-		p = dial(t, "tcp", addr) // one that has said nothing has all the time
-		idle := dial(t, "tcp", addr)
-		for range 5 {
-			for _, c := range "*1\r\n$4\r\nPING\r\n" {
-				fmt.Fprint(p, string(c))
-			}
-			if got := string(p.reply(t)); got != "+PONG\r\n" {
-				t.Fatalf("%q", got)
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		idle.want(t, "+PONG\r\n", "PING")
-	})
-}
-
-// TestOthersMemory: a command that waits for memory that others have is not late.
-func TestOthersMemory(t *testing.T) {
-	o := Options{Databases: fake(), Budget: netsrv.NewBudget(1 << 20), CommandTimeout: time.Second}
-	p := dial(t, "tcp", serve(t, o))
-	p.want(t, "+PONG\r\n", "PING")
-	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
-		s := o.Budget.Share(func(int64) {})
-		if !s.Try(n) {
-			t.Fatalf("no %d bytes", n)
-		}
-		time.AfterFunc(3*o.CommandTimeout, func() { s.Give(n) })
-	}
-	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("v", 200<<10))
-}
-
-// TestReaderStops: a client that asks and does not read costs its share, is
-// disconnected after the write timeout, and takes nothing from others.
-func TestReaderStops(t *testing.T) {
-	const limit = 1 << 20
-	addr, g := start(t, Options{Databases: fake(), OutputBytes: limit, WriteTimeout: 300 * time.Millisecond})
-	p := dial(t, "tcp", addr)
-	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("x", 100_000))
-	bad := dial(t, "tcp", addr)
-	req := bytes.Repeat(encode("GET", "a"), 1000)
-	var most int64
-	gone := make(chan error, 1)
-	go func() {
-		for {
-			if _, err := bad.Write(req); err != nil {
-				gone <- err
-				return
-			}
-		}
-	}()
-	for done := false; !done; {
-		select {
-		case <-gone:
-			done = true
-		default:
-			most = max(most, g.m.queued.Load())
-			if r := p.do(t, "STRLEN", "a"); r != ":100000\r\n" {
-				t.Fatalf("%q", r)
-			}
-		}
-	}
-	if most > 4*limit {
-		t.Errorf("%d bytes were queued", most)
-	}
-	if most == 0 {
-		t.Error("nothing was queued")
-	}
-	eventually(t, "the queue is gone", func() bool { return g.m.queued.Load() == 0 })
-}
-
-// TestWriteBeforeRead: a client may send a long pipeline before it reads anything.
-func TestWriteBeforeRead(t *testing.T) {
-	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
-	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("x", 1000))
-	const n = 10_000 // 10 MB of replies: more than sockets hold
-	if _, err := p.Write(bytes.Repeat(encode("GET", "a"), n)); err != nil {
-		t.Fatal(err)
-	}
-	want := bulk(strings.Repeat("x", 1000))
-	for i := range n {
-		if got := string(p.reply(t)); got != want {
-			t.Fatalf("reply %d: %.100q", i, got)
-		}
-	}
-}
-
-func TestIdleTimeout(t *testing.T) {
-	p := dial(t, "tcp", serve(t, Options{Databases: fake(), IdleTimeout: 50 * time.Millisecond}))
-	p.want(t, "+PONG\r\n", "PING")
-	p.closed(t)
-}
-
-func TestKeysBound(t *testing.T) {
-	p := dial(t, "tcp", serve(t, Options{Databases: fake(), OutputBytes: 100_000}))
-	for i := range 2000 {
-		p.send(t, []string{"SET", fmt.Sprintf("%0200d", i), ""})
-	}
-	for range 2000 {
-		p.reply(t)
-	}
-	if r := p.do(t, "KEYS", "*"); !strings.Contains(r, "use SCAN") {
-		t.Errorf("%.100q", r)
-	}
-}
-
-// ---- pieces ---------------------------------------------------------------------
 
 func FuzzParseLongDouble(f *testing.F) {
 	f.Add([]byte("1e16383"), []byte("0x1p4"))

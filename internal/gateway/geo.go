@@ -12,12 +12,14 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at, are those of geo.c.
+// Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,
+// are those of geo.c.
 
-// geoCommands are those on positions.
 func geoCommands() []*command {
-	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}), "Returns or stores the positions around a place.")
-	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true}), "Returns or stores the positions around a member.")
+	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}),
+		"Returns or stores the positions around a place.")
+	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true}),
+		"Returns or stores the positions around a member.")
 	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
 	return inGroup("geo", []*command{
 		keyed("geoadd", -5, 1, update, cmdGeoAdd, "Adds positions."),
@@ -25,17 +27,21 @@ func geoCommands() []*command {
 		keyed("geohash", -2, 1, read, cmdGeoHash, "Returns the geohashes of members."),
 		keyed("geopos", -2, 1, read, cmdGeoPos, "Returns the positions of members."),
 		writes(radius),
-		onKeys("georadius_ro", -6, 1, 1, 1, "", georadius(geoquery{at: 6, readOnly: true}), "Returns the positions around a place."),
+		onKeys("georadius_ro", -6, 1, 1, 1, "", georadius(geoquery{at: 6, readOnly: true}),
+			"Returns the positions around a place."),
 		writes(byMember),
-		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true, readOnly: true}), "Returns the positions around a member."),
-		onKeys("geosearch", -7, 1, 1, 1, "", georadius(geoquery{at: 2, search: true}), "Returns the positions within a circle or a box."),
-		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", georadius(geoquery{at: 3, search: true, storeFirst: true}), "Stores the positions within a circle or a box.")),
+		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true, readOnly: true}),
+			"Returns the positions around a member."),
+		onKeys("geosearch", -7, 1, 1, 1, "", georadius(geoquery{at: 2, search: true}),
+			"Returns the positions within a circle or a box."),
+		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", georadius(geoquery{at: 3, search: true, storeFirst: true}),
+			"Stores the positions within a circle or a box.")),
 	})
 }
 
 // storeSpans finds the keys of STORE and STOREDIST, behind the options that begin at an argument.
-// The command writes the last one, and a user needs the right to all of them, as in Redis. Of three or more, arguments between
-// them may count as keys, too.
+// The command writes the last one, and a user needs the right to all of them, as in Redis. Of three or more, arguments
+// between them may count as keys, too.
 func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	return func(args [][]byte) (keys, also acl.Span) {
 		for i := at; i+1 < len(args); i++ {
@@ -57,7 +63,6 @@ func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	}
 }
 
-// gcd is the greatest common divisor of two positive numbers.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b
@@ -201,8 +206,6 @@ func writePosition(w *resp.Writer, p geo.Position) {
 	}
 }
 
-// ---- searches ------------------------------------------------------------------
-
 // geoquery is what GEORADIUS, GEOSEARCH and their relatives ask for.
 // The first fields say which command it is; the others are read from its arguments.
 type geoquery struct {
@@ -221,7 +224,6 @@ type geoquery struct {
 	storeDist                                 bool   // distances are the scores, and not positions
 }
 
-// geopoint is a member that was found.
 type geopoint struct {
 	collection.ZEntry
 	geo.Position
@@ -395,7 +397,6 @@ func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
 	return ""
 }
 
-// parseRadius reads a radius and its unit.
 func (q *geoquery) parseRadius(args [][]byte) (bad string) {
 	var ok bool
 	if q.shape.Radius, ok = scoreOf(args[0]); !ok {

@@ -15,8 +15,8 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first, and
-// look at arguments, the type and fields in the order of Redis's t_hash.c.
+// hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first,
+// and look at arguments, the type and fields in the order of Redis's t_hash.c.
 func hashCommands() []*command {
 	return ofGroup("hash",
 		keyed("hset", -4, 1, update, cmdHSet, "Sets fields."),
@@ -51,7 +51,8 @@ func ofGroup(group string, cmds ...*command) []*command {
 // The key's name is in it only if the value is corrupt, which an operator has to find.
 func collectionError(t client.Type, name []byte, err error) string {
 	if errors.Is(err, collection.ErrTooLong) {
-		return "ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) + ", or than values may be: nothing was done"
+		return "ERR kvd: " + t.String() + " longer than " + units.Bytes(collection.MaxLen) +
+			", or than values may be: nothing was done"
 	}
 	return "ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
 }
@@ -59,7 +60,8 @@ func collectionError(t client.Type, name []byte, err error) string {
 // editable is a copy of the collection's bytes to change, with room for grow bytes more; ok is as in mutable. The value
 // stays as it is if the command gives up: what may become too long, which is known behind the change, is not changed in
 // own, where the value of the unit's last command may be.
-// grow is an upper bound, in bytes, so a value near its limit may turn out to fit when it has been changed; setEdited decides.
+// grow is an upper bound, in bytes, so a value near its limit may turn out to fit when it has been changed; setEdited
+// decides.
 func (k *key) editable(grow int) (b []byte, ok bool) {
 	n := len(k.value) + grow
 	if n <= min(k.maxValue, collection.MaxLen) {
@@ -127,8 +129,8 @@ func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
 	return value, err == nil
 }
 
-// setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked for room.
-// pairs are fields and values by turns. It copies the hash once for all of them.
+// setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked
+// for room. pairs are fields and values by turns. It copies the hash once for all of them.
 func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int, ok bool) {
 	// The old values of fields that are set again make room, which is not known before: the bound is for none of them.
 	b, ok := k.editable(roomFor(pairs))
@@ -189,7 +191,6 @@ func cmdHGet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// fieldOrNull is the reply for a field's value, nil if there is none.
 func fieldOrNull(value []byte, w *resp.Writer) {
 	if value == nil {
 		w.Null()
@@ -215,8 +216,8 @@ func cmdHMGet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the fields came, which
-// clients must not count on: Redis has another one for large hashes.
+// cmdHGetAll is a map in RESP3, and in RESP2 an array of fields and values by turns. Their order is that in which the
+// fields came, which clients must not count on: Redis has another one for large hashes.
 func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
@@ -229,7 +230,8 @@ func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in between.
+// cmdHKeys and cmdHVals have the same order, so that a client may put them side by side if nobody has written in
+// between.
 func cmdHKeys(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := k.hashLen(args[1], w)
 	if !ok {
@@ -384,8 +386,10 @@ func randomCount(b []byte, w *resp.Writer) (n int64, ok bool) {
 // randomPlaces chooses count places at random, or if count is negative so many of which some may be the same. Since
 // a client's number must not make a reply of any length, ok is false for one that would be longer than a
 // collection may be, which it has told.
-// places are the collection's, of which there is one at least, and are put in another order. bytes is how long the collection is.
-func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Writer) (chosen []collection.Place, ok bool) {
+// places are the collection's, of which there is one at least, and are put in another order. bytes is how long the
+// collection is.
+func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Writer) (chosen []collection.Place,
+	ok bool) {
 	n := int64(len(places))
 	if count >= n {
 		return places, true
@@ -468,8 +472,8 @@ type scanArgs struct {
 	pattern []byte // nil: all
 }
 
-// parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that there is
-// a collection of the type.
+// parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that
+// there is a collection of the type.
 func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
 	a = scanArgs{cursor: cursor, count: 10}
 	for i := 0; i < len(opts); i += 2 {
@@ -525,8 +529,8 @@ func replyScan(next uint64, found [][]byte, w *resp.Writer) {
 	}
 }
 
-// cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is applied behind
-// that, so a reply may have none and still a cursor.
+// cmdHScan gives a small hash all at once whatever COUNT says, and of a large one about as many fields. The pattern is
+// applied behind that, so a reply may have none and still a cursor.
 func cmdHScan(k *key, args [][]byte, w *resp.Writer) {
 	a, ok := k.scanOf(client.Hash, args, w)
 	if !ok {

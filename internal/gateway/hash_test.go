@@ -14,7 +14,8 @@ import (
 )
 
 // compareSeeded sends seeded commands to a redis-server and to a gateway, and compares the replies.
-func compareSeeded(t *testing.T, seeds uint64, commands func(rng *rand.Rand) [][]string, alike func(cmd []string, got, want []byte) bool) {
+func compareSeeded(t *testing.T, seeds uint64, commands func(rng *rand.Rand) [][]string,
+	alike func(cmd []string, got, want []byte) bool) {
 	t.Helper()
 	redis := startRedis(t)
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
@@ -40,7 +41,8 @@ func compareSeeded(t *testing.T, seeds uint64, commands func(rng *rand.Rand) [][
 						script = append(script, fmt.Sprintf("%.200q", c))
 						got, want := both[0].reply(t), both[1].reply(t)
 						if !bytes.Equal(got, want) && !alike(c, got, want) {
-							t.Fatalf("%s, seed %d, RESP%s: %.200q\n got %.800q\nwant %.800q\nafter\n%s", name, seed, proto, c, got, want,
+							t.Fatalf("%s, seed %d, RESP%s: %.200q\n got %.800q\nwant %.800q\nafter\n%s", name, seed,
+								proto, c, got, want,
 								strings.Join(script[max(0, len(script)-25):], "\n"))
 						}
 					}
@@ -69,11 +71,14 @@ func firstLine(b []byte) string {
 
 // oddNumbers are numbers that are none, or at the end of what there is.
 func oddNumbers(rng *rand.Rand) string {
-	return []string{"0", "1", "-1", "5", "-7", "100", "9223372036854775807", "-9223372036854775808", "-9223372036854775807", "4611686018427387904",
-		"-4611686018427387905", "9223372036854775808", "007", "+3", "", "abc", "1.5", " 1", "2147483648", "nan", "inf"}[rng.IntN(21)]
+	return []string{"0", "1", "-1", "5", "-7", "100", "9223372036854775807", "-9223372036854775808",
+		"-9223372036854775807", "4611686018427387904",
+		"-4611686018427387905", "9223372036854775808", "007", "+3", "", "abc", "1.5", " 1", "2147483648", "nan",
+		"inf"}[rng.IntN(21)]
 }
 
-// TestHashesLikeRedis: all commands on hashes reply as a redis-server, in all but the order of what Redis keeps in a hash table.
+// TestHashesLikeRedis: all commands on hashes reply as a redis-server, in all but the order of what Redis keeps in a
+// hash table.
 func TestHashesLikeRedis(t *testing.T) {
 	compareSeeded(t, 12, randomHashCommands, func(cmd []string, got, want []byte) bool {
 		switch strings.ToLower(cmd[0]) {
@@ -156,9 +161,13 @@ func randomHashCommands(rng *rand.Rand) [][]string {
 		case 18, 19:
 			return []string{"HINCRBYFLOAT", k, field(), value()}
 		case 20:
-			return append([]string{"HRANDFIELD", k}, [][]string{{}, {pick("0", "1", "3", "100", "-1", "-20")}, {pick("2", "-7", "0"), "WithValues"}, {"1", "foo"}, {"1", "withvalues", "x"}, {"x"}, {"-9223372036854775808"}, {pick("9223372036854775807", "-9223372036854775807"), "withvalues"}}[rng.IntN(8)]...)
+			return append([]string{"HRANDFIELD", k}, [][]string{{}, {pick("0", "1", "3", "100", "-1", "-20")},
+				{pick("2", "-7", "0"), "WithValues"}, {"1", "foo"}, {"1", "withvalues", "x"}, {"x"},
+				{"-9223372036854775808"}, {pick("9223372036854775807", "-9223372036854775807"), "withvalues"}}[rng.IntN(
+				8)]...)
 		case 21, 22:
-			c := []string{"HSCAN", k, pick("0", "0", "0", "0", "abc", "1x", " 1", "", "-", "18446744073709551616"), "COUNT", pick("1000", "1000", "1000", "0", "x", "-1")}
+			c := []string{"HSCAN", k, pick("0", "0", "0", "0", "abc", "1x", " 1", "", "-", "18446744073709551616"),
+				"COUNT", pick("1000", "1000", "1000", "0", "x", "-1")}
 			if rng.IntN(2) == 0 {
 				c = append(c, pick("MATCH", "match", "foo", "TYPE"), pick("*", "f*", "f1?", "[", "hash"))
 			}
@@ -190,7 +199,8 @@ func randomHashCommands(rng *rand.Rand) [][]string {
 		tx := [][]string{{"MULTI"}}
 		for range rng.IntN(5) {
 			c := one()
-			for strings.HasPrefix(c[0], "HR") || c[0] == "HSCAN" || c[0] == "HGETALL" || c[0] == "HKEYS" || c[0] == "HVALS" || c[0] == "TTL" {
+			for strings.HasPrefix(c[0], "HR") || c[0] == "HSCAN" || c[0] == "HGETALL" || c[0] == "HKEYS" ||
+				c[0] == "HVALS" || c[0] == "TTL" {
 				c = one()
 			}
 			tx = append(tx, c)
@@ -211,12 +221,14 @@ func TestHashes(t *testing.T) {
 	p3.do(t, "HELLO", "3")
 	for _, c := range []struct{ cmd, reply, reply3 string }{
 		{"HSET h a 1 b 2 a 3", ":2\r\n", ":0\r\n"},
-		{"HGETALL h", "*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n", "%2\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n"},
+		{"HGETALL h", "*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n",
+			"%2\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n"},
 		{"HGETALL no", "*0\r\n", "%0\r\n"},
 		{"HGET h c", "$-1\r\n", "_\r\n"},
 		{"HMGET h b c", "*2\r\n$1\r\n2\r\n$-1\r\n", "*2\r\n$1\r\n2\r\n_\r\n"},
 		{"HKEYS h", "*2\r\n$1\r\na\r\n$1\r\nb\r\n", "*2\r\n$1\r\na\r\n$1\r\nb\r\n"},
-		{"HRANDFIELD h 5 WITHVALUES", "*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n", "*2\r\n*2\r\n$1\r\na\r\n$1\r\n3\r\n*2\r\n$1\r\nb\r\n$1\r\n2\r\n"},
+		{"HRANDFIELD h 5 WITHVALUES", "*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n",
+			"*2\r\n*2\r\n$1\r\na\r\n$1\r\n3\r\n*2\r\n$1\r\nb\r\n$1\r\n2\r\n"},
 		{"HRANDFIELD h -9000000000", "-ERR kvd: the reply to that count would be longer than 4 MiB\r\n", ""},
 		{"HSCAN h 0", "*2\r\n$1\r\n0\r\n*4\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\nb\r\n$1\r\n2\r\n", ""},
 		{"HINCRBY h a 4", ":7\r\n", ":11\r\n"},
@@ -224,7 +236,9 @@ func TestHashes(t *testing.T) {
 		{"OBJECT ENCODING h", bulk("listpack"), ""},
 		{"MEMORY USAGE h", ":128\r\n", ""},
 		{"GET h", "-" + errWrongType + "\r\n", ""},
-		{"COMMAND INFO hget", "*1\r\n*10\r\n" + bulk("hget") + ":3\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@hash\r\n+@fast\r\n*0\r\n" + oneSpec("RO", "access", 0, 1) + "*0\r\n", ""},
+		{"COMMAND INFO hget", "*1\r\n*10\r\n" + bulk("hget") +
+			":3\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*3\r\n+@read\r\n+@hash\r\n+@fast\r\n*0\r\n" +
+			oneSpec("RO", "access", 0, 1) + "*0\r\n", ""},
 		{"EXPIRE h 1000", ":1\r\n", ":1\r\n"},
 		{"HSET h g 1", ":1\r\n", ":0\r\n"},
 		{"PERSIST h", ":1\r\n", ":0\r\n"},
@@ -247,10 +261,14 @@ func TestCorruptCollections(t *testing.T) {
 		value    string
 		commands []string
 	}{
-		{client.Hash, "\x01\x02\x01a\x01b\x01", []string{"HGET k a", "HGETALL k", "HSET k a 1", "HSETNX k b 1", "HDEL k a", "HLEN k", "HINCRBY k n 1",
-			"HINCRBYFLOAT k n 1", "HMGET k a b", "HKEYS k", "HVALS k", "HRANDFIELD k", "HSCAN k 0", "HSTRLEN k a", "HEXISTS k a", "HMSET k a 1"}},
-		{client.Set, "\x01\x02\x00\x01\x00", []string{"SADD k a", "SREM k a", "SISMEMBER k a", "SMISMEMBER k a", "SCARD k", "SMEMBERS k", "SPOP k",
-			"SRANDMEMBER k", "SSCAN k 0", "SINTER k", "SUNION k", "SDIFF k", "SINTERCARD 1 k", "SINTERSTORE k k", "SMOVE k k a"}},
+		{client.Hash, "\x01\x02\x01a\x01b\x01", []string{"HGET k a", "HGETALL k", "HSET k a 1", "HSETNX k b 1",
+			"HDEL k a", "HLEN k", "HINCRBY k n 1",
+			"HINCRBYFLOAT k n 1", "HMGET k a b", "HKEYS k", "HVALS k", "HRANDFIELD k", "HSCAN k 0", "HSTRLEN k a",
+			"HEXISTS k a", "HMSET k a 1"}},
+		{client.Set, "\x01\x02\x00\x01\x00", []string{"SADD k a", "SREM k a", "SISMEMBER k a", "SMISMEMBER k a",
+			"SCARD k", "SMEMBERS k", "SPOP k",
+			"SRANDMEMBER k", "SSCAN k 0", "SINTER k", "SUNION k", "SDIFF k", "SINTERCARD 1 k", "SINTERSTORE k k",
+			"SMOVE k k a"}},
 	} {
 		for _, cmd := range c.commands {
 			ops := []client.Op{{Kind: client.OpPut, Key: []byte("k"), Value: []byte(c.value), Type: c.typ}}
@@ -278,9 +296,11 @@ func TestLongCollections(t *testing.T) {
 	tooLong := func(typ string) string {
 		return "-ERR kvd: " + typ + " longer than 4 MiB, or than values may be: nothing was done\r\n"
 	}
-	p.send(t, []string{"HSET", "h", "b", "1"}, []string{"HSET", "h", "c", half}, []string{"HSET", "h", "d", "2", "a", "1", "e", half}, []string{"HLEN", "h"},
+	p.send(t, []string{"HSET", "h", "b", "1"}, []string{"HSET", "h", "c", half},
+		[]string{"HSET", "h", "d", "2", "a", "1", "e", half}, []string{"HLEN", "h"},
 		[]string{"SADD", "s", "1"}, []string{"SADD", "s", half[1:] + "y", "2"}, []string{"SMEMBERS", "s"})
-	for i, want := range []string{":1\r\n", tooLong("hash"), ":2\r\n", ":4\r\n", ":1\r\n", tooLong("set"), "*2\r\n" + bulk(half) + bulk("1")} {
+	for i, want := range []string{":1\r\n", tooLong("hash"), ":2\r\n", ":4\r\n", ":1\r\n", tooLong("set"),
+		"*2\r\n" + bulk(half) + bulk("1")} {
 		if got := string(p.reply(t)); got != want {
 			t.Errorf("reply %d: %.100q, want %.100q", i, got, want)
 		}

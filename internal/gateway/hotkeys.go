@@ -12,7 +12,8 @@ import (
 const maxHotArgs = 16
 
 // countHot counts the keys of a command, if it is in the sample.
-// It is called for commands that are about to be performed, whether they then fail or not. The lock is taken for a sample of them only.
+// It is called for commands that are about to be performed, whether they then fail or not. The lock is taken for a
+// sample of them only.
 func (c *conn) countHot(cmd *command, args [][]byte) {
 	if c.g.hot == nil || !c.sampled() {
 		return
@@ -28,7 +29,6 @@ func (c *conn) countHot(cmd *command, args [][]byte) {
 	c.g.hot.Add(uint16(c.db), keys[:n]...)
 }
 
-// sampled reports whether the command at hand is in the sample.
 func (c *conn) sampled() bool {
 	if c.untilSample == 0 {
 		c.untilSample = hotkeys.Next()
@@ -37,7 +37,7 @@ func (c *conn) sampled() bool {
 	return c.untilSample == 0
 }
 
-// HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, as far as a sample tells.
+// HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, by a sample.
 // Key has no more than its first bytes.
 type HotKey struct {
 	Database, Key string  // as operators call it; bytes of its name

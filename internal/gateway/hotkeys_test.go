@@ -18,7 +18,8 @@ func hotGateway() (*Gateway, *conn) {
 	return g, &conn{g: g}
 }
 
-// Of many keys those that are used most are told, with their shares, whichever commands they are used by; others are not.
+// Of many keys those that are used most are told, with their shares, whichever commands they are used by; others are
+// not.
 func TestHotKeys(t *testing.T) {
 	g, c := hotGateway()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -44,7 +45,8 @@ func TestHotKeys(t *testing.T) {
 		t.Fatalf("got %+v", all)
 	}
 	// Half of the commands have two keys: of three uses two are of the key itself.
-	for key, want := range map[string]float64{"hot": 0.2 * 2 / 3, "warm": 0.05 * 2 / 3, "other hot": 0.2 / 3, "other warm": 0.05 / 3} {
+	for key, want := range map[string]float64{"hot": 0.2 * 2 / 3, "warm": 0.05 * 2 / 3, "other hot": 0.2 / 3,
+		"other warm": 0.05 / 3} {
 		found := false
 		for _, x := range all {
 			if x.Key == key {
@@ -62,7 +64,8 @@ func TestHotKeys(t *testing.T) {
 	}
 }
 
-// However many and however long keys are, the memory is bounded; old uses are forgotten; and by itself nothing is counted.
+// However many and however long keys are, the memory is bounded; old uses are forgotten; and by itself nothing is
+// counted.
 func TestHotKeysAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := hotGateway()

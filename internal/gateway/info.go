@@ -24,7 +24,8 @@ type statser interface{ Stats() client.Stats }
 // infoSections are INFO's, with the fields of Redis that monitoring tools read. Those that kvd knows
 // and Redis does not begin with kvd_. Fields for things that do not exist here say so with the
 // value that such a tool takes for healthy.
-// They are in the order in which INFO shows them. write is called by the goroutine of the connection that asks, and may wait for the store.
+// They are in the order in which INFO shows them. write is called by the goroutine of the connection that asks, and may
+// wait for the store.
 var infoSections = []struct {
 	name  string
 	extra bool // only if asked for by name, or by "all"
@@ -195,7 +196,8 @@ var infoSections = []struct {
 	{"CPU", false, func(_ *infoOf, line func(string, any)) {
 		var u, children syscall.Rusage
 		seconds := func(t syscall.Timeval) string { return fmt.Sprintf("%d.%06d", t.Sec, t.Usec) }
-		if syscall.Getrusage(syscall.RUSAGE_SELF, &u) == nil && syscall.Getrusage(syscall.RUSAGE_CHILDREN, &children) == nil {
+		if syscall.Getrusage(syscall.RUSAGE_SELF, &u) == nil && syscall.Getrusage(syscall.RUSAGE_CHILDREN, &children) ==
+			nil {
 			line("used_cpu_sys", seconds(u.Stime))
 			line("used_cpu_user", seconds(u.Utime))
 			line("used_cpu_sys_children", seconds(children.Stime))
@@ -208,8 +210,9 @@ var infoSections = []struct {
 		for _, cmd := range commandsByID {
 			if c := &t.commands[cmd.id]; cmd != unknown && c.calls+c.rejected > 0 {
 				us := c.nanos / 1000
-				line("cmdstat_"+cmd.name, fmt.Sprintf("calls=%d,usec=%d,usec_per_call=%.2f,rejected_calls=%d,failed_calls=%d",
-					c.calls, us, float64(us)/float64(max(c.calls, 1)), c.rejected, c.failed))
+				line("cmdstat_"+cmd.name,
+					fmt.Sprintf("calls=%d,usec=%d,usec_per_call=%.2f,rejected_calls=%d,failed_calls=%d",
+						c.calls, us, float64(us)/float64(max(c.calls, 1)), c.rejected, c.failed))
 			}
 		}
 	}},
@@ -249,7 +252,6 @@ var infoSections = []struct {
 	}},
 }
 
-// infoOf is what an INFO is about.
 type infoOf struct {
 	g       *Gateway
 	c       *conn // that asks
@@ -314,7 +316,8 @@ func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
 	for _, sec := range infoSections {
 		want := len(args) == 1 && !sec.extra
 		for _, a := range args[1:] {
-			want = want || fold(a, strings.ToLower(sec.name)) || fold(a, "all") || fold(a, "everything") || fold(a, "default") && !sec.extra
+			want = want || fold(a, strings.ToLower(sec.name)) || fold(a, "all") || fold(a, "everything") ||
+				fold(a, "default") && !sec.extra
 		}
 		if !want {
 			continue

@@ -51,7 +51,8 @@ func (c *conn) over(nc net.Conn) {
 	c.incoming.over(nc, raw)
 }
 
-// rawOf is the socket of a connection, nil if it has none of its own: with TLS, for one, what is read is not what it says.
+// rawOf is the socket of a connection, nil if it has none of its own: with TLS, for one, what is read is not what it
+// says.
 func rawOf(nc net.Conn) syscall.RawConn {
 	switch nc.(type) {
 	case *net.TCPConn, *net.UnixConn:

@@ -18,8 +18,6 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// ---- SCAN --------------------------------------------------------------------
-
 // SCAN's cursor is a client.Cursor between two segments, so that any gateway can go
 // on with it: the shard's prefix (at most 20 bits) above the segment (32 bits). No
 // such cursor but the first is 0.
@@ -47,10 +45,11 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 }
 
 // pages calls f with pages of a database's keys from cur on, until it says stop. The
-// keys are f's; all others of the namespace are left out. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
-// f is called once for each page, which may be empty. Its error ends the scan and is returned; keys that are written meanwhile
-// may come or not, and a key may come twice.
-func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+// keys are f's; all others of the namespace are left out. Corrupt records are left out; an error at the end, which is
+// ErrCorrupt, says so. f is called once for each page, which may be empty. Its error ends the scan and is returned;
+// keys that are written meanwhile may come or not, and a key may come twice.
+func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (
+	more bool, err error)) error {
 	return c.storedPages(d.shared, cur, o, func(kvs []client.KV, next client.Cursor) (bool, error) {
 		own := kvs[:0]
 		for _, kv := range kvs {
@@ -65,7 +64,8 @@ func (c *conn) pages(d *database, cur client.Cursor, o client.ScanOptions, f fun
 
 // storedPages is pages for all keys of a namespace, by their names in the store.
 // A page is read as a whole before f has it, so its memory is bounded by o.Count and what a segment has beyond that.
-func (c *conn) storedPages(n *namespace, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+func (c *conn) storedPages(n *namespace, cur client.Cursor, o client.ScanOptions,
+	f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
 		var kvs []client.KV
@@ -107,7 +107,8 @@ func (g *Gateway) rest(err error) error {
 // collected before the first is sent, since their number comes first.
 const maxScanCount = 10_000
 
-// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a zero byte ends it.
+// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or nothing at all; a
+// zero byte ends it.
 func parseCursor(b []byte) (n uint64, ok bool) {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	n, used, inRange := number.Unsigned(b, 10)
@@ -158,16 +159,18 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		w.Array(0)
 		return
 	}
-	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
-		for _, kv := range kvs {
-			if (ofType == nil || fold(ofType, kv.Type.String())) && (pattern == nil || glob.Match(pattern, kv.Key)) {
-				found = append(found, kv.Key)
+	err := c.pages(c.in, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true},
+		func(kvs []client.KV, cur client.Cursor) (bool, error) {
+			for _, kv := range kvs {
+				if (ofType == nil || fold(ofType, kv.Type.String())) &&
+					(pattern == nil || glob.Match(pattern, kv.Key)) {
+					found = append(found, kv.Key)
+				}
 			}
-		}
-		var ok bool
-		next, ok = encodeCursor(cur)
-		return !ok, nil // within a segment: it has some more
-	})
+			var ok bool
+			next, ok = encodeCursor(cur)
+			return !ok, nil // within a segment: it has some more
+		})
 	if err := c.g.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
@@ -197,23 +200,25 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 		return
 	}
 	defer c.share.Drop(most)
-	var errTooMany = fmt.Errorf("%w: KEYS: more than %s of keys; use SCAN", client.ErrInvalid, units.Bytes(c.g.o.OutputBytes))
-	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
-		for _, kv := range kvs {
-			if !glob.Match(args[1], kv.Key) {
-				continue
+	var errTooMany = fmt.Errorf("%w: KEYS: more than %s of keys; use SCAN", client.ErrInvalid,
+		units.Bytes(c.g.o.OutputBytes))
+	err := c.pages(c.in, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true},
+		func(kvs []client.KV, _ client.Cursor) (bool, error) {
+			for _, kv := range kvs {
+				if !glob.Match(args[1], kv.Key) {
+					continue
+				}
+				if _, ok := seen[string(kv.Key)]; ok {
+					continue
+				}
+				seen[string(kv.Key)] = struct{}{}
+				found = append(found, kv.Key)
+				if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
+					return false, errTooMany
+				}
 			}
-			if _, ok := seen[string(kv.Key)]; ok {
-				continue
-			}
-			seen[string(kv.Key)] = struct{}{}
-			found = append(found, kv.Key)
-			if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
-				return false, errTooMany
-			}
-		}
-		return true, nil
-	})
+			return true, nil
+		})
 	if err := c.g.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
@@ -231,12 +236,13 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
 	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {
-		err := c.pages(c.in, cur, client.ScanOptions{Count: 64, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
-			if len(kvs) > 0 {
-				found = kvs[rand.IntN(len(kvs))].Key
-			}
-			return found == nil, nil
-		})
+		err := c.pages(c.in, cur, client.ScanOptions{Count: 64, KeysOnly: true},
+			func(kvs []client.KV, _ client.Cursor) (bool, error) {
+				if len(kvs) > 0 {
+					found = kvs[rand.IntN(len(kvs))].Key
+				}
+				return found == nil, nil
+			})
 		if err := c.g.rest(err); err != nil {
 			w.Error(c.g.storeError(err))
 			return
@@ -249,7 +255,8 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Null()
 }
 
-// cmdDBSize counts by reading the index, or all of the namespace if others share it; unlike INFO it never answers with an older number.
+// cmdDBSize counts by reading the index, or all of the namespace if others share it; unlike INFO it never answers with
+// an older number.
 func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
 	keys, err := c.g.countKeys(c.ctx, c.in.shared)
 	if err != nil {
@@ -270,9 +277,9 @@ func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
 	c.flush(w, args, 0, len(c.g.o.Databases)-1)
 }
 
-// cmdSwapDB does nothing if both databases are one, and else is refused. Databases are a list that each gateway was given at its start:
-// one that has stopped for a moment, with writes under way, would go on in the old order after all others had changed, and nobody could
-// hinder it, since the memory nodes do not know of databases.
+// cmdSwapDB does nothing if both databases are one, and else is refused. Databases are a list that each gateway was
+// given at its start: one that has stopped for a moment, with writes under way, would go on in the old order after all
+// others had changed, and nobody could hinder it, since the memory nodes do not know of databases.
 func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
 	var dbs [2]int64
 	for i, which := range []string{"first", "second"} {
@@ -290,7 +297,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
 		}
 	}
 	if dbs[0] != dbs[1] {
-		w.Error("ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one moment; nothing was done")
+		w.Error("ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one " +
+			"moment; nothing was done")
 		return
 	}
 	w.OK()
@@ -300,7 +308,8 @@ func cmdSwapDB(c *conn, w *resp.Writer, args [][]byte) {
 // It is no step in time: keys that are written meanwhile may stay or go. Those whose record is
 // longer than a batch may read are deleted one by one. An error in the middle leaves the rest of
 // the keys in place.
-// from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are gone.
+// from and to are databases, both of them flushed. ASYNC is no different from SYNC: the reply comes when the keys are
+// gone.
 func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
 		w.Error(errSyntax)
@@ -324,29 +333,28 @@ func (c *conn) flushNamespace(n *namespace, from, to int) error {
 		return nil
 	}
 	// Expired keys count until they are gone.
-	return c.storedPages(n, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
-		var names [][]byte
-		for _, kv := range kvs {
-			if i, _ := n.find(kv.Key); i >= 0 && in(n.dbs[i]) {
-				names = append(names, kv.Key)
+	return c.storedPages(n, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true},
+		func(kvs []client.KV, _ client.Cursor) (bool, error) {
+			var names [][]byte
+			for _, kv := range kvs {
+				if i, _ := n.find(kv.Key); i >= 0 && in(n.dbs[i]) {
+					names = append(names, kv.Key)
+				}
 			}
-		}
-		for i, r := range n.api.MultiDelete(c.smallCtx, names) {
-			err := r.Err
-			if errors.As(err, new(*inside.TooLargeError)) {
-				var give func()
-				give, err = c.do(func(ctx context.Context) error { return n.api.Delete(ctx, names[i]) })
-				give()
+			for i, r := range n.api.MultiDelete(c.smallCtx, names) {
+				err := r.Err
+				if errors.As(err, new(*inside.TooLargeError)) {
+					var give func()
+					give, err = c.do(func(ctx context.Context) error { return n.api.Delete(ctx, names[i]) })
+					give()
+				}
+				if err != nil && !errors.Is(err, client.ErrNotFound) {
+					return false, err
+				}
 			}
-			if err != nil && !errors.Is(err, client.ErrNotFound) {
-				return false, err
-			}
-		}
-		return true, nil
-	})
+			return true, nil
+		})
 }
-
-// ---- several keys --------------------------------------------------------------
 
 // cmdMSetNX sets all of its keys or none.
 // All of the keys are conditions of the write, so that no two MSETNX of gateways can both succeed on a common key.
@@ -402,12 +410,13 @@ func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
 // become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
 // Giving up other.own is what keeps the common value from being written to by a later command of the same step.
 func (k *key) become(other *key) {
-	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ, true
+	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ,
+		true
 	other.own = nil
 }
 
-// cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the value that the source had
-// at some time while it was made.
+// cmdCopy copies between databases, too. Those of several namespaces do not change together: such a copy is of the
+// value that the source had at some time while it was made.
 func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	db, replace := t.db, false
 	for i := 3; i < len(args); i++ {
@@ -449,8 +458,8 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(1)
 }
 
-// cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps (staged.move); a transaction or
-// a script is one, so that there it is refused, unless there is nothing to move.
+// cmdMove moves a key to another database, with its expiry. If that is in another namespace it takes two steps
+// (staged.move); a transaction or a script is one, so that there it is refused, unless there is nothing to move.
 func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
 	db, bad := t.c.dbIndex(args[2])
 	switch {

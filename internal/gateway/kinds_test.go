@@ -9,10 +9,11 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// TestTrackingOlderReaders: when one client reads another version than others have read, all of them are told, before any look
-// at versions.
+// TestTrackingOlderReaders: when one client reads another version than others have read, all of them are told, before
+// any look at versions.
 func TestTrackingOlderReaders(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr := serve(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: time.Hour})
@@ -84,7 +85,8 @@ func TestWakePassedOn(t *testing.T) {
 	}
 }
 
-// TestWakePassedOnByAnEnding: a client that is woken and told to stop at the same moment leaves the wake to whoever is behind it.
+// TestWakePassedOnByAnEnding: a client that is woken and told to stop at the same moment leaves the wake to whoever is
+// behind it.
 func TestWakePassedOnByAnEnding(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	gate := make(chan chan struct{}, 1) // holds what is closed when lookups go on
@@ -106,7 +108,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 		p.send(t, []string{"BLPOP", "k", "0"})
 		blocked(t, g, 1)
 		var x *waiter
-		eventually(t, "it has a queue", func() bool {
+		testutil.Until(t, "it has a queue", func() bool {
 			g.waits.mu.Lock()
 			defer g.waits.mu.Unlock()
 			if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil {
@@ -127,7 +129,8 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 	}
 }
 
-// TestPollSoonForWhoeverComes: a key that was looked up seldom is looked up soon for a client that begins to wait for it.
+// TestPollSoonForWhoeverComes: a key that was looked up seldom is looked up soon for a client that begins to wait for
+// it.
 func TestPollSoonForWhoeverComes(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
@@ -145,7 +148,8 @@ func TestPollSoonForWhoeverComes(t *testing.T) {
 	s.leaveQueues(y, false)
 }
 
-// TestStreamWentMeanwhile: a stream that went between a reader's first try and the first look of the poll counts as changed.
+// TestStreamWentMeanwhile: a stream that went between a reader's first try and the first look of the poll counts as
+// changed.
 func TestStreamWentMeanwhile(t *testing.T) {
 	addr, g := start(t, Options{Databases: fake()})
 	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING") // it serves
@@ -160,7 +164,8 @@ func TestStreamWentMeanwhile(t *testing.T) {
 	}
 }
 
-// TestWatchOfDeletedKeys: EXEC does nothing if any of several watched keys has been deleted, made, or deleted and made again.
+// TestWatchOfDeletedKeys: EXEC does nothing if any of several watched keys has been deleted, made, or deleted and made
+// again.
 func TestWatchOfDeletedKeys(t *testing.T) {
 	p, other := (*peer)(nil), (*peer)(nil)
 	for _, change := range [][]string{{"DEL", "b"}, {"DEL", "a"}, {"SET", "c", "1"}, {"DEL", "c"}} {
@@ -192,8 +197,8 @@ func (p *peer) heard(t *testing.T, cmds ...[]string) (told []string) {
 	}
 }
 
-// TestTrackingOwnWrites: a client that reads a key behind its own write, in one step, caches it: with NOLOOP it hears of the next write of
-// somebody else, through a gateway or past all of them, and of nothing else.
+// TestTrackingOwnWrites: a client that reads a key behind its own write, in one step, caches it: with NOLOOP it hears
+// of the next write of somebody else, through a gateway or past all of them, and of nothing else.
 func TestTrackingOwnWrites(t *testing.T) {
 	for name, db := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) { trackingOwnWrites(t, db) })
@@ -209,8 +214,10 @@ func trackingOwnWrites(t *testing.T, db client.API) {
 		return c
 	}
 	for _, cmds := range []string{
-		"SET k 1|GET k", "DEL k|SETNX k 1|GET k", "INCR n|GET k|SET k 2|GET k", "GETSET k 1|GET k", "APPEND k 1|STRLEN k", "DEL k|INCR k|GET k",
-		"MULTI|SET k 1|GET k|EXEC", "MULTI|SET k 1|SET j 1|GET k|EXEC", "MULTI|MSET k 1 j 2|MGET j k|EXEC", "MULTI|DEL k|SET j 1|GET k|EXEC",
+		"SET k 1|GET k", "DEL k|SETNX k 1|GET k", "INCR n|GET k|SET k 2|GET k", "GETSET k 1|GET k",
+		"APPEND k 1|STRLEN k", "DEL k|INCR k|GET k",
+		"MULTI|SET k 1|GET k|EXEC", "MULTI|SET k 1|SET j 1|GET k|EXEC", "MULTI|MSET k 1 j 2|MGET j k|EXEC",
+		"MULTI|DEL k|SET j 1|GET k|EXEC",
 		"EVAL redis.call('set','j','1')redis.call('set',KEYS[1],'1')return(redis.call('get',KEYS[1])) 1 k",
 	} {
 		for _, past := range []bool{false, true} {
@@ -236,12 +243,13 @@ func trackingOwnWrites(t *testing.T, db client.API) {
 				t.Errorf("%s, written past the gateways %t: told %q, want %q", cmds, past, told, invalidated("k"))
 			}
 			a.Close()
-			eventually(t, "it has gone", func() bool { return !g.tracks() })
+			testutil.Until(t, "it has gone", func() bool { return !g.tracks() })
 		}
 	}
 }
 
-// TestTrackingUnwritten: a client that has read a key together with a write that changed nothing hears that the key has gone.
+// TestTrackingUnwritten: a client that has read a key together with a write that changed nothing hears that the key has
+// gone.
 func TestTrackingUnwritten(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: time.Hour})

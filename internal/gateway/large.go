@@ -9,11 +9,12 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// Values that are longer than an operation may read without asking. Nobody knows how long a value is before it was found, so every
-// operation is tried within a small limit first (inside.LimitMemory), which is enough for nearly all of them and costs no look
-// at the Budget. An operation that needs more ends with a *inside.TooLargeError that names the length, has done nothing, and is tried
-// again with memory of the connection's share for that length. The share is what bounds a gateway: many clients that read
-// long values at a time wait for each other's memory instead of taking the process down.
+// Values that are longer than an operation may read without asking. Nobody knows how long a value is before it was
+// found, so every operation is tried within a small limit first (inside.LimitMemory), which is enough for nearly all of
+// them and costs no look at the Budget. An operation that needs more ends with a *inside.TooLargeError that names the
+// length, has done nothing, and is tried again with memory of the connection's share for that length. The share is what
+// bounds a gateway: many clients that read long values at a time wait for each other's memory instead of taking the
+// process down.
 
 // performLarge performs a unit again that needs memory of the share. Reads are put off until
 // their replies are due, except in an EXEC, since many large values may not fit at a time.
@@ -59,7 +60,8 @@ func (b *batch) performLarge(u *unit) {
 
 // keep leaves of the held bytes of the share what stands for what a unit has for its
 // replies, and returns how many these are.
-// The factors are upper bounds of what buffers that grew by doubling have: a unit's replies, and a value with its reply.
+// The factors are upper bounds of what buffers that grew by doubling have: a unit's replies, and a value with its
+// reply.
 func (b *batch) keep(u *unit, held int64) int64 {
 	u.k.own = nil
 	if u.kind > read {
@@ -116,7 +118,8 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 // The length that did not fit is the one to make room for, and an eighth more, since values of
 // one kind differ a little. It tries again as often as somebody makes the value longer in
 // between; LimitMemory bounds that.
-// The value is (*buf)[:n], and there until the buffer is used again. Any other error than ErrShortBuffer is the store's.
+// The value is (*buf)[:n], and there until the buffer is used again. Any other error than ErrShortBuffer is the
+// store's.
 func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int, error) {
 	if cap(*buf) == 0 {
 		*buf = make([]byte, 512)

@@ -14,7 +14,8 @@ import (
 // latencySamples is how many seconds of an event Redis keeps at most.
 const latencySamples = 160
 
-// The events that a gateway has: those of Redis that are about commands. It forks nothing, and does not expire or evict.
+// The events that a gateway has: those of Redis that are about commands. It forks nothing, and does not expire or
+// evict.
 const (
 	slowCommand = iota
 	fastCommand
@@ -23,8 +24,9 @@ const (
 
 var latencyNames = [numLatencies]string{"command", "fast-command"}
 
-// latencies are what LATENCY tells: for each second in which commands took latency-monitor-threshold or longer, the longest of them.
-// They are noted together with the slow log, so a command that is in neither costs one comparison. The methods may be called concurrently.
+// latencies are what LATENCY tells: for each second in which commands took latency-monitor-threshold or longer, the
+// longest of them. They are noted together with the slow log, so a command that is in neither costs one comparison. The
+// methods may be called concurrently.
 type latencies struct {
 	mu struct {
 		sync.Mutex
@@ -83,7 +85,9 @@ func (l *latencies) reset(names [][]byte) (n int64) {
 	defer l.mu.Unlock()
 	for i := range l.mu.events {
 		e := &l.mu.events[i]
-		named := len(names) == 0 || slices.ContainsFunc(names, func(b []byte) bool { return string(b) == latencyNames[i] })
+		named := len(names) == 0 || slices.ContainsFunc(names, func(b []byte) bool {
+			return string(b) == latencyNames[i]
+		})
 		if named && len(e.samples) > 0 {
 			*e = latencyEvent{}
 			n++
@@ -163,10 +167,12 @@ func (e *latencyEvent) graph(name string, now int64) string {
 		low, high = min(low, s.ms), max(high, s.ms)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s - high %d ms, low %d ms (all time high %d ms)\n%s\n", name, high, low, e.max, strings.Repeat("-", columns))
+	fmt.Fprintf(&b, "%s - high %d ms, low %d ms (all time high %d ms)\n%s\n", name, high, low, e.max,
+		strings.Repeat("-", columns))
 	span := max(high-low, 1)
 	first := true
-	// A row of text shows three heights by its characters, so a column has rows*width of them. Below it stands its label, from top to bottom.
+	// A row of text shows three heights by its characters, so a column has rows*width of them. Below it stands its
+	// label, from top to bottom.
 	for part := range slices.Chunk(e.samples, columns) {
 		if !first {
 			b.WriteByte('\n')
@@ -220,17 +226,21 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) {
 		}
 		n++
 		mean, deviation, period := e.summary(time.Now().Unix())
-		fmt.Fprintf(&b, "%d. %s: %d latency spikes (average %dms, mean deviation %dms, period %.2f sec). Worst all time event %dms.\n",
+		fmt.Fprintf(&b, "%d. %s: %d latency spikes (average %dms, mean deviation %dms, period %.2f sec). Worst all "+
+			"time event %dms.\n",
 			n, name, len(e.samples), mean, deviation, period, e.max)
 	}
 	micros, _ := c.g.slow.settings()
 	switch {
 	case n > 0 && micros < 0:
-		b.WriteString("\nSLOWLOG is off: CONFIG SET slowlog-log-slower-than <microseconds> has it tell which commands these are.\n")
+		b.WriteString("\nSLOWLOG is off: CONFIG SET slowlog-log-slower-than <microseconds> has it tell which " +
+			"commands these are.\n")
 	case n > 0:
-		fmt.Fprintf(&b, "\nSLOWLOG GET tells which commands took more than %d microseconds. Commands wait for the store: kvctl status and kvctl doctor tell how that is.\n", micros)
+		fmt.Fprintf(&b, "\nSLOWLOG GET tells which commands took more than %d microseconds. Commands wait for the "+
+			"store: kvctl status and kvctl doctor tell how that is.\n", micros)
 	case c.g.slow.latencyFrom() == 0:
-		b.WriteString("The latency monitor is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it on.\nHow long all commands take is in the metric kvd_gateway_command_seconds.\n")
+		b.WriteString("The latency monitor is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it " +
+			"on.\nHow long all commands take is in the metric kvd_gateway_command_seconds.\n")
 	default:
 		b.WriteString("No command has taken so long.\n")
 	}
@@ -238,7 +248,8 @@ func cmdLatencyDoctor(c *conn, w *resp.Writer, _ [][]byte) {
 }
 
 // summary is the mean of the samples and of their distances from it, and the mean time between two of them in seconds.
-// There must be samples. Times are in ms, and the mean is rounded towards 0 before the distances are taken, as Redis does it.
+// There must be samples. Times are in ms, and the mean is rounded towards 0 before the distances are taken, as Redis
+// does it.
 func (e *latencyEvent) summary(now int64) (mean, deviation int64, period float64) {
 	n := float64(len(e.samples))
 	sum, off := 0.0, 0.0

@@ -15,13 +15,19 @@ func TestLatencyLikeRedis(t *testing.T) {
 	sock := startRedis(t, "--enable-debug-command", "yes")
 	addr, _ := start(t, Options{Databases: fakes(1), Debug: true})
 	ours, theirs := dial(t, "tcp", addr), dial(t, "unix", sock)
-	for _, line := range strings.Split("LATENCY LATEST;LATENCY HISTORY command;LATENCY HISTORY nosuch;LATENCY GRAPH command;LATENCY GRAPH nosuch;LATENCY RESET;LATENCY RESET command x;"+
-		"CONFIG GET latency-monitor-threshold;CONFIG SET latency-monitor-threshold 5;CONFIG GET latency-monitor-threshold;CONFIG SET slowlog-log-slower-than -1;SET a 1;LATENCY LATEST;"+
-		"DEBUG SLEEP 0.01;LATENCY LATEST;LATENCY HISTORY command;LATENCY HISTORY COMMAND;LATENCY GRAPH command;LATENCY GRAPH fast-command;LATENCY RESET x;LATENCY RESET command;LATENCY RESET command;LATENCY LATEST;"+
-		"DEBUG SLEEP 0.01;LATENCY RESET;LATENCY HISTORY command;CONFIG SET latency-monitor-threshold 0;DEBUG SLEEP 0.01;LATENCY LATEST;LATENCY NOSUCH;LATENCY GRAPH;LATENCY HELP", ";") {
+	for _, line := range strings.Split("LATENCY LATEST;LATENCY HISTORY command;LATENCY HISTORY nosuch;LATENCY GRAPH "+
+		"command;LATENCY GRAPH nosuch;LATENCY RESET;LATENCY RESET command x;"+
+		"CONFIG GET latency-monitor-threshold;CONFIG SET latency-monitor-threshold 5;CONFIG GET "+
+		"latency-monitor-threshold;CONFIG SET slowlog-log-slower-than -1;SET a 1;LATENCY LATEST;"+
+		"DEBUG SLEEP 0.01;LATENCY LATEST;LATENCY HISTORY command;LATENCY HISTORY COMMAND;LATENCY GRAPH "+
+		"command;LATENCY GRAPH fast-command;LATENCY RESET x;"+
+		"LATENCY RESET command;LATENCY RESET command;LATENCY LATEST;"+
+		"DEBUG SLEEP 0.01;LATENCY RESET;LATENCY HISTORY command;CONFIG SET latency-monitor-threshold 0;DEBUG SLEEP "+
+		"0.01;LATENCY LATEST;LATENCY NOSUCH;LATENCY GRAPH;LATENCY HELP", ";") {
 		cmd := strings.Fields(line)
 		got, want := ours.do(t, cmd...), theirs.do(t, cmd...)
-		if strings.HasPrefix(line, "LATENCY LATEST") || strings.HasPrefix(line, "LATENCY HISTORY") || strings.HasPrefix(line, "LATENCY GRAPH") {
+		if strings.HasPrefix(line, "LATENCY LATEST") || strings.HasPrefix(line, "LATENCY HISTORY") ||
+			strings.HasPrefix(line, "LATENCY GRAPH") {
 			got, want = latencyNumbers.ReplaceAllString(got, "N"), latencyNumbers.ReplaceAllString(want, "N")
 		}
 		if strings.HasPrefix(line, "LATENCY GRAPH command") { // the length is of numbers
@@ -58,7 +64,8 @@ func TestLatencies(t *testing.T) {
 	for i := range int64(2 * latencySamples) {
 		l.add(fastCommand, at(i), i)
 	}
-	if e, _ := l.find([]byte("fast-command")); len(e.samples) != latencySamples || e.samples[0].ms != latencySamples || e.max != 2*latencySamples-1 {
+	if e, _ := l.find([]byte("fast-command")); len(e.samples) != latencySamples || e.samples[0].ms != latencySamples ||
+		e.max != 2*latencySamples-1 {
 		t.Errorf("%d samples from %+v on, max %d", len(e.samples), e.samples[0], e.max)
 	}
 	if n := l.reset([][]byte{[]byte("command"), []byte("x")}); n != 1 {

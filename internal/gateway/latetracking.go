@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// lateTracking is what the client caches of a transaction in which CLIENT TRACKING or CLIENT CACHING is queued: they hold from their turn on,
-// which comes when all keys have been read. So these are entered behind the transaction, with the versions that it read, and looked at again at
-// once, for what was written in between.
-// A nil one is of all other transactions, and does nothing.
+// lateTracking is what the client caches of a transaction in which CLIENT TRACKING or CLIENT CACHING is queued: they
+// hold from their turn on, which comes when all keys have been read. So these are entered behind the transaction, with
+// the versions that it read, and looked at again at once, for what was written in between. A nil one is of all other
+// transactions, and does nothing.
 type lateTracking struct {
 	began *tracker // what the client cached by before
 	keys  []*stagedKey

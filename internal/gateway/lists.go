@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
-	"math/big"
 	"slices"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
@@ -14,21 +12,34 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits a copy,
-// which the store then writes. The order in which arguments, the key and its type are looked at is Redis's (t_list.c).
+// Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits
+// a copy, which the store then writes. The order in which arguments, the key and its type are looked at is Redis's
+// (t_list.c).
 //
-// A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes behind the change,
-// both well below what the store takes to write the record.
+// A list is at most collection.MaxLen bytes. Walking it decodes nothing but lengths, and changing it moves the bytes
+// behind the change, both well below what the store takes to write the record.
 
 // listCommands are on one list, on several, or wait for one.
 func listCommands() []*command {
 	all := []*command{
-		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, true, false) }, "Prepends elements to a list."),
-		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, false, false) }, "Appends elements to a list."),
-		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, true, true) }, "Prepends elements to a list that exists."),
-		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, false, true) }, "Appends elements to a list that exists."),
-		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { pop(k, args, w, "lpop", true) }, "Removes and returns the first elements."),
-		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { pop(k, args, w, "rpop", false) }, "Removes and returns the last elements."),
+		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			push(k, args, w, true, false)
+		}, "Prepends elements to a list."),
+		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			push(k, args, w, false, false)
+		}, "Appends elements to a list."),
+		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			push(k, args, w, true, true)
+		}, "Prepends elements to a list that exists."),
+		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			push(k, args, w, false, true)
+		}, "Appends elements to a list that exists."),
+		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			pop(k, args, w, "lpop", true)
+		}, "Removes and returns the first elements."),
+		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			pop(k, args, w, "rpop", false)
+		}, "Removes and returns the last elements."),
 		keyed("llen", 2, 1, read, cmdLLen, "Returns the length of a list."),
 		keyed("lindex", 3, 1, read, cmdLIndex, "Returns an element by its index."),
 		keyed("lrange", 4, 1, read, cmdLRange, "Returns a range of elements."),
@@ -38,13 +49,20 @@ func listCommands() []*command {
 		keyed("lrem", 4, 1, update, cmdLRem, "Removes elements by their value."),
 		keyed("ltrim", 4, 1, update, cmdLTrim, "Removes elements from both ends."),
 		writes(onKeys("lmove", 5, 1, 2, 1, "list", cmdLMove, "Moves an element from one list to another.")),
-		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", cmdRPopLPush, "Moves the last element of a list to the head of another.")),
-		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", cmdLMPop, "Pops elements from the first list that is not empty."))),
-		blockingOn("blpop", -3, 1, -2, 1, "list", parseBPop(true), "Pops the first element of a list, or waits for one."),
-		blockingOn("brpop", -3, 1, -2, 1, "list", parseBPop(false), "Pops the last element of a list, or waits for one."),
-		blockingOn("blmove", 6, 1, 2, 1, "list", parseBLMove, "Moves an element from one list to another, or waits for one."),
-		blockingOn("brpoplpush", 4, 1, 2, 1, "list", parseBRPopLPush, "Moves the last element of a list to the head of another, or waits for one."),
-		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", parseBLMPop, "Pops elements from the first list that is not empty, or waits for one.")),
+		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", cmdRPopLPush,
+			"Moves the last element of a list to the head of another.")),
+		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", cmdLMPop, "Pops elements from the first list that "+
+			"is not empty."))),
+		blockingOn("blpop", -3, 1, -2, 1, "list", parseBPop(true),
+			"Pops the first element of a list, or waits for one."),
+		blockingOn("brpop", -3, 1, -2, 1, "list", parseBPop(false),
+			"Pops the last element of a list, or waits for one."),
+		blockingOn("blmove", 6, 1, 2, 1, "list", parseBLMove,
+			"Moves an element from one list to another, or waits for one."),
+		blockingOn("brpoplpush", 4, 1, 2, 1, "list", parseBRPopLPush,
+			"Moves the last element of a list to the head of another, or waits for one."),
+		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", parseBLMPop,
+			"Pops elements from the first list that is not empty, or waits for one.")),
 	}
 	for _, c := range all {
 		c.group = "list"
@@ -57,7 +75,6 @@ const (
 	errIndex       = "ERR index out of range"
 )
 
-// corruptList is the reply for bytes that are no list.
 func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(name, 64) + "'" }
 
 // editList is the key's list in a buffer that may be edited, with room for more bytes of elements; ok is false if the
@@ -66,7 +83,8 @@ func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(n
 func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool) {
 	n := collection.ListGrown(k.value, more)
 	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
-		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " + units.Bytes(limit) + "; nothing was done")
+		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + units.Bytes(n) + ", of at most " +
+			units.Bytes(limit) + "; nothing was done")
 		return nil, false
 	}
 	return k.mutable(max(n, len(k.value)))
@@ -157,7 +175,8 @@ func (k *key) replyLen(name []byte, w *resp.Writer) {
 }
 
 // pop is LPOP and RPOP.
-// Without a count it replies with one element, and with a count with an array, also of a single one. name is for an error.
+// Without a count it replies with one element, and with a count with an array, also of a single one. name is for an
+// error.
 func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
 	count, ok := int64(0), true
 	switch len(args) {
@@ -186,8 +205,9 @@ func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
 	}
 }
 
-// popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes what
-// comes before so many. If it replies with an error, or the command is to be given up, the list is as it was, and it returns false.
+// popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes
+// what comes before so many. If it replies with an error, or the command is to be given up, the list is as it was, and
+// it returns false.
 func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) bool {
 	n, ok := k.listLen(name, w)
 	if !ok {
@@ -255,7 +275,8 @@ func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad 
 	return off, false
 }
 
-// cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in Redis.
+// cmdLIndex replies null for an index beyond the list. That the index is a number is looked at behind the key, as in
+// Redis.
 func cmdLIndex(k *key, args [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Null()
@@ -317,8 +338,8 @@ func cmdLSet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// listRange makes Redis's range of a list of n elements, which may be negative from the end, one from from up to before to.
-// from and to are equal if nothing is in it.
+// listRange makes Redis's range of a list of n elements, which may be negative from the end, one from from up to before
+// to. from and to are equal if nothing is in it.
 func listRange(start, stop int64, n int) (from, to int) {
 	if start < 0 {
 		start = max(0, start+int64(n))
@@ -456,7 +477,8 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(-1)
 }
 
-// cmdLRem removes the first equal elements, or the last ones for a negative count, or all for 0. It writes only if there are some.
+// cmdLRem removes the first equal elements, or the last ones for a negative count, or all for 0. It writes only if
+// there are some.
 func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
 	limit, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -505,7 +527,8 @@ func parsePos(opts [][]byte) (a posArgs, bad string) {
 			case !ok:
 				bad = errNotInt
 			case a.rank == 0:
-				bad = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from the end of the list"
+				bad = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use " +
+					"negative to start from the end of the list"
 			}
 		case fold(o, "count"):
 			a.count, bad = positive(v, "COUNT")
@@ -583,250 +606,4 @@ func replyPositions(a posArgs, found []int, w *resp.Writer) {
 	default:
 		w.Null()
 	}
-}
-
-// ---- several lists -----------------------------------------------------------------
-
-// parseEnd reads LEFT or RIGHT.
-func parseEnd(b []byte) (left, ok bool) {
-	left = fold(b, "left")
-	return left, left || fold(b, "right")
-}
-
-// cmdLMove takes from one list and adds to another in one step, whichever gateways others use.
-func cmdLMove(t *staged, args [][]byte, w *resp.Writer) {
-	from, ok1 := parseEnd(args[3])
-	to, ok2 := parseEnd(args[4])
-	if !ok1 || !ok2 {
-		w.Error(errSyntax)
-		return
-	}
-	if !moveElement(t, args[1], args[2], from, to, false, w) {
-		w.Null()
-	}
-}
-
-func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) {
-	if !moveElement(t, args[1], args[2], false, true, false, w) {
-		w.Null()
-	}
-}
-
-// moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client that has
-// waited already a source that is no list is none.
-// If the destination has no room neither list is changed, so that the element is never lost.
-func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) bool {
-	t.load(from, to)
-	src, dst := t.key(from), t.key(to)
-	switch {
-	case t.failed():
-		return true
-	case !src.present, again && src.typ != client.List:
-		return false
-	case !src.is(client.List, w), !dst.is(client.List, w):
-		return true
-	}
-	n, ok := src.listLen(from, w)
-	if !ok {
-		return true
-	}
-	off, end := collection.ListStart, len(src.value)
-	var e []byte
-	var err error
-	if fromLeft {
-		e, end, err = collection.ListNext(src.value, off)
-	} else {
-		e, off, err = collection.ListPrev(src.value, end)
-	}
-	if err != nil {
-		w.Error(corruptList(from))
-		return true
-	}
-	e = bytes.Clone(e) // what it lies in is edited
-	done := true
-	switch {
-	// The only element of a list stays where it is, and both events are told.
-	case src == dst && n == 1:
-	case src == dst:
-		done = src.rotateList(from, off, end, e, toLeft, w)
-	default:
-		d, ok := dst.pushed(to, toLeft, w, e)
-		if !ok {
-			return true
-		}
-		var s []byte
-		if s, done = src.splicedList(from, off, end, 1, w); done { // both or none
-			dst.setList(d)
-			src.setList(s)
-		}
-	}
-	if done {
-		t.name(dst, onList, endOf(toLeft)+"push")
-		t.name(src, onList, endOf(fromLeft)+"pop")
-		w.Bulk(e)
-	}
-	return true
-}
-
-// endOf is the first letter of commands on that end of a list.
-// It is for the names of events.
-func endOf(left bool) string {
-	if left {
-		return "l"
-	}
-	return "r"
-}
-
-// rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer; false: it replied with
-// an error, or the command is to be given up.
-func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp.Writer) bool {
-	b, ok := k.mutable(len(k.value))
-	if !ok {
-		return false
-	}
-	b, err1 := collection.ListSplice(b, off, end, 1)
-	at := collection.ListStart
-	if !left {
-		at = len(b)
-	}
-	b, err2 := collection.ListSplice(b, at, at, 0, e)
-	if errors.Join(err1, err2) != nil {
-		w.Error(corruptList(name))
-		return false
-	}
-	k.setList(b)
-	return true
-}
-
-// popArgs are those of LMPOP and BLMPOP behind the timeout.
-type popArgs struct {
-	names [][]byte // of the lists, in the order in which they are tried
-	left  bool     // the head's end
-	count int64    // elements at most, from 1
-}
-
-// parseMPop reads what begins with the number of lists; bad is the error reply.
-func parseMPop(args [][]byte) (a popArgs, bad string) {
-	n, ok := resp.ParseInt(args[0])
-	if !ok || n < 1 {
-		return a, "ERR numkeys should be greater than 0"
-	}
-	if n >= int64(len(args)-1) {
-		return a, errSyntax
-	}
-	a.names, args = args[1:1+n], args[1+n:]
-	if a.left, ok = parseEnd(args[0]); !ok {
-		return a, errSyntax
-	}
-	for args = args[1:]; len(args) > 0; args = args[2:] {
-		if a.count != 0 || !fold(args[0], "count") || len(args) == 1 {
-			return a, errSyntax
-		}
-		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
-			return a, "ERR count should be greater than 0"
-		}
-	}
-	a.count = max(a.count, 1)
-	return a, ""
-}
-
-// try pops from the first of names that has something.
-func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
-	return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-		if k.popList(name, a.left, a.count, w, func(n int) {
-			w.Array(2)
-			w.Bulk(name)
-			w.Array(n)
-		}) {
-			t.name(k, onList, endOf(a.left)+"pop")
-		}
-	})
-}
-
-func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) {
-	a, bad := parseMPop(args[1:])
-	if bad != "" {
-		w.Error(bad)
-		return
-	}
-	if !a.try(t, a.names, false, w) {
-		w.NullArray()
-	}
-}
-
-// ---- and those that wait -----------------------------------------------------------
-
-// parseBPop is for BLPOP and BRPOP.
-func parseBPop(left bool) func(args [][]byte) (blocking, string) {
-	return func(args [][]byte) (b blocking, bad string) {
-		names := args[1 : len(args)-1]
-		b.timeout, bad = parseTimeout(args[len(args)-1])
-		b.names, b.line = names, lineOfLists
-		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
-			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-				if k.popList(name, left, 1, w, func(int) {
-					w.Array(2)
-					w.Bulk(name)
-				}) {
-					t.name(k, onList, endOf(left)+"pop")
-				}
-			})
-		}
-		return b, bad
-	}
-}
-
-// parseBLMove and those below read commands that wait; see blockingOn.
-func parseBLMove(args [][]byte) (blocking, string) {
-	from, ok1 := parseEnd(args[3])
-	to, ok2 := parseEnd(args[4])
-	if !ok1 || !ok2 {
-		return blocking{}, errSyntax
-	}
-	return blockingMove(args, args[5], from, to)
-}
-
-func parseBRPopLPush(args [][]byte) (blocking, string) {
-	return blockingMove(args, args[3], false, true)
-}
-
-// blockingMove waits for the source alone.
-// A destination that is no list is an error when there is something to move, and none before.
-func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
-	b.timeout, bad = parseTimeout(timeout)
-	b.names, b.line, b.one = args[1:2], lineOfLists, true
-	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) bool {
-		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
-	}
-	return b, bad
-}
-
-func parseBLMPop(args [][]byte) (b blocking, bad string) {
-	a, bad := parseMPop(args[2:])
-	if bad != "" {
-		return b, bad
-	}
-	b.timeout, bad = parseTimeout(args[1])
-	b.names, b.line, b.try = a.names, lineOfLists, a.try
-	return b, bad
-}
-
-// parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
-// The string is the error reply. Fractions of a second are allowed, as since Redis 6.
-func parseTimeout(b []byte) (time.Duration, string) {
-	f, ok := parseLongDouble(b)
-	if !ok {
-		return 0, "ERR timeout is not a float or out of range"
-	}
-	ms, acc := f.Mul(f, big.NewFloat(1000)).Int64()
-	if acc == big.Below && ms < math.MaxInt64 {
-		ms++
-	}
-	switch {
-	case ms < 0, f.Cmp(big.NewFloat(math.MaxInt64)) >= 0: // which overflows there
-		return 0, "ERR timeout is negative"
-	case ms > math.MaxInt64/int64(time.Millisecond):
-		return 0, "" // nobody sees the end of it
-	}
-	return time.Duration(ms) * time.Millisecond, ""
 }

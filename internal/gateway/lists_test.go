@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // array is an array of bulk strings as the wire has it.
@@ -168,7 +169,8 @@ func TestLongLists(t *testing.T) {
 		if reply = p.do(t, "RPUSH", "l", elem+strconv.Itoa(n)); n > 100 {
 			t.Fatal("no limit was met")
 		}
-		if strings.HasPrefix(reply, "-") && (!strings.Contains(reply, "of at most 4 MiB; nothing was done") || !strings.Contains(reply, "'l'")) {
+		if strings.HasPrefix(reply, "-") && (!strings.Contains(reply, "of at most 4 MiB; nothing was done") ||
+			!strings.Contains(reply, "'l'")) {
 			t.Errorf("%q", reply)
 		}
 	}
@@ -199,13 +201,16 @@ func TestLongLists(t *testing.T) {
 func TestCorruptLists(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}}))
-	for _, bytes := range []string{"\x00\x00\x00\x00", "\x01", "\x05\x00\x00\x00\x01a\x01", "\x01\x00\x00\x00\xff\xff\xff\xff\x7f", "\x02\x00\x00\x00\x01a\x02\x01b\x03"} {
+	for _, bytes := range []string{"\x00\x00\x00\x00", "\x01", "\x05\x00\x00\x00\x01a\x01",
+		"\x01\x00\x00\x00\xff\xff\xff\xff\x7f", "\x02\x00\x00\x00\x01a\x02\x01b\x03"} {
 		ops := []client.Op{{Kind: client.OpPut, Key: []byte("bad"), Value: []byte(bytes), Type: client.List}}
 		if store.Do(context.Background(), ops); ops[0].Err != nil {
 			t.Fatal(ops[0].Err)
 		}
-		for _, cmd := range []string{"LPOP bad", "RPOP bad 2", "LINDEX bad 0", "LINDEX bad -1", "LRANGE bad 0 -1", "LPOS bad z", "LPOS bad z RANK -1",
-			"LINSERT bad BEFORE z y", "LSET bad 0 x", "LREM bad 1 a", "LMOVE bad bad LEFT RIGHT", "LMPOP 1 bad LEFT COUNT 9", "BLPOP bad 0", "BLMOVE bad bad RIGHT LEFT 0"} {
+		for _, cmd := range []string{"LPOP bad", "RPOP bad 2", "LINDEX bad 0", "LINDEX bad -1", "LRANGE bad 0 -1",
+			"LPOS bad z", "LPOS bad z RANK -1",
+			"LINSERT bad BEFORE z y", "LSET bad 0 x", "LREM bad 1 a", "LMOVE bad bad LEFT RIGHT",
+			"LMPOP 1 bad LEFT COUNT 9", "BLPOP bad 0", "BLMOVE bad bad RIGHT LEFT 0"} {
 			p.want(t, "-ERR kvd: corrupt list 'bad'\r\n", strings.Fields(cmd)...)
 		}
 		// These look at the head alone, or at no more than they need.
@@ -222,19 +227,23 @@ func TestCorruptLists(t *testing.T) {
 		}
 	}
 	// Fewer elements than it says: whatever takes the last of them would make a list of none.
-	ops := []client.Op{{Kind: client.OpPut, Key: []byte("bad"), Value: []byte("\x02\x00\x00\x00\x03abc\x03"), Type: client.List}}
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("bad"), Value: []byte("\x02\x00\x00\x00\x03abc\x03"),
+		Type: client.List}}
 	if store.Do(context.Background(), ops); ops[0].Err != nil {
 		t.Fatal(ops[0].Err)
 	}
-	for _, cmd := range []string{"LPOP bad", "RPOP bad 1", "LPOP bad 2", "LRANGE bad 0 -1", "LREM bad 0 abc", "LMOVE bad bad LEFT RIGHT", "BLPOP bad 0", "LPOS bad z"} {
+	for _, cmd := range []string{"LPOP bad", "RPOP bad 1", "LPOP bad 2", "LRANGE bad 0 -1", "LREM bad 0 abc",
+		"LMOVE bad bad LEFT RIGHT", "BLPOP bad 0", "LPOS bad z"} {
 		p.want(t, "-ERR kvd: corrupt list 'bad'\r\n", strings.Fields(cmd)...)
 	}
 }
 
-// TestRotateLongList: a list that is longer than this gateway may make values keeps its elements as it is turned around.
+// TestRotateLongList: a list that is longer than this gateway may make values keeps its elements as it is turned
+// around.
 func TestRotateLongList(t *testing.T) {
 	dbs := fake()
-	p, q := dial(t, "tcp", serve(t, Options{Databases: dbs})), dial(t, "tcp", serve(t, Options{Databases: dbs, MaxValueBytes: 1024}))
+	p, q := dial(t, "tcp", serve(t, Options{Databases: dbs})),
+		dial(t, "tcp", serve(t, Options{Databases: dbs, MaxValueBytes: 1024}))
 	a, b, c := strings.Repeat("a", 1000), strings.Repeat("b", 1000), strings.Repeat("c", 1000)
 	p.want(t, ":3\r\n", "RPUSH", "l", a, b, c)
 	q.want(t, bulk(a), "LMOVE", "l", "l", "LEFT", "RIGHT")
@@ -267,26 +276,29 @@ func TestLongReplies(t *testing.T) {
 		ps = append(ps, p)
 	}
 	ask() // alone: of many, none may get enough of the memory in time
-	eventually(t, "a reply that nobody reads", func() bool { return g.m.queued.Load() > 1<<20 })
+	testutil.Until(t, "a reply that nobody reads", func() bool { return g.m.queued.Load() > 1<<20 })
 	for range 15 {
 		ask()
 	}
-	eventually(t, "more replies than there is memory for", func() bool { return o.Budget.Used() > budget/2 })
+	testutil.Until(t, "more replies than there is memory for", func() bool { return o.Budget.Used() > budget/2 })
 	if grown := heap() - before; grown > budget+16<<20 {
 		t.Errorf("%d bytes more, of a budget of %d", grown, budget)
 	}
 	for _, p := range ps {
 		p.Close()
 	}
-	eventually(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
+	testutil.Until(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
 }
 
 // TestTimeouts reads them as redis-server does.
 func TestTimeouts(t *testing.T) {
 	for text, want := range map[string]string{
-		"0": "0s", "1": "1s", "0.0001": "1ms", "1.5": "1.5s", "-0.0001": "0s", "-0.001": "0s", "0x10": "16s", "1e-30": "1ms",
-		"-1": "ERR timeout is negative", "inf": "ERR timeout is negative", "1e17": "ERR timeout is negative", "-inf": "ERR timeout is negative",
-		"nan": "ERR timeout is not a float or out of range", "": "ERR timeout is not a float or out of range", " 1": "ERR timeout is not a float or out of range",
+		"0": "0s", "1": "1s", "0.0001": "1ms", "1.5": "1.5s", "-0.0001": "0s", "-0.001": "0s", "0x10": "16s",
+		"1e-30": "1ms",
+		"-1":    "ERR timeout is negative", "inf": "ERR timeout is negative", "1e17": "ERR timeout is negative",
+		"-inf": "ERR timeout is negative",
+		"nan":  "ERR timeout is not a float or out of range", "": "ERR timeout is not a float or out of range",
+		" 1":               "ERR timeout is not a float or out of range",
 		"9223372036854775": "0s", "1e12": "0s",
 	} {
 		d, bad := parseTimeout([]byte(text))
@@ -312,7 +324,8 @@ func TestListsLikeRedis(t *testing.T) {
 			cmd := randomListCommand(rng)
 			script = append(script, fmt.Sprintf("%.100q", cmd))
 			if got, want := ours.do(t, cmd...), theirs.do(t, cmd...); got != want {
-				t.Fatalf("seed %d: %.200q\n got %.400q\nwant %.400q\nafter\n%s", seed, cmd, got, want, strings.Join(script[max(0, len(script)-15):], "\n"))
+				t.Fatalf("seed %d: %.200q\n got %.400q\nwant %.400q\nafter\n%s", seed, cmd, got, want,
+					strings.Join(script[max(0, len(script)-15):], "\n"))
 			}
 		}
 	}
@@ -322,10 +335,12 @@ func randomListCommand(rng *rand.Rand) []string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
 	key, other := pick("a", "b", "c", "text"), pick("a", "b", "c", "text")
 	value := func() string {
-		return pick("a", "b", "c", "", "1", "-7", "héé", strings.Repeat("x", rng.IntN(300)), strings.Repeat("y", rng.IntN(9000)))
+		return pick("a", "b", "c", "", "1", "-7", "héé", strings.Repeat("x", rng.IntN(300)),
+			strings.Repeat("y", rng.IntN(9000)))
 	}
 	index := func() string {
-		return pick("0", "1", "2", "3", "-1", "-2", "-3", "5", "-5", "100", "-100", "9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "", "01", "1.0")
+		return pick("0", "1", "2", "3", "-1", "-2", "-3", "5", "-5", "100", "-100", "9223372036854775807",
+			"-9223372036854775808", "9223372036854775808", "abc", "", "01", "1.0")
 	}
 	number := func() string { return pick("0", "1", "2", "3", "10", "-1", "-2", "9223372036854775807", "x", "") }
 	timeout := func() string {
@@ -385,7 +400,8 @@ func randomListCommand(rng *rand.Rand) []string {
 	case 23:
 		return []string{pick("BLMOVE"), key, other, end(), end(), timeout()}
 	case 24:
-		cmd := []string{"BLMPOP", timeout(), pick("1", "1", "1", "0", "x", "2"), key, end(), case2("COUNT"), number(), "more"}
+		cmd := []string{"BLMPOP", timeout(), pick("1", "1", "1", "0", "x", "2"), key, end(), case2("COUNT"), number(),
+			"more"}
 		return cmd[:5+rng.IntN(4)]
 	case 25:
 		return []string{"BRPOPLPUSH", key, other, timeout()}

@@ -51,7 +51,8 @@ func (c *conn) Read(alone bool) error {
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 // A client that caches (CLIENT TRACKING) needs the version, which such a lookup does not ask for.
 func (c *conn) looksUp(args [][]byte) bool {
-	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil && badKey(c.in, args[1]) == "" && c.permitted(getCommand, args)
+	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil &&
+		badKey(c.in, args[1]) == "" && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.
@@ -65,7 +66,7 @@ func (c *conn) Lookups() (store client.API, n, limit int) {
 
 // Ask fills in the lookup. Its buffer is the connection's and not the loop's, since the value is
 // there until the reply is written.
-// Typed is not set: a collection is client.ErrWrongType then, of which GET needs to know no more.
+// Typed is not set: a collection is client.ErrWrongType then, and GET needs to know no more.
 func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)
@@ -94,7 +95,8 @@ func (c *conn) Finish() (commands int, err error) {
 }
 
 // Tick ends connections that have said nothing, or half of a command, for too long.
-// It may run beside the goroutine that serves the connection, so it uses atomic fields, and Kill, which ends what that waits for.
+// It may run beside the goroutine that serves the connection, so it uses atomic fields, and Kill, which ends what that
+// waits for.
 func (c *conn) Tick(now time.Time) {
 	began := now.Add(-c.g.o.CommandTimeout).UnixMilli()
 	idle := time.Duration(c.g.idle.Load())

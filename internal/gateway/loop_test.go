@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // testCalm is Gateway.calm in these tests, where connections are in loops as soon as they can be.
@@ -28,9 +29,12 @@ func TestWithoutLoops(t *testing.T) {
 	testCalm = math.MaxInt
 	defer func() { testCalm = 1 }()
 	for name, f := range map[string]func(*testing.T){
-		"commands": TestCommands, "every command": TestEveryCommand, "pipelines": TestPipelines, "incr": TestIncrFromMany,
-		"transactions": TestTransactions, "auth": TestAuth, "kill": TestClientKillAndList, "close": TestCloseAnswersNobody,
-		"floods": TestFloods, "reader stops": TestReaderStops, "write before read": TestWriteBeforeRead, "idle": TestIdleTimeout,
+		"commands": TestCommands, "every command": TestEveryCommand, "pipelines": TestPipelines,
+		"incr":         TestIncrFromMany,
+		"transactions": TestTransactions, "auth": TestAuth, "kill": TestClientKillAndList,
+		"close":  TestCloseAnswersNobody,
+		"floods": TestFloods, "reader stops": TestReaderStops, "write before read": TestWriteBeforeRead,
+		"idle":        TestIdleTimeout,
 		"allocations": TestAllocations,
 	} {
 		t.Run(name, f)
@@ -54,7 +58,7 @@ func looped(t *testing.T, g *Gateway, network, addr string, n int) (ps []*peer) 
 		p.want(t, "+PONG\r\n", "PING")
 		ps = append(ps, p)
 	}
-	eventually(t, "the connections are in loops", func() bool { return g.loops.Conns() == before+n })
+	testutil.Until(t, "the connections are in loops", func() bool { return g.loops.Conns() == before+n })
 	return ps
 }
 
@@ -94,7 +98,7 @@ func TestLoopGoesOn(t *testing.T) {
 		}
 		p.want(t, bulk("1"), "GET", fmt.Sprint("slow", 3+i))
 	}
-	eventually(t, "the others are in loops again", func() bool {
+	testutil.Until(t, "the others are in loops again", func() bool {
 		for _, p := range ps[3:] {
 			p.want(t, "+PONG\r\n", "PING")
 		}
@@ -114,14 +118,16 @@ func TestLoopLeft(t *testing.T) {
 			}
 		},
 		"a command that takes its time": func(p *peer) { p.do(t, "DEBUG", "SLEEP", "0.01") },
-		"many keys":                     func(p *peer) { p.do(t, append([]string{"DEL"}, strings.Fields(strings.Repeat("a b c d ", 20))...)...) },
+		"many keys": func(p *peer) {
+			p.do(t, append([]string{"DEL"}, strings.Fields(strings.Repeat("a b c d ", 20))...)...)
+		},
 		"more replies than the socket takes": func(p *peer) {
 			v := strings.Repeat("x", 1_000_000)
 			p.want(t, "+OK\r\n", "SET", "big", v)
 			for range 20 {
 				before := g.m.read.Load()
 				p.send(t, []string{"GET", "big"})
-				eventually(t, "it is read by itself", func() bool { return g.m.read.Load() > before })
+				testutil.Until(t, "it is read by itself", func() bool { return g.m.read.Load() > before })
 			}
 			for range 20 {
 				if got := string(p.reply(t)); got != bulk(v) {
@@ -133,9 +139,12 @@ func TestLoopLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := looped(t, g, "tcp", addr, 1)[0]
 			f(p)
-			eventually(t, "it comes back", func() bool { p.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
+			testutil.Until(t, "it comes back", func() bool {
+				p.want(t, "+PONG\r\n", "PING")
+				return g.loops.Conns() == 1
+			})
 			p.Close()
-			eventually(t, "it is forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
+			testutil.Until(t, "it is forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
 		})
 	}
 }
@@ -185,7 +194,7 @@ func TestLoopEnds(t *testing.T) {
 			q := dial(t, "tcp", addr)
 			q.want(t, "+OK\r\n", "CONFIG", "SET", "timeout", "0")
 			q.Close()
-			eventually(t, "they are forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
+			testutil.Until(t, "they are forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
 			other = looped(t, g, "tcp", addr, 1)[0]
 		},
 		"panic":      func(p *peer) { p.send(t, []string{"GET", "panic"}); p.closed(t) },
@@ -193,8 +202,11 @@ func TestLoopEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f(looped(t, g, "tcp", addr, 1)[0])
-			eventually(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
-			eventually(t, "the other is served", func() bool { other.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
+			testutil.Until(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
+			testutil.Until(t, "the other is served", func() bool {
+				other.want(t, "+PONG\r\n", "PING")
+				return g.loops.Conns() == 1
+			})
 		})
 	}
 }
@@ -208,10 +220,7 @@ func TestLoopClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.calm = 1
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testutil.Listen(t)
 		done := make(chan error, 1)
 		go func() { done <- g.Serve(l) }()
 		var wg sync.WaitGroup
@@ -233,7 +242,7 @@ func TestLoopClose(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "they have said something", func() bool { return g.m.read.Load() >= uint64(round)*2000 })
+		testutil.Until(t, "they have said something", func() bool { return g.m.read.Load() >= uint64(round)*2000 })
 		g.Close()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -263,19 +272,26 @@ func TestTurn(t *testing.T) {
 		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
 	}
 	for name, c := range map[string]struct{ ask, answer string }{
-		"a lookup":                    {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
-		"several":                     {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n", bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
-		"many":                        {string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)), ":20\r\n"},
-		"a long value":                {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(looptest.Long)},
-		"a lookup and a write":        {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n", bulk("0") + "+OK\r\n" + bulk("1")},
-		"a lookup that waits":         {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
-		"a write that waits":          {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
-		"a lookup that panics":        {"*2\r\n$3\r\nGET\r\n$5\r\npanic\r\n", ""},
-		"a lookup in another place":   {"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", "+OK\r\n$-1\r\n"},
-		"half a command":              {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*2\r\n$3\r\nGE", bulk("0")},
-		"no command":                  {"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"},
-		"a lookup and then no more":   {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*1\r\n$4\r\nQUIT\r\n", bulk("0") + "+OK\r\n"},
-		"a command that takes longer": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
+		"a lookup": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
+		"several": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n",
+			bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
+		"many": {
+			string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)),
+			":20\r\n"},
+		"a long value": {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(looptest.Long)},
+		"a lookup and a write": {
+			"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n",
+			bulk("0") + "+OK\r\n" + bulk("1")},
+		"a lookup that waits":  {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
+		"a write that waits":   {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
+		"a lookup that panics": {"*2\r\n$3\r\nGET\r\n$5\r\npanic\r\n", ""},
+		"a lookup in another place": {"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n",
+			"+OK\r\n$-1\r\n"},
+		"half a command":            {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*2\r\n$3\r\nGE", bulk("0")},
+		"no command":                {"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"},
+		"a lookup and then no more": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*1\r\n$4\r\nQUIT\r\n", bulk("0") + "+OK\r\n"},
+		"a command that takes longer": {
+			"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage := looptest.New(t.Context())

@@ -7,8 +7,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// memoryUse is what INFO and MEMORY tell of memory: the store's, of the namespace of a database, for that is what keys take and
-// what is evicted from; and this process's.
+// memoryUse is what INFO and MEMORY tell of memory: the store's, of the namespace of a database, for that is what keys
+// take and what is evicted from; and this process's.
 type memoryUse struct {
 	used, most uint64 // bytes of records in the namespace, and how many it may have. 0: it is not known
 	peak       uint64 // the most of used that was told
@@ -36,8 +36,8 @@ func (g *Gateway) memoryOf(db int) (u memoryUse) {
 	}
 }
 
-// policy is Redis's name for what happens when the namespace is full. A cache evicts whatever is least likely to be used again, of all
-// keys, which is nearest to the one that goes by the last use.
+// policy is Redis's name for what happens when the namespace is full. A cache evicts whatever is least likely to be
+// used again, of all keys, which is nearest to the one that goes by the last use.
 func (u *memoryUse) policy() string {
 	if u.evicts {
 		return "allkeys-lru"
@@ -62,14 +62,20 @@ func cmdMemoryStats(c *conn, w *resp.Writer, _ [][]byte) {
 		name  string
 		value any
 	}{
-		{"peak.allocated", u.peak}, {"total.allocated", u.used}, {"startup.allocated", uint64(0)}, {"replication.backlog", uint64(0)},
-		{"clients.slaves", uint64(0)}, {"clients.normal", uint64(c.g.o.Budget.Used())}, {"cluster.links", uint64(0)}, {"aof.buffer", uint64(0)},
-		{"lua.caches", uint64(scripts)}, {"functions.caches", uint64(0)}, {"overhead.total", uint64(0)}, {"keys.count", keys},
+		{"peak.allocated", u.peak}, {"total.allocated", u.used}, {"startup.allocated", uint64(0)},
+		{"replication.backlog", uint64(0)},
+		{"clients.slaves", uint64(0)}, {"clients.normal", uint64(c.g.o.Budget.Used())}, {"cluster.links", uint64(0)},
+		{"aof.buffer", uint64(0)},
+		{"lua.caches", uint64(scripts)}, {"functions.caches", uint64(0)}, {"overhead.total", uint64(0)},
+		{"keys.count", keys},
 		{"keys.bytes-per-key", u.used / max(keys, 1)}, {"dataset.bytes", u.used}, {"dataset.percentage", 100.0},
-		{"peak.percentage", 100 * ratio(u.used, u.peak)}, {"allocator.allocated", u.heap}, {"allocator.active", u.active},
+		{"peak.percentage", 100 * ratio(u.used, u.peak)}, {"allocator.allocated", u.heap},
+		{"allocator.active", u.active},
 		{"allocator.resident", u.process}, {"allocator-fragmentation.ratio", ratio(u.active, u.heap)},
-		{"allocator-fragmentation.bytes", u.active - min(u.active, u.heap)}, {"allocator-rss.ratio", ratio(u.process, u.active)},
-		{"allocator-rss.bytes", u.process - min(u.process, u.active)}, {"rss-overhead.ratio", 1.0}, {"rss-overhead.bytes", uint64(0)},
+		{"allocator-fragmentation.bytes", u.active - min(u.active, u.heap)},
+		{"allocator-rss.ratio", ratio(u.process, u.active)},
+		{"allocator-rss.bytes", u.process - min(u.process, u.active)}, {"rss-overhead.ratio", 1.0},
+		{"rss-overhead.bytes", uint64(0)},
 		{"fragmentation", 1.0}, {"fragmentation.bytes", uint64(0)},
 	}
 	w.Map(len(fields))

@@ -19,7 +19,8 @@ const (
 
 // commandStats are padded: connections on different processors count different
 // commands.
-// nanos is the sum of the times, and buckets counts calls by time: bucket i those of up to 2^i µs that are in none before.
+// nanos is the sum of the times, and buckets counts calls by time: bucket i those of up to 2^i µs that are in none
+// before.
 type commandStats struct {
 	ok, failed, nanos atomic.Uint64 // calls, and the time of all of them
 	rejected          atomic.Uint64 // of those that failed: refused before they began
@@ -82,8 +83,10 @@ func (m *metrics) batch(n int) {
 }
 
 var (
-	descCommands = prometheus.NewDesc("kvd_gateway_commands_total", "Commands answered.", []string{"command", "result"}, nil)
-	descSeconds  = prometheus.NewDesc("kvd_gateway_command_seconds", "Time from a command's arrival to its reply; pipelined commands share it.", []string{"command"}, nil)
+	descCommands = prometheus.NewDesc("kvd_gateway_commands_total", "Commands answered.", []string{"command", "result"},
+		nil)
+	descSeconds = prometheus.NewDesc("kvd_gateway_command_seconds",
+		"Time from a command's arrival to its reply; pipelined commands share it.", []string{"command"}, nil)
 	descConns    = prometheus.NewDesc("kvd_gateway_connections", "Open connections.", nil, nil)
 	descAccepted = prometheus.NewDesc("kvd_gateway_connections_total", "Connections accepted.", nil, nil)
 	descRefused  = prometheus.NewDesc("kvd_gateway_connections_refused_total", "Connections over the limit.", nil, nil)
@@ -91,23 +94,36 @@ var (
 	descMisses   = prometheus.NewDesc("kvd_gateway_misses_total", "Lookups that did not find their key.", nil, nil)
 	descRead     = prometheus.NewDesc("kvd_gateway_bytes_read_total", "Bytes received.", nil, nil)
 	descWritten  = prometheus.NewDesc("kvd_gateway_bytes_written_total", "Bytes sent.", nil, nil)
-	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil, nil)
-	descDenied   = prometheus.NewDesc("kvd_gateway_denied_total", "Commands that users may not perform: not the command, not in the database, or not on the key or the channel.", []string{"reason"}, nil)
-	descAuth     = prometheus.NewDesc("kvd_gateway_auth_failures_total", "Wrong passwords.", nil, nil)
-	descClosed   = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed. http: a browser, perhaps of a web page that attacks. memory: others waited for what it had. slow: it left a command half said, or its replies unread. messages: it left messages that others published, or invalidations, unread.", []string{"reason"}, nil)
-	descBuffers  = prometheus.NewDesc("kvd_gateway_buffer_bytes", "Memory that connections, of memcached's protocol too, have of buffer-memory.", nil, nil)
-	descListen   = prometheus.NewDesc("kvd_gateway_subscriptions", "Subscriptions of connections, by what they are to: channel, pattern or shard.", []string{"to"}, nil)
-	descMessages = prometheus.NewDesc("kvd_gateway_messages_total", "Messages given to subscribers of this gateway, one for each.", nil, nil)
-	descTracked  = prometheus.NewDesc("kvd_gateway_tracked_keys", "Keys that clients cache by CLIENT TRACKING, without BCAST.", nil, nil)
-	descPeers    = prometheus.NewDesc("kvd_gateway_peers", "Other gateways of the same databases, by state. The directory names known ones. Following ones tell this one what happens, and this one tells followers.", []string{"state"}, nil)
-	descDropped  = prometheus.NewDesc("kvd_gateway_peer_dropped_total", "Messages that were not told to other gateways, which read too slowly.", nil, nil)
-	descProtocol = prometheus.NewDesc("kvd_gateway_protocol_errors_total", "Connections closed because they sent no RESP.", nil, nil)
+	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil,
+		nil)
+	descDenied = prometheus.NewDesc("kvd_gateway_denied_total",
+		"Commands that users may not perform: not the command, not in the database, or not on the key or the channel.",
+		[]string{"reason"}, nil)
+	descAuth   = prometheus.NewDesc("kvd_gateway_auth_failures_total", "Wrong passwords.", nil, nil)
+	descClosed = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed. "+
+		"http: a browser, perhaps of a web page that attacks. memory: others waited for what it had. slow: it left a "+
+		"command half said, or its replies unread. messages: it left messages that others published, or "+
+		"invalidations, unread.", []string{"reason"}, nil)
+	descBuffers = prometheus.NewDesc("kvd_gateway_buffer_bytes",
+		"Memory that connections, of memcached's protocol too, have of buffer-memory.", nil, nil)
+	descListen = prometheus.NewDesc("kvd_gateway_subscriptions",
+		"Subscriptions of connections, by what they are to: channel, pattern or shard.", []string{"to"}, nil)
+	descMessages = prometheus.NewDesc("kvd_gateway_messages_total",
+		"Messages given to subscribers of this gateway, one for each.", nil, nil)
+	descTracked = prometheus.NewDesc("kvd_gateway_tracked_keys",
+		"Keys that clients cache by CLIENT TRACKING, without BCAST.", nil, nil)
+	descPeers = prometheus.NewDesc("kvd_gateway_peers", "Other gateways of the same databases, by state. The "+
+		"directory names known ones. Following ones tell this one what happens, and this one tells followers.",
+		[]string{"state"}, nil)
+	descDropped = prometheus.NewDesc("kvd_gateway_peer_dropped_total",
+		"Messages that were not told to other gateways, which read too slowly.", nil, nil)
+	descProtocol = prometheus.NewDesc("kvd_gateway_protocol_errors_total",
+		"Connections closed because they sent no RESP.", nil, nil)
 )
 
 // collector gives the counters to Prometheus when it asks.
 type collector struct{ g *Gateway }
 
-// Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
 		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers,
@@ -119,8 +135,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads the counters one after the other while they change, so a sum and its parts may
 // differ by what happened meanwhile. Commands that were never called are left out: there are
 // hundreds.
-// It asks no store and waits for nobody, so that a store in trouble can still be observed. The locks of hub and trackTable are taken
-// for as long as counting takes.
+// It asks no store and waits for nobody, so that a store in trouble can still be observed. The locks of hub and
+// trackTable are held while it counts.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	m := &c.g.m
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {

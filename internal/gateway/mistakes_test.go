@@ -12,27 +12,33 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestWaitersOfOtherTypes: who waits for another type is in nobody's way, whether it came first or later.
 func TestWaitersOfOtherTypes(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
 	for _, c := range [][4]string{
-		{"RPUSH k a", "BLPOP k 0", "ZADD k 1 a", "BZPOPMIN k 0"}, {"ZADD k 1 a", "BZMPOP 0 1 k MIN", "RPUSH k a", "BLMPOP 0 1 k LEFT"},
-		{"XADD k 1-1 f v", "XREAD BLOCK 0 STREAMS k 0", "RPUSH k a", "BRPOP k 0"}, {"RPUSH k a", "BLMOVE k other LEFT LEFT 0", "XADD k 1-1 f v", "XREAD BLOCK 0 STREAMS k 0"},
+		{"RPUSH k a", "BLPOP k 0", "ZADD k 1 a", "BZPOPMIN k 0"}, {"ZADD k 1 a", "BZMPOP 0 1 k MIN", "RPUSH k a",
+			"BLMPOP 0 1 k LEFT"},
+		{"XADD k 1-1 f v", "XREAD BLOCK 0 STREAMS k 0", "RPUSH k a", "BRPOP k 0"},
+		{"RPUSH k a", "BLMOVE k other LEFT LEFT 0", "XADD k 1-1 f v", "XREAD BLOCK 0 STREAMS k 0"},
 	} {
-		if said := othersServed(t, "tcp", addr, c[0], c[1], c[2], c[3]); strings.Contains(said, "-ERR") || strings.Count(said, "a\r\n")+strings.Count(said, "1-1\r\n") < 3 {
+		if said := othersServed(t, "tcp", addr, c[0], c[1], c[2], c[3]); strings.Contains(said, "-ERR") ||
+			strings.Count(said, "a\r\n")+strings.Count(said, "1-1\r\n") < 3 {
 			t.Errorf("%q: %q", c, said)
 		}
 	}
 }
 
-// TestLines: a write wakes the first of those who wait for lists, the first of those who wait for sorted sets, and all who read.
+// TestLines: a write wakes the first of those who wait for lists, the first of those who wait for sorted sets, and all
+// who read.
 func TestLines(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	var xs []*waiter
 	names := [][]byte{[]byte("k")}
-	for _, b := range []blocking{{line: lineOfLists}, {line: lineOfLists}, {line: lineOfZSets}, {line: lineOfZSets}, {reads: true}, {reads: true}, {reads: true, line: "group g"}} {
+	for _, b := range []blocking{{line: lineOfLists}, {line: lineOfLists}, {line: lineOfZSets}, {line: lineOfZSets},
+		{reads: true}, {reads: true}, {reads: true, line: "group g"}} {
 		b.names = names
 		x := s.enterQueues(0, &b)
 		defer s.leaveQueues(x, false)
@@ -41,7 +47,8 @@ func TestLines(t *testing.T) {
 	s.wake(0, "k")
 	for i, want := range []int{1, 0, 1, 0, 1, 1, 1} {
 		if len(xs[i].wake) != want || len(s.turn(xs[i], 0, names)) != want {
-			t.Errorf("client %d: woken %d times, its turn %t, want %d", i, len(xs[i].wake), len(s.turn(xs[i], 0, names)) > 0, want)
+			t.Errorf("client %d: woken %d times, its turn %t, want %d", i, len(xs[i].wake),
+				len(s.turn(xs[i], 0, names)) > 0, want)
 		}
 	}
 }
@@ -95,7 +102,8 @@ func TestPollOfDatabases(t *testing.T) {
 		was := apis[0].calls.Load()
 		s.lookUp([]*awaited{a.keys[0], b.keys[0], c.keys[0]})
 		if len(a.wake) != 0 || len(b.wake) != 1 || len(c.wake) != 0 {
-			t.Errorf("shared %t: woken %d, %d and %d times; want the second alone", shared, len(a.wake), len(b.wake), len(c.wake))
+			t.Errorf("shared %t: woken %d, %d and %d times; want the second alone", shared, len(a.wake), len(b.wake),
+				len(c.wake))
 		}
 		if n := apis[0].calls.Load() - was; n != 1 {
 			t.Errorf("shared %t: %d lookups of database 0 instead of one for all of its keys", shared, n)
@@ -130,7 +138,7 @@ func TestUnblockWaitsForTheOutcome(t *testing.T) {
 	x := &waiter{end: make(chan ending, 1), over: make(chan struct{})}
 	ended := make(chan bool)
 	go func() { ended <- x.unblock(endError) }()
-	eventually(t, "it is told to end", func() bool { return len(x.end) == 1 })
+	testutil.Until(t, "it is told to end", func() bool { return len(x.end) == 1 })
 	select {
 	case <-ended:
 		t.Fatal("the outcome is known before the client has told it")
@@ -152,7 +160,8 @@ func TestWaitsOnceForAKey(t *testing.T) {
 	}
 }
 
-// TestSeenBeforeItWaits: a client counts before it is in a queue, so that a writer that sees nobody has written before its first look.
+// TestSeenBeforeItWaits: a client counts before it is in a queue, so that a writer that sees nobody has written before
+// its first look.
 func TestSeenBeforeItWaits(t *testing.T) {
 	s := polls(t, Options{Databases: fake()})
 	s.mu.Lock()
@@ -164,7 +173,7 @@ func TestSeenBeforeItWaits(t *testing.T) {
 			return strings.Contains(g, "[sync.Mutex.Lock") && strings.Contains(g, "enterQueues")
 		})
 	}
-	eventually(t, "it counts, or waits for the queues", func() bool { return s.any() || waits() })
+	testutil.Until(t, "it counts, or waits for the queues", func() bool { return s.any() || waits() })
 	if !s.any() {
 		t.Error("it does not count yet, and waits for the queues")
 	}
@@ -195,7 +204,7 @@ func TestPausedWaitersTakeNothing(t *testing.T) {
 	blocked(t, g, 1)
 	w.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000", "WRITE")
 	copyPast(t, db, "from", "k")
-	eventually(t, "the poll finds it, and the client has heard of that", func() bool {
+	testutil.Until(t, "the poll finds it, and the client has heard of that", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		k := g.waits.mu.keys[stagedName{0, "k"}]
@@ -213,7 +222,8 @@ func TestPausedWaitersTakeNothing(t *testing.T) {
 	p.answers(t, array("k", "1"))
 }
 
-// TestLooksAtVersions: what a look at versions tells, of each database, of long values, of those that cannot be read, and of those that are being read.
+// TestLooksAtVersions: what a look at versions tells, of each database, of long values, of those that cannot be read,
+// and of those that are being read.
 func TestLooksAtVersions(t *testing.T) {
 	stores := []*clienttest.Store{clienttest.New(clienttest.Options{}), clienttest.New(clienttest.Options{})}
 	addr, g := start(t, Options{Databases: []Database{{"a", stores[0]}, {"b", stores[1]}}, TrackingCheck: time.Hour})
@@ -260,7 +270,8 @@ func TestLooksAtVersions(t *testing.T) {
 	look("it is being read")
 }
 
-// TestTrackingOnAgain: a client that says TRACKING ON twice leaves nothing behind, and the versions are looked at while somebody caches, and no longer.
+// TestTrackingOnAgain: a client that says TRACKING ON twice leaves nothing behind, and the versions are looked at while
+// somebody caches, and no longer.
 func TestTrackingOnAgain(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: 5 * time.Millisecond})
@@ -287,7 +298,7 @@ func TestTrackingOnAgain(t *testing.T) {
 		if keys, items, _ := g.tracked.counts(); keys+items > 0 {
 			t.Errorf("%d keys and %d items are left", keys, items)
 		}
-		eventually(t, "nobody looks at versions", func() bool { return !checks() })
+		testutil.Until(t, "nobody looks at versions", func() bool { return !checks() })
 		if err := db.Delete(t.Context(), []byte("l")); err != nil {
 			t.Fatal(err)
 		}
@@ -325,7 +336,8 @@ func TestTrackedReplyComesFirst(t *testing.T) {
 	}
 }
 
-// TestTrackedUnread: a key that could not be read counts as of no known version, so that its client hears of it at the next look.
+// TestTrackedUnread: a key that could not be read counts as of no known version, so that its client hears of it at the
+// next look.
 func TestTrackedUnread(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: time.Hour})
@@ -347,11 +359,13 @@ func TestTrackedUnread(t *testing.T) {
 	}
 }
 
-// TestWatchTouched: EXEC does nothing if an absent key that it watches was made through this gateway and is gone again; without redis-server.
+// TestWatchTouched: EXEC does nothing if an absent key that it watches was made through this gateway and is gone again;
+// without redis-server.
 func TestWatchTouched(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
 	p, w := dial(t, "tcp", addr), dial(t, "tcp", addr)
-	for _, touch := range []string{"SET k 1;DEL k", "HSET k f v;HDEL k f", "MSETNX k 1 l 1;DEL k l", "EVAL redis.call('set',KEYS[1],1)redis.call('set','l',1) 1 k;DEL k l"} {
+	for _, touch := range []string{"SET k 1;DEL k", "HSET k f v;HDEL k f", "MSETNX k 1 l 1;DEL k l",
+		"EVAL redis.call('set',KEYS[1],1)redis.call('set','l',1) 1 k;DEL k l"} {
 		for _, queue := range []string{"SET k 2", "GET k", "SET other 1;GET k"} {
 			p.want(t, "+OK\r\n", "WATCH", "k")
 			for cmd := range strings.SplitSeq(touch, ";") {
@@ -386,8 +400,8 @@ func (a *behindAPI) Do(ctx context.Context, ops []client.Op) {
 	}
 }
 
-// TestTrackingInside: CLIENT CACHING in a transaction holds for what is behind it, and no longer; what was written before the key was entered is
-// told, too.
+// TestTrackingInside: CLIENT CACHING in a transaction holds for what is behind it, and no longer; what was written
+// before the key was entered is told, too.
 func TestTrackingInside(t *testing.T) {
 	api := &behindAPI{API: clienttest.New(clienttest.Options{}), of: "k"}
 	addr := serve(t, Options{Databases: []Database{{"cache", api}}, TrackingCheck: time.Hour})
@@ -400,7 +414,8 @@ func TestTrackingInside(t *testing.T) {
 			t.Errorf("%s: told %q, want %q", what, got, want)
 		}
 	}
-	for _, queue := range []string{"CLIENT CACHING YES;GET k", "CLIENT CACHING YES;GET k;GET j", "GET j;CLIENT CACHING YES;STRLEN k"} {
+	for _, queue := range []string{"CLIENT CACHING YES;GET k", "CLIENT CACHING YES;GET k;GET j",
+		"GET j;CLIENT CACHING YES;STRLEN k"} {
 		if got := a.perform(t, "EXEC "+queue); got[0] != '*' {
 			t.Fatalf("%s: replied %q", queue, got)
 		}
@@ -425,13 +440,15 @@ func TestTrackingInside(t *testing.T) {
 	told("written behind the read", invalidated("k"))
 }
 
-// TestBroadcastTogether: a client with BCAST hears at once of keys that are written together, in the order of their names.
+// TestBroadcastTogether: a client with BCAST hears at once of keys that are written together, in the order of their
+// names.
 func TestBroadcastTogether(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
 	a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	a.do(t, "HELLO", "3")
 	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "k", "PREFIX", "j")
-	for _, cmd := range []string{"MSET k2 1 j1 1 k1 1 other 1", "MSETNX k2 1 j1 1 k1 1 other 1", "EVAL redis.call('mset','k2',1,'j1',2,'k1',3) 0"} {
+	for _, cmd := range []string{"MSET k2 1 j1 1 k1 1 other 1", "MSETNX k2 1 j1 1 k1 1 other 1",
+		"EVAL redis.call('mset','k2',1,'j1',2,'k1',3) 0"} {
 		b.do(t, strings.Fields(cmd)...)
 		want := []string{invalidated("j1"), ">2\r\n" + bulk("invalidate") + array("k1", "k2")}
 		if told := a.heard(t); strings.Join(told, "") != strings.Join(want, "") {

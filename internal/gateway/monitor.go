@@ -14,7 +14,8 @@ import (
 const (
 	// maxShown bounds the line that MONITOR has of a command: what is longer is cut, as in the slow log.
 	maxShown = 1 << 20
-	// maxShownTogether bounds the lines of a transaction or a script, which are kept until it has taken effect; the rest of them is left out.
+	// maxShownTogether bounds the lines of a transaction or a script, which are kept until it has taken effect; the
+	// rest of them is left out.
 	maxShownTogether = 8 << 20
 )
 
@@ -27,7 +28,8 @@ type monitors struct {
 }
 
 // cmdMonitor shows the connection the commands of this gateway's clients from now on.
-// A command that is being performed by another connection at this moment may not be shown: batches look at heed when they begin.
+// A command that is being performed by another connection at this moment may not be shown: batches look at heed when
+// they begin.
 func cmdMonitor(c *conn, w *resp.Writer, _ [][]byte) {
 	switch {
 	case c.inTx.Load() >= 0:
@@ -65,7 +67,6 @@ func (c *conn) stopMonitoring() {
 	}
 }
 
-// count is how many there are.
 func (m *monitors) count() int {
 	m.Lock()
 	defer m.Unlock()
@@ -91,8 +92,8 @@ func (g *Gateway) dismissMonitors(self *conn) {
 }
 
 // show gives the monitors what lines appends to a buffer, which is theirs then. They go out with the connection's box.
-// lines is called with the lock held, and must not wait. Lines of several connections are in the order in which they came here, which
-// is about that in which the commands took effect, and need not be it.
+// lines is called with the lock held, and must not wait. Lines of several connections are in the order in which they
+// came here, which is about that in which the commands took effect, and need not be it.
 func (c *conn) show(lines func(b []byte) []byte) {
 	if c.monitors.Load() {
 		c.out.cork() // behind the reply to the command
@@ -131,8 +132,8 @@ func (cmd *command) isShown() bool { return cmd.categories&adminCategory == 0 }
 func (c *conn) shows(cmd *command) bool { return c.g.heed.Load()&heedMonitor != 0 && cmd.isShown() }
 
 // appendShown appends the line for a command of n arguments, the first of which are given; passwords are left out.
-// The form is Redis's: +<seconds>.<microseconds> [<database> <address>] "<argument>" ... It is a simple string of RESP, so no byte of
-// an argument may be a line's end: appendRepr sees to that.
+// The form is Redis's: +<seconds>.<microseconds> [<database> <address>] "<argument>" ... It is a simple string of RESP,
+// so no byte of an argument may be a line's end: appendRepr sees to that.
 func appendShown(b []byte, from string, cmd *command, args [][]byte, n, db int) []byte {
 	if !cmd.isShown() {
 		return b
@@ -203,7 +204,8 @@ func (b *batch) shownEntry(last int) {
 	}
 }
 
-// shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it may run several times.
+// shownLines are the lines of what is staged, as far as it has run. They are kept until it has taken effect, since it
+// may run several times.
 type shownLines struct {
 	lines []byte // in MONITOR's form, one behind the other
 	held  int64  // bytes of the share that stand for them
@@ -211,8 +213,8 @@ type shownLines struct {
 }
 
 // add adds the line of a command of a client, or of a script: from is lua then.
-// most is an upper bound of the line, so that it is written without growing. The lines of what never takes effect are shown, too:
-// the commands were given.
+// most is an upper bound of the line, so that it is written without growing. The lines of what never takes effect are
+// shown, too: the commands were given.
 func (s *shownLines) add(t *staged, from string, cmd *command, args [][]byte) {
 	c := t.c
 	if s.full || !c.shows(cmd) {

@@ -9,10 +9,12 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // lineTime and lineFrom are what lines of MONITOR need not have alike.
-var lineTime, lineFrom = regexp.MustCompile(`^\+\d+\.\d{6} `), regexp.MustCompile(`^\[(\d+) (unix:/|127\.0\.0\.1:)[^\]]*\]`)
+var lineTime, lineFrom = regexp.MustCompile(`^\+\d+\.\d{6} `),
+	regexp.MustCompile(`^\[(\d+) (unix:/|127\.0\.0\.1:)[^\]]*\]`)
 
 // manyKeys are commands on any number of keys, each of which is performed by itself.
 var manyKeys = regexp.MustCompile(`"(MSET|MGET|DEL|EXISTS)"`)
@@ -118,7 +120,8 @@ PING`), "\n") {
 	add("SET", "k\"\\\n\r\t\a\b", "\x00\x1f é\xff'")
 	add("SET", "", "")
 	add("MGET", "k", "k", "j")
-	call := "redis.call('set',KEYS[1],ARGV[1]); redis.call('select',1); redis.pcall('incr',KEYS[1]); return redis.call('mget','x','y')"
+	call := "redis.call('set',KEYS[1],ARGV[1]); redis.call('select',1); redis.pcall('incr',KEYS[1]); return " +
+		"redis.call('mget','x','y')"
 	add("EVAL", call, "1", "k", "v\n\xff")
 	add("EVAL", "redis.call('set','a','1'); return redis.call('nosuch')", "0")
 	add("EVAL", "redis.call('set','a','1'); error('x')", "0")
@@ -132,7 +135,8 @@ PING`), "\n") {
 	return script
 }
 
-// TestMonitorLikeRedis compares what MONITOR shows with a redis-server's, of commands one by one and of all in one pipeline.
+// TestMonitorLikeRedis compares what MONITOR shows with a redis-server's, of commands one by one and of all in one
+// pipeline.
 func TestMonitorLikeRedis(t *testing.T) {
 	sock := startRedis(t)
 	twoProcessors(t)
@@ -168,7 +172,8 @@ func TestMonitorLikeRedis(t *testing.T) {
 		}
 		for i := range max(len(got[0]), len(got[1])) {
 			if i >= len(got[0]) || i >= len(got[1]) || got[0][i] != got[1][i] {
-				t.Fatalf("pipelined %v: line %d of %d and %d:\n got %q\nwant %q", pipelined, i, len(got[0]), len(got[1]), got[0][min(i, len(got[0])):][:1], got[1][min(i, len(got[1])):][:1])
+				t.Fatalf("pipelined %v: line %d of %d and %d:\n got %q\nwant %q", pipelined, i, len(got[0]),
+					len(got[1]), got[0][min(i, len(got[0])):][:1], got[1][min(i, len(got[1])):][:1])
 			}
 		}
 	}
@@ -187,7 +192,8 @@ func TestMonitorHidesSecrets(t *testing.T) {
 	onBothWays(t, func(t *testing.T, p *peer, g *Gateway) {
 		m := dial(t, "tcp", p.RemoteAddr().String())
 		m.want(t, "+OK\r\n", "MONITOR")
-		for _, cmd := range []string{"AUTH sesame", "AUTH default sesame", "auth a b c sesame", "HELLO 3 AUTH default sesame", "HELLO 2 SETNAME x AUTH default sesame",
+		for _, cmd := range []string{"AUTH sesame", "AUTH default sesame", "auth a b c sesame",
+			"HELLO 3 AUTH default sesame", "HELLO 2 SETNAME x AUTH default sesame",
 			"ACL SETUSER anna on >sesame", "acl setuser anna #sesame", "CONFIG SET requirepass sesame", "HELLO 2"} {
 			p.do(t, strings.Fields(cmd)...)
 		}
@@ -245,11 +251,11 @@ func TestMonitorCuts(t *testing.T) {
 	}
 	m.Close()
 	p.Close()
-	eventually(t, "the memory of the lines comes back", func() bool { return budget.Used() == 0 })
+	testutil.Until(t, "the memory of the lines comes back", func() bool { return budget.Used() == 0 })
 }
 
-// TestMonitorWithoutReading: a client that does not read what it MONITORs is disconnected, others are not held up, and nothing is
-// held for it afterwards.
+// TestMonitorWithoutReading: a client that does not read what it MONITORs is disconnected, others are not held up, and
+// nothing is held for it afterwards.
 func TestMonitorWithoutReading(t *testing.T) {
 	budget := netsrv.NewBudget(256 << 20)
 	addr, g := start(t, Options{Databases: fakes(1), Budget: budget})
@@ -269,7 +275,7 @@ func TestMonitorWithoutReading(t *testing.T) {
 		t.Errorf("%d connections were flooded", n)
 	}
 	p.Close()
-	eventually(t, "nothing is held or queued", func() bool { return budget.Used() == 0 && g.m.queued.Load() == 0 })
+	testutil.Until(t, "nothing is held or queued", func() bool { return budget.Used() == 0 && g.m.queued.Load() == 0 })
 }
 
 // TestMonitorWhileBlocked: a client that MONITORs hears of others while it waits for a key.
@@ -296,7 +302,7 @@ func TestMonitorNeedsTheRight(t *testing.T) {
 	own.want(t, "+OK\r\n", "MONITOR")
 	p.want(t, "+OK\r\n", "ACL", "SETUSER", "anna", "-monitor")
 	m.closed(t)
-	eventually(t, "one monitor", func() bool { return g.monitors.count() == 1 })
+	testutil.Until(t, "one monitor", func() bool { return g.monitors.count() == 1 })
 	again := dial(t, "tcp", addr)
 	again.want(t, "+OK\r\n", "AUTH", "anna", "pw")
 	again.want(t, "-NOPERM this user has no permissions to run the 'monitor' command\r\n", "MONITOR")

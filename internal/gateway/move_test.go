@@ -63,9 +63,11 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestMoveWhenStepsFail: whatever fails, or is written meanwhile, the key is in one of the databases, and in both only if the reply says so.
+// TestMoveWhenStepsFail: whatever fails, or is written meanwhile, the key is in one of the databases, and in both only
+// if the reply says so.
 func TestMoveWhenStepsFail(t *testing.T) {
-	refused, unknown, applied := clienttest.Fault{Err: client.ErrUnavailable}, clienttest.Fault{Err: client.ErrUnknownOutcome}, clienttest.Fault{Applied: true}
+	refused, unknown, applied := clienttest.Fault{Err: client.ErrUnavailable},
+		clienttest.Fault{Err: client.ErrUnknownOutcome}, clienttest.Fault{Applied: true}
 	set := func(p **peer, command string) func(*testing.T) clienttest.Fault {
 		return func(t *testing.T) clienttest.Fault { (*p).do(t, strings.Fields(command)...); return clienttest.Fault{} }
 	}
@@ -78,19 +80,24 @@ func TestMoveWhenStepsFail(t *testing.T) {
 		put, remove, undo  hook // what happens when the gateway is about to do that for the first time
 		reply, here, there string
 	}{
-		"the put is refused":                       {put: is(refused), reply: "-LOADING ", here: "1"},
-		"the put may have happened, and has not":   {put: is(unknown), reply: "-ERR unknown outcome", here: "1"},
-		"the put may have happened, and has":       {put: is(applied), reply: "-ERR unknown outcome", here: "1", there: "1"},
-		"the other key comes before the put":       {put: set(&inThere, "SET k other"), reply: ":0\r\n", here: "1", there: "other"},
-		"the key goes before the put":              {put: set(&inHere, "DEL k"), reply: ":0\r\n"},
-		"the delete is refused":                    {remove: is(refused), reply: "-LOADING ", here: "1"},
-		"the delete may have happened, and not":    {remove: is(unknown), reply: "-ERR unknown outcome", here: "1", there: "1"},
-		"the delete may have happened, and has":    {remove: is(applied), reply: "-ERR unknown outcome", there: "1"},
-		"the key changes before the delete":        {remove: set(&inHere, "APPEND k 2"), reply: ":1\r\n", there: "12"},
-		"the key goes before the delete":           {remove: set(&inHere, "DEL k"), reply: ":0\r\n"},
-		"the delete is refused, and so is undoing": {remove: is(refused), undo: is(refused), reply: "-ERR unknown outcome", here: "1", there: "1"},
-		"the key changes, and then the other": {remove: set(&inHere, "APPEND k 2"), undo: set(&inThere, "APPEND k 3"), reply: "-ERR unknown outcome",
-			here: "12", there: "13"},
+		"the put is refused":                     {put: is(refused), reply: "-LOADING ", here: "1"},
+		"the put may have happened, and has not": {put: is(unknown), reply: "-ERR unknown outcome", here: "1"},
+		"the put may have happened, and has": {put: is(applied), reply: "-ERR unknown outcome", here: "1",
+			there: "1"},
+		"the other key comes before the put": {put: set(&inThere, "SET k other"), reply: ":0\r\n", here: "1",
+			there: "other"},
+		"the key goes before the put": {put: set(&inHere, "DEL k"), reply: ":0\r\n"},
+		"the delete is refused":       {remove: is(refused), reply: "-LOADING ", here: "1"},
+		"the delete may have happened, and not": {remove: is(unknown), reply: "-ERR unknown outcome", here: "1",
+			there: "1"},
+		"the delete may have happened, and has": {remove: is(applied), reply: "-ERR unknown outcome", there: "1"},
+		"the key changes before the delete":     {remove: set(&inHere, "APPEND k 2"), reply: ":1\r\n", there: "12"},
+		"the key goes before the delete":        {remove: set(&inHere, "DEL k"), reply: ":0\r\n"},
+		"the delete is refused, and so is undoing": {remove: is(refused), undo: is(refused),
+			reply: "-ERR unknown outcome", here: "1", there: "1"},
+		"the key changes, and then the other": {remove: set(&inHere, "APPEND k 2"), undo: set(&inThere, "APPEND k 3"),
+			reply: "-ERR unknown outcome",
+			here:  "12", there: "13"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			here, there, p, other := moveStores(t)
@@ -128,13 +135,20 @@ func TestMoveWhenStepsFail(t *testing.T) {
 	}
 }
 
-// TestSwapDB: indexes are looked at in Redis's order; a swap of a database with itself changes nothing, and any other is refused.
+// TestSwapDB: indexes are looked at in Redis's order; a swap of a database with itself changes nothing, and any other
+// is refused.
 func TestSwapDB(t *testing.T) {
-	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"0", clienttest.New(clienttest.Options{})}, {"1", clienttest.New(clienttest.Options{})}}}))
+	p := dial(t, "tcp",
+		serve(t, Options{
+			Databases: []Database{{"0", clienttest.New(clienttest.Options{})},
+				{"1", clienttest.New(clienttest.Options{})}}}))
 	for cmd, want := range map[string]string{
-		"x 1": "-ERR invalid first DB index\r\n", "0 x": "-ERR invalid second DB index\r\n", "-1 1": "-ERR DB index is out of range\r\n",
-		"0 2": "-ERR DB index is out of range\r\n", "2 x": "-ERR invalid second DB index\r\n", "99999999999 1": "-ERR invalid first DB index\r\n", "1 1": "+OK\r\n",
-		"0 1": "-ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one moment; nothing was done\r\n",
+		"x 1": "-ERR invalid first DB index\r\n", "0 x": "-ERR invalid second DB index\r\n",
+		"-1 1": "-ERR DB index is out of range\r\n",
+		"0 2":  "-ERR DB index is out of range\r\n", "2 x": "-ERR invalid second DB index\r\n",
+		"99999999999 1": "-ERR invalid first DB index\r\n", "1 1": "+OK\r\n",
+		"0 1": "-ERR kvd: SWAPDB is not supported: gateways cannot change the order of their databases at one " +
+			"moment; nothing was done\r\n",
 	} {
 		p.want(t, want, append([]string{"SWAPDB"}, strings.Fields(cmd)...)...)
 	}

@@ -34,9 +34,12 @@ func (g operated) Describe() *peers.Description {
 	commands, _ := g.totals()
 	return &peers.Description{
 		Version: g.o.Version, UptimeMillis: uint64(time.Since(g.started).Milliseconds()), Listen: g.listens(),
-		Clients: uint32(g.srv.Conns()), MaxClients: uint32(g.o.MaxConns), Commands: commands, Hits: g.m.hits.Load(), Misses: g.m.misses.Load(),
-		MemoryBytes: m.Sys - m.HeapReleased, BufferBytes: uint64(g.o.Budget.Used()), SlowCommands: uint64(g.slow.logged()),
-		Blocked: uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.count()), Paused: g.pausing.word(),
+		Clients: uint32(g.srv.Conns()), MaxClients: uint32(g.o.MaxConns), Commands: commands, Hits: g.m.hits.Load(),
+		Misses:      g.m.misses.Load(),
+		MemoryBytes: m.Sys - m.HeapReleased, BufferBytes: uint64(g.o.Budget.Used()),
+		SlowCommands: uint64(g.slow.logged()),
+		Blocked:      uint32(g.waits.clients.Load() + g.pausing.clients.Load()), Monitors: uint32(g.monitors.count()),
+		Paused: g.pausing.word(),
 	}
 }
 
@@ -55,14 +58,12 @@ func (g *Gateway) listens() (addrs []string) {
 	return addrs
 }
 
-// addListener makes a listener known to listens.
 func (g *Gateway) addListener(l net.Listener) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mu.listeners = append(g.mu.listeners, l)
 }
 
-// Clients is of peers.Operated.
 func (g operated) Clients() (all []*peers.Client) {
 	g.eachClient(func(c *conn) { all = append(all, c.describe()) })
 	return all
@@ -79,7 +80,8 @@ func (g operated) SlowLog(n int) (all []*peers.SlowCommand) {
 		for i, a := range e.args {
 			args[i] = []byte(a)
 		}
-		all = append(all, &peers.SlowCommand{Id: e.id, UnixMicros: e.at.UnixMicro(), TookMicros: e.took.Microseconds(), Args: args, Addr: e.peer, Name: e.name})
+		all = append(all, &peers.SlowCommand{Id: e.id, UnixMicros: e.at.UnixMicro(), TookMicros: e.took.Microseconds(),
+			Args: args, Addr: e.peer, Name: e.name})
 	}
 	return all
 }
@@ -98,7 +100,8 @@ func (g operated) Kill(id int64) (addr string, found bool) {
 }
 
 // describe is the connection for CLIENT LIST and operators; any goroutine may ask.
-// Its fields are read one after the other while the connection goes on, so they need not be of one moment. Flags are Redis's letters.
+// Its fields are read one after the other while the connection goes on, so they need not be of one moment. Flags are
+// Redis's letters.
 func (c *conn) describe() *peers.Client {
 	c.mu.Lock()
 	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
@@ -107,9 +110,12 @@ func (c *conn) describe() *peers.Client {
 	channels, patterns, shards := c.g.hub.countsOf(c)
 	parts, unread := c.out.pending()
 	d := &peers.Client{
-		Id: c.id, Addr: c.remote.String(), LocalAddr: c.local.String(), Name: name, AgeSeconds: int64(now.Sub(c.since).Seconds()),
-		IdleSeconds: max(0, now.UnixMilli()-abs(c.active.Load())) / 1000, Db: c.seenDB.Load(), Channels: int32(channels), Patterns: int32(patterns), ShardChannels: int32(shards),
-		Queued: c.inTx.Load(), OutputParts: int32(parts), OutputBytes: int64(unread), MemoryBytes: c.share.Held(), User: c.user.Load().Name, Redirect: -1, Protocol: 2,
+		Id: c.id, Addr: c.remote.String(), LocalAddr: c.local.String(), Name: name,
+		AgeSeconds:  int64(now.Sub(c.since).Seconds()),
+		IdleSeconds: max(0, now.UnixMilli()-abs(c.active.Load())) / 1000, Db: c.seenDB.Load(),
+		Channels: int32(channels), Patterns: int32(patterns), ShardChannels: int32(shards),
+		Queued: c.inTx.Load(), OutputParts: int32(parts), OutputBytes: int64(unread), MemoryBytes: c.share.Held(),
+		User: c.user.Load().Name, Redirect: -1, Protocol: 2,
 		Library: lib, LibraryVersion: ver,
 	}
 	if l := c.last.Load(); l != nil && l != unknown {
@@ -148,7 +154,9 @@ func (c *conn) line() string {
 	if cmd == "" {
 		cmd = "NULL"
 	}
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d oll=%d omem=%d tot-mem=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
-		d.Id, d.Addr, d.LocalAddr, d.Name, d.AgeSeconds, d.IdleSeconds, d.Flags, d.Db, d.Channels, d.Patterns, d.ShardChannels, d.Queued,
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d "+
+		"oll=%d omem=%d tot-mem=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
+		d.Id, d.Addr, d.LocalAddr, d.Name, d.AgeSeconds, d.IdleSeconds, d.Flags, d.Db, d.Channels, d.Patterns,
+		d.ShardChannels, d.Queued,
 		d.OutputParts, d.OutputBytes, d.MemoryBytes, cmd, d.User, d.Redirect, d.Protocol, d.Library, d.LibraryVersion)
 }

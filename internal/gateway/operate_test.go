@@ -23,7 +23,8 @@ func TestOperated(t *testing.T) {
 
 		d := o.Describe()
 		n, _ := g.totals()
-		if d.Commands != n || d.Commands < 9 || d.Hits != 1 || d.Misses != 1 || d.SlowCommands != 3 || d.MaxClients != 10_000 || d.MemoryBytes == 0 || d.Version != "devel" || d.Paused != "" ||
+		if d.Commands != n || d.Commands < 9 || d.Hits != 1 || d.Misses != 1 || d.SlowCommands != 3 ||
+			d.MaxClients != 10_000 || d.MemoryBytes == 0 || d.Version != "devel" || d.Paused != "" ||
 			len(d.Listen) != 1 || d.Listen[0] != p.RemoteAddr().String() || d.Clients < 2 {
 			t.Errorf("%v", d)
 		}
@@ -33,7 +34,8 @@ func TestOperated(t *testing.T) {
 			switch c.Addr {
 			case p.LocalAddr().String():
 				me = c.Id
-				if c.Name != "me" || c.Command != "client|list" || c.Flags != "N" || c.User != "default" || c.Queued != -1 {
+				if c.Name != "me" || c.Command != "client|list" || c.Flags != "N" || c.User != "default" ||
+					c.Queued != -1 {
 					t.Errorf("%v", c)
 				}
 			case q.LocalAddr().String():
@@ -50,7 +52,9 @@ func TestOperated(t *testing.T) {
 			t.Fatalf("not all of them: %v", o.Clients())
 		}
 		slow := o.SlowLog(0)
-		if len(slow) != 3 || string(slow[1].Args[2]) != "\x00" || slow[1].Name != "me" || slow[1].Addr != p.LocalAddr().String() || string(slow[0].Args[2]) != "(redacted)" || len(o.SlowLog(2)) != 2 {
+		if len(slow) != 3 || string(slow[1].Args[2]) != "\x00" || slow[1].Name != "me" ||
+			slow[1].Addr != p.LocalAddr().String() || string(slow[0].Args[2]) != "(redacted)" ||
+			len(o.SlowLog(2)) != 2 {
 			t.Errorf("%v", slow)
 		}
 		if addr, ok := o.Kill(other); !ok || addr != q.LocalAddr().String() {

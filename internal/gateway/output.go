@@ -45,8 +45,8 @@ type output struct {
 
 	mu struct {
 		sync.Mutex
-		// queue is in the order of sending. While draining is set a goroutine has taken an earlier queue, or is about to take this one, and
-		// is the only one that writes to the socket.
+		// queue is in the order of sending. While draining is set a goroutine has taken an earlier queue, or is about
+		// to take this one, and is the only one that writes to the socket.
 		queue    []chunk
 		size     int // bytes in queue
 		draining bool
@@ -58,7 +58,8 @@ type output struct {
 
 // chunk is a part of the queue. held bytes of the share stand for it; without, it is among the
 // smallOutput bytes for which nothing does.
-// b is not empty. If lent is set, send waits until it has gone, so that no copy is needed of what there is no memory for.
+// b is not empty. If lent is set, send waits until it has gone, so that no copy is needed of what there is no memory
+// for.
 type chunk struct {
 	b    []byte
 	held int64
@@ -81,10 +82,10 @@ func (o *output) init() {
 	}
 }
 
-// over says where to send to, outside of a loop; raw is nc's, see rawOf. Nothing may be queued but messages that others push.
-// A connection with TLS has no raw side: what it writes goes through its goroutine.
-// It is called by conn.over. The goroutine that still sends by way of the loop is interrupted by a
-// deadline in the past, and goes on with nc where it was: moved tells it so.
+// over says where to send to, outside of a loop; raw is nc's, see rawOf. Nothing may be queued but messages that others
+// push. A connection with TLS has no raw side: what it writes goes through its goroutine. It is called by conn.over.
+// The goroutine that still sends by way of the loop is interrupted by a deadline in the past, and goes on with nc where
+// it was: moved tells it so.
 func (o *output) over(nc net.Conn, raw syscall.RawConn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -105,8 +106,8 @@ func (o *output) idleLocked() bool {
 // p. Else paid bytes of the share stand for p, and both are the output's from now on.
 // Ordering is the point of it: while a goroutine drains the queue nothing is written past it. An
 // error is kept, and ends every later send. It does not say how much the client has received.
-// The connection's goroutine, or its loop, calls it; it is never called by two at a time. In a loop it takes what the socket
-// takes, and leaves the loop for the rest, since it may wait then.
+// The connection's goroutine, or its loop, calls it; it is never called by two at a time. In a loop it takes what the
+// socket takes, and leaves the loop for the rest, since it may wait then.
 func (o *output) send(p []byte, paid int64) error {
 	if len(p) == 0 {
 		o.share.Give(paid)
@@ -195,7 +196,8 @@ func (o *output) add(c chunk) {
 }
 
 // sendLooped sends what a socket in a loop takes, and returns the rest.
-// An empty rest says that all of p is with the socket. An error of writing is left to the ordinary path, which meets it again.
+// An empty rest says that all of p is with the socket. An error of writing is left to the ordinary path, which meets it
+// again.
 func (o *output) sendLooped(p []byte) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -222,17 +224,16 @@ func (o *output) pending() (parts, n int) {
 }
 
 // drainLocked has a goroutine send what is queued.
-// draining must not be set already. The goroutine ends by itself once the queue is empty or the connection has failed; finish
-// waits for it.
+// draining must not be set already. The goroutine ends by itself once the queue is empty or the connection has failed;
+// finish waits for it.
 func (o *output) drainLocked() {
 	o.mu.draining = true
 	go o.drain()
 }
 
-// drain sends the queue, and messages that are pushed meanwhile, and ends. It reports the first error to send and closes
-// the connection then.
-// It takes the whole queue at a time, so that the connection can fill another meanwhile, and
-// gives back what stood for each chunk as soon as that is sent.
+// drain sends the queue, and messages that are pushed meanwhile, and ends. It reports the first error to send and
+// closes the connection then. It takes the whole queue at a time, so that the connection can fill another meanwhile,
+// and gives back what stood for each chunk as soon as that is sent.
 func (o *output) drain() {
 	o.mu.Lock()
 	for {
@@ -279,7 +280,8 @@ func (o *output) drain() {
 // outputRate beyond it.
 // Without the second bound a client that reads a byte a minute would be given for ever what the
 // queue holds.
-// Parts of smallOutput bytes are what progress is measured by: a Write that has not ended tells nothing of how far it came.
+// Parts of smallOutput bytes are what progress is measured by: a Write that has not ended tells nothing of how far it
+// came.
 func (o *output) sendAll(b []byte) error {
 	last := time.Now().Add(o.timeout + time.Duration(len(b))*time.Second/outputRate)
 	for len(b) > 0 {

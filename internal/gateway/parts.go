@@ -12,8 +12,8 @@ import (
 // Values of any type in parts, for commands that take several types: SORT, DUMP, RESTORE.
 
 // partsOf takes a value apart. Its parts alias the value where they can.
-// A hash's parts are fields and values in turn, a sorted set's its members in order with their scores beside. An error, which is
-// collection.ErrCorrupt, means that the record is damaged or was not written by a gateway.
+// A hash's parts are fields and values in turn, a sorted set's its members in order with their scores beside. An error,
+// which is collection.ErrCorrupt, means that the record is damaged or was not written by a gateway.
 func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 	switch t {
 	case client.Plain:
@@ -58,7 +58,9 @@ func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 			return v, err
 		}
 		// A stream is not taken apart, but every entry is looked at, so that nothing damaged is dumped.
-		err = v.Stream.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool { return true })
+		err = v.Stream.Range(collection.StreamID{}, collection.MaxStreamID, false, func(collection.StreamEntry) bool {
+			return true
+		})
 		return v, err
 	default:
 		return v, collection.ErrCorrupt
@@ -67,8 +69,8 @@ func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
 }
 
 // valueOf puts a value together.
-// It is for payloads from clients: a field or member that comes twice counts once, and the order of a sorted set is made anew. A collection that is longer than
-// any may be is collection.ErrTooLong.
+// It is for payloads from clients: a field or member that comes twice counts once, and the order of a sorted set is
+// made anew. A collection that is longer than any may be is collection.ErrTooLong.
 func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
 	switch v.Kind {
 	case rdb.String:
@@ -120,8 +122,9 @@ func fieldOf(k *key, field []byte) []byte {
 	return v
 }
 
-// storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how many they are.
-// If the list would be too long it replies so, and if there is no room for it yet it asks for that; the key is as it was in both cases.
+// storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how
+// many they are. If the list would be too long it replies so, and if there is no room for it yet it asks for that; the
+// key is as it was in both cases.
 func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
 	if len(elements) == 0 {
 		if k.present {

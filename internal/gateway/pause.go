@@ -12,15 +12,15 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Gateway.heed has a bit for each reason to do more than to perform commands. There is nearly always none, so that a batch looks at
-// one word.
+// These are bits of Gateway.heed, one for each reason to do more than to perform commands. There is nearly always none,
+// so that a batch looks at one word.
 const (
 	heedPause   = 1 << iota // CLIENT PAUSE holds up commands
 	heedMonitor             // somebody MONITORs
 )
 
-// pausing is CLIENT PAUSE. It holds up the commands of this gateway's clients, in the place where they would begin, and each on its
-// connection's own goroutine, which goes when its client does.
+// pausing is CLIENT PAUSE. It holds up the commands of this gateway's clients, in the place where they would begin, and
+// each on its connection's own goroutine, which goes when its client does.
 type pausing struct {
 	clients atomic.Int64 // whose commands are held up
 
@@ -34,8 +34,8 @@ type pausing struct {
 }
 
 // begin begins a pause, or makes the one that there is longer and stricter, as Redis does.
-// over is closed when the pause ends, for whatever reason. A connection that has looked at heed just before goes on with its batch;
-// awaitCommands waits for that.
+// over is closed when the pause ends, for whatever reason. A connection that has looked at heed just before goes on
+// with its batch; awaitCommands waits for that.
 func (p *pausing) begin(heed *atomic.Uint32, d time.Duration, all bool) (over <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,7 +65,6 @@ func (p *pausing) endIfDue(heed *atomic.Uint32) {
 	}
 }
 
-// end ends the pause, if there is one.
 func (p *pausing) end(heed *atomic.Uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +73,8 @@ func (p *pausing) end(heed *atomic.Uint32) {
 	}
 }
 
-// endLocked ends the pause that there is. The bit is cleared before those that wait are let go, so that none of them finds it set for a pause that is over.
+// endLocked ends the pause that there is. The bit is cleared before those that wait are let go, so that none of them
+// finds it set for a pause that is over.
 func (p *pausing) endLocked(heed *atomic.Uint32) {
 	heed.And(^uint32(heedPause))
 	p.mu.timer.Stop()
@@ -113,8 +113,8 @@ func mustCategory(name string) acl.Category {
 	return c
 }
 
-// mayReplicate are commands that CLIENT PAUSE WRITE holds up besides those that write: in Redis they have effects that its
-// replicas are told of.
+// mayReplicate are commands that CLIENT PAUSE WRITE holds up besides those that write: in Redis they have effects that
+// its replicas are told of.
 var mayReplicate = []string{"pfcount", "publish", "spublish", "eval", "evalsha", "fcall"}
 
 // heldUntil is closed when the pause that holds up a command ends; nil: nothing holds it up.
@@ -127,8 +127,8 @@ func (c *conn) heldUntil(cmd *command, args [][]byte) <-chan struct{} {
 	return over
 }
 
-// pausesWith reports whether a command is one of those that write, or EXEC of one. A script or function with flags is what they say, and
-// one without is what its command is, as is one that the gateway does not know.
+// pausesWith reports whether a command is one of those that write, or EXEC of one. A script or function with flags is
+// what they say, and one without is what its command is, as is one that the gateway does not know.
 func (c *conn) pausesWith(cmd *command, args [][]byte) bool {
 	if cmd.name == "exec" {
 		return slices.ContainsFunc(c.tx.queue, func(q queued) bool { return c.pausesWith(q.cmd, q.args) })
@@ -139,7 +139,8 @@ func (c *conn) pausesWith(cmd *command, args [][]byte) bool {
 	return cmd.categories&writeCategory != 0 || slices.Contains(mayReplicate, cmd.name)
 }
 
-// scriptFlag is whether a command's script or function has the flag no-writes; says is false for commands and scripts without flags.
+// scriptFlag is whether a command's script or function has the flag no-writes; says is false for commands and scripts
+// without flags.
 func (c *conn) scriptFlag(cmd *command, args [][]byte) (noWrites, says bool) {
 	switch cmd.name {
 	case "fcall", "fcall_ro":
@@ -160,10 +161,10 @@ func (c *conn) scriptFlag(cmd *command, args [][]byte) (noWrites, says bool) {
 	return false, false
 }
 
-// awaitUnpause waits while a pause holds up a command, behind the replies to those before it. Afterwards the command begins
-// anew, with the rights that its user has then. An error ends the connection.
-// The command has not begun, so a client that goes away, or a gateway that stops, leaves nothing undecided. To CLIENT LIST and
-// Drain such a client is one that is blocked.
+// awaitUnpause waits while a pause holds up a command, behind the replies to those before it. Afterwards the command
+// begins anew, with the rights that its user has then. An error ends the connection. The command has not begun, so a
+// client that goes away, or a gateway that stops, leaves nothing undecided. To CLIENT LIST and Drain such a client is
+// one that is blocked.
 func (c *conn) awaitUnpause(b *batch, cmd *command, args [][]byte) error {
 	if c.heldUntil(cmd, args) == nil {
 		return nil
@@ -211,10 +212,10 @@ func (c *conn) awaitUnpause(b *batch, cmd *command, args [][]byte) error {
 // settleTick is how often awaitCommands looks, and settleTime how long.
 const settleTick, settleTime = time.Millisecond, 5 * time.Second
 
-// awaitCommands waits until the commands that were being performed when a pause began are over, so that what it holds up does not happen
-// behind the reply to CLIENT PAUSE. A client that reads its replies slowly is waited for as long as a command at the most.
-// Commands that wait for keys do not count, since they ask again before they take anything (performBlocking), nor do other CLIENT PAUSEs,
-// of which two would wait for each other.
+// awaitCommands waits until the commands that were being performed when a pause began are over, so that what it holds
+// up does not happen behind the reply to CLIENT PAUSE. A client that reads its replies slowly is waited for as long as
+// a command at the most. Commands that wait for keys do not count, since they ask again before they take anything
+// (performBlocking), nor do other CLIENT PAUSEs, of which two would wait for each other.
 func (c *conn) awaitCommands(over <-chan struct{}) {
 	type busy struct {
 		*conn
@@ -256,7 +257,8 @@ func cmdClientPause(c *conn, w *resp.Writer, args [][]byte) {
 	all := true
 	switch {
 	case len(args) > 4:
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try CLIENT HELP.")
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try CLIENT HELP.")
 		return
 	case len(args) == 4 && fold(args[3], "write"):
 		all = false

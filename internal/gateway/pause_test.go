@@ -10,9 +10,11 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/luascript"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// blockedOn is how many clients INFO counts as blocked. In a pause of all commands nobody can ask for that but a MONITOR.
+// blockedOn is how many clients INFO counts as blocked. In a pause of all commands nobody can ask for that but a
+// MONITOR.
 func blockedOn(t *testing.T, m *peer) (n int) {
 	t.Helper()
 	m.send(t, []string{"INFO", "clients"})
@@ -61,14 +63,21 @@ func TestPauseLikeRedis(t *testing.T) {
 	addr, _ := start(t, Options{Databases: fakes(1), Debug: true})
 	const noWrites = "#!lua flags=no-writes\nreturn 1"
 	for _, mode := range []string{"WRITE", "all"} {
-		cmds := [][]string{{"GET", "a"}, {"SET", "a", "1"}, {"SET", "a"}, {"nosuch"}, {"PING"}, {"DEL", "a"}, {"LPUSH", "l", "1"}, {"LRANGE", "l", "0", "-1"}, {"BLPOP", "l", "1"},
-			{"XREAD", "STREAMS", "s", "0"}, {"PUBLISH", "c", "m"}, {"SPUBLISH", "c", "m"}, {"SUBSCRIBE", "c"}, {"PFCOUNT", "h"}, {"PFADD", "h", "1"}, {"EVAL", "return 1", "0"}, {"EVAL_RO", "return 1", "0"},
-			{"EVAL", noWrites, "0"}, {"EVALSHA", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "0"}, {"FCALL", "nosuch", "0"}, {"FCALL", "reads", "0"}, {"FCALL_RO", "reads", "0"},
-			{"EVAL", "#!lua flags=no-writes\nreturn 'new'", "0"}, {"EVAL", "#!lua flags=no-writes,nosuch\nreturn 1", "0"}, {"EVAL", "#!lua flags=no-writes", "0"}, {"EVAL", "#!lua\nreturn 1", "0"},
-			{"EVAL_RO", "#!lua flags=no-writes\nreturn 'other'", "0"}, {"EVAL_RO", "#!lua\nreturn 2", "0"}, {"EVALSHA", luascript.SHA([]byte(noWrites)), "0"},
+		cmds := [][]string{{"GET", "a"}, {"SET", "a", "1"}, {"SET", "a"}, {"nosuch"}, {"PING"}, {"DEL", "a"},
+			{"LPUSH", "l", "1"}, {"LRANGE", "l", "0", "-1"}, {"BLPOP", "l", "1"},
+			{"XREAD", "STREAMS", "s", "0"}, {"PUBLISH", "c", "m"}, {"SPUBLISH", "c", "m"}, {"SUBSCRIBE", "c"},
+			{"PFCOUNT", "h"}, {"PFADD", "h", "1"}, {"EVAL", "return 1", "0"}, {"EVAL_RO", "return 1", "0"},
+			{"EVAL", noWrites, "0"}, {"EVALSHA", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "0"},
+			{"FCALL", "nosuch", "0"}, {"FCALL", "reads", "0"}, {"FCALL_RO", "reads", "0"},
+			{"EVAL", "#!lua flags=no-writes\nreturn 'new'", "0"}, {"EVAL", "#!lua flags=no-writes,nosuch\nreturn 1",
+				"0"}, {"EVAL", "#!lua flags=no-writes", "0"}, {"EVAL", "#!lua\nreturn 1", "0"},
+			{"EVAL_RO", "#!lua flags=no-writes\nreturn 'other'", "0"}, {"EVAL_RO", "#!lua\nreturn 2", "0"},
+			{"EVALSHA", luascript.SHA([]byte(noWrites)), "0"},
 			{"EVALSHA_RO", luascript.SHA([]byte(noWrites)), "0"}, {"FCALL", "writes", "0"}, {"FCALL_RO", "writes", "0"},
-			{"SCRIPT", "LOAD", "return 1"}, {"FUNCTION", "FLUSH"}, {"FLUSHALL"}, {"MULTI"}, {"EXEC"}, {"WATCH", "a"}, {"AUTH", "x"}, {"HELLO", "2"}, {"QUIT"}, {"RESET"},
-			{"CLIENT", "ID"}, {"CLIENT", "UNPAUSE"}, {"GETEX", "a"}, {"SORT", "l"}, {"SORT_RO", "l"}, {"COPY", "a", "b"}, {"OBJECT", "ENCODING", "a"}, {"MGET", "a", "b"}, {"MSET", "a", "1"}}
+			{"SCRIPT", "LOAD", "return 1"}, {"FUNCTION", "FLUSH"}, {"FLUSHALL"}, {"MULTI"}, {"EXEC"}, {"WATCH", "a"},
+			{"AUTH", "x"}, {"HELLO", "2"}, {"QUIT"}, {"RESET"},
+			{"CLIENT", "ID"}, {"CLIENT", "UNPAUSE"}, {"GETEX", "a"}, {"SORT", "l"}, {"SORT_RO", "l"},
+			{"COPY", "a", "b"}, {"OBJECT", "ENCODING", "a"}, {"MGET", "a", "b"}, {"MSET", "a", "1"}}
 		if mode == "all" {
 			cmds = cmds[:12]
 		}
@@ -76,7 +85,9 @@ func TestPauseLikeRedis(t *testing.T) {
 			var got [2]string
 			for i, side := range [][2]string{{"tcp", addr}, {"unix", sock}} {
 				p, m := dial(t, side[0], side[1]), dial(t, side[0], side[1])
-				p.do(t, "FUNCTION", "LOAD", "REPLACE", "#!lua name=l\nredis.register_function{function_name='reads', callback=function() return 1 end, flags={'no-writes'}} redis.register_function('writes', function() return 2 end)")
+				p.do(t, "FUNCTION", "LOAD", "REPLACE", "#!lua name=l\nredis.register_function{function_name='reads', "+
+					"callback=function() return 1 end, flags={'no-writes'}} redis.register_function('writes', "+
+					"function() return 2 end)")
 				p.do(t, "EVAL", noWrites, "0")
 				p.do(t, "DEL", "a", "b", "l", "h")
 				m.do(t, "MONITOR")
@@ -101,7 +112,8 @@ func TestPauseLikeRedis(t *testing.T) {
 		}
 	}
 	ours, theirs := dial(t, "tcp", addr), dial(t, "unix", sock)
-	for _, cmd := range []string{"CLIENT PAUSE", "CLIENT PAUSE 1 FOO", "CLIENT PAUSE -1", "CLIENT PAUSE x", "CLIENT PAUSE 1 WRITE x", "CLIENT PAUSE 0", "CLIENT PAUSE 0 write",
+	for _, cmd := range []string{"CLIENT PAUSE", "CLIENT PAUSE 1 FOO", "CLIENT PAUSE -1", "CLIENT PAUSE x",
+		"CLIENT PAUSE 1 WRITE x", "CLIENT PAUSE 0", "CLIENT PAUSE 0 write",
 		"CLIENT UNPAUSE x", "CLIENT UNPAUSE", "PING"} {
 		if got, want := ours.do(t, strings.Fields(cmd)...), theirs.do(t, strings.Fields(cmd)...); got != want {
 			t.Errorf("%s: got %q, want %q", cmd, got, want)
@@ -109,15 +121,16 @@ func TestPauseLikeRedis(t *testing.T) {
 	}
 }
 
-// TestPauseHoldsUp: a pause holds up connections in loops and others, in a transaction too, and ends by itself, or when it is told to; what was
-// held up then happens, in its order.
+// TestPauseHoldsUp: a pause holds up connections in loops and others, in a transaction too, and ends by itself, or when
+// it is told to; what was held up then happens, in its order.
 func TestPauseHoldsUp(t *testing.T) {
 	onBothWays(t, func(t *testing.T, p *peer, g *Gateway) {
 		q := dial(t, "tcp", p.RemoteAddr().String())
 		p.want(t, "+OK\r\n", "SET", "a", "1")
 		q.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000", "WRITE")
 		p.want(t, bulk("1"), "GET", "a")
-		p.send(t, []string{"GET", "a"}, []string{"MULTI"}, []string{"GET", "a"}, []string{"SET", "a", "2"}, []string{"EXEC"}, []string{"GET", "a"})
+		p.send(t, []string{"GET", "a"}, []string{"MULTI"}, []string{"GET", "a"}, []string{"SET", "a", "2"},
+			[]string{"EXEC"}, []string{"GET", "a"})
 		for _, want := range []string{bulk("1"), "+OK\r\n", "+QUEUED\r\n"} {
 			if got := string(p.reply(t)); got != want {
 				t.Errorf("got %q, want %q", got, want)
@@ -127,7 +140,8 @@ func TestPauseHoldsUp(t *testing.T) {
 		if list := q.do(t, "CLIENT", "LIST"); strings.Count(list, "flags=xb ") != 1 {
 			t.Errorf("CLIENT LIST: %q", list)
 		}
-		q.want(t, ":0\r\n", "CLIENT", "UNBLOCK", strings.TrimSpace(strings.Split(strings.Split(q.do(t, "CLIENT", "LIST"), "id=")[1], " ")[0]))
+		q.want(t, ":0\r\n", "CLIENT", "UNBLOCK",
+			strings.TrimSpace(strings.Split(strings.Split(q.do(t, "CLIENT", "LIST"), "id=")[1], " ")[0]))
 		q.want(t, bulk("1"), "GET", "a")
 		q.want(t, "+OK\r\n", "CLIENT", "UNPAUSE")
 		for _, want := range []string{"+QUEUED\r\n", "*2\r\n" + bulk("1") + "+OK\r\n", bulk("2")} {
@@ -155,8 +169,9 @@ func TestPauseOfLookups(t *testing.T) {
 		for r := ""; r != "+OK\r\n"; r = string(m.reply(t)) {
 		}
 		p.send(t, []string{"GET", "a"})
-		eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
-		if _, err := g.o.Databases[0].Client.Put(t.Context(), []byte("a"), []byte("after"), client.PutOptions{}); err != nil {
+		testutil.Until(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
+		if _, err := g.o.Databases[0].Client.Put(t.Context(), []byte("a"), []byte("after"), client.PutOptions{}); err !=
+			nil {
 			t.Fatal(err)
 		}
 		m.send(t, []string{"CLIENT", "UNPAUSE"})
@@ -169,12 +184,13 @@ func TestPauseOfLookups(t *testing.T) {
 // waits waits until so many clients of a gateway are blocked.
 func (p *peer) waits(t *testing.T, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d blocked clients", n), func() bool {
+	testutil.Until(t, fmt.Sprintf("%d blocked clients", n), func() bool {
 		return strings.Contains(p.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", n))
 	})
 }
 
-// TestPauseOfWaiters: a client that waited for a key before the pause takes nothing during it, although another gateway's client pushes.
+// TestPauseOfWaiters: a client that waited for a key before the pause takes nothing during it, although another
+// gateway's client pushes.
 func TestPauseOfWaiters(t *testing.T) {
 	dbs := fakes(1)
 	addr, _ := start(t, Options{Databases: dbs})
@@ -202,8 +218,8 @@ func TestPauseOfWaiters(t *testing.T) {
 	}
 }
 
-// TestPauseLeaksNothing: clients that die while they are held up are gone at once, killed ones too, and a stop waits for no pause: what was held
-// up has not happened, and is said not to have.
+// TestPauseLeaksNothing: clients that die while they are held up are gone at once, killed ones too, and a stop waits
+// for no pause: what was held up has not happened, and is said not to have.
 func TestPauseLeaksNothing(t *testing.T) {
 	dbs := fakes(1)
 	addr, g := start(t, Options{Databases: dbs})
@@ -230,7 +246,7 @@ func TestPauseLeaksNothing(t *testing.T) {
 		}
 	}
 	q.waits(t, 5)
-	eventually(t, "6 connections", func() bool { return g.srv.Conns() == 6 })
+	testutil.Until(t, "6 connections", func() bool { return g.srv.Conns() == 6 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	q.Close()
@@ -262,7 +278,7 @@ func TestCloseWhilePaused(t *testing.T) {
 	p, q := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	q.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000000")
 	p.send(t, []string{"GET", "a"})
-	eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
+	testutil.Until(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
 	done := make(chan error, 1)
 	go func() { done <- g.Close() }()
 	select {
@@ -297,7 +313,7 @@ func TestPauseSettles(t *testing.T) {
 	p.send(t, []string{"SET", "a", "1"})
 	<-slow.begun
 	q.send(t, []string{"CLIENT", "PAUSE", "1000000", "WRITE"})
-	eventually(t, "a pause", func() bool { return g.pausing.word() != "" })
+	testutil.Until(t, "a pause", func() bool { return g.pausing.word() != "" })
 	q.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if b, err := q.r.Peek(1); err == nil {
 		t.Errorf("it replied %q before the write was over", b)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // gatewaysOf starts gateways of the same databases that have met.
@@ -27,7 +28,7 @@ func gatewaysOf(t *testing.T, n int) (addrs []string, gs []*Gateway, wires []*pe
 
 func meet(t *testing.T, n int, gs ...*Gateway) {
 	t.Helper()
-	eventually(t, "the gateways meet", func() bool {
+	testutil.Until(t, "the gateways meet", func() bool {
 		for _, g := range gs {
 			if s := g.o.Peers.Stats(); s.Following != n || s.Followers != n {
 				return false
@@ -37,7 +38,8 @@ func meet(t *testing.T, n int, gs ...*Gateway) {
 	})
 }
 
-// A message that is published at any gateway comes to the subscribers of all, once, from the confirmation of their subscription on.
+// A message that is published at any gateway comes to the subscribers of all, once, from the confirmation of their
+// subscription on.
 func TestMessagesAmongGateways(t *testing.T) {
 	addrs, _, _ := gatewaysOf(t, 3)
 	var all []*peer
@@ -78,8 +80,8 @@ func invalidated(key string) string { return ">2\r\n" + bulk("invalidate") + "*1
 
 const allInvalidated = ">2\r\n$10\r\ninvalidate\r\n_\r\n"
 
-// A client that caches hears of writes through every gateway, and after a stream was cut, or a gateway has gone or come, that
-// anything may have been written.
+// A client that caches hears of writes through every gateway, and after a stream was cut, or a gateway has gone or
+// come, that anything may have been written.
 func TestTrackingAmongGateways(t *testing.T) {
 	addrs, gs, wires := gatewaysOf(t, 2)
 	a, w := dial(t, "tcp", addrs[0]), dial(t, "tcp", addrs[1])
@@ -105,7 +107,7 @@ func TestTrackingAmongGateways(t *testing.T) {
 	a.do(t, "GET", "k1")
 	gs[1].o.Peers.Close()
 	a.hears(t, allInvalidated)
-	eventually(t, "the other gateway has left nothing", func() bool {
+	testutil.Until(t, "the other gateway has left nothing", func() bool {
 		s := gs[0].o.Peers.Stats()
 		return s.Known == 0 && s.Followers == 0 && s.Following == 0 && !gs[0].o.Peers.WantsKeys()
 	})
@@ -120,14 +122,15 @@ func TestInterestEnds(t *testing.T) {
 	wants := func(messages, keys bool) func() bool {
 		return func() bool { p := gs[1].o.Peers; return p.WantsMessages() == messages && p.WantsKeys() == keys }
 	}
-	for _, x := range []struct{ begin, end string }{{"SUBSCRIBE c", "UNSUBSCRIBE c"}, {"PSUBSCRIBE c", "PUNSUBSCRIBE"}, {"SUBSCRIBE c", "RESET"}} {
+	for _, x := range []struct{ begin, end string }{{"SUBSCRIBE c", "UNSUBSCRIBE c"}, {"PSUBSCRIBE c", "PUNSUBSCRIBE"},
+		{"SUBSCRIBE c", "RESET"}} {
 		a.do(t, "HELLO", "3")
 		a.do(t, strings.Fields(x.begin)...)
 		if !wants(true, false)() {
 			t.Errorf("%s: the other gateway has not heard", x.begin)
 		}
 		a.do(t, strings.Fields(x.end)...)
-		eventually(t, x.end, wants(false, false))
+		testutil.Until(t, x.end, wants(false, false))
 	}
 	a.do(t, "HELLO", "3")
 	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
@@ -136,5 +139,5 @@ func TestInterestEnds(t *testing.T) {
 	}
 	a.do(t, "SUBSCRIBE", "c")
 	a.Close()
-	eventually(t, "the end of a connection", wants(false, false))
+	testutil.Until(t, "the end of a connection", wants(false, false))
 }

@@ -40,8 +40,8 @@ var topicWords = [numTopics]struct{ subscribe, unsubscribe, message string }{
 }
 
 // hub knows who listens to what at this gateway. Lock order: hub before an output.
-// Both maps say the same, from the channel's and from the connection's side, and change together. Nothing is kept of a name without
-// subscribers, nor of a connection without subscriptions.
+// Both maps say the same, from the channel's and from the connection's side, and change together. Nothing is kept of a
+// name without subscribers, nor of a connection without subscriptions.
 type hub struct {
 	sync.RWMutex
 	topics [numTopics]map[string]map[*conn]struct{} // by channel or pattern
@@ -87,7 +87,6 @@ func (h *hub) subscriptions() (channels, patterns, shards int) {
 	return n[toChannel], n[toPattern], n[toShard]
 }
 
-// countsOf are those of one connection.
 func (h *hub) countsOf(c *conn) (channels, patterns, shards int) {
 	if c.listens.Load() == 0 {
 		return 0, 0, 0
@@ -101,8 +100,8 @@ func (h *hub) countsOf(c *conn) (channels, patterns, shards int) {
 }
 
 // subscribe adds a subscription, and reports whether there is memory for it.
-// The connection's own goroutine calls it. A message that is published from here on reaches the connection, behind the confirmation
-// (cork). A subscription that there is already counts once, and succeeds.
+// The connection's own goroutine calls it. A message that is published from here on reaches the connection, behind the
+// confirmation (cork). A subscription that there is already counts once, and succeeds.
 func (h *hub) subscribe(c *conn, t topic, name []byte) bool {
 	cost := costOf(name)
 	if !c.share.Try(cost) {
@@ -135,7 +134,6 @@ func (h *hub) subscribe(c *conn, t topic, name []byte) bool {
 	return true
 }
 
-// unsubscribe ends a subscription, if there is that one.
 func (h *hub) unsubscribe(c *conn, t topic, name string) {
 	h.Lock()
 	defer h.Unlock()
@@ -177,7 +175,6 @@ func (h *hub) names(c *conn, t topic) (names []string) {
 	return names
 }
 
-// stopListening ends all subscriptions of the connection.
 func (c *conn) stopListening() {
 	if c.listens.Load() == 0 {
 		return
@@ -196,7 +193,8 @@ func (c *conn) stopListening() {
 
 // dismissListeners closes connections that are subscribed to what their user may not hear any more; self is closed
 // behind its reply.
-// It is called whenever rules change, by any connection's goroutine; Kill is called without the lock, which what it ends needs.
+// It is called whenever rules change, by any connection's goroutine; Kill is called without the lock, which what it
+// ends needs.
 func (g *Gateway) dismissListeners(self *conn) {
 	var gone []*conn
 	g.hub.RLock()
@@ -228,12 +226,10 @@ func (l *listener) isAllowed(allows func(channel string, isPattern bool) bool) b
 	return true
 }
 
-// ---- messages ----------------------------------------------------------------
-
-// deliver gives a message to those who listen at this gateway, and returns how many connections these are, one with several
-// subscriptions counted for each. It goes out with the box's flush.
-// It never waits for a subscriber: push copies, and closes the connection of a client that leaves too much unread. Messages of one client come to each subscriber
-// in their order; those of several gateways in any.
+// deliver gives a message to those who listen at this gateway, and returns how many connections these are, one with
+// several subscriptions counted for each. It goes out with the box's flush. It never waits for a subscriber: push
+// copies, and closes the connection of a client that leaves too much unread. Messages of one client come to each
+// subscriber in their order; those of several gateways in any.
 func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n int) {
 	g.hub.audience(shard, channel, func(t topic, pattern []byte, of map[*conn]struct{}) {
 		n += len(of)
@@ -247,8 +243,8 @@ func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n i
 }
 
 // audience calls f for the subscriptions that hear a message: those to its channel, and those to each pattern.
-// f is called with the lock held for reading, and must not keep the map. Every pattern is matched against every message: their number,
-// and not that of subscribers, is what a message costs.
+// f is called with the lock held for reading, and must not keep the map. Every pattern is matched against every
+// message: their number, and not that of subscribers, is what a message costs.
 func (h *hub) audience(shard bool, channel []byte, f func(t topic, pattern []byte, of map[*conn]struct{})) {
 	h.RLock()
 	defer h.RUnlock()
@@ -314,21 +310,21 @@ func (x *outbox) encoded(c *conn, t topic, pattern, channel, payload []byte) []b
 }
 
 // form is the writer for connections of c's protocol.
-// In RESP2 a push is an array. c's protocol may change at any time; a client that changes it gets messages of both forms.
+// In RESP2 a push is an array. c's protocol may change at any time; a client that changes it gets messages of both
+// forms.
 func (x *outbox) form(c *conn) *resp.Writer {
 	i := bit(c.seenP3.Load())
 	x.forms[i].Proto = 2 + int(i)
 	return &x.forms[i]
 }
 
-// ---- other gateways ----------------------------------------------------------
-
-// interestPatience is how long a command waits until the other gateways have heard that this one has subscribers, or clients that
-// cache, since before they would not tell it anything.
+// interestPatience is how long a command waits until the other gateways have heard that this one has subscribers, or
+// clients that cache, since before they would not tell it anything.
 const interestPatience = time.Second
 
 // tellInterest says to the other gateways what this one wants to hear.
-// The lock keeps what is told in the order in which it came to be: without it two calls could tell peers the older state last.
+// The lock keeps what is told in the order in which it came to be: without it two calls could tell peers the older
+// state last.
 func (g *Gateway) tellInterest() {
 	if g.o.Peers == nil {
 		return
@@ -342,8 +338,8 @@ func (g *Gateway) tellInterest() {
 }
 
 // awaitInterest is tellInterest, and waits until they have heard.
-// Peers that do not answer in time are given up on: a gateway that cannot be reached must not keep clients from subscribing. Its
-// messages are missed until it has heard.
+// Peers that do not answer in time are given up on: a gateway that cannot be reached must not keep clients from
+// subscribing. Its messages are missed until it has heard.
 func (c *conn) awaitInterest() {
 	c.g.tellInterest()
 	ctx, cancel := context.WithTimeout(c.g.ctx, interestPatience)
@@ -379,9 +375,6 @@ func (g *Gateway) missed() {
 	box.flush()
 }
 
-// ---- commands ----------------------------------------------------------------
-
-// pubsubCommands are those of publish/subscribe.
 func pubsubCommands() []*command {
 	on := func(name string, arity int, ch channelArgs, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
 		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))
@@ -407,7 +400,8 @@ func pubsubCommands() []*command {
 		on("ssubscribe", -2, manyChannels, sub(toShard), "Listens to shard channels."),
 		on("sunsubscribe", -1, noChannels, unsub(toShard), "Stops listening to shard channels."),
 		on("publish", 3, oneChannel, publish(false), "Sends a message to who listens to a channel, at any gateway."),
-		on("spublish", 3, oneChannel, publish(true), "Sends a message to who listens to a shard channel, at any gateway."),
+		on("spublish", 3, oneChannel, publish(true), "Sends a message to who listens to a shard channel, at any "+
+			"gateway."),
 		container("pubsub", "pubsub", "Tells who listens at this gateway.", nil,
 			onConn("pubsub|channels", -2, "", listTopics(toChannel), "Lists the channels that somebody listens to."),
 			onConn("pubsub|numsub", -2, "", countTopics(toChannel), "Counts who listens to channels."),
@@ -415,13 +409,18 @@ func pubsubCommands() []*command {
 				_, patterns, _ := c.g.hub.counts()
 				w.Int(int64(patterns))
 			}, "Counts the patterns that somebody listens to."),
-			onConn("pubsub|shardchannels", -2, "", listTopics(toShard), "Lists the shard channels that somebody listens to."),
+			onConn("pubsub|shardchannels", -2, "", listTopics(toShard),
+				"Lists the shard channels that somebody listens to."),
 			onConn("pubsub|shardnumsub", -2, "", countTopics(toShard), "Counts who listens to shard channels."),
-			helpOf("pubsub", "CHANNELS [<pattern>]", "    Return the currently active channels matching a <pattern> (default: '*').",
+			helpOf("pubsub", "CHANNELS [<pattern>]", "    Return the currently active channels matching a <pattern> "+
+				"(default: '*').",
 				"NUMPAT", "    Return number of subscriptions to patterns.",
-				"NUMSUB [<channel> ...]", "    Return the number of subscribers for the specified channels, excluding", "    pattern subscriptions(default: no channels).",
-				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a <pattern> (default: '*').",
-				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard level channel(s)")),
+				"NUMSUB [<channel> ...]", "    Return the number of subscribers for the specified channels, excluding",
+				"    pattern subscriptions(default: no channels).",
+				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a "+
+					"<pattern> (default: '*').",
+				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard "+
+					"level channel(s)")),
 	}
 	// PUBLISH and SPUBLISH are no commands for a connection of RESP2 that listens.
 	for _, c := range all[6:8] {
@@ -433,9 +432,8 @@ func pubsubCommands() []*command {
 // whileListening marks a command that connections of RESP2 may give while they are subscribed.
 func whileListening(c *command) *command { c.listening = true; return c }
 
-// publish tells this gateway's subscribers, and those of the others. It returns how many of this one hear it, as a node of Redis
-// Cluster does.
-// The peers get it without an answer, at most once; a nil Peers tells nobody.
+// publish tells this gateway's subscribers, and those of the others. It returns how many of this one hear it, as a node
+// of Redis Cluster does. The peers get it without an answer, at most once; a nil Peers tells nobody.
 func (g *Gateway) publish(box *outbox, shard bool, channel, payload []byte) int {
 	g.o.Peers.Publish(shard, channel, payload)
 	return g.deliver(box, shard, channel, payload)
@@ -498,7 +496,8 @@ func cmdUnsubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
 func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
 	return func(c *conn, w *resp.Writer, args [][]byte) {
 		if len(args) > 3 {
-			w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try PUBSUB HELP.")
+			w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+				"'. Try PUBSUB HELP.")
 			return
 		}
 		var names []string

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// talk is a conversation: lines of "connection: command", or "connection<" for a message that comes by itself. It returns
-// what the connections heard.
+// talk is a conversation: lines of "connection: command", or "connection<" for a message that comes by itself. It
+// returns what the connections heard.
 func talk(t *testing.T, open func() *peer, lines string) string {
 	t.Helper()
 	peers := make(map[string]*peer)
@@ -129,7 +130,7 @@ func TestPubSubLikeRedis(t *testing.T) {
 	}
 }
 
-// until waits for a reply that begins so.
+// hears waits for a reply that begins so.
 func (p *peer) hears(t testing.TB, want string) {
 	t.Helper()
 	if got := string(p.reply(t)); got != want {
@@ -226,8 +227,12 @@ func TestSlowSubscriber(t *testing.T) {
 				fast.hears(t, message("c", payload))
 			}
 			slow.closed(t)
-			eventually(t, "the memory is back", func() bool { return budget.Used() <= 1<<20 && g.m.queued.Load() == 0 })
-			eventually(t, "the subscription is gone", func() bool { return pub.do(t, "PUBSUB", "NUMSUB", "c") == "*2\r\n"+bulk("c")+":1\r\n" })
+			testutil.Until(t, "the memory is back", func() bool {
+				return budget.Used() <= 1<<20 && g.m.queued.Load() == 0
+			})
+			testutil.Until(t, "the subscription is gone", func() bool {
+				return pub.do(t, "PUBSUB", "NUMSUB", "c") == "*2\r\n"+bulk("c")+":1\r\n"
+			})
 			pub.want(t, ":1\r\n", "PUBLISH", "c", "x")
 			fast.hears(t, message("c", "x"))
 		})
@@ -242,19 +247,22 @@ func TestSubscribersInClientList(t *testing.T) {
 	a.do(t, "PSUBSCRIBE", "p*")
 	a.do(t, "SSUBSCRIBE", "s")
 	list := b.do(t, "CLIENT", "LIST", "TYPE", "pubsub")
-	if !strings.Contains(list, "flags=P ") || !strings.Contains(list, " sub=1 psub=1 ssub=1 ") || strings.Count(list, "id=") != 1 {
+	if !strings.Contains(list, "flags=P ") || !strings.Contains(list, " sub=1 psub=1 ssub=1 ") ||
+		strings.Count(list, "id=") != 1 {
 		t.Error(list)
 	}
-	if info := b.do(t, "INFO", "stats"); !strings.Contains(info, "pubsub_channels:1\r\npubsub_patterns:1\r\npubsubshard_channels:1\r\n") {
+	if info := b.do(t, "INFO", "stats"); !strings.Contains(
+		info, "pubsub_channels:1\r\npubsub_patterns:1\r\npubsubshard_channels:1\r\n") {
 		t.Error(info)
 	}
 	a.Close()
-	eventually(t, "the subscriptions of a closed connection are gone", func() bool {
+	testutil.Until(t, "the subscriptions of a closed connection are gone", func() bool {
 		return strings.Contains(b.do(t, "PUBSUB", "NUMPAT"), ":0") && b.do(t, "PUBSUB", "CHANNELS") == "*0\r\n"
 	})
 }
 
-// Users hear and say what their channels allow, and a connection that hears what its user may not hear any more is closed.
+// Users hear and say what their channels allow, and a connection that hears what its user may not hear any more is
+// closed.
 func TestChannelRules(t *testing.T) {
 	for name, open := range map[string]func() *peer{"kvd": nil, "redis": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +274,8 @@ func TestChannelRules(t *testing.T) {
 				open = func() *peer { return dial(t, "unix", sock) }
 			}
 			admin, ann := open(), open()
-			admin.want(t, "+OK\r\n", "ACL", "SETUSER", "ann", "on", ">x", "+@all", "~*", "resetchannels", "&news.*", "&exact")
+			admin.want(t, "+OK\r\n", "ACL", "SETUSER", "ann", "on", ">x", "+@all", "~*", "resetchannels", "&news.*",
+				"&exact")
 			ann.want(t, "+OK\r\n", "AUTH", "ann", "x")
 			const no = "-NOPERM this user has no permissions to access one of the channels used as arguments\r\n"
 			ann.want(t, no, "SUBSCRIBE", "secret")
@@ -278,7 +287,8 @@ func TestChannelRules(t *testing.T) {
 			ann.want(t, ":0\r\n", "PUBLISH", "news.1", "x")
 			ann.want(t, ":0\r\n", "PUBLISH", "exact", "x")
 			ann.want(t, "*3\r\n"+bulk("psubscribe")+bulk("news.*")+":1\r\n", "PSUBSCRIBE", "news.*")
-			admin.want(t, bulk("This user has no permissions to access the 'secret' channel"), "ACL", "DRYRUN", "ann", "PUBLISH", "secret", "x")
+			admin.want(t, bulk("This user has no permissions to access the 'secret' channel"), "ACL", "DRYRUN", "ann",
+				"PUBLISH", "secret", "x")
 			admin.want(t, "+OK\r\n", "ACL", "SETUSER", "ann", "allchannels")
 			admin.want(t, ":1\r\n", "PUBLISH", "news.2", "still")
 			ann.hears(t, "*4\r\n"+bulk("pmessage")+bulk("news.*")+bulk("news.2")+bulk("still"))
@@ -301,7 +311,8 @@ func TestWriteAfterFullSocket(t *testing.T) {
 		p.hears(t, bulk(long))
 	}
 	for past := time.Now().Add(500 * time.Millisecond); time.Now().Before(past); time.Sleep(10 * time.Millisecond) {
-		p.Write(bytes.Repeat(encode("PING"), 8)) // while the gateway's deadline passes; so many at once keep it out of a loop
+		// while the gateway's deadline passes; so many at once keep it out of a loop
+		p.Write(bytes.Repeat(encode("PING"), 8))
 		for range 8 {
 			p.hears(t, "+PONG\r\n")
 		}

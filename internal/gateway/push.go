@@ -25,7 +25,6 @@ type pushes struct {
 	via    net.Conn // over the socket of a connection in a loop, while a goroutine sends
 }
 
-// place is where an output writes to.
 type place uint8
 
 const (
@@ -45,19 +44,21 @@ const (
 )
 
 // errFlooded ends a connection that leaves too many messages unread.
-// It is what later sends of the connection return. Its client is told nothing, as in Redis: there is no room to tell it.
+// It is what later sends of the connection return. Its client is told nothing, as in Redis: there is no room to tell
+// it.
 var errFlooded = errors.New("messages are not read")
 
-// outbox remembers the outputs that its owner has pushed to, for one flush of each. Its owner's goroutine uses it alone.
-// An output's pushes.box says which outbox has it in its list already, so that many messages to one client are one entry.
-// Two owners that push to one client in turn may both have it; the second flush finds nothing then.
+// outbox remembers the outputs that its owner has pushed to, for one flush of each. Its owner's goroutine uses it
+// alone. An output's pushes.box says which outbox has it in its list already, so that many messages to one client are
+// one entry. Two owners that push to one client in turn may both have it; the second flush finds nothing then.
 type outbox struct {
 	list  []*output
 	forms [2]resp.Writer // of one message: for RESP2 and RESP3
 }
 
 // flush sends what the owner has pushed.
-// It takes each output's lock by itself, and none of the hub's or the tables', so that a slow socket holds up nobody who listens.
+// It takes each output's lock by itself, and none of the hub's or the tables', so that a slow socket holds up nobody
+// who listens.
 func (x *outbox) flush() {
 	for i, o := range x.list {
 		o.mu.Lock()
@@ -73,8 +74,8 @@ func (x *outbox) flush() {
 
 // push adds a message, which it copies. It never waits: a client that leaves too much unread is disconnected, and so is
 // one for whose messages there is no memory. The message goes out with box's next flush, or sooner.
-// Any goroutine may call it, with the locks of hub, monitors or trackTable held: an output's lock comes after theirs. p is
-// a whole message, so that a reply is never between two halves of it.
+// Any goroutine may call it, with the locks of hub, monitors or trackTable held: an output's lock comes after theirs. p
+// is a whole message, so that a reply is never between two halves of it.
 func (o *output) push(box *outbox, p []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -130,10 +131,10 @@ func (o *output) dropPushesLocked() {
 	o.mu.pushed, o.mu.held, o.mu.box = nil, 0, nil
 }
 
-// flushLocked sends what has been pushed, as far as the socket takes it at once; a goroutine sends the rest. While that, or the
-// connection itself, is at work, they do it behind what they send.
-// place and corked say who may write: a connection on its way into a loop is flushed by enterLoop or unpark, a corked one by
-// uncork, and one whose goroutine drains by that.
+// flushLocked sends what has been pushed, as far as the socket takes it at once; a goroutine sends the rest. While
+// that, or the connection itself, is at work, they do it behind what they send. place and corked say who may write: a
+// connection on its way into a loop is flushed by enterLoop or unpark, a corked one by uncork, and one whose goroutine
+// drains by that.
 func (o *output) flushLocked() {
 	m := &o.mu
 	if len(m.pushed) == 0 || m.corked || m.err != nil || m.draining || m.place == parked {
@@ -177,8 +178,8 @@ func (o *output) flushLocked() {
 	o.drainLocked()
 }
 
-// writeNow writes what a socket takes without waiting. If it takes nothing, an ordinary write of the rest meets the reason too.
-// The descriptor is non-blocking, as all of package net's are.
+// writeNow writes what a socket takes without waiting. If it takes nothing, an ordinary write of the rest meets the
+// reason too. The descriptor is non-blocking, as all of package net's are.
 func writeNow(fd uintptr, p []byte) int {
 	n, _ := syscall.Write(int(fd), p)
 	return max(n, 0)
@@ -216,8 +217,8 @@ func (o *output) cork() {
 	o.mu.Unlock()
 }
 
-// uncork ends that. The connection's goroutine calls it, as cork. corked without mu is a copy for that goroutine alone, which saves the lock when
-// there is nothing to do.
+// uncork ends that. The connection's goroutine calls it, as cork. corked without mu is a copy for that goroutine alone,
+// which saves the lock when there is nothing to do.
 func (o *output) uncork() {
 	if o.corked {
 		o.mu.Lock()
@@ -226,7 +227,8 @@ func (o *output) uncork() {
 	}
 }
 
-// uncorkLocked is uncork for those who hold mu: messages that were pushed meanwhile go out now, behind the reply that was sent with the same lock held.
+// uncorkLocked is uncork for those who hold mu: messages that were pushed meanwhile go out now, behind the reply that
+// was sent with the same lock held.
 func (o *output) uncorkLocked() {
 	if o.corked {
 		o.corked, o.mu.corked = false, false
@@ -235,8 +237,8 @@ func (o *output) uncorkLocked() {
 }
 
 // park prepares for the way into a loop, and reports whether there is nothing left to write.
-// The connection's goroutine calls it before Link.Enter. A message that is pushed from here on waits until the loop has the
-// descriptor, or until unpark.
+// The connection's goroutine calls it before Link.Enter. A message that is pushed from here on waits until the loop has
+// the descriptor, or until unpark.
 func (o *output) park() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -257,7 +259,6 @@ func (o *output) unpark() {
 	}
 }
 
-// enterLoop says that the connection is in a loop.
 func (o *output) enterLoop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

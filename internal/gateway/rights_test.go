@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // rightsWords are what commands of TestRightsLikeRedis are made of, beside keys and numbers: the options that say
@@ -123,7 +124,8 @@ UNSUBSCRIBE a
 // Keys are single letters. [^a] and ??* together are all that are not a.
 func rightsUsers() map[string][]string {
 	users := map[string][]string{
-		"none": {"+@all"}, "reads": {"+@all", "%R~*"}, "writes": {"+@all", "%W~*"}, "both": {"+@all", "~*", "&*"}, "nothing": {"-@all", "~*", "&*"},
+		"none": {"+@all"}, "reads": {"+@all", "%R~*"}, "writes": {"+@all", "%W~*"}, "both": {"+@all", "~*", "&*"},
+		"nothing": {"-@all", "~*", "&*"},
 		// It has every key, and yet is asked for rights.
 		"limited":   {"+@all", "-acl|whoami", "~*", "&*"},
 		"apart":     {"+@all", "%R~*", "%W~*", "&*"},
@@ -159,8 +161,8 @@ func randomRights(rng *rand.Rand, cmd *command) []string {
 	return args
 }
 
-// unguarded reports whether a line is one of those whose keys redis-server 7.0.15 does not all know of, so that it lets a user
-// write them without any right: PFMERGE of one key, a second STORE, and STREAMS as the name of a group.
+// unguarded reports whether a line is one of those whose keys redis-server 7.0.15 does not all know of, so that it lets
+// a user write them without any right: PFMERGE of one key, a second STORE, and STREAMS as the name of a group.
 func unguarded(args []string) bool {
 	count := func(words ...string) (n int) {
 		for _, a := range args[1:] {
@@ -181,9 +183,10 @@ func unguarded(args []string) bool {
 	return false
 }
 
-// TestRightsLikeRedis: a redis-server says of every command that is served which of some users may perform it, and on which
-// key or channel it fails, as a gateway does. ACL DRYRUN asks what commands ask, so both answer about the same rules. The gateway
-// never allows what redis-server refuses; what it refuses alone is what redis-server leaves unguarded.
+// TestRightsLikeRedis: a redis-server says of every command that is served which of some users may perform it, and on
+// which key or channel it fails, as a gateway does. ACL DRYRUN asks what commands ask, so both answer about the same
+// rules. The gateway never allows what redis-server refuses; what it refuses alone is what redis-server leaves
+// unguarded.
 func TestRightsLikeRedis(t *testing.T) {
 	theirs := dial(t, "unix", startRedis(t)) // first, since it may skip the test
 	ours := dial(t, "tcp", serve(t, Options{Databases: fake(), Cluster: true}))
@@ -252,7 +255,8 @@ func TestRightsLikeRedis(t *testing.T) {
 // randomRules are rules of a user, selectors among them.
 func randomRules(rng *rand.Rand, served []*command) (rules []string) {
 	one := func(of ...string) string { return of[rng.IntN(len(of))] }
-	categories := strings.Fields("all read write fast slow dangerous admin keyspace string bitmap sortedset set list hash stream geo pubsub scripting transaction connection blocking hyperloglog")
+	categories := strings.Fields("all read write fast slow dangerous admin keyspace string bitmap sortedset set list " +
+		"hash stream geo pubsub scripting transaction connection blocking hyperloglog")
 	rule := func() string {
 		switch rng.IntN(9) {
 		case 0, 1:
@@ -264,9 +268,11 @@ func randomRules(rng *rand.Rand, served []*command) (rules []string) {
 		case 6:
 			return "&" + one("*", "a", "b*", "[ab]", "c")
 		case 7:
-			return one("allkeys", "allchannels", "allcommands", "nocommands", "resetkeys", "resetchannels", "clearselectors")
+			return one("allkeys", "allchannels", "allcommands", "nocommands", "resetkeys", "resetchannels",
+				"clearselectors")
 		}
-		return "+" + one("select|0", "debug|sleep", "config|get", "client|id", "object|freq", "acl|whoami", "memory|usage", "script|load", "function|list", "xinfo|stream", "cluster|keyslot")
+		return "+" + one("select|0", "debug|sleep", "config|get", "client|id", "object|freq", "acl|whoami",
+			"memory|usage", "script|load", "function|list", "xinfo|stream", "cluster|keyslot")
 	}
 	rules = []string{"reset"}
 	for range 1 + rng.IntN(8) {
@@ -306,7 +312,8 @@ func TestRandomRulesLikeRedis(t *testing.T) {
 		}
 		var asked [][]string
 		for range 100 {
-			asked = append(asked, append([]string{"ACL", "DRYRUN", "u"}, randomRights(rng, served[rng.IntN(len(served))])...))
+			asked = append(asked,
+				append([]string{"ACL", "DRYRUN", "u"}, randomRights(rng, served[rng.IntN(len(served))])...))
 		}
 		ours.send(t, asked...)
 		theirs.send(t, asked...)
@@ -386,17 +393,19 @@ func (s *touched) MultiCAS(ctx context.Context, ops []client.Op) error {
 	return s.API.MultiCAS(ctx, ops)
 }
 
-// TestDatabaseOfOthers: no command of a user of database 1 touches database 0, wherever his connection is. FCALL calls functions that are there, and
-// INFO counts keys.
+// TestDatabaseOfOthers: no command of a user of database 1 touches database 0, wherever his connection is. FCALL calls
+// functions that are there, and INFO counts keys.
 func TestDatabaseOfOthers(t *testing.T) {
 	store := &touched{API: clienttest.New(clienttest.Options{})}
-	addr := serve(t, Options{Databases: []Database{{"zero", store}, {"one", clienttest.New(clienttest.Options{})}}, Cluster: true})
+	addr := serve(t, Options{Databases: []Database{{"zero", store}, {"one", clienttest.New(clienttest.Options{})}},
+		Cluster: true})
 	admin := dial(t, "tcp", addr)
 	admin.want(t, "+OK\r\n", "ACL", "SETUSER", "one", "on", "nopass", "+@all", "~*", "&*", "db=1")
 	admin.want(t, "+OK\r\n", "SET", "a", "secret")
 	admin.want(t, bulk("l"), "FUNCTION", "LOAD", library("l", "x", "return 1"))
 	// These end the connection, wait, keep others waiting, or leave it without replies.
-	leave := strings.Fields("fcall fcall_ro info monitor subscribe psubscribe ssubscribe quit reset auth hello client|pause client|reply client|kill acl|setuser acl|deluser")
+	leave := strings.Fields("fcall fcall_ro info monitor subscribe psubscribe ssubscribe quit reset auth hello " +
+		"client|pause client|reply client|kill acl|setuser acl|deluser")
 	perform := func(args []string, selected bool) {
 		t.Helper()
 		p := dial(t, "tcp", addr)
@@ -406,7 +415,8 @@ func TestDatabaseOfOthers(t *testing.T) {
 			p.want(t, "+OK\r\n", "SELECT", "1")
 		}
 		before := store.calls.Load()
-		if cmd := lookupCommand([][]byte{[]byte(args[0]), []byte(args[min(1, len(args)-1)])}); cmd != nil && cmd.block != nil {
+		if cmd := lookupCommand([][]byte{[]byte(args[0]), []byte(args[min(1, len(args)-1)])}); cmd != nil &&
+			cmd.block != nil {
 			p.do(t, "MULTI")
 			p.do(t, args...)
 			p.do(t, "EXEC")
@@ -432,10 +442,14 @@ func TestDatabaseOfOthers(t *testing.T) {
 			lines = append(lines, randomRights(rng, cmd))
 		}
 	}
-	lines = append(lines, []string{"FUNCTION", "LOAD", "REPLACE", library("l", "x", "return 2")}, []string{"FUNCTION", "DELETE", "l"}, []string{"FUNCTION", "FLUSH"},
-		[]string{"FUNCTION", "DUMP"}, []string{"FUNCTION", "LIST"}, []string{"FUNCTION", "STATS"}, []string{"CLUSTER", "GETKEYSINSLOT", "15495", "1"},
-		[]string{"CLUSTER", "COUNTKEYSINSLOT", "15495"}, []string{"EVAL", "redis.call('select', 0) return redis.call('get', 'a')", "0"}, []string{"EVAL", "return redis.call('copy', 'a', 'b', 'db', 0)", "0"},
-		[]string{"EVAL", "return redis.call('move', 'a', 0)", "0"}, []string{"EVAL", "return redis.call('scan', 0)", "0"}, []string{"SORT", "a", "BY", "x*", "STORE", "b"})
+	lines = append(lines, []string{"FUNCTION", "LOAD", "REPLACE", library("l", "x", "return 2")},
+		[]string{"FUNCTION", "DELETE", "l"}, []string{"FUNCTION", "FLUSH"},
+		[]string{"FUNCTION", "DUMP"}, []string{"FUNCTION", "LIST"}, []string{"FUNCTION", "STATS"},
+		[]string{"CLUSTER", "GETKEYSINSLOT", "15495", "1"},
+		[]string{"CLUSTER", "COUNTKEYSINSLOT", "15495"}, []string{"EVAL", "redis.call('select', 0) return " +
+			"redis.call('get', 'a')", "0"}, []string{"EVAL", "return redis.call('copy', 'a', 'b', 'db', 0)", "0"},
+		[]string{"EVAL", "return redis.call('move', 'a', 0)", "0"}, []string{"EVAL", "return redis.call('scan', 0)",
+			"0"}, []string{"SORT", "a", "BY", "x*", "STORE", "b"})
 	for _, args := range lines {
 		perform(args, true)
 		perform(args, false)
@@ -449,8 +463,8 @@ func twoStores() []Database {
 	return []Database{{"zero", clienttest.New(clienttest.Options{})}, {"one", clienttest.New(clienttest.Options{})}}
 }
 
-// TestFunctionRights: commands about libraries need the database where they are, in MULTI as well. A function has the rights of who calls it, in
-// his database; and one that runs in another database is not for him to see or to end.
+// TestFunctionRights: commands about libraries need the database where they are, in MULTI as well. A function has the
+// rights of who calls it, in his database; and one that runs in another database is not for him to see or to end.
 func TestFunctionRights(t *testing.T) {
 	addr, g := start(t, Options{Databases: twoStores()})
 	admin, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
@@ -460,7 +474,8 @@ func TestFunctionRights(t *testing.T) {
 	p.want(t, "+OK\r\n", "SELECT", "1")
 	const refused = "-NOPERM this user has no permissions to access this database\r\n"
 	mine := library("l", "f", "return 'mine'")
-	for _, cmd := range [][]string{{"LOAD", "REPLACE", mine}, {"LOAD", mine}, {"DELETE", "l"}, {"FLUSH"}, {"RESTORE", "x"}, {"LIST"}, {"DUMP"}, {"STATS"}} {
+	for _, cmd := range [][]string{{"LOAD", "REPLACE", mine}, {"LOAD", mine}, {"DELETE", "l"}, {"FLUSH"},
+		{"RESTORE", "x"}, {"LIST"}, {"DUMP"}, {"STATS"}} {
 		p.want(t, refused, append([]string{"FUNCTION"}, cmd...)...)
 	}
 	p.want(t, "+OK\r\n", "MULTI")
@@ -479,7 +494,7 @@ func TestFunctionRights(t *testing.T) {
 	p.want(t, "+OK\r\n", "CLIENT", "SETNAME", "p")
 	runs := func(n int) {
 		t.Helper()
-		eventually(t, fmt.Sprint(n, " scripts run"), func() bool {
+		testutil.Until(t, fmt.Sprint(n, " scripts run"), func() bool {
 			have := 0
 			g.eachScript(func(*runningScript) { have++ })
 			return have == n
@@ -504,8 +519,8 @@ func TestFunctionRights(t *testing.T) {
 	}
 }
 
-// TestRightsAtWaking: a client that waits is served by the rights that its user has when there is something, and what is
-// refused goes to the next one.
+// TestRightsAtWaking: a client that waits is served by the rights that its user has when there is something, and what
+// is refused goes to the next one.
 func TestRightsAtWaking(t *testing.T) {
 	for _, x := range []struct {
 		wait []string
@@ -519,10 +534,13 @@ func TestRightsAtWaking(t *testing.T) {
 		{[]string{"BLMPOP", "0", "1", "k", "LEFT"}, []string{"RPUSH", "k", "v"}, "*2\r\n" + bulk("k") + array("v")},
 		{[]string{"BZPOPMIN", "k", "0"}, []string{"ZADD", "k", "1", "v"}, array("k", "v", "1")},
 		{[]string{"BZPOPMAX", "k", "0"}, []string{"ZADD", "k", "1", "v"}, array("k", "v", "1")},
-		{[]string{"BZMPOP", "0", "1", "k", "MIN"}, []string{"ZADD", "k", "1", "v"}, "*2\r\n" + bulk("k") + "*1\r\n" + array("v", "1")},
-		{[]string{"XREAD", "BLOCK", "0", "STREAMS", "k", "0"}, []string{"XADD", "k", "1-1", "f", "v"}, "*1\r\n*2\r\n" + bulk("k") + "*1\r\n*2\r\n" + bulk("1-1") + array("f", "v")},
+		{[]string{"BZMPOP", "0", "1", "k", "MIN"}, []string{"ZADD", "k", "1", "v"}, "*2\r\n" + bulk("k") + "*1\r\n" +
+			array("v", "1")},
+		{[]string{"XREAD", "BLOCK", "0", "STREAMS", "k", "0"}, []string{"XADD", "k", "1-1", "f", "v"}, "*1\r\n*2\r\n" +
+			bulk("k") + "*1\r\n*2\r\n" + bulk("1-1") + array("f", "v")},
 	} {
-		for name, rule := range map[string][]string{"keys": {"resetkeys", "~other"}, "command": {"-@all", "+ping"}, "database": {"db=1"}} {
+		for name, rule := range map[string][]string{"keys": {"resetkeys", "~other"}, "command": {"-@all", "+ping"},
+			"database": {"db=1"}} {
 			t.Run(x.wait[0]+"/"+name, func(t *testing.T) {
 				addr, g := start(t, Options{Databases: twoStores()})
 				admin, p, next := dial(t, "tcp", addr), dial(t, "tcp", addr), dial(t, "tcp", addr)
@@ -544,8 +562,8 @@ func TestRightsAtWaking(t *testing.T) {
 	}
 }
 
-// TestTrackingRights: a client hears of keys with a prefix only if its user may read all of them in every database, and no longer than
-// that.
+// TestTrackingRights: a client hears of keys with a prefix only if its user may read all of them in every database, and
+// no longer than that.
 func TestTrackingRights(t *testing.T) {
 	addr := serve(t, Options{Databases: twoStores()})
 	admin := dial(t, "tcp", addr)
@@ -576,7 +594,8 @@ func TestTrackingRights(t *testing.T) {
 		{[]string{"~*", "db=0", "(~a* db=1 +get)"}, "b", "database"},
 	} {
 		t.Run(strings.Join(x.rules, " ")+" hears of "+x.prefixes, func(t *testing.T) {
-			admin.want(t, "+OK\r\n", append([]string{"ACL", "SETUSER", "u", "reset", "on", "nopass", "+@all"}, x.rules...)...)
+			admin.want(t, "+OK\r\n", append([]string{"ACL", "SETUSER", "u", "reset", "on", "nopass", "+@all"},
+				x.rules...)...)
 			admin.want(t, "+OK\r\n", "ACL", "LOG", "RESET")
 			cmd := []string{"CLIENT", "TRACKING", "ON", "BCAST"}
 			for prefix := range strings.SplitSeq(x.prefixes, ",") {
@@ -590,7 +609,8 @@ func TestTrackingRights(t *testing.T) {
 			case "":
 				p.want(t, "+OK\r\n", cmd...)
 			case "keys":
-				p.want(t, "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n", cmd...)
+				p.want(t, "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n",
+					cmd...)
 			default:
 				p.want(t, "-NOPERM this user has no permissions to access this database\r\n", cmd...)
 			}

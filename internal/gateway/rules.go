@@ -12,13 +12,13 @@ import (
 
 // Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.
 //
-// A connection is always some user's: user default's before AUTH. It holds a pointer to the user and asks for the user's rights
-// at each command, so a change of rules holds from the next command on, wherever it came from (ACL SETUSER, ACL LOAD, SIGHUP), and
-// nobody has to find the connections that it concerns. Only users that are gone are looked for (dismissUsers), since their
-// connections would go on with the last rights that they had.
+// A connection is always some user's: user default's before AUTH. It holds a pointer to the user and asks for the
+// user's rights at each command, so a change of rules holds from the next command on, wherever it came from (ACL
+// SETUSER, ACL LOAD, SIGHUP), and nobody has to find the connections that it concerns. Only users that are gone are
+// looked for (dismissUsers), since their connections would go on with the last rights that they had.
 //
-// Rights are asked when a command begins, and for one that MULTI queued again at EXEC: in between they may have been taken
-// away. A user with all rights is known by a flag, so that a store without users pays one branch a command.
+// Rights are asked when a command begins, and for one that MULTI queued again at EXEC: in between they may have been
+// taken away. A user with all rights is known by a flag, so that a store without users pays one branch a command.
 
 // categoriesText has the commands of Redis 7.0.15 by the categories that it has them in, a line for each set
 // of categories, and a few commands as of 7.2. TestCategoriesLikeRedis compares it with a redis-server.
@@ -55,9 +55,11 @@ W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
 // wholeDatabase are commands that work in the database of SELECT without naming keys.
-var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot", "cluster|getkeysinslot", "memory|stats"}
+var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb", "cluster|countkeysinslot",
+	"cluster|getkeysinslot", "memory|stats"}
 
-// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has a commit of its own.
+// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has
+// a commit of its own.
 var getCommand, selectCommand, moveCommand *command
 
 // catalog has the commands in the order of commandsByID, but for unknown, so that their numbers are the same.
@@ -112,7 +114,8 @@ func newCatalog() *acl.Catalog {
 }
 
 // parseNeed reads the letters of needsText; others, as -, ask for nothing.
-// A command that asks for nothing may be performed on any key of the user's patterns, whether they are for reading or for writing.
+// A command that asks for nothing may be performed on any key of the user's patterns, whether they are for reading or
+// for writing.
 func parseNeed(s string) (n acl.Need) {
 	for _, c := range s {
 		switch c {
@@ -125,10 +128,10 @@ func parseNeed(s string) (n acl.Need) {
 	return n
 }
 
-// keySpans says which arguments are keys; First 0: none. The arguments are as many as the command takes, and a number of
-// keys among them that is none, or too great, is the command's to refuse.
-// A Span's Last is inclusive, and Step may be more than 1. Rules, COMMAND GETKEYS and preloading all go by it, so that none of them
-// sees another key than the others.
+// keySpans says which arguments are keys; First 0: none. The arguments are as many as the command takes, and a number
+// of keys among them that is none, or too great, is the command's to refuse. A Span's Last is inclusive, and Step may
+// be more than 1. Rules, COMMAND GETKEYS and preloading all go by it, so that none of them sees another key than the
+// others.
 func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 	if cmd.spans != nil {
 		return cmd.spans(args)
@@ -152,11 +155,10 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 	return keys, also
 }
 
-// accessOf is what the command asks for in a database. Databases are part of it, as in no Redis: there a user who may touch a
-// key may touch it in every database, and here databases may be namespaces of different services. So a command asks
-// for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
-// means no database is left to the command, which says so.
-// The Access refers to args.
+// accessOf is what the command asks for in a database. Databases are part of it, as in no Redis: there a user who may
+// touch a key may touch it in every database, and here databases may be namespaces of different services. So a command
+// asks for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
+// means no database is left to the command, which says so. The Access refers to args.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
 	switch cmd.channels {
@@ -205,7 +207,8 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	return a
 }
 
-// mayDoIn reports whether the connection's user may perform a command that turns out to be about what somebody does in a database.
+// mayDoIn reports whether the connection's user may perform a command that turns out to be about what somebody does in
+// a database.
 func (c *conn) mayDoIn(cmd *command, args [][]byte, db int) bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
@@ -251,8 +254,8 @@ func (c *conn) refusesPrefixes(t *tracker) string {
 	return noPermission(why, "")
 }
 
-// dismissTrackers closes connections that hear of keys, by BCAST, which their user may not read any more; self is closed behind its
-// reply. It is called as dismissListeners is.
+// dismissTrackers closes connections that hear of keys, by BCAST, which their user may not read any more; self is
+// closed behind its reply. It is called as dismissListeners is.
 func (g *Gateway) dismissTrackers(self *conn) {
 	var gone []*conn
 	g.tracked.Lock()
@@ -277,7 +280,8 @@ func (g *Gateway) dismissTrackers(self *conn) {
 func (c *conn) permitted(cmd *command, args [][]byte) bool { return c.permittedIn(cmd, args, c.db) }
 
 // permittedIn is permitted for a command in another database than the connection's.
-// It is for redis.acl_check_cmd and for lookups in a loop, where a command that is not permitted goes the ordinary way, which records it.
+// It is for redis.acl_check_cmd and for lookups in a loop, where a command that is not permitted goes the ordinary way,
+// which records it.
 func (c *conn) permittedIn(cmd *command, args [][]byte, db int) bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
@@ -340,8 +344,8 @@ func noPermission(why acl.Denial, command string) string {
 	return "NOPERM this user has no permissions to access one of the keys used as arguments"
 }
 
-// refusalAtExec is the same for a command that was allowed when MULTI queued it, in the database that it works in. The others of the
-// transaction are performed, as in Redis: the reply to EXEC has this one in its place.
+// refusalAtExec is the same for a command that was allowed when MULTI queued it, in the database that it works in. The
+// others of the transaction are performed, as in Redis: the reply to EXEC has this one in its place.
 func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
 	reason := "no permission to touch the specified keys"
 	switch c.denialIn(cmd, args, db, "toplevel") {
@@ -354,11 +358,12 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
 	case acl.DeniedChannel:
 		reason = "no permission to publish to the specified channel"
 	}
-	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer allowed for the following reason: " + reason
+	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This " +
+		"command is no longer allowed for the following reason: " + reason
 }
 
-// recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded: acl.Log keeps
-// the last entries and counts those that are alike, so that a client that tries for ever costs one entry.
+// recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded:
+// acl.Log keeps the last entries and counts those that are alike, so that a client that tries for ever costs one entry.
 func (c *conn) recordDenial(why acl.Denial, context, object, user string) {
 	c.g.m.denied[why].Add(1)
 	e := acl.Event{Why: why, Context: context, Object: object, User: user, Client: c.line()}

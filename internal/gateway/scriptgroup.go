@@ -9,13 +9,14 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// Scripts that a client pipelines go to the store together, as other commands on single keys do (batch): each EVALSHA with one key
-// waits in the batch for those behind it. Then their keys are read in one client.Do, the scripts run one after the other, in the order
-// in which they came, and what they have written goes out in another one, each key on condition that it is still what was read. Those on one
-// key run over one staged and are one write. Those on different keys take effect in any order, like other commands of a batch.
+// Scripts that a client pipelines go to the store together, as other commands on single keys do (batch): each EVALSHA
+// with one key waits in the batch for those behind it. Then their keys are read in one client.Do, the scripts run one
+// after the other, in the order in which they came, and what they have written goes out in another one, each key on
+// condition that it is still what was read. Those on one key run over one staged and are one write. Those on different
+// keys take effect in any order, like other commands of a batch.
 //
-// This holds for scripts that touch no other key and need no memory of the share. A script that turns out to be no such one has had
-// no effect; those before it take theirs, and then it is performed by itself.
+// This holds for scripts that touch no other key and need no memory of the share. A script that turns out to be no such
+// one has had no effect; those before it take theirs, and then it is performed by itself.
 
 const (
 	// A group has at most so many scripts, and keys.
@@ -47,8 +48,8 @@ type groupUnit struct {
 }
 
 // joins reports whether a command may wait for others to make a group.
-// It only looks. A script that needed more than its key once (Alone) is not tried in a group again, and scripts of a client that
-// caches are performed by themselves, since their reads have to be noted.
+// It only looks. A script that needed more than its key once (Alone) is not tried in a group again, and scripts of a
+// client that caches are performed by themselves, since their reads have to be noted.
 func (b *batch) joins(cmd *command, args [][]byte) bool {
 	c := b.c
 	if !cmd.bySHA || b.heed&heedMonitor != 0 || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
@@ -62,7 +63,8 @@ func (b *batch) joins(cmd *command, args [][]byte) bool {
 }
 
 // addScript gives a command that joins to the group.
-// Commands that wait already and are no scripts are performed first, for the order. An error is that of sending its replies.
+// Commands that wait already and are no scripts are performed first, for the order. An error is that of sending its
+// replies.
 func (b *batch) addScript(cmd *command, args [][]byte) error {
 	if len(b.entries) > 0 || len(b.scripts) == maxGroup {
 		if err := b.run(); err != nil {
@@ -158,9 +160,10 @@ func (g *group) free() {
 	g.b.c.share.Drop(g.held)
 }
 
-// perform performs what it can of the list, which it cuts behind that. No script is left if the first is one to perform by itself.
-// Each try is two round trips, whatever the number of scripts. Only units that were refused run again: what others have written is done.
-// If there is no memory the list is empty, too, and the first script, by itself, meets that and says so.
+// perform performs what it can of the list, which it cuts behind that. No script is left if the first is one to perform
+// by itself. Each try is two round trips, whatever the number of scripts. Only units that were refused run again: what
+// others have written is done. If there is no memory the list is empty, too, and the first script, by itself, meets
+// that and says so.
 func (g *group) perform() {
 	c := g.b.c
 	g.makeUnits()
@@ -266,8 +269,9 @@ func (g *group) takeReads() {
 	}
 }
 
-// runScripts runs the scripts of the units that are not done. The first time it cuts the list before one that is to be performed by
-// itself, and behind one with which the group has run for long enough; later its whole unit is, and is behind the others then.
+// runScripts runs the scripts of the units that are not done. The first time it cuts the list before one that is to be
+// performed by itself, and behind one with which the group has run for long enough; later its whole unit is, and is
+// behind the others then.
 func (g *group) runScripts(first bool) {
 	for i := range g.list {
 		s := &g.list[i]
@@ -289,8 +293,9 @@ func (g *group) runScripts(first bool) {
 	}
 }
 
-// runGrouped runs a script over the staged of its key, and reports whether that is all that it needed; else it has done nothing.
-// If ok is false, everything is as the scripts of the unit before it have left it: key, changes to be told, and replies.
+// runGrouped runs a script over the staged of its key, and reports whether that is all that it needed; else it has done
+// nothing. If ok is false, everything is as the scripts of the unit before it have left it: key, changes to be told,
+// and replies.
 func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
 	if t.err != nil {
 		return false
@@ -327,7 +332,8 @@ func (g *group) writes() (n int) {
 }
 
 // takeWrites takes their answers, and reports whether there are units whose scripts are to run again.
-// A refused write has done nothing. An unknown outcome is the reply of every script of its unit: any of them may have happened.
+// A refused write has done nothing. An unknown outcome is the reply of every script of its unit: any of them may have
+// happened.
 func (g *group) takeWrites() (again bool) {
 	n := 0
 	for i := range g.units {

@@ -38,8 +38,8 @@ var grouped = []string{
 // testGroupTime is scripting.groupTime in these tests, so that groups do not depend on how fast the machine is.
 var testGroupTime = patience
 
-// TestPipelinedScripts: replies to scripts that are pipelined, among other commands, are those to the same ones that are sent one by one, in
-// databases that share a namespace as in others.
+// TestPipelinedScripts: replies to scripts that are pipelined, among other commands, are those to the same ones that
+// are sent one by one, in databases that share a namespace as in others.
 func TestPipelinedScripts(t *testing.T) { comparePipelined(t) }
 
 // TestPipelinedScriptsTakeLong: it is the same if a group ends behind each script.
@@ -50,8 +50,10 @@ func TestPipelinedScriptsTakeLong(t *testing.T) {
 }
 
 func comparePipelined(t *testing.T) {
-	shared, alone := sharing(clienttest.New(clienttest.Options{}), 2), append(fake(), Database{"other", clienttest.New(clienttest.Options{})})
-	p, single := dial(t, "tcp", serve(t, Options{Databases: shared})), dial(t, "tcp", serve(t, Options{Databases: alone}))
+	shared, alone := sharing(clienttest.New(clienttest.Options{}), 2),
+		append(fake(), Database{"other", clienttest.New(clienttest.Options{})})
+	p, single := dial(t, "tcp", serve(t, Options{Databases: shared})),
+		dial(t, "tcp", serve(t, Options{Databases: alone}))
 	for _, source := range grouped {
 		p.do(t, "SCRIPT", "LOAD", source)
 		single.do(t, "SCRIPT", "LOAD", source)
@@ -69,7 +71,8 @@ func comparePipelined(t *testing.T) {
 			case 2:
 				cmds = append(cmds, []string{"EVALSHA", luascript.SHA([]byte("none")), "1", key})
 			case 3:
-				cmds = append(cmds, []string{"EVALSHA_RO", luascript.SHA([]byte(grouped[rnd.IntN(3)])), "1", key, "60000"})
+				cmds = append(cmds, []string{"EVALSHA_RO", luascript.SHA([]byte(grouped[rnd.IntN(3)])), "1", key,
+					"60000"})
 			default:
 				n := len(grouped)
 				if rnd.IntN(2) == 0 {
@@ -87,7 +90,8 @@ func comparePipelined(t *testing.T) {
 	}
 }
 
-// TestPipelinedScriptsGoTogether: scripts on several keys are one read and one write of each key, however many there are.
+// TestPipelinedScriptsGoTogether: scripts on several keys are one read and one write of each key, however many there
+// are.
 func TestPipelinedScriptsGoTogether(t *testing.T) {
 	for db := range 2 {
 		scriptsGoTogether(t, db)
@@ -165,7 +169,8 @@ func TestPipelinedScriptsFail(t *testing.T) {
 // TestPipelinedScriptsAtomic: pipelined scripts of several connections on a few keys take effect one after the other.
 func TestPipelinedScriptsAtomic(t *testing.T) {
 	addr := serve(t, Options{Databases: []Database{{"default", newStore(t)}}})
-	sources := []string{grouped[1], "local n = tonumber(redis.call('get', KEYS[1]) or '0') + 1 redis.call('set', KEYS[1], n) return n"}
+	sources := []string{grouped[1], "local n = tonumber(redis.call('get', KEYS[1]) or '0') + 1 redis.call('set', " +
+		"KEYS[1], n) return n"}
 	const conns, rounds, depth, keys = 6, 20, 16, 3
 	var mu sync.Mutex
 	got := make(map[int][]int) // by key
@@ -175,7 +180,8 @@ func TestPipelinedScriptsAtomic(t *testing.T) {
 		var cmds [][]string
 		for i := range depth {
 			p.do(t, "SCRIPT", "LOAD", sources[i%2])
-			cmds = append(cmds, []string{"EVALSHA", luascript.SHA([]byte(sources[i%2])), "1", strconv.Itoa((c + i) % keys), "600000"})
+			cmds = append(cmds, []string{"EVALSHA", luascript.SHA([]byte(sources[i%2])), "1",
+				strconv.Itoa((c + i) % keys), "600000"})
 		}
 		wg.Go(func() {
 			for range rounds {

@@ -13,18 +13,20 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Scripts run over a staged: redis.call finds a command in the table and works on the keys as the script has left them. So nothing
-// of a script that fails, is killed or runs out of its limits has happened, and one that succeeds takes effect in one step. No
-// other connection waits for a script, and SCRIPT KILL, which in Redis comes too late for one that has written, always can.
+// Scripts run over a staged: redis.call finds a command in the table and works on the keys as the script has left them.
+// So nothing of a script that fails, is killed or runs out of its limits has happened, and one that succeeds takes
+// effect in one step. No other connection waits for a script, and SCRIPT KILL, which in Redis comes too late for one
+// that has written, always can.
 
-// scriptCacheBytes is what scripts are kept in, see luascript.NewCache. A client whose script is gone gets NOSCRIPT and sends it again.
+// scriptCacheBytes is what scripts are kept in, see luascript.NewCache. A client whose script is gone gets NOSCRIPT and
+// sends it again.
 const scriptCacheBytes = 32 << 20
 
-// scripting is what a gateway knows of scripts.
 type scripting struct {
 	pool  luascript.Pool   // of interpreters, for all connections
 	cache *luascript.Cache // by SHA-1; of this gateway alone
-	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one behind it by more.
+	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one
+	// behind it by more.
 	groupTime time.Duration
 	// watched says that the watchdog is going to look at the scripts that run when mu.next has come, or earlier.
 	watched atomic.Bool
@@ -35,9 +37,9 @@ type scripting struct {
 	}
 }
 
-// runningScript is a script, or a call of a function, that a connection runs: it is in its mu, which those who stop it hold.
-// A script may be ended by any goroutine that holds conn.mu: by the watchdog, SCRIPT KILL, or Close. It sees that at its next step, and
-// nothing of it has happened then.
+// runningScript is a script, or a call of a function, that a connection runs: it is in its mu, which those who stop it
+// hold. A script may be ended by any goroutine that holds conn.mu: by the watchdog, SCRIPT KILL, or Close. It sees that
+// at its next step, and nothing of it has happened then.
 type runningScript struct {
 	task         *luascript.Task // nil: none
 	since, until time.Time       // began, and is to be ended
@@ -46,25 +48,30 @@ type runningScript struct {
 	db           int             // that it began in
 }
 
-// scriptCommands are about scripts.
 func scriptCommands() []*command {
 	return []*command{
 		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
-		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1.")))),
-		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true), "Runs a script that may not write.")),
-		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write."))),
+		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false),
+			"Runs a script that the gateway has, by its SHA-1.")))),
+		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true),
+			"Runs a script that may not write.")),
+		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true),
+			"Runs a script that the gateway has and that may not write."))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
 			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
 			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
-			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; nothing of it is done."),
+			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; "+
+				"nothing of it is done."),
 			onConn("script|debug", 3, "", cmdScriptDebug, "Is refused, but for NO."),
 			helpOf("script", "DEBUG (YES|SYNC|NO)", "    Set the debug mode for subsequent scripts executed.",
-				"EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the script cache.",
+				"EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the "+
+					"script cache.",
 				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.",
 				"    When called without the optional mode argument, the behavior is determined by the",
 				"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
-				"    * ASYNC: Asynchronously flush the scripts cache.", "    * SYNC: Synchronously flush the scripts cache.",
+				"    * ASYNC: Asynchronously flush the scripts cache.",
+				"    * SYNC: Synchronously flush the scripts cache.",
 				"KILL", "    Kill the currently executing Lua script.",
 				"LOAD <script>", "    Load a script into the scripts cache without executing it.")),
 	}
@@ -101,9 +108,10 @@ func evaluator(named, readOnly bool) severalFunc {
 			w.Error(bad)
 			return
 		}
-		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites, func(task *luascript.Task) bool {
-			return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
-		})
+		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites,
+			func(task *luascript.Task) bool {
+				return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
+			})
 		if t.err == errAlone {
 			prog.Alone.Store(true)
 		}
@@ -145,10 +153,10 @@ func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, b
 	return prog, ""
 }
 
-// runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
-// run reports whether the script came to its end.
-// The keys of a failed script are as before it from here on. It is done here, and not by the caller, since in a transaction the commands before and behind it
-// take effect all the same. The database that it selected is its own, too, as in Redis.
+// runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has
+// Options.ScriptTimeout. run reports whether the script came to its end. The keys of a failed script are as before it
+// from here on. It is done here, and not by the caller, since in a transaction the commands before and behind it take
+// effect all the same. The database that it selected is its own, too, as in Redis.
 func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*luascript.Task) bool) {
 	g := t.c.g
 	r.since = time.Now()
@@ -184,8 +192,8 @@ func (t *staged) snapshot() []key {
 	return t.before
 }
 
-// undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a command has wanted
-// for a value stays wanted.
+// undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a
+// command has wanted for a value stays wanted.
 func (t *staged) undo(before []key) {
 	for i, k := range t.keys {
 		want := k.want
@@ -206,8 +214,8 @@ func (c *conn) setScript(r runningScript) {
 	c.mu.Unlock()
 }
 
-// watchScripts has the watchdog look at the scripts at that time at the latest. A timer for each script would cost more than a short one.
-// An earlier wake-up that finds nothing to end costs less than a lock for each script.
+// watchScripts has the watchdog look at the scripts at that time at the latest. A timer for each script would cost more
+// than a short one. An earlier wake-up that finds nothing to end costs less than a lock for each script.
 func (g *Gateway) watchScripts(until time.Time) {
 	s := &g.scripts
 	s.mu.Lock()
@@ -224,8 +232,8 @@ func (g *Gateway) watchScripts(until time.Time) {
 	}
 }
 
-// endLateScripts ends the scripts whose time is over. A script that begins meanwhile is either looked at here, or finds that nobody
-// watches; its time is not over before that of those that began earlier.
+// endLateScripts ends the scripts whose time is over. A script that begins meanwhile is either looked at here, or finds
+// that nobody watches; its time is not over before that of those that began earlier.
 func (g *Gateway) endLateScripts() {
 	g.scripts.watched.Store(false)
 	now := time.Now()
@@ -253,10 +261,10 @@ func (g *Gateway) eachScript(f func(r *runningScript)) {
 	})
 }
 
-// withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running. Those
-// in databases where the connection's user may not perform the command, whose arguments args are, are none to him.
-// f must not wait.
-// It looks twice, since f must be called with the one connection's mu held and the oldest is known only when all have been seen.
+// withOldest calls f with the script that began first, or with the function if that is asked for; false if none is
+// running. Those in databases where the connection's user may not perform the command, whose arguments args are, are
+// none to him. f must not wait. It looks twice, since f must be called with the one connection's mu held and the oldest
+// is known only when all have been seen.
 func (c *conn) withOldest(args [][]byte, function bool, f func(*runningScript)) bool {
 	g, cmd := c.g, lookupCommand(args)
 	is := func(r *runningScript) bool { return r.task.Function == function && c.mayDoIn(cmd, args, r.db) }
@@ -283,7 +291,6 @@ func (c *conn) withOldest(args [][]byte, function bool, f func(*runningScript)) 
 	}
 }
 
-// killScripts ends all scripts, for Close.
 func (g *Gateway) killScripts() { g.eachScript(func(r *runningScript) { r.task.Kill() }) }
 
 // scriptHost performs a script's commands on a staged.
@@ -295,21 +302,28 @@ type scriptHost struct {
 	now      time.Time   // what TIME says, for all of the script
 }
 
-// scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside the script, and
-// not what the script has changed.
-var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true, "randomkey": true, "dbsize": true,
-	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true, "command|list": true, "command|getkeys": true,
-	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true, "object|idletime": true, "slowlog|get": true, "slowlog|len": true,
-	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true, "pubsub|shardnumsub": true,
-	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true, "cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
-	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true, "memory|doctor": true, "memory|stats": true, "memory|malloc-stats": true, "memory|purge": true}
+// scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside
+// the script, and not what the script has changed.
+var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true,
+	"randomkey": true, "dbsize": true,
+	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true,
+	"command|list": true, "command|getkeys": true,
+	"command|getkeysandflags": true, "lastsave": true, "readonly": true, "readwrite": true, "asking": true,
+	"object|idletime": true, "slowlog|get": true, "slowlog|len": true,
+	"pubsub|channels": true, "pubsub|numpat": true, "pubsub|numsub": true, "pubsub|shardchannels": true,
+	"pubsub|shardnumsub":      true,
+	"cluster|countkeysinslot": true, "cluster|getkeysinslot": true, "cluster|info": true, "cluster|keyslot": true,
+	"cluster|links": true, "cluster|myid": true, "cluster|nodes": true,
+	"cluster|replicas": true, "cluster|shards": true, "cluster|slaves": true, "cluster|slots": true,
+	"memory|doctor": true, "memory|stats": true, "memory|malloc-stats": true, "memory|purge": true}
 
 // unscripted are commands on keys that scripts may not use: those of the commands that wait that Redis keeps from them.
-var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true, "bzpopmin": true}
+var unscripted = map[string]bool{"blmove": true, "blpop": true, "brpop": true, "brpoplpush": true, "bzpopmax": true,
+	"bzpopmin": true}
 
 // Call is of luascript.Host.
-// The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by redis.pcall; an error
-// of the store is none of these: it ends the script (Stopped).
+// The reply is in RESP of that version, and good until the next Call. bad is an error that the script can catch by
+// redis.pcall; an error of the store is none of these: it ends the script (Stopped).
 func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	t := h.t
 	cmd, bad := h.find(args)
@@ -383,7 +397,8 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	case acl.DeniedChannel:
 		return nil, "ERR The user executing the script can't publish to the channel mentioned in the command"
 	default:
-		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
+		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the " +
+			"command arguments"
 	}
 	if h.readOnly && (cmd.write || cmd.kind > read || cmd.channels == oneChannel) {
 		return nil, errScriptWrites
@@ -391,7 +406,6 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	return cmd, ""
 }
 
-// lookupCommand is the command or subcommand that the arguments name, or nil.
 func lookupCommand(args [][]byte) *command {
 	cmd := find(args[0])
 	if cmd != nil && cmd.sub != nil && len(args) > 1 {
@@ -437,7 +451,8 @@ func loadScript(t *staged, args [][]byte, w *resp.Writer) {
 	w.BulkString(prog.SHA)
 }
 
-// cmdScriptExists tells of this gateway: another one may not have the script, and a client has to expect NOSCRIPT in any case.
+// cmdScriptExists tells of this gateway: another one may not have the script, and a client has to expect NOSCRIPT in
+// any case.
 func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
 	w.Array(len(args) - 2)
 	for _, sha := range args[2:] {
@@ -449,7 +464,8 @@ func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is nothing to wait for.
+// cmdScriptFlush forgets the scripts of this gateway. Those that run go on, and SYNC and ASYNC are the same: there is
+// nothing to wait for.
 func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
 		w.Error("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
@@ -459,7 +475,8 @@ func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
-// cmdScriptKill is of this gateway's scripts. Unlike in Redis it also ends one that has written, since nothing of that is in the store yet.
+// cmdScriptKill is of this gateway's scripts. Unlike in Redis it also ends one that has written, since nothing of that
+// is in the store yet.
 func cmdScriptKill(c *conn, w *resp.Writer, args [][]byte) { c.killScript(w, args, false) }
 
 // killScript ends the script, or the function, that began first.
@@ -486,9 +503,6 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// ---- messages ----------------------------------------------------------------
-
-// posted is a message that a script has published.
 type posted struct {
 	shard            bool // SPUBLISH
 	channel, payload []byte
@@ -497,9 +511,9 @@ type posted struct {
 // messageCost is about what a message takes besides its bytes.
 const messageCost = 64
 
-// publish is PUBLISH and SPUBLISH of a script: the message goes out when the script's effects are there, once, however often the script
-// runs. The reply counts those who listen at this gateway now.
-// channel and payload are kept until then; they are the Host's (luascript.Host). Memory for them is out of the share.
+// publish is PUBLISH and SPUBLISH of a script: the message goes out when the script's effects are there, once, however
+// often the script runs. The reply counts those who listen at this gateway now. channel and payload are kept until
+// then; they are the Host's (luascript.Host). Memory for them is out of the share.
 func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 	if t.take(int64(messageCost + len(channel) + len(payload))) {
 		t.messages = append(t.messages, posted{shard, channel, payload})
@@ -507,8 +521,9 @@ func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
 	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
 }
 
-// conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has taken effect.
-// It is called once, behind the commit. A message of a script whose outcome is unknown is not sent: nobody could take it back.
+// conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has
+// taken effect. It is called once, behind the commit. A message of a script whose outcome is unknown is not sent:
+// nobody could take it back.
 func (t *staged) conclude(applied bool) {
 	if k := t.find[librariesName]; k != nil && k.changed {
 		t.c.g.functions.changes.Add(1)

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // answers says the lines of a block of testdata/scripts, and returns the replies as Go's strings.
@@ -51,12 +51,14 @@ func TestScriptsLikeRedis(t *testing.T) {
 	})
 }
 
-// TestScriptKill: SCRIPT KILL ends the script that has run for the longest time, and nothing of it is done; others go on meanwhile.
+// TestScriptKill: SCRIPT KILL ends the script that has run for the longest time, and nothing of it is done; others go
+// on meanwhile.
 func TestScriptKill(t *testing.T) {
 	addr := serve(t, Options{Databases: fake(), ScriptTimeout: time.Hour})
 	p, other := dial(t, "tcp", addr), dial(t, "tcp", addr)
-	p.send(t, []string{"EVAL", "redis.call('set', KEYS[1], 'x') while true do pcall(function() while true do end end) end", "1", "k"})
-	eventually(t, "a script to kill", func() bool {
+	p.send(t, []string{"EVAL", "redis.call('set', KEYS[1], 'x') while true do pcall(function() while true do end " +
+		"end) end", "1", "k"})
+	testutil.Until(t, "a script to kill", func() bool {
 		if reply := other.do(t, "SET", "other", "1"); reply != "+OK\r\n" {
 			t.Fatal(reply)
 		}
@@ -68,7 +70,9 @@ func TestScriptKill(t *testing.T) {
 	if got := other.do(t, "EXISTS", "k"); got != ":0\r\n" {
 		t.Errorf("a key of the script that was killed: %q", got)
 	}
-	eventually(t, "no script is left", func() bool { return strings.HasPrefix(other.do(t, "SCRIPT", "KILL"), "-NOTBUSY") })
+	testutil.Until(t, "no script is left", func() bool {
+		return strings.HasPrefix(other.do(t, "SCRIPT", "KILL"), "-NOTBUSY")
+	})
 }
 
 // TestScriptClose: a Gateway that closes waits for no script.
@@ -77,15 +81,12 @@ func TestScriptClose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	p := dial(t, "tcp", l.Addr().String())
 	p.send(t, []string{"EVAL", "while true do end", "0"})
-	eventually(t, "a script runs", func() bool {
+	testutil.Until(t, "a script runs", func() bool {
 		n := 0
 		g.eachScript(func(*runningScript) { n++ })
 		return n == 1
@@ -98,11 +99,13 @@ func TestScriptClose(t *testing.T) {
 	}
 }
 
-// TestScriptLimits: a script ends after its time and beyond its memory, nothing of it is done, and the memory comes back.
+// TestScriptLimits: a script ends after its time and beyond its memory, nothing of it is done, and the memory comes
+// back.
 func TestScriptLimits(t *testing.T) {
 	budget := netsrv.NewBudget(64 << 20)
 	brief := dial(t, "tcp", serve(t, Options{Databases: fake(), Budget: budget, ScriptTimeout: 50 * time.Millisecond}))
-	p := dial(t, "tcp", serve(t, Options{Databases: fake(), Budget: budget, ScriptTimeout: time.Hour, ScriptMemory: 8 << 20}))
+	p := dial(t, "tcp",
+		serve(t, Options{Databases: fake(), Budget: budget, ScriptTimeout: time.Hour, ScriptMemory: 8 << 20}))
 	for source, want := range map[string]string{
 		"redis.call('set', 'k', '1') while true do end":                                                "longer than script-timeout",
 		"redis.call('set', 'k', '1') local s = 'x' while true do s = s..s end":                         "more than script-memory",
@@ -123,7 +126,7 @@ func TestScriptLimits(t *testing.T) {
 		}
 	}
 	p.do(t, "EVAL", "local s = string.rep('x', 4e6) return #s", "0")
-	eventually(t, "the memory is back", func() bool { return budget.Used() == 0 })
+	testutil.Until(t, "the memory is back", func() bool { return budget.Used() == 0 })
 }
 
 // TestScriptAtomic: scripts of several connections on one key take effect one after the other.
@@ -135,7 +138,8 @@ func TestScriptAtomic(t *testing.T) {
 		p := dial(t, "tcp", addr)
 		wg.Go(func() {
 			for range each {
-				if got := p.do(t, "EVAL", "local n = tonumber(redis.call('get', KEYS[1]) or '0') redis.call('set', KEYS[1], n + 1) redis.call('append', KEYS[1], '') return n", "1", "k"); got[0] != ':' {
+				if got := p.do(t, "EVAL", "local n = tonumber(redis.call('get', KEYS[1]) or '0') redis.call('set', "+
+					"KEYS[1], n + 1) redis.call('append', KEYS[1], '') return n", "1", "k"); got[0] != ':' {
 					t.Error(got)
 				}
 			}
@@ -157,7 +161,8 @@ func TestScriptPublishes(t *testing.T) {
 		{"return redis.call('publish','c','first')", ":1"},
 		{"redis.call('publish','c','fails') redis.call('nothing')", "-ERR"},
 		{"redis.pcall('publish','c') return redis.call('publish','nobody','x')", ":0"},
-		{"redis.call('incr',KEYS[1]) redis.call('publish','c',redis.call('get',KEYS[1])) return redis.call('publish','c','last')", ":1"},
+		{"redis.call('incr',KEYS[1]) redis.call('publish','c',redis.call('get',KEYS[1])) return " +
+			"redis.call('publish','c','last')", ":1"},
 	} {
 		atCommit(store, func() clienttest.Fault { // after which the script runs again
 			other.want(t, ":11\r\n", "INCRBY", "k", "10")
@@ -172,11 +177,13 @@ func TestScriptPublishes(t *testing.T) {
 		sub.hears(t, message("c", m))
 	}
 	sub.hears(t, "*4\r\n"+bulk("pmessage")+bulk("mark*")+bulk("mark")+bulk("end"))
-	p.want(t, "-ERR Write commands are not allowed from read-only scripts. script: de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
+	p.want(t, "-ERR Write commands are not allowed from read-only scripts. script: "+
+		"de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
 		"EVAL_RO", "return redis.call('publish','c','x')", "0")
 	p.do(t, "ACL", "SETUSER", "u", "on", "nopass", "~*", "+@all", "resetchannels")
 	p.do(t, "AUTH", "u", "any")
-	p.want(t, "-ERR The user executing the script can't publish to the channel mentioned in the command script: de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
+	p.want(t, "-ERR The user executing the script can't publish to the channel mentioned in the command script: "+
+		"de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
 		"EVAL", "return redis.call('publish','c','x')", "0")
 }
 
@@ -188,13 +195,19 @@ func TestScriptRights(t *testing.T) {
 	p.do(t, "AUTH", "u", "pw")
 	for _, c := range []struct{ source, key, want string }{
 		{"return redis.call('set', KEYS[1], '1')", "a:1", "+OK"},
-		{"return redis.call('get', KEYS[1])", "b:1", "-NOPERM this user has no permissions to access one of the keys used as arguments"},
-		{"return redis.call('get', 'b:1')", "a:1", "-ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"},
-		{"return redis.call('set', 'r:1', '1')", "a:1", "-ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"},
+		{"return redis.call('get', KEYS[1])", "b:1", "-NOPERM this user has no permissions to access one of the keys " +
+			"used as arguments"},
+		{"return redis.call('get', 'b:1')", "a:1", "-ERR The user executing the script can't access at least one of " +
+			"the keys mentioned in the command arguments"},
+		{"return redis.call('set', 'r:1', '1')", "a:1", "-ERR The user executing the script can't access at least " +
+			"one of the keys mentioned in the command arguments"},
 		{"return redis.call('get', 'r:1')", "a:1", "$-1"},
-		{"return redis.call('del', KEYS[1])", "a:1", "-ERR The user executing the script can't run this command or subcommand"},
+		{"return redis.call('del', KEYS[1])", "a:1", "-ERR The user executing the script can't run this command or " +
+			"subcommand"},
 		{"return redis.pcall('select', '1')", "a:1", "-ERR The user executing the script can't access this database"},
-		{"return {tostring(redis.acl_check_cmd('set', 'a:1', '1')), tostring(redis.acl_check_cmd('set', 'r:1', '1')), tostring(redis.acl_check_cmd('del', 'a:1'))}", "a:1", "*3\r\n$4\r\ntrue\r\n$5\r\nfalse\r\n$5\r\nfalse"},
+		{"return {tostring(redis.acl_check_cmd('set', 'a:1', '1')), tostring(redis.acl_check_cmd('set', 'r:1', " +
+			"'1')), tostring(redis.acl_check_cmd('del', 'a:1'))}", "a:1",
+			"*3\r\n$4\r\ntrue\r\n$5\r\nfalse\r\n$5\r\nfalse"},
 	} {
 		if got := p.do(t, "EVAL", c.source, "1", c.key); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q", c.source, got)

@@ -85,8 +85,6 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
-// ---- CLIENT --------------------------------------------------------------------
-
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
 
 // validName refuses what would break the lines of CLIENT LIST: names are printed there as they
@@ -112,8 +110,12 @@ func (c *conn) setName(b []byte) {
 // clientCommands are apart from the table since they are many.
 func clientCommands() *command {
 	return container("client", "connection", "Commands about connections.", nil,
-		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.id) }, "Returns the connection's number."),
-		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Verbatim("txt", c.line()+"\n") }, "Describes the connection."),
+		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+			w.Int(c.id)
+		}, "Returns the connection's number."),
+		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+			w.Verbatim("txt", c.line()+"\n")
+		}, "Describes the connection."),
 		onConn("client|list", -2, "", cmdClientList, "Describes the connections to this gateway."),
 		onConn("client|setname", 3, "", func(c *conn, w *resp.Writer, args [][]byte) {
 			if !validName(args[2]) {
@@ -138,14 +140,20 @@ func clientCommands() *command {
 		onConn("client|pause", -3, "", cmdClientPause, "Holds up commands of this gateway's clients."),
 		onConn("client|unpause", 2, "", cmdClientUnpause, "Ends that."),
 		onConn("client|unblock", -3, "", cmdClientUnblock, "Ends the waiting of a client of this gateway."),
-		onConn("client|getredir", 2, "", cmdClientGetRedir, "Returns the connection that hears of what this one caches."),
-		onConn("client|tracking", -3, "", cmdClientTracking, "Begins or ends telling the client which of the keys that it caches are written."),
+		onConn("client|getredir", 2, "", cmdClientGetRedir,
+			"Returns the connection that hears of what this one caches."),
+		onConn("client|tracking", -3, "", cmdClientTracking, "Begins or ends telling the client which of the keys "+
+			"that it caches are written."),
 		onConn("client|caching", 3, "", cmdClientCaching, "Says whether the next command's keys are cached."),
 		onConn("client|trackinginfo", 2, "", cmdClientTrackingInfo, "Tells how the client caches."),
-		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID", "    Return the ID of the current connection.",
-			"INFO", "    Return information about the current client connection.", "KILL <option> ...", "    Kill connection(s).",
-			"LIST [options ...]", "    Return information about client connections.", "UNPAUSE", "    Stop the current client pause, resuming traffic.",
-			"PAUSE <timeout> [WRITE|ALL]", "    Suspend all, or just write, clients for <timeout> milliseconds.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
+		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID",
+			"    Return the ID of the current connection.",
+			"INFO", "    Return information about the current client connection.", "KILL <option> ...",
+			"    Kill connection(s).",
+			"LIST [options ...]", "    Return information about client connections.", "UNPAUSE",
+			"    Stop the current client pause, resuming traffic.",
+			"PAUSE <timeout> [WRITE|ALL]", "    Suspend all, or just write, clients for <timeout> milliseconds.",
+			"REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
 			"SETNAME <name>", "    Assign the name <name> to the current connection.",
 			"UNBLOCK <clientid> [TIMEOUT|ERROR]", "    Unblock the specified blocked client."))
 }
@@ -226,8 +234,8 @@ func (g *Gateway) eachClient(f func(c *conn)) {
 	})
 }
 
-// clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no replicas.
-// A connection is of type pubsub while it has subscriptions.
+// clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no
+// replicas. A connection is of type pubsub while it has subscriptions.
 func clientType(name []byte) func(x *conn) bool {
 	switch {
 	case fold(name, "normal"):

@@ -12,8 +12,8 @@ import (
 
 // Sets of a few integers are encoded as such, as in Redis, so their members are made into text when they are told.
 
-// setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members in the
-// order of Redis's t_set.c.
+// setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members
+// in the order of Redis's t_set.c.
 func setCommands() []*command {
 	return ofGroup("set",
 		keyed("sadd", -3, 1, update, cmdSAdd, "Adds members."),
@@ -32,7 +32,8 @@ func setCommands() []*command {
 		onKeys("sunion", -2, 1, -1, 1, "", cmdSUnion, "Returns the members that any of the sets has."),
 		writes(onKeys("sunionstore", -3, 1, -1, 1, "", cmdSUnionStore, "Stores the members that any of the sets has.")),
 		onKeys("sdiff", -2, 1, -1, 1, "", cmdSDiff, "Returns the members that the first set has and no other."),
-		writes(onKeys("sdiffstore", -3, 1, -1, 1, "", cmdSDiffStore, "Stores the members that the first set has and no other.")),
+		writes(onKeys("sdiffstore", -3, 1, -1, 1, "", cmdSDiffStore,
+			"Stores the members that the first set has and no other.")),
 	)
 }
 
@@ -62,8 +63,8 @@ func cmdSAdd(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// addMembers adds members to what is a set; ok is false if it did not, and has replied so or asked for room. It writes only if there
-// is a new one.
+// addMembers adds members to what is a set; ok is false if it did not, and has replied so or asked for room. It writes
+// only if there is a new one.
 func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added int, ok bool) {
 	size := 0
 	for _, m := range members {
@@ -268,8 +269,6 @@ func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
 	replyScan(next, found, w)
 }
 
-// ---- several sets -------------------------------------------------------------
-
 // cmdSMove is nothing but a question if source and destination are the same.
 // Both sets change in one step: nobody sees the member in neither of them, or in both.
 func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
@@ -312,8 +311,8 @@ type operand struct {
 	n int // members
 }
 
-// operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already decides; ok is
-// false behind a reply, or if all of it is given up.
+// operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already
+// decides; ok is false behind a reply, or if all of it is given up.
 func operands(t *staged, names [][]byte, w *resp.Writer) (all []operand, ok bool) {
 	t.load(names...)
 	for _, name := range names {

@@ -25,7 +25,8 @@ func TestSetsLikeRedis(t *testing.T) {
 		if rng.IntN(3) == 0 {
 			c = randomSeveralSets(rng)
 		}
-		if c[0] == "SPOP" && len(c) > 1 && (len(c) != 3 || c[2] != "1000") { // what is left depends on chance, unless it is nothing
+		if c[0] == "SPOP" && len(c) > 1 && (len(c) != 3 || c[2] != "1000") {
+			// what is left depends on chance, unless it is nothing
 			return [][]string{c, {"DEL", c[1]}}
 		}
 		return [][]string{c}
@@ -75,11 +76,14 @@ func randomSetCommand(rng *rand.Rand) []string {
 	case 10, 11:
 		return []string{"SMEMBERS", k}
 	case 12:
-		return append([]string{"SPOP", k}, [][]string{{}, {pick("0", "1", "3", "1000", "1000")}, {"-1"}, {oddNumbers(rng)}, {"1", "x"}}[rng.IntN(5)]...)
+		return append([]string{"SPOP", k}, [][]string{{}, {pick("0", "1", "3", "1000", "1000")}, {"-1"},
+			{oddNumbers(rng)}, {"1", "x"}}[rng.IntN(5)]...)
 	case 13:
-		return append([]string{"SRANDMEMBER", k}, [][]string{{}, {pick("0", "1", "3", "1000", "-1", "-20")}, {"x"}, {"-9223372036854775808"}, {"1", "x"}, {"9223372036854775807"}}[rng.IntN(6)]...)
+		return append([]string{"SRANDMEMBER", k}, [][]string{{}, {pick("0", "1", "3", "1000", "-1", "-20")}, {"x"},
+			{"-9223372036854775808"}, {"1", "x"}, {"9223372036854775807"}}[rng.IntN(6)]...)
 	case 14, 15:
-		c := []string{"SSCAN", k, pick("0", "0", "0", "0", "abc", "1x", " 1", "", "-", "18446744073709551616"), "COUNT", pick("1000", "1000", "1000", "0", "x", "-1")}
+		c := []string{"SSCAN", k, pick("0", "0", "0", "0", "abc", "1x", " 1", "", "-", "18446744073709551616"), "COUNT",
+			pick("1000", "1000", "1000", "0", "x", "-1")}
 		if rng.IntN(2) == 0 {
 			c = append(c, pick("MATCH", "match", "foo", "TYPE"), pick("*", "1*", "[1-3]?", "[", "set"))
 		}
@@ -98,7 +102,8 @@ func randomSetCommand(rng *rand.Rand) []string {
 	case 20:
 		return []string{"EXPIRE", k, pick("1000000", "-1")}
 	case 21:
-		return []string{pick("SADD", "SREM", "SPOP", "SISMEMBER", "SSCAN", "SINTER", "SINTERCARD", "SMOVE", "SUNIONSTORE")}
+		return []string{pick("SADD", "SREM", "SPOP", "SISMEMBER", "SSCAN", "SINTER", "SINTERCARD", "SMOVE",
+			"SUNIONSTORE")}
 	}
 	return append([]string{"SADD", k}, members()...)
 }

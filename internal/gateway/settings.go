@@ -22,7 +22,8 @@ import (
 type setting struct {
 	name string               // lower case
 	get  func(c *conn) string // as CONFIG GET shows it
-	// set looks at a value, and gives back what makes it the setting's or, in bad, what is wrong with it. nil: cannot be changed.
+	// set looks at a value, and gives back what makes it the setting's or, in bad, what is wrong with it. nil: cannot
+	// be changed.
 	set func(c *conn, v string) (apply func(), bad string)
 }
 
@@ -55,10 +56,8 @@ func orElse(why string, s setting) setting {
 	return s
 }
 
-// always is a value that depends on nothing.
 func always(value string) func(*conn) string { return func(*conn) string { return value } }
 
-// number is a setting of a number with bounds.
 func numberParam(name string, least, most int64, get func(c *conn) int64, set func(c *conn, n int64)) setting {
 	return setting{name: name, get: func(c *conn) string { return strconv.FormatInt(get(c), 10) },
 		set: func(c *conn, v string) (func(), string) {
@@ -92,7 +91,8 @@ func parseBytes(v string, least, most int64) (n int64, bad string) {
 			break
 		}
 	}
-	factor, ok := map[string]int64{"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 1e6, "mb": 1 << 20, "g": 1e9, "gb": 1 << 30}[strings.ToLower(v[len(digits):])]
+	factor, ok := map[string]int64{"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 1e6, "mb": 1 << 20, "g": 1e9,
+		"gb": 1 << 30}[strings.ToLower(v[len(digits):])]
 	if !ok || digits == "" && v != "" {
 		return 0, "argument must be a memory value"
 	}
@@ -131,9 +131,10 @@ func parseOneOf(v string, names []string) (_, bad string) {
 	return v, ""
 }
 
-// heldText has the settings that can be set as in Redis and have no effect here but those that encodingLimits and latencyTracking name: tools and
-// test suites set them before they go on, and what is read is what was set. A line is the default, the kind with its bounds, and the
-// names. Those that promise something which kvd does not do are not among them: see settings.
+// heldText has the settings that can be set as in Redis and have no effect here but those that encodingLimits and
+// latencyTracking name: tools and test suites set them before they go on, and what is read is what was set. A line is
+// the default, the kind with its bounds, and the names. Those that promise something which kvd does not do are not
+// among them: see settings.
 const heldText = `
 512 int:0: hash-max-listpack-entries hash-max-ziplist-entries
 64 bytes:0: hash-max-listpack-value hash-max-ziplist-value
@@ -206,7 +207,6 @@ type held struct {
 	by map[string]string
 }
 
-// get is the value of the setting that has a name and a default.
 func (h *held) get(name, otherwise string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -225,13 +225,13 @@ func (h *held) set(name, v string) {
 	h.by[name] = v
 }
 
-// encodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they are the defaults.
+// encodingLimits are the settings by which OBJECT ENCODING tells which encoding Redis would have chosen; 0 in set: they
+// are the defaults.
 type encodingLimits struct {
 	set                                                         atomic.Bool
 	hashEntries, hashValue, setInts, sortedEntries, sortedValue atomic.Int64
 }
 
-// reset makes the limits the defaults.
 func (e *encodingLimits) reset() {
 	for _, s := range heldSettings {
 		if at := e.of(s.name); at != nil {
@@ -313,7 +313,6 @@ func parseHeld() (list []setting) {
 	return list
 }
 
-// hold makes v the value of a held setting.
 func (g *Gateway) hold(name, v string) {
 	if at := g.encodings.of(name); at != nil {
 		n, _ := strconv.ParseInt(v, 10, 64)
@@ -357,9 +356,10 @@ func parserOf(kind string) func(v string) (_, bad string) {
 	return func(v string) (string, string) { return parseOneOf(v, names) }
 }
 
-// outputLimits are the classes of client-output-buffer-limit with their defaults, in the order in which it shows them. Replicas are called
-// slave there.
-var outputLimits = []struct{ class, otherwise string }{{"normal", "0 0 0"}, {"slave", "268435456 67108864 60"}, {"pubsub", "33554432 8388608 60"}}
+// outputLimits are the classes of client-output-buffer-limit with their defaults, in the order in which it shows them.
+// Replicas are called slave there.
+var outputLimits = []struct{ class, otherwise string }{{"normal", "0 0 0"}, {"slave", "268435456 67108864 60"},
+	{"pubsub", "33554432 8388608 60"}}
 
 const outputLimitName = "client-output-buffer-limit"
 
@@ -381,7 +381,9 @@ var outputLimit = setting{name: outputLimitName, get: func(c *conn) string {
 		if class == "replica" {
 			class = "slave"
 		}
-		if !slices.ContainsFunc(outputLimits, func(l struct{ class, otherwise string }) bool { return l.class == class }) {
+		if !slices.ContainsFunc(outputLimits, func(l struct{ class, otherwise string }) bool {
+			return l.class == class
+		}) {
 			return nil, "Invalid client class specified in buffer limit configuration."
 		}
 		hard, bad1 := parseBytes(part[1], 0, math.MaxInt64)
@@ -402,7 +404,9 @@ var outputLimit = setting{name: outputLimitName, get: func(c *conn) string {
 // percentilesName is the setting that says what INFO latencystats shows.
 const percentilesName, defaultPercentiles = "latency-tracking-info-percentiles", "50 99 99.9"
 
-var percentilesSetting = setting{name: percentilesName, get: func(c *conn) string { return c.g.held.get(percentilesName, defaultPercentiles) },
+var percentilesSetting = setting{name: percentilesName, get: func(c *conn) string {
+	return c.g.held.get(percentilesName, defaultPercentiles)
+},
 	set: func(c *conn, v string) (func(), string) {
 		var words []string
 		for _, w := range split(v) {
@@ -418,8 +422,9 @@ var percentilesSetting = setting{name: percentilesName, get: func(c *conn) strin
 		return func() { c.g.held.set(percentilesName, strings.Join(words, " ")) }, ""
 	}}
 
-// settings are those of Redis's, by name, that clients, tools and test suites read or set. Of those that do something in Redis, CONFIG SET takes no
-// value that promises what kvd does not do, such as a log of commands; timeout, notify-keyspace-events and those of the slow log have their effect.
+// settings are those of Redis's, by name, that clients, tools and test suites read or set. Of those that do something
+// in Redis, CONFIG SET takes no value that promises what kvd does not do, such as a log of commands; timeout,
+// notify-keyspace-events and those of the slow log have their effect.
 var settings = byName(parseHeld(), []setting{
 	same("activedefrag", always("no")), // Go's allocator moves nothing
 	same("appendonly", always("no")),   // there is no log of commands
@@ -428,11 +433,20 @@ var settings = byName(parseHeld(), []setting{
 	fixed("bind", ""), // the process's own settings say where it listens
 	{name: "databases", get: func(c *conn) string { return strconv.Itoa(len(c.g.o.Databases)) }},
 	fixed("dir", ""), // nothing is kept on disk
-	numberParam("latency-monitor-threshold", 0, math.MaxInt64, func(c *conn) int64 { return c.g.slow.latencyFrom() }, func(c *conn, n int64) { c.g.slow.setLatency(n) }),
+	numberParam("latency-monitor-threshold", 0, math.MaxInt64, func(c *conn) int64 {
+		return c.g.slow.latencyFrom()
+	}, func(c *conn, n int64) { c.g.slow.setLatency(n) }),
 	same("maxclients", func(c *conn) string { return strconv.Itoa(c.g.o.MaxConns) }),
 	// Of the namespace of the database that the connection has chosen.
-	orElse("kvd cannot change it to that: kvctl namespace set NAME --limit does", same("maxmemory", func(c *conn) string { return strconv.FormatUint(c.g.memoryOf(c.db).most, 10) })),
-	orElse("kvd cannot change it to that: whether a namespace evicts is said when it is made, by kvctl namespace create --mode", same("maxmemory-policy", func(c *conn) string { u := c.g.memoryOf(c.db); return u.policy() })),
+	orElse("kvd cannot change it to that: kvctl namespace set NAME --limit does",
+		same("maxmemory", func(c *conn) string {
+			return strconv.FormatUint(c.g.memoryOf(c.db).most, 10)
+		})),
+	orElse("kvd cannot change it to that: whether a namespace evicts is said when it is made, by kvctl namespace "+
+		"create --mode", same("maxmemory-policy", func(c *conn) string {
+		u := c.g.memoryOf(c.db)
+		return u.policy()
+	})),
 	same("maxmemory-clients", always("0")),
 	same("min-replicas-to-write", always("0")),
 	{name: "notify-keyspace-events", get: func(c *conn) string { return eventClass(c.g.notify.Load()).String() },
@@ -443,7 +457,8 @@ var settings = byName(parseHeld(), []setting{
 			}
 			return func() { c.g.notify.Store(uint32(events)) }, ""
 		}},
-	same("proto-max-bulk-len", func(c *conn) string { return strconv.Itoa(c.g.o.MaxValueBytes) }), // of values as well as of arguments
+	// of values as well as of arguments
+	same("proto-max-bulk-len", func(c *conn) string { return strconv.Itoa(c.g.o.MaxValueBytes) }),
 	fixed("requirepass", ""), // shown to nobody
 	same("save", always("")), // there are no snapshots
 	numberParam("slowlog-log-slower-than", -1, math.MaxInt64, func(c *conn) int64 {

@@ -12,15 +12,17 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// values are what a setting may be given, good and bad.
-var settingValues = []string{"0", "1", "5", "100", "-1", "-5", "2147483647", "2147483648", "9223372036854775807", "9223372036854775808", "007", "+5", " 1", "1.5", "0x10", "abc", "",
-	"1kb", "2MB", "1b", "1k", "1m", "1g", "1gb", "1tb", "1%", "-1kb", "yes", "no", "YES", "maybe", "everysec", "ALWAYS", "debug", "on-empty-db", "clients", "99999999999999999999"}
+// settingValues are what a setting may be given, good and bad.
+var settingValues = []string{"0", "1", "5", "100", "-1", "-5", "2147483647", "2147483648", "9223372036854775807",
+	"9223372036854775808", "007", "+5", " 1", "1.5", "0x10", "abc", "",
+	"1kb", "2MB", "1b", "1k", "1m", "1g", "1gb", "1tb", "1%", "-1kb", "yes", "no", "YES", "maybe", "everysec", "ALWAYS",
+	"debug", "on-empty-db", "clients", "99999999999999999999"}
 
-// TestSettingsLikeRedis: CONFIG SET of the settings that have no effect here, or one on what is shown, answers as a redis-server, and so does
-// CONFIG GET then.
+// TestSettingsLikeRedis: CONFIG SET of the settings that have no effect here, or one on what is shown, answers as a
+// redis-server, and so does CONFIG GET then.
 func TestSettingsLikeRedis(t *testing.T) {
 	theirs, ours := dial(t, "unix", startRedis(t)), dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	same := func(cmd ...string) {
@@ -42,7 +44,8 @@ func TestSettingsLikeRedis(t *testing.T) {
 			same("CONFIG", "SET", strings.ToUpper(name), strings.Fields(line)[0])
 		}
 	}
-	for _, v := range []string{"normal 1 2 3", "normal 1mb 2kb 3 pubsub 1 1 1", "replica 5 5 5", "slave 4 4 4", "foo 1 2 3", "normal 1 2", "normal x 2 3", "normal 1 2 x", "", "normal 1  2 3",
+	for _, v := range []string{"normal 1 2 3", "normal 1mb 2kb 3 pubsub 1 1 1", "replica 5 5 5", "slave 4 4 4",
+		"foo 1 2 3", "normal 1 2", "normal x 2 3", "normal 1 2 x", "", "normal 1  2 3",
 		"NORMAL 7 7 7", "master 1 1 1", "normal -1 2 3", "normal 1 2 -3", "normal 0 0 0"} {
 		same("CONFIG", "SET", "client-output-buffer-limit", v)
 		same("CONFIG", "GET", "client-output-buffer-limit")
@@ -51,15 +54,19 @@ func TestSettingsLikeRedis(t *testing.T) {
 		same("CONFIG", "SET", percentilesName, v)
 		same("CONFIG", "GET", percentilesName)
 	}
-	for _, c := range []string{"hz 5 hz 6", "hz 5 nosuch 6", "hz 11 hash-max-listpack-entries abc", "hz", "hz 1 x", "hash-max-ziplist-entries 5 hash-max-listpack-entries 6", "databases 4", "hz 5 databases 4 nosuch 1",
-		"nosuch 1 databases 4", "slowlog-max-len -1", "slowlog-log-slower-than -5", "timeout -1", "latency-monitor-threshold -1", "timeout x", "notify-keyspace-events %%%", "appendonly no", "maxmemory 0", "save"} {
+	for _, c := range []string{"hz 5 hz 6", "hz 5 nosuch 6", "hz 11 hash-max-listpack-entries abc", "hz", "hz 1 x",
+		"hash-max-ziplist-entries 5 hash-max-listpack-entries 6", "databases 4", "hz 5 databases 4 nosuch 1",
+		"nosuch 1 databases 4", "slowlog-max-len -1", "slowlog-log-slower-than -5", "timeout -1",
+		"latency-monitor-threshold -1", "timeout x", "notify-keyspace-events %%%", "appendonly no", "maxmemory 0",
+		"save"} {
 		same(append([]string{"CONFIG", "SET"}, strings.Fields(c)...)...)
 		same("CONFIG", "GET", "hz")
 		same("CONFIG", "GET", "hash-max-listpack-entries")
 	}
 	// Encodings by these settings.
 	sizes := []string{"0", "1", "3", "1000"}
-	for i, set := range [][]string{{"hash-max-ziplist-entries"}, {"hash-max-listpack-value"}, {"set-max-intset-entries"}, {"zset-max-listpack-entries"}, {"zset-max-ziplist-value"}} {
+	for i, set := range [][]string{{"hash-max-ziplist-entries"}, {"hash-max-listpack-value"},
+		{"set-max-intset-entries"}, {"zset-max-listpack-entries"}, {"zset-max-ziplist-value"}} {
 		for _, size := range sizes {
 			same("CONFIG", "SET", set[0], size)
 			for n := 1; n <= 700; n += 1 + 3*n {
@@ -95,7 +102,8 @@ func TestSettings(t *testing.T) {
 			t.Errorf("CONFIG GET * lacks %s", name)
 		}
 		if s.set == nil {
-			p.want(t, "-ERR CONFIG SET failed (possibly related to argument '"+name+"') - can't set immutable config\r\n", "CONFIG", "SET", name, "1")
+			p.want(t, "-ERR CONFIG SET failed (possibly related to argument '"+name+
+				"') - can't set immutable config\r\n", "CONFIG", "SET", name, "1")
 			continue
 		}
 		if r := p.do(t, "CONFIG", "GET", name); strings.HasPrefix(r, "*2\r\n") {
@@ -111,7 +119,8 @@ func TestSettings(t *testing.T) {
 	p.want(t, "+OK\r\n", "CONFIG", "SET", "hash-max-listpack-entries", "3")
 	p.want(t, bulk("listpack"), "OBJECT", "ENCODING", "h")
 	// All or nothing.
-	p.want(t, "-ERR CONFIG SET failed (possibly related to argument 'hz') - argument couldn't be parsed into an integer\r\n", "CONFIG", "SET", "timeout", "77", "hz", "x")
+	p.want(t, "-ERR CONFIG SET failed (possibly related to argument 'hz') - argument couldn't be parsed into an "+
+		"integer\r\n", "CONFIG", "SET", "timeout", "77", "hz", "x")
 	p.want(t, "*2\r\n"+bulk("timeout")+bulk("0"), "CONFIG", "GET", "timeout")
 }
 
@@ -126,13 +135,14 @@ func infoField(t *testing.T, p *peer, section, name string) string {
 	return ""
 }
 
-// TestMemoryOfCache: INFO and CONFIG GET tell how much a cache may have, how much it has, that it evicts and how much it has evicted,
-// and of a store beside it that it does not.
+// TestMemoryOfCache: INFO and CONFIG GET tell how much a cache may have, how much it has, that it evicts and how much
+// it has evicted, and of a store beside it that it does not.
 func TestMemoryOfCache(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := devstore.Start(ctx, devstore.Options{Providers: []string{"shm"}, Namespaces: []devstore.Namespace{
-		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 32 << 20}, {Name: "store", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1, BytesPerNode: 32 << 20}}})
+		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 32 << 20},
+		{Name: "store", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1, BytesPerNode: 32 << 20}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,12 +161,14 @@ func TestMemoryOfCache(t *testing.T) {
 	if err != nil || most < 16<<20 || most > 32<<20 {
 		t.Fatalf("maxmemory of a cache of 32 MiB is %d, %v", most, err)
 	}
-	p.want(t, "*4\r\n"+bulk("maxmemory")+bulk(fmt.Sprint(most))+bulk("maxmemory-policy")+bulk("allkeys-lru"), "CONFIG", "GET", "maxmemory", "maxmemory-policy")
+	p.want(t, "*4\r\n"+bulk("maxmemory")+bulk(fmt.Sprint(most))+bulk("maxmemory-policy")+bulk("allkeys-lru"), "CONFIG",
+		"GET", "maxmemory", "maxmemory-policy")
 	p.want(t, "+OK\r\n", "CONFIG", "SET", "maxmemory", fmt.Sprint(most))
 	if r := p.do(t, "CONFIG", "SET", "maxmemory", "1"); !strings.Contains(r, "kvctl namespace set") {
 		t.Errorf("CONFIG SET maxmemory: %q", r)
 	}
-	for name, want := range map[string]string{"maxmemory_human": human(uint64(most)), "maxmemory_policy": "allkeys-lru"} {
+	for name, want := range map[string]string{"maxmemory_human": human(uint64(most)),
+		"maxmemory_policy": "allkeys-lru"} {
 		if got := infoField(t, p, "memory", name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
@@ -172,7 +184,8 @@ func TestMemoryOfCache(t *testing.T) {
 	value := strings.Repeat("v", 4<<10)
 	for i := 0; number("stats", "evicted_keys") == 0 || number("memory", "used_memory") < most/2; i++ {
 		if i > 200 {
-			t.Fatalf("of 200 times 256 keys of 4 KiB %d bytes are used, of %d, and %d were evicted", number("memory", "used_memory"), most, number("stats", "evicted_keys"))
+			t.Fatalf("of 200 times 256 keys of 4 KiB %d bytes are used, of %d, and %d were evicted",
+				number("memory", "used_memory"), most, number("stats", "evicted_keys"))
 		}
 		for j := range 256 {
 			p.do(t, "SET", fmt.Sprint("key:", i, ":", j), value)
@@ -196,7 +209,7 @@ func TestMemoryOfCache(t *testing.T) {
 	}
 	t.Cleanup(func() { other.Close() })
 	o := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", other}}}))
-	waiting.Until(t, "another session knows what is used", func() bool {
+	testutil.Until(t, "another session knows what is used", func() bool {
 		o.do(t, "SET", "k", strconv.Itoa(time.Now().Nanosecond()))
 		n, _ := strconv.ParseInt(infoField(t, o, "memory", "used_memory"), 10, 64)
 		return n > 1<<20 // of which it has a key alone

@@ -14,19 +14,20 @@ import (
 const (
 	// As in Redis, an entry has so many arguments at most, and each of them so many bytes.
 	maxSlowArgs, maxSlowArg = 32, 128
-	// maxSlowBytes bounds the entries together, by what they take about; the oldest go. It is beside Options.Budget, since the
-	// log is wanted when that is used up.
+	// maxSlowBytes bounds the entries together, by what they take about; the oldest go. It is beside Options.Budget,
+	// since the log is wanted when that is used up.
 	maxSlowBytes = 4 << 20
 	// slowOverhead is about what an entry takes besides its arguments, and each of them besides its bytes.
 	slowOverhead, slowArgOverhead = 256, 16
 )
 
-// slowLog is what SLOWLOG tells: the last commands that took long. Its time is that of the metric kvd_gateway_command_seconds,
-// which has been taken anyway, so a command that is none of them costs a comparison. Commands that were refused, or queued by
-// MULTI, are none, nor are those that scripts call. Its methods may be called concurrently.
-// Times are compared in ns, as atomics, so that a command which is not slow takes no lock.
+// slowLog is what SLOWLOG tells: the last commands that took long. Its time is that of the metric
+// kvd_gateway_command_seconds, which has been taken anyway, so a command that is none of them costs a comparison.
+// Commands that were refused, or queued by MULTI, are none, nor are those that scripts call. Its methods may be called
+// concurrently. Times are compared in ns, as atomics, so that a command which is not slow takes no lock.
 type slowLog struct {
-	from atomic.Int64 // ns that a command takes at least, for the log or for LATENCY; math.MaxInt64: there is no such time
+	// ns that a command takes at least, for the log or for LATENCY; math.MaxInt64: there is no such time
+	from atomic.Int64
 	// logFrom is from for the log alone, and latency is latency-monitor-threshold in ms, 0: it is off.
 	logFrom, latency atomic.Int64
 
@@ -93,7 +94,6 @@ func (l *slowLog) setLen(n int64) {
 	l.trimLocked()
 }
 
-// settings are both.
 func (l *slowLog) settings() (micros, maxLen int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,6 @@ func (l *slowLog) settings() (micros, maxLen int64) {
 // notes reports whether a command that took so long belongs into the log, or concerns LATENCY.
 func (l *slowLog) notes(took time.Duration) bool { return int64(took) >= l.from.Load() }
 
-// logs reports whether it belongs into the log.
 func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.logFrom.Load() }
 
 // add logs a command, and gives it its number.
@@ -122,7 +121,8 @@ func (l *slowLog) add(e *slowEntry) {
 	l.trimLocked()
 }
 
-// trimLocked lets the oldest entries go until both bounds hold. The array moves on with its start, and append makes a new one in time.
+// trimLocked lets the oldest entries go until both bounds hold. The array moves on with its start, and append makes a
+// new one in time.
 func (l *slowLog) trimLocked() {
 	all := l.mu.entries
 	for len(all) > 0 && (int64(len(all)) > l.mu.maxLen || l.mu.bytes > maxSlowBytes) {
@@ -176,7 +176,8 @@ func (c *conn) noteSlow(cmd *command, args [][]byte, took time.Duration) {
 }
 
 // logSlow logs a command of which the first of n arguments are given, all or more than an entry has.
-// The arguments are copied, cut and without secrets. It is called after the command, by its connection's goroutine or loop.
+// The arguments are copied, cut and without secrets. It is called after the command, by its connection's goroutine or
+// loop.
 func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
 	c.g.noteLatency(cmd, took)
 	if !c.g.slow.logs(took) {
@@ -185,10 +186,12 @@ func (c *conn) logSlow(cmd *command, args [][]byte, n int, took time.Duration) {
 	c.mu.Lock()
 	name := c.mu.name
 	c.mu.Unlock()
-	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args, n), peer: c.remote.String(), name: name})
+	c.g.slow.add(&slowEntry{at: time.Now(), took: took, args: slowArgs(cmd, args, n), peer: c.remote.String(),
+		name: name})
 }
 
-// tookFrom is the time of the command whose replies are being written: that of the others, unless a part of it was read meanwhile.
+// tookFrom is the time of the command whose replies are being written: that of the others, unless a part of it was read
+// meanwhile.
 func (b *batch) tookFrom(took time.Duration) time.Duration {
 	if b.cur.late {
 		return time.Since(b.start)
@@ -233,7 +236,8 @@ func slowArgs(cmd *command, args [][]byte, n int) []string {
 }
 
 // isSecret reports whether an argument may be a password, or tell of users, as Redis has it.
-// It is for the slow log and MONITOR alike. The place in args decides, whatever is there: a wrong command may hold a password, too.
+// It is for the slow log and MONITOR alike. The place in args decides, whatever is there: a wrong command may hold a
+// password, too.
 func isSecret(cmd *command, args [][]byte, i int) bool {
 	switch cmd.name {
 	case "auth":
@@ -252,7 +256,8 @@ func isSecret(cmd *command, args [][]byte, i int) bool {
 func cmdSlowLogGet(c *conn, w *resp.Writer, args [][]byte) {
 	n := int64(10)
 	if len(args) > 3 {
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try SLOWLOG HELP.")
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) +
+			"'. Try SLOWLOG HELP.")
 		return
 	}
 	if len(args) == 3 {
@@ -296,29 +301,35 @@ func slowLogCommands() []*command {
 			onConn("slowlog|get", -2, "", cmdSlowLogGet, "Returns entries, the newest first."),
 			onConn("slowlog|len", 2, "", cmdSlowLogLen, "Counts the entries."),
 			onConn("slowlog|reset", 2, "", cmdSlowLogReset, "Forgets the entries."),
-			helpOf("slowlog", "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 mean all).",
-				"    Entries are made of:", "    id, timestamp, time in microseconds, arguments array, client IP and port,", "    client name",
+			helpOf("slowlog", "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 "+
+				"mean all).",
+				"    Entries are made of:", "    id, timestamp, time in microseconds, arguments array, client IP and "+
+					"port,", "    client name",
 				"LEN", "    Return the length of the slowlog.", "RESET", "    Reset the slowlog.")),
 		container("latency", "server", "How long commands take.", nil,
-			onConn("latency|latest", 2, "", cmdLatencyLatest, "Returns the latest latency of each event, and its longest one."),
+			onConn("latency|latest", 2, "", cmdLatencyLatest,
+				"Returns the latest latency of each event, and its longest one."),
 			onConn("latency|history", 3, "", cmdLatencyHistory, "Returns the latencies of an event."),
 			onConn("latency|reset", -2, "", cmdLatencyReset, "Forgets events."),
 			onConn("latency|graph", 3, "", cmdLatencyGraph, "Draws the latencies of an event."),
 			onConn("latency|doctor", 2, "", cmdLatencyDoctor, "Sums up the events."),
-			onConn("latency|histogram", -2, "", cmdLatencyHistogram, "Returns how many calls of commands took up to which times."),
+			onConn("latency|histogram", -2, "", cmdLatencyHistogram,
+				"Returns how many calls of commands took up to which times."),
 			helpOf("latency", "DOCTOR", "    Return a human readable latency analysis report.",
 				"GRAPH <event>", "    Return an ASCII latency graph for the <event> class.",
 				"HISTORY <event>", "    Return time-latency samples for the <event> class.",
 				"LATEST", "    Return the latest latency samples for all events.",
-				"RESET [<event> ...]", "    Reset latency data of one or more <event> classes.", "    (default: reset all data for all event classes)",
-				"HISTOGRAM [COMMAND ...]", "    Return a cumulative distribution of latencies in the format of a histogram for the specified command names.",
+				"RESET [<event> ...]", "    Reset latency data of one or more <event> classes.",
+				"    (default: reset all data for all event classes)",
+				"HISTOGRAM [COMMAND ...]", "    Return a cumulative distribution of latencies in the format of a "+
+					"histogram for the specified command names.",
 				"    If no commands are specified then all histograms are replied.")),
 	}
 }
 
 // cmdLatencyHistogram shows the buckets of the metrics, those that count anything, and leaves out commands that
-// were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one before.
-// Buckets are cumulative, as in Redis, whose own are powers of two as well.
+// were never called or are none. Failed calls are counted, too. The last bucket is of all that took more than the one
+// before. Buckets are cumulative, as in Redis, whose own are powers of two as well.
 func cmdLatencyHistogram(c *conn, w *resp.Writer, args [][]byte) {
 	list := commandsByID
 	if len(args) > 2 {

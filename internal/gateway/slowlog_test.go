@@ -60,13 +60,16 @@ func TestSlowLogShowsCommands(t *testing.T) {
 		p.want(t, "+OK\r\n", "CLIENT", "SETNAME", "me")
 		p.want(t, "+OK\r\n", "CONFIG", "SET", "slowlog-log-slower-than", "0")
 		p.want(t, bulk("1"), "GET", "before")
-		p.send(t, []string{"SET", "a", "1"}, []string{"mget", "a", "b"}, []string{"Set", "a", "b", "c"}, []string{"nosuch"}, []string{"GET"},
-			[]string{"MULTI"}, []string{"SET", "x", "1"}, []string{"SET", "y", "2"}, []string{"ECHO", "z"}, []string{"EXEC"},
+		p.send(t, []string{"SET", "a", "1"}, []string{"mget", "a", "b"}, []string{"Set", "a", "b", "c"},
+			[]string{"nosuch"}, []string{"GET"},
+			[]string{"MULTI"}, []string{"SET", "x", "1"}, []string{"SET", "y", "2"}, []string{"ECHO", "z"},
+			[]string{"EXEC"},
 			[]string{"MULTI"}, []string{"INCR", "x"}, []string{"EXEC"})
 		for range 13 {
 			p.reply(t)
 		}
-		args := [][]string{{"CONFIG", "SET", "slowlog-log-slower-than", "0"}, {"GET", "before"}, {"SET", "a", "1"}, {"mget", "a", "b"},
+		args := [][]string{{"CONFIG", "SET", "slowlog-log-slower-than", "0"}, {"GET", "before"}, {"SET", "a", "1"},
+			{"mget", "a", "b"},
 			{"MULTI"}, {"SET", "x", "1"}, {"SET", "y", "2"}, {"ECHO", "z"}, {"MULTI"}, {"INCR", "x"}}
 		want := fmt.Sprintf("*%d\r\n", len(args))
 		for i := len(args) - 1; i >= 0; i-- {
@@ -77,7 +80,8 @@ func TestSlowLogShowsCommands(t *testing.T) {
 		}
 		p.want(t, fmt.Sprintf(":%d\r\n", len(args)+1), "SLOWLOG", "LEN")
 		p.want(t, "+OK\r\n", "SLOWLOG", "RESET")
-		if got, want := shown(p.do(t, "SLOWLOG", "GET"), p.LocalAddr().String()), "*1\r\n"+slowArgsOf(len(args)+2, "me", "SLOWLOG", "RESET"); got != want {
+		if got, want := shown(p.do(t, "SLOWLOG", "GET"), p.LocalAddr().String()),
+			"*1\r\n"+slowArgsOf(len(args)+2, "me", "SLOWLOG", "RESET"); got != want {
 			t.Errorf("got %q\nwant %q", got, want)
 		}
 		p.want(t, "+OK\r\n", "CONFIG", "SET", "slowlog-log-slower-than", "3600000000")
@@ -197,7 +201,8 @@ func TestSlowLogLikeRedis(t *testing.T) {
 
 // TestSlowLogHidesSecrets: passwords are in no entry, and long arguments are cut.
 func TestSlowLogHidesSecrets(t *testing.T) {
-	p := dial(t, "tcp", serve(t, Options{SlowLogTime: 1, Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}))
+	p := dial(t, "tcp",
+		serve(t, Options{SlowLogTime: 1, Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}))
 	for _, cmd := range slowScript() {
 		if cmd[0] == "CONFIG" {
 			continue
@@ -211,7 +216,8 @@ func TestSlowLogHidesSecrets(t *testing.T) {
 				t.Errorf("it has %q: %q", secret, reply)
 			}
 		}
-		for _, want := range []string{bulk(strings.Repeat("v", 128) + "... (72 more bytes)"), bulk(strings.Repeat("v", 128)), bulk("... (11 more arguments)"), bulk("(redacted)")} {
+		for _, want := range []string{bulk(strings.Repeat("v", 128) + "... (72 more bytes)"),
+			bulk(strings.Repeat("v", 128)), bulk("... (11 more arguments)"), bulk("(redacted)")} {
 			if !strings.Contains(reply, want) {
 				t.Errorf("it has no %q: %q", want, reply)
 			}
@@ -228,7 +234,8 @@ func TestLatencyHistogram(t *testing.T) {
 	}
 	p.do(t, "CONFIG", "GET", "timeout")
 	got := p.do(t, "LATENCY", "HISTOGRAM", "get", "set", "config")
-	for _, want := range []string{"*4\r\n" + bulk("get") + "*4\r\n" + bulk("calls") + ":3\r\n" + bulk("histogram_usec"), bulk("config|get") + "*4\r\n" + bulk("calls") + ":1\r\n"} {
+	for _, want := range []string{"*4\r\n" + bulk("get") + "*4\r\n" + bulk("calls") + ":3\r\n" + bulk("histogram_usec"),
+		bulk("config|get") + "*4\r\n" + bulk("calls") + ":1\r\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in %q", want, got)
 		}

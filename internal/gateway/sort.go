@@ -11,8 +11,8 @@ import (
 
 // SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
 //
-// The keys of patterns need not be known before, so the rules of users are asked for all keys at once (readsEverything), and two round trips are
-// usual: the elements, and then the keys of the BY pattern together.
+// The keys of patterns need not be known before, so the rules of users are asked for all keys at once
+// (readsEverything), and two round trips are usual: the elements, and then the keys of the BY pattern together.
 
 // sortArgs are the options of SORT.
 // from and count are LIMIT's; a negative count is all behind from.
@@ -178,9 +178,9 @@ func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
 	}
 }
 
-// sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with ALPHA,
-// where they stay as they were.
-// The keys of a pattern are read together. A key that is not there weighs 0, or with ALPHA stands before all others.
+// sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with
+// ALPHA, where they stay as they were. The keys of a pattern are read together. A key that is not there weighs 0, or
+// with ALPHA stands before all others.
 func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
 	list = make([]sorted, len(elements))
 	if o.by != nil && !o.dontSort {
@@ -244,7 +244,8 @@ func compareFloats(a, b float64) int {
 	return 0
 }
 
-// sortScore reads a number of an element or key. Unlike elsewhere one that is too small for all of its digits is none, as in Redis.
+// sortScore reads a number of an element or key. Unlike elsewhere one that is too small for all of its digits is none,
+// as in Redis.
 func sortScore(b []byte) (float64, bool) {
 	f, inRange, ok := textNumber(b)
 	return f, ok && inRange

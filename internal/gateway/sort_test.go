@@ -79,21 +79,29 @@ func TestDumpLikeRedis(t *testing.T) {
 	var members, pairs, scored, mixed []string
 	for i := range 700 {
 		m := strconv.Itoa(i * 37)
-		members, pairs, scored = append(members, m), append(pairs, "f"+m, "v"+m), append(scored, strconv.Itoa(i%50)+".25", "m"+m)
+		members, pairs, scored = append(members, m), append(pairs, "f"+m, "v"+m),
+			append(scored, strconv.Itoa(i%50)+".25", "m"+m)
 		mixed = append(mixed, []string{m, "text" + m, "-" + m, "", long}[i%5])
 	}
 	values := [][]string{
-		{"SET", "10"}, {"SET", ""}, {"SET", "-70000"}, {"SET", "9223372036854775807"}, {"SET", "hello"}, {"SET", strings.Repeat("ab", 50_000)},
+		{"SET", "10"}, {"SET", ""}, {"SET", "-70000"}, {"SET", "9223372036854775807"}, {"SET", "hello"},
+		{"SET", strings.Repeat("ab", 50_000)},
 		{"SET", "\x00\xff\r\n"},
-		append([]string{"RPUSH"}, mixed[:5]...), append([]string{"RPUSH"}, mixed...), {"RPUSH", strings.Repeat("x", 20_000), "y"},
-		append([]string{"SADD"}, members[:9]...), append([]string{"SADD"}, members...), append([]string{"SADD", "a"}, members[:5]...), {"SADD", "1", "70000", "5000000000"},
-		append([]string{"HSET"}, pairs[:8]...), append([]string{"HSET"}, pairs...), {"HSET", "f", long, "g", "", "h", "-5"},
-		append([]string{"ZADD"}, scored[:8]...), append([]string{"ZADD"}, scored...), {"ZADD", "inf", "a", "-inf", "b", "0.1", "c", "3", long},
-		{"RPUSH", strings.Repeat("z", 16_376), strings.Repeat("z", 16_377), strings.Repeat("z", 16_378), strings.Repeat("z", 16_379)},
+		append([]string{"RPUSH"}, mixed[:5]...), append([]string{"RPUSH"}, mixed...),
+		{"RPUSH", strings.Repeat("x", 20_000), "y"},
+		append([]string{"SADD"}, members[:9]...), append([]string{"SADD"}, members...),
+		append([]string{"SADD", "a"}, members[:5]...), {"SADD", "1", "70000", "5000000000"},
+		append([]string{"HSET"}, pairs[:8]...), append([]string{"HSET"}, pairs...),
+		{"HSET", "f", long, "g", "", "h", "-5"},
+		append([]string{"ZADD"}, scored[:8]...), append([]string{"ZADD"}, scored...),
+		{"ZADD", "inf", "a", "-inf", "b", "0.1", "c", "3", long},
+		{"RPUSH", strings.Repeat("z", 16_376), strings.Repeat("z", 16_377), strings.Repeat("z", 16_378),
+			strings.Repeat("z", 16_379)},
 	}
 	show := func(p *peer) string {
 		var s string
-		for _, c := range [][]string{{"TYPE", "k"}, {"GET", "k"}, {"LRANGE", "k", "0", "-1"}, {"HGETALL", "k"}, {"SMEMBERS", "k"}, {"ZRANGE", "k", "0", "-1", "WITHSCORES"}} {
+		for _, c := range [][]string{{"TYPE", "k"}, {"GET", "k"}, {"LRANGE", "k", "0", "-1"}, {"HGETALL", "k"},
+			{"SMEMBERS", "k"}, {"ZRANGE", "k", "0", "-1", "WITHSCORES"}} {
 			r := p.do(t, c...)
 			if c[0] == "HGETALL" || c[0] == "SMEMBERS" {
 				lines := strings.Split(r, "\r\n")
@@ -129,9 +137,12 @@ func TestDumpLikeRedis(t *testing.T) {
 	}
 	both := []*peer{ours, theirs}
 	for _, cmd := range [][]string{
-		{"DUMP", "none"}, {"DUMP"}, {"RESTORE", "k", "0", "foo"}, {"RESTORE", "k", "0", "foo", "REPLACE"}, {"RESTORE", "n", "0", ""},
-		{"RESTORE", "n", "-1", "x"}, {"RESTORE", "n", "x", "x"}, {"RESTORE", "n", "0", "x", "FOO"}, {"RESTORE", "n", "0", "x", "FREQ", "256"},
-		{"RESTORE", "n", "0", "x", "IDLETIME", "-1"}, {"RESTORE", "n", "0", "x", "IDLETIME"}, {"RESTORE", "n", "0", "x", "IDLETIME", "1", "FREQ", "2"},
+		{"DUMP", "none"}, {"DUMP"}, {"RESTORE", "k", "0", "foo"}, {"RESTORE", "k", "0", "foo", "REPLACE"},
+		{"RESTORE", "n", "0", ""},
+		{"RESTORE", "n", "-1", "x"}, {"RESTORE", "n", "x", "x"}, {"RESTORE", "n", "0", "x", "FOO"},
+		{"RESTORE", "n", "0", "x", "FREQ", "256"},
+		{"RESTORE", "n", "0", "x", "IDLETIME", "-1"}, {"RESTORE", "n", "0", "x", "IDLETIME"},
+		{"RESTORE", "n", "0", "x", "IDLETIME", "1", "FREQ", "2"},
 	} {
 		var got [2]string
 		for i, p := range both {

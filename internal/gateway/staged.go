@@ -21,15 +21,16 @@ import (
 // if a key has changed meanwhile all of it runs again. So a function that works on a staged may run several times, and
 // must have no other effects.
 //
-// A store that fails does so in the middle of somebody's function. That one need not look: the key counts as absent from
-// there on, and what the function replies goes nowhere. Loops ask failed.
-// The goroutine of its connection uses it alone. Between two tries it is as it was before the first one, but for room, which only grows,
-// and for what a script's time limit needs.
+// A store that fails does so in the middle of somebody's function. That one need not look: the key counts as absent
+// from there on, and what the function replies goes nowhere. Loops ask failed. The goroutine of its connection uses it
+// alone. Between two tries it is as it was before the first one, but for room, which only grows, and for what a
+// script's time limit needs.
 type staged struct {
 	c   *conn
 	now int64
 	db  int // the one that key takes names of
-	// keys are in the order in which they were first asked for, and find has the same by name. Pointers to them stay good until the next try.
+	// keys are in the order in which they were first asked for, and find has the same by name. Pointers to them stay
+	// good until the next try.
 	keys []*stagedKey
 	find map[stagedName]*stagedKey
 	out  resp.Writer // what the function replies
@@ -73,7 +74,8 @@ var stagedPool = sync.Pool{New: func() any { return &staged{find: make(map[stage
 // keepStaged bounds the keys of a staged that is kept.
 const keepStaged = 16
 
-// newStaged makes an empty one, which the caller frees. room begins at oneLimit: a value up to that needs no memory of the share.
+// newStaged makes an empty one, which the caller frees. room begins at oneLimit: a value up to that needs no memory of
+// the share.
 func newStaged(c *conn) *staged {
 	t := stagedPool.Get().(*staged)
 	t.c, t.room = c, oneLimit
@@ -95,7 +97,8 @@ func (t *staged) free() {
 	clear(t.before[:cap(t.before)])
 	t.out.Reset(keepInto)
 	t.host.w.Reset(keepInto)
-	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before, host: scriptHost{w: t.host.w}}
+	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before,
+		host: scriptHost{w: t.host.w}}
 	stagedPool.Put(t)
 }
 
@@ -124,7 +127,8 @@ const maxStaged = 16 << 10
 var (
 	errManyKeys = errors.New("more than 16384 keys at once; nothing was done")
 	// errDatabases: the store changes keys of one namespace in one step.
-	errDatabases = errors.New("keys of databases in several namespaces cannot change together, nor one by what is in another namespace; nothing was done")
+	errDatabases = errors.New("keys of databases in several namespaces cannot change together, nor one by what is in " +
+		"another namespace; nothing was done")
 	// errAgain: stagedTries tries have each met a write of somebody else.
 	errAgain = errors.New("keys change too often; nothing was done")
 )
@@ -144,9 +148,9 @@ func (t *staged) keyIn(db int, name []byte) *key {
 	return &k.key
 }
 
-// peek is the key as it was at some time since t began: it may be another one when t takes effect, unless t uses it otherwise.
-// It is for reads that need not hold at the end: a key that is peeked at and not used is no condition, so that a write of it by
-// somebody else makes nobody run again.
+// peek is the key as it was at some time since t began: it may be another one when t takes effect, unless t uses it
+// otherwise. It is for reads that need not hold at the end: a key that is peeked at and not used is no condition, so
+// that a write of it by somebody else makes nobody run again.
 func (t *staged) peek(name []byte) *key {
 	n := stagedName{t.db, string(name)}
 	t.load(name)
@@ -154,7 +158,8 @@ func (t *staged) peek(name []byte) *key {
 }
 
 // load reads keys together that a function may ask for, in one round trip instead of one each.
-// Names that are there already, or come twice, cost nothing. It makes no conditions: a key that is loaded and never used is none.
+// Names that are there already, or come twice, cost nothing. It makes no conditions: a key that is loaded and never
+// used is none.
 func (t *staged) load(names ...[]byte) {
 	var all []stagedName
 	for _, n := range names {
@@ -174,11 +179,13 @@ func (t *staged) loadNamed(names []stagedName) {
 	t.read(t.missing)
 }
 
-// maxPreload bounds the keys that are read before a function runs, which may use few of them: with more of them it could change none.
+// maxPreload bounds the keys that are read before a function runs, which may use few of them: with more of them it
+// could change none.
 const maxPreload = client.MaxTxnKeys
 
 // namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
-// It is a guess at what the command will use: a key beyond it is read when it is asked for, at the price of a round trip.
+// It is a guess at what the command will use: a key beyond it is read when it is asked for, at the price of a round
+// trip.
 func (g *Gateway) namesOf(dst []stagedName, cmd *command, db int, args [][]byte) []stagedName {
 	for _, s := range both(cmd.keySpans(args)) {
 		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < maxPreload; i += s.Step {
@@ -255,12 +262,11 @@ func (t *staged) opsOf(n int) []client.Op {
 // in is the database that key takes names of.
 func (t *staged) in() *database { return &t.c.g.dbs[t.db] }
 
-// namespaceOf is where a key is in the store.
 func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].shared }
 
 // readSome is read for keys of one namespace.
-// Values that need memory are read again, one by one, with what they need. A value may have grown again by then; hence the tries.
-// Keys beyond those that may change give back what is more than they take.
+// Values that need memory are read again, one by one, with what they need. A value may have grown again by then; hence
+// the tries. Keys beyond those that may change give back what is more than they take.
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
 	if len(t.keys) > freeUnits {
@@ -326,8 +332,8 @@ func (k *stagedKey) takeRead(o *client.Op) error {
 // stagedCost is about what a key takes beside its name and value.
 const stagedCost = 1 << 10
 
-// chargeChanges takes memory for keys that have changed, of which a command has changed n more at most, beyond those that have it. More
-// than client.MaxTxnKeys are refused at the end only: some may be again what they were by then.
+// chargeChanges takes memory for keys that have changed, of which a command has changed n more at most, beyond those
+// that have it. More than client.MaxTxnKeys are refused at the end only: some may be again what they were by then.
 func (t *staged) chargeChanges(n int) {
 	if t.mayChange += n; len(t.keys) <= client.MaxTxnKeys || t.mayChange <= t.spacious || t.err != nil {
 		return
@@ -356,7 +362,8 @@ func (t *staged) take(n int64) bool {
 }
 
 // require makes all of it fail if a watched key has changed.
-// The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is missed in between.
+// The comparison is with the version that t has read now, and the commit's condition with the same, so that nothing is
+// missed in between.
 func (t *staged) require(x watch) {
 	t.keyIn(x.db, []byte(x.name))
 	if k := t.find[x.stagedName]; t.err == nil && (k.version != x.version || x.touched()) {
@@ -365,9 +372,9 @@ func (t *staged) require(x watch) {
 }
 
 // run performs a command on keys, as a part of all of it.
-// It is for commands with key or keys, from EXEC and from scripts as well as by themselves, whose arguments have been checked for
-// their number and for the user's rights. It writes one reply. MGET and its like, which are atomic for each key alone elsewhere, are
-// atomic as a whole here.
+// It is for commands with key or keys, from EXEC and from scripts as well as by themselves, whose arguments have been
+// checked for their number and for the user's rights. It writes one reply. MGET and its like, which are atomic for each
+// key alone elsewhere, are atomic as a whole here.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	if t.showing && !t.scripted {
 		t.shown.add(t, t.c.monitoredAs(), cmd, args)
@@ -426,15 +433,17 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 // Each of them that fails means that somebody else's write has succeeded, so the store as a whole makes progress.
 const stagedTries = 256
 
-// performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as that is known. The
-// replies are in the staged's out; err says why nothing was done, or that it is not known. It is to be freed when the replies have been
-// sent. began is about now.
-func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
+// performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as
+// that is known. The replies are in the staged's out; err says why nothing was done, or that it is not known. It is to
+// be freed when the replies have been sent. began is about now.
+func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged,
+	err error) {
 	t = newStaged(c)
 	t.showing = c.g.heed.Load()&heedMonitor != 0
 	defer func() { t.tellMonitors() }()
 	for tries := range stagedTries {
-		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step otherwise.
+		// The pause grows with the tries, up to 64 ms, and is random: gateways that met once would meet again in step
+		// otherwise.
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
 			return t, client.ErrClosed
 		}
@@ -482,7 +491,8 @@ func (c *conn) performStaged(began time.Time, names []stagedName, watched []watc
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
-				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites goes by the keys for them.
+				// Nobody may be told of a change that may not have happened. Caches are told all the same: tellOfWrites
+				// goes by the keys for them.
 				t.changes = nil
 				t.tellOfWrites()
 				t.conclude(false)
@@ -502,10 +512,9 @@ func (t *staged) wanted() (n int) {
 	return n
 }
 
-// commit makes the store what the keys are now, in one step, if they were until then what was read; else it is errWatched, and
-// nothing was done.
-// Nothing is asked of the store if a single key was read: that read was of one instant. An error but errWatched and
-// client.ErrUnknownOutcome says that nothing was done.
+// commit makes the store what the keys are now, in one step, if they were until then what was read; else it is
+// errWatched, and nothing was done. Nothing is asked of the store if a single key was read: that read was of one
+// instant. An error but errWatched and client.ErrUnknownOutcome says that nothing was done.
 func (t *staged) commit() error {
 	var used []*stagedKey
 	writes, several := false, false
@@ -535,7 +544,8 @@ func (t *staged) commit() error {
 func (k *stagedKey) writes() bool { return k.changed && (k.present || k.version != 0) }
 
 // op is the operation that makes the key what it is now, on condition that it was until then what was read.
-// Versions are never used twice, so the condition on one is a condition on all that the key was, its expiry and type among it.
+// Versions are never used twice, so the condition on one is a condition on all that the key was, its expiry and type
+// among it.
 func (k *stagedKey) op() client.Op {
 	o := client.Op{Kind: client.OpKeep, Key: k.bytes, Cond: client.IfVersion, Version: k.version}
 	if k.version == 0 {
@@ -550,8 +560,9 @@ func (k *stagedKey) op() client.Op {
 	return o
 }
 
-// move is the commit of a MOVE: the key is put into the other database, on condition that it is absent there, and then deleted here, on
-// condition of its version. Others may see both for a moment, and never neither. If it cannot be deleted here the other is deleted again.
+// move is the commit of a MOVE: the key is put into the other database, on condition that it is absent there, and then
+// deleted here, on condition of its version. Others may see both for a moment, and never neither. If it cannot be
+// deleted here the other is deleted again.
 func (t *staged) move(from, to *stagedKey) error {
 	if err := t.write([]*stagedKey{to}); err != nil {
 		return err
@@ -562,15 +573,16 @@ func (t *staged) move(from, to *stagedKey) error {
 	}
 	undo := &stagedKey{key: key{changed: true}, stagedName: to.stagedName, bytes: to.bytes, version: to.version}
 	if undoErr := t.write([]*stagedKey{undo}); undoErr != nil {
-		return fmt.Errorf("%w: the key was put into database %d, could not be deleted in database %d (%v), and may still be in both (%v)",
+		return fmt.Errorf("%w: the key was put into database %d, could not be deleted in database %d (%v), and may "+
+			"still be in both (%v)",
 			client.ErrUnknownOutcome, to.db, from.db, err, undoErr)
 	}
 	return err
 }
 
-// write is commit for keys of one namespace, some of which are to be changed; afterwards their versions are those that they have now. The
-// store may read for it as much as was read before, for which there is memory.
-// A lone key that changes takes one conditional operation, which is cheaper than a transaction of the store.
+// write is commit for keys of one namespace, some of which are to be changed; afterwards their versions are those that
+// they have now. The store may read for it as much as was read before, for which there is memory. A lone key that
+// changes takes one conditional operation, which is cheaper than a transaction of the store.
 func (t *staged) write(keys []*stagedKey) error {
 	ops := t.opsOf(len(keys))
 	read := oneLimit
@@ -608,9 +620,9 @@ func refused(err error) bool {
 	return errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists)
 }
 
-// confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key
-// that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several namespaces
-// may have been absent at several instants.
+// confirm is the commit of a function that has only read: all that it found was there at one time. A version that is
+// the same again was so all the while; a key that is absent again may have come and gone, so the store keeps it absent
+// for an instant (see client.Txn). Keys of several namespaces may have been absent at several instants.
 func (t *staged) confirm(used []*stagedKey) error {
 	again := newStaged(t.c)
 	again.room, again.spacious = t.room, client.MaxTxnKeys // nothing of it changes
@@ -645,7 +657,6 @@ func (t *staged) confirm(used []*stagedKey) error {
 	return nil
 }
 
-// stagedError is the reply for an error of performStaged.
 func (c *conn) stagedError(err error) string {
 	var r resultError
 	switch {
@@ -675,8 +686,8 @@ func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began
 	w.Errors += t.out.Errors
 }
 
-// execStaged performs a transaction on several keys. Commands on none are performed at their turn when the replies are written,
-// once: nothing else of it runs then.
+// execStaged performs a transaction on several keys. Commands on none are performed at their turn when the replies are
+// written, once: nothing else of it runs then.
 func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	w := &b.w
 	type reply struct {

@@ -35,7 +35,8 @@ func contents(t *testing.T, api client.API) string {
 	return strings.Join(all, "\n")
 }
 
-// severalCase is a command that changes several keys, or one by what others are, and what somebody else writes while it runs.
+// severalCase is a command that changes several keys, or one by what others are, and what somebody else writes while it
+// runs.
 type severalCase struct{ keys, command, meanwhile string }
 
 // Each EXEC stands for MULTI, commands, EXEC.
@@ -66,7 +67,8 @@ var severalCases = []severalCase{
 	{"RPUSH a 1 2; SET w1 5; SET w2 4", "SORT a BY w* STORE c", "SET w2 6"},
 	{"SET a ab; SET b cd", "BITOP OR c a b", "SET a xy"},
 	{"PFADD a 1 2; PFADD b 3", "PFMERGE c a b", "PFADD b 4"},
-	{"SET a 5", "EVAL redis.call('set',KEYS[2],redis.call('get',KEYS[1])*2)redis.call('incr',KEYS[1]) 2 a b", "SET a 7"},
+	{"SET a 5", "EVAL redis.call('set',KEYS[2],redis.call('get',KEYS[1])*2)redis.call('incr',KEYS[1]) 2 a b",
+		"SET a 7"},
 	{"SET a 5", "EXEC INCR a;SET b 1;RPUSH c x", "SET a 7"},
 	{"SET a 5; SET b 1", "EXEC RENAME a c;DEL b", "SET b 7"},
 	{"SADD s 1", "EXEC SMOVE s d 1;SCARD d", "SADD d 2"},
@@ -111,8 +113,8 @@ func atCommit(store *clienttest.Store, f func() clienttest.Fault) {
 	})
 }
 
-// failsWhole performs a command whose commit fails, each time at a store that begin makes: what is there afterwards is all that was before,
-// or all that the command makes, as the reply says.
+// failsWhole performs a command whose commit fails, each time at a store that begin makes: what is there afterwards is
+// all that was before, or all that the command makes, as the reply says.
 func failsWhole(t *testing.T, command, before, after string, begin func() (*clienttest.Store, *peer)) {
 	t.Helper()
 	for _, f := range []struct {
@@ -181,7 +183,8 @@ func TestSeveralKeysChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestWatchOfOtherKeys: EXEC does nothing if any watched key has changed, also while it runs, whether it uses that key or not.
+// TestWatchOfOtherKeys: EXEC does nothing if any watched key has changed, also while it runs, whether it uses that key
+// or not.
 func TestWatchOfOtherKeys(t *testing.T) {
 	for name, meanwhile := range map[string]bool{"before EXEC": false, "while EXEC runs": true} {
 		t.Run(name, func(t *testing.T) {
@@ -210,8 +213,8 @@ func TestWatchOfOtherKeys(t *testing.T) {
 	}
 }
 
-// TestSelectInTransaction: what follows works in the chosen database, and so does the connection if EXEC does; keys of two databases do not
-// change together.
+// TestSelectInTransaction: what follows works in the chosen database, and so does the connection if EXEC does; keys of
+// two databases do not change together.
 func TestSelectInTransaction(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
 	p := dial(t, "tcp", addr)
@@ -244,7 +247,8 @@ func TestSelectInTransaction(t *testing.T) {
 	u.want(t, "-EXECABORT Transaction discarded because of previous errors.\r\n", "EXEC")
 }
 
-// TestTransactionLimits: more keys than the store changes together, or others without end, are refused in words, and nothing is done.
+// TestTransactionLimits: more keys than the store changes together, or others without end, are refused in words, and
+// nothing is done.
 func TestTransactionLimits(t *testing.T) {
 	store, p, _ := severalStore(t, severalCase{keys: "SET a 1"})
 	before := contents(t, store)
@@ -263,12 +267,13 @@ func TestTransactionLimits(t *testing.T) {
 	p.want(t, ":1025\r\n", "DBSIZE")
 }
 
-// TestManyKeys: a command or script that only reads has as many keys as there may be, whether they are there or not, in little memory; those
-// that it changes are refused in words if they are too many for one step.
+// TestManyKeys: a command or script that only reads has as many keys as there may be, whether they are there or not, in
+// little memory; those that it changes are refused in words if they are too many for one step.
 func TestManyKeys(t *testing.T) {
 	budget := netsrv.NewBudget(256 << 20)
 	store := clienttest.New(clienttest.Options{})
-	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}, Budget: budget, ScriptTimeout: time.Hour}))
+	p := dial(t, "tcp",
+		serve(t, Options{Databases: []Database{{"default", store}}, Budget: budget, ScriptTimeout: time.Hour}))
 	for from := 0; from < maxStaged; from += 4096 {
 		set, push := []string{"MSET"}, []string{"RPUSH", "list"}
 		for i := from; i < from+4096; i++ {
@@ -277,7 +282,8 @@ func TestManyKeys(t *testing.T) {
 		p.want(t, "+OK\r\n", set...)
 		p.want(t, ":"+strconv.Itoa(from+4096)+"\r\n", push...)
 	}
-	const count = "local n = 0 for i = 0, ARGV[1] - 1 do for _, k in ipairs({unpack(ARGV, 2)}) do if redis.call('GET', k .. i) then n = n + 1 end end end return n"
+	const count = "local n = 0 for i = 0, ARGV[1] - 1 do for _, k in ipairs({unpack(ARGV, 2)}) do if " +
+		"redis.call('GET', k .. i) then n = n + 1 end end end return n"
 	script := func(want string, n int, kinds ...string) {
 		t.Helper()
 		p.want(t, want, append([]string{"EVAL", count, "0", strconv.Itoa(n)}, kinds...)...)
@@ -288,12 +294,14 @@ func TestManyKeys(t *testing.T) {
 	script("-ERR kvd: more than 16384 keys at once; nothing was done\r\n", maxStaged+1, "absent:")
 	p.want(t, "+OK\r\n", "LTRIM", "list", "1", "-1") // the list is a key, too
 	p.want(t, "*2\r\n"+bulk("16382")+bulk("16381"), "SORT", "list", "BY", "there:*", "LIMIT", "1", "2")
-	if reply := p.do(t, "SORT", "list", "BY", "absent:*", "GET", "absent:*", "LIMIT", "0", "1"); reply != "*1\r\n$-1\r\n" {
+	if reply := p.do(t, "SORT", "list", "BY", "absent:*", "GET", "absent:*", "LIMIT", "0", "1"); reply !=
+		"*1\r\n$-1\r\n" {
 		t.Errorf("absent weights: %q", reply)
 	}
 	const change = "for i = 1, ARGV[1] do redis.call('SET', 'there:' .. i, string.rep('x', 20000)) end return 1"
 	p.want(t, ":1\r\n", "EVAL", change, "0", "1024")
-	if reply := p.do(t, "EVAL", change, "0", "1025"); !strings.Contains(reply, "transaction too large: 1025 keys, at most 1024") {
+	if reply := p.do(t, "EVAL", change, "0", "1025"); !strings.Contains(
+		reply, "transaction too large: 1025 keys, at most 1024") {
 		t.Errorf("1025 keys: %q", reply)
 	}
 }
@@ -362,8 +370,8 @@ func TestCallsOfTheStore(t *testing.T) {
 	}
 }
 
-// TestTransfers: money that is moved between keys by transactions, scripts and RENAMEs of lists is neither made nor lost, and whoever reads
-// all of it at one time sees all of it.
+// TestTransfers: money that is moved between keys by transactions, scripts and RENAMEs of lists is neither made nor
+// lost, and whoever reads all of it at one time sees all of it.
 func TestTransfers(t *testing.T) {
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -388,7 +396,8 @@ func TestTransfers(t *testing.T) {
 						if i%2 == 0 {
 							r = p.perform(t, "EXEC DECRBY "+from+" 7;INCRBY "+to+" 7")
 						} else {
-							r = p.do(t, "EVAL", "redis.call('decrby',KEYS[1],3) return redis.call('incrby',KEYS[2],3)", "2", from, to)
+							r = p.do(t, "EVAL", "redis.call('decrby',KEYS[1],3) return redis.call('incrby',KEYS[2],3)",
+								"2", from, to)
 						}
 						if r[0] == '-' {
 							t.Error(r)
@@ -398,7 +407,8 @@ func TestTransfers(t *testing.T) {
 			}
 			p := dial(t, "tcp", addr)
 			reading.Go(func() {
-				p.sees(t, stop, ":400\r\n", "EVAL", "local s = 0 for _, v in ipairs(redis.call('mget', unpack(KEYS))) do s = s + v end return s", "4", keys[0], keys[1], keys[2], keys[3])
+				p.sees(t, stop, ":400\r\n", "EVAL", "local s = 0 for _, v in ipairs(redis.call('mget', "+
+					"unpack(KEYS))) do s = s + v end return s", "4", keys[0], keys[1], keys[2], keys[3])
 			})
 			moving.Wait()
 			close(stop)
@@ -407,7 +417,8 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-// sees performs a command that reads until stop is closed, and wants one answer each time, unless the keys change too often for any.
+// sees performs a command that reads until stop is closed, and wants one answer each time, unless the keys change too
+// often for any.
 func (p *peer) sees(t *testing.T, stop <-chan struct{}, want string, args ...string) {
 	for {
 		if got := p.do(t, args...); got != want && !strings.Contains(got, errAgain.Error()) {
@@ -430,7 +441,8 @@ func TestCopiesAreApart(t *testing.T) {
 		{"RPUSH l 1 2;RENAME l k;RPUSH l 9 8;RPUSH k 3;LPOP k;LPUSH l 7", "LRANGE k 0 -1", array("2", "3")},
 		{"HSET h f 1;HSET h g 2;COPY h i;HSET h f 3;HSET i f 4;HSET h g 5", "HMGET i f g", array("4", "2")},
 		{"ZADD z 1 a;ZADD z 2 b;COPY z y;ZADD z 3 a;ZADD y 4 a;ZADD z 9 b", "ZMSCORE y a b", array("4", "2")},
-		{"SADD s 1 x;SADD s y;COPY s t;SREM s x;SADD t z;SADD s q", "SMISMEMBER t 1 x y z q", "*5\r\n:1\r\n:1\r\n:1\r\n:1\r\n:0\r\n"},
+		{"SADD s 1 x;SADD s y;COPY s t;SREM s x;SADD t z;SADD s q", "SMISMEMBER t 1 x y z q",
+			"*5\r\n:1\r\n:1\r\n:1\r\n:1\r\n:0\r\n"},
 	} {
 		if got := p.perform(t, "EXEC "+c.queue); strings.Contains(got, "-") {
 			t.Errorf("%s: %q", c.queue, got)
@@ -439,9 +451,11 @@ func TestCopiesAreApart(t *testing.T) {
 	}
 }
 
-// TestStagedWritesWake: clients that wait for a list are served when a command on several keys makes it, without a poll.
+// TestStagedWritesWake: clients that wait for a list are served when a command on several keys makes it, without a
+// poll.
 func TestStagedWritesWake(t *testing.T) {
-	for _, command := range []string{"RENAME tmp k", "COPY tmp k", "LMOVE tmp k LEFT LEFT", "SORT tmp STORE k", "EXEC RENAME tmp k;SET other 1", "EVAL redis.call('rename',KEYS[1],KEYS[2]) 2 tmp k"} {
+	for _, command := range []string{"RENAME tmp k", "COPY tmp k", "LMOVE tmp k LEFT LEFT", "SORT tmp STORE k",
+		"EXEC RENAME tmp k;SET other 1", "EVAL redis.call('rename',KEYS[1],KEYS[2]) 2 tmp k"} {
 		store, p, other := severalStore(t, severalCase{keys: "RPUSH tmp 1"})
 		stop := make(chan struct{})
 		polled := make(chan struct{}, 1)

@@ -11,20 +11,24 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a copy. The order in
-// which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+// Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a
+// copy. The order in which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
 //
-// An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all of it. So streams
-// are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is atomic with all that it tells
-// groups, across gateways, without a lock that somebody might not give back.
+// An encoded stream is one record, its groups with it, of collection.MaxLen bytes at most, and each change writes all
+// of it. So streams are for trimming, by MAXLEN or MINID: one that only grows ends with an error of XADD. A change is
+// atomic with all that it tells groups, across gateways, without a lock that somebody might not give back.
 
 // streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
 func streamCommands() []*command {
 	return ofGroup("stream",
 		onStreams("xadd", keyed("xadd", -5, 1, update, cmdXAdd, "Appends an entry to a stream.")),
 		keyed("xlen", 2, 1, read, cmdXLen, "Counts the entries of a stream."),
-		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { xrange(k, args, w, false) }, "Returns entries by their ids."),
-		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { xrange(k, args, w, true) }, "Returns entries by their ids, in reverse."),
+		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			xrange(k, args, w, false)
+		}, "Returns entries by their ids."),
+		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			xrange(k, args, w, true)
+		}, "Returns entries by their ids, in reverse."),
 		onStreams("xdel", keyed("xdel", -3, 1, update, cmdXDel, "Deletes entries.")),
 		onStreams("xtrim", keyed("xtrim", -4, 1, update, cmdXTrim, "Deletes the first entries.")),
 		onStreams("xsetid", keyed("xsetid", -3, 1, update, cmdXSetID, "Sets the last id of a stream.")),
@@ -33,13 +37,17 @@ func streamCommands() []*command {
 		onStreams("", keyed("xack", -4, 1, update, cmdXAck, "Says that entries have been dealt with.")),
 		keyed("xpending", -3, 1, read, cmdXPending, "Returns what has been delivered and not acknowledged."),
 		onStreams("", keyed("xclaim", -6, 1, update, cmdXClaim, "Gives pending entries to another consumer.")),
-		onStreams("", keyed("xautoclaim", -6, 1, update, cmdXAutoClaim, "Gives entries that are pending for long to another consumer.")),
+		onStreams("", keyed("xautoclaim", -6, 1, update, cmdXAutoClaim,
+			"Gives entries that are pending for long to another consumer.")),
 		container("xgroup", "stream", "Consumer groups.", nil,
 			onStreams("xgroup-create", keyed("xgroup|create", -5, 2, update, cmdXGroupCreate, "Makes a group.")),
-			onStreams("xgroup-setid", keyed("xgroup|setid", -5, 2, update, cmdXGroupSetID, "Sets the last id that a group has read.")),
+			onStreams("xgroup-setid", keyed("xgroup|setid", -5, 2, update, cmdXGroupSetID,
+				"Sets the last id that a group has read.")),
 			onStreams("xgroup-destroy", keyed("xgroup|destroy", 4, 2, update, cmdXGroupDestroy, "Removes a group.")),
-			onStreams("xgroup-createconsumer", keyed("xgroup|createconsumer", 5, 2, update, cmdXGroupCreateConsumer, "Makes a consumer.")),
-			onStreams("xgroup-delconsumer", keyed("xgroup|delconsumer", 5, 2, update, cmdXGroupDelConsumer, "Removes a consumer.")),
+			onStreams("xgroup-createconsumer", keyed("xgroup|createconsumer", 5, 2, update, cmdXGroupCreateConsumer,
+				"Makes a consumer.")),
+			onStreams("xgroup-delconsumer", keyed("xgroup|delconsumer", 5, 2, update, cmdXGroupDelConsumer,
+				"Removes a consumer.")),
 			helpOf("xgroup", strings.Split(xgroupHelp, "\n")...)),
 		container("xinfo", "stream", "Tells of streams, groups and consumers.", nil,
 			keyed("xinfo|stream", -3, 2, read, cmdXInfoStream, "Tells of a stream."),
@@ -125,7 +133,8 @@ func (k *key) editStream(name []byte, grow int, w *resp.Writer) (s *collection.S
 }
 
 // setStream makes an edited stream the key's; false: it replied that it is too long.
-// groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other collections.
+// groups says that they may have been changed, and are encoded anew. A stream without entries stays a key, unlike other
+// collections.
 func (k *key) setStream(s *collection.Stream, groups bool, name []byte, w *resp.Writer) bool {
 	return k.setEdited(client.Stream, s.Bytes(groups), name, w)
 }
@@ -140,8 +149,8 @@ func parseNumber(b []byte) (n uint64, ok bool) {
 	return n, inRange && used > 0 && used == len(b)
 }
 
-// parseIDAs reads ms, ms-seq, and if auto is set ms-*, of which all is then false; missing is the seq of an id without one.
-// ms is in Unix ms by convention only. A text longer than 127 bytes is none, as in Redis.
+// parseIDAs reads ms, ms-seq, and if auto is set ms-*, of which all is then false; missing is the seq of an id without
+// one. ms is in Unix ms by convention only. A text longer than 127 bytes is none, as in Redis.
 func parseIDAs(b []byte, missing uint64, auto bool) (id collection.StreamID, all, ok bool) {
 	if len(b) > 127 {
 		return id, false, false
@@ -169,7 +178,8 @@ func parseID(b []byte) (id collection.StreamID, ok bool) {
 }
 
 // parseEdge reads an end of an interval, which with ( in front of it is not in it; bad is the reply to a wrong one.
-// An id without its second number stands for all of that millisecond: the first at the start of the interval, the last at its end.
+// An id without its second number stands for all of that millisecond: the first at the start of the interval, the last
+// at its end.
 func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	missing := uint64(0)
 	if end {
@@ -201,7 +211,6 @@ func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	return id, ""
 }
 
-// writeID is an id as a reply.
 func writeID(w *resp.Writer, id collection.StreamID) {
 	var a [41]byte
 	w.Bulk(id.Append(a[:0]))
@@ -238,8 +247,10 @@ func writeRange(w *resp.Writer, s *collection.Stream, from, to collection.Stream
 	})
 }
 
-// writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies that in its place.
-func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64, name []byte) bool {
+// writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies
+// that in its place.
+func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64,
+	name []byte) bool {
 	at := w.Len()
 	n, err := countRange(s, from, to, most)
 	if err == nil {
@@ -344,8 +355,8 @@ func (a *trimArgs) parseBound(b []byte) (bad string) {
 	return ""
 }
 
-// cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind the last. The
-// trimming is a part of the same write.
+// cmdXAdd replies with the id. Ids of one stream ascend whatever gateways' clocks say: an id is at least the one behind
+// the last. The trimming is a part of the same write.
 func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseTrim(args, true)
 	switch {
@@ -406,7 +417,8 @@ func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.Stream
 		return collection.StreamID{MS: uint64(now)}
 	case !a.given: // *, in the same one, or with a clock that is behind
 		return next
-	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64: // ms-*, in a millisecond that is full: XADD refuses it
+	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64:
+		// ms-*, in a millisecond that is full: XADD refuses it
 		return last
 	case !a.whole && a.id.MS == last.MS: // ms-*, in the last entry's millisecond
 		return next
@@ -421,7 +433,8 @@ func cmdXLen(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the entries.
+// xrange is XRANGE and XREVRANGE. It walks the range twice, first to count it, since the number comes before the
+// entries.
 func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	start, end := args[2], args[3]
 	if reverse {
@@ -584,227 +597,4 @@ func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
 	if k.setStream(s, false, args[1], w) {
 		w.OK()
 	}
-}
-
-// ---- XINFO -------------------------------------------------------------------
-
-// streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
-func (k *key) streamInfo(name []byte, w *resp.Writer) (s *collection.Stream, first collection.StreamID, ok bool) {
-	if !k.present {
-		w.Error(errNoKey)
-		return nil, first, false
-	}
-	if s, ok = k.readStream(name, w); !ok {
-		return nil, first, false
-	}
-	first, err := s.Edge(false)
-	return s, first, streamOK(err, name, w)
-}
-
-// cmdXInfoStream looks at all entries before it replies, so that damage is an error and no half of a reply. The numbers of the radix tree are
-// what Redis would have.
-func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
-	s, first, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return
-	}
-	opts := args[3:]
-	full, count := len(opts) > 0, int64(10)
-	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 && !fold(opts[1], "count")) {
-		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XINFO HELP.")
-		return
-	}
-	if len(opts) == 3 {
-		if count, ok = resp.ParseInt(opts[2]); !ok {
-			w.Error(errNotInt)
-			return
-		}
-		if count < 0 {
-			count = 10
-		}
-	}
-	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); !streamOK(err, args[2], w) {
-		return
-	}
-	w.Map(9 + int(bit(!full)))
-	keys, nodes := s.Nodes()
-	field := func(name string, n int) { w.BulkString(name); w.Int(int64(n)) }
-	field("length", s.Len())
-	field("radix-tree-keys", keys)
-	field("radix-tree-nodes", nodes)
-	w.BulkString("last-generated-id")
-	writeID(w, s.Last)
-	w.BulkString("max-deleted-entry-id")
-	writeID(w, s.MaxDeleted)
-	field("entries-added", int(s.Added))
-	w.BulkString("recorded-first-entry-id")
-	writeID(w, first)
-	if full {
-		w.BulkString("entries")
-		writeSome(w, s, collection.StreamID{}, collection.MaxStreamID, false, count, args[2])
-		w.BulkString("groups")
-		w.Array(len(s.Groups))
-		for _, g := range s.Groups {
-			writeGroup(w, s, g, first, count)
-		}
-		return
-	}
-	field("groups", len(s.Groups))
-	w.BulkString("first-entry")
-	writeEdge(w, s, false)
-	w.BulkString("last-entry")
-	writeEdge(w, s, true)
-}
-
-// writeEdge is the first or the last entry of a stream that is not corrupt.
-func writeEdge(w *resp.Writer, s *collection.Stream, last bool) {
-	if s.Len() == 0 {
-		w.Null()
-		return
-	}
-	s.Range(collection.StreamID{}, collection.MaxStreamID, last, func(e collection.StreamEntry) bool {
-		writeEntry(w, e)
-		return false
-	})
-}
-
-// writeRead is how far a group has read.
-func writeRead(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID) {
-	w.BulkString("last-delivered-id")
-	writeID(w, g.Last)
-	// Both numbers are null if entries in the middle were deleted, so that nobody can count what the group has passed.
-	w.BulkString("entries-read")
-	intOrNull(w, g.Read, g.Read != -1)
-	w.BulkString("lag")
-	lag, ok := s.Lag(g, first)
-	intOrNull(w, lag, ok)
-}
-
-// intOrNull is for numbers that a group may not know any more.
-func intOrNull(w *resp.Writer, n int64, ok bool) {
-	if ok {
-		w.Int(n)
-	} else {
-		w.Null()
-	}
-}
-
-// writeGroup is a group as XINFO STREAM FULL tells of it, with count of what is pending unless that is 0.
-// Its times are Unix ms.
-func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID, count int64) {
-	w.Map(7)
-	w.BulkString("name")
-	w.Bulk(g.Name)
-	writeRead(w, s, g, first)
-	w.BulkString("pel-count")
-	w.Int(int64(g.Pending.Len()))
-	w.BulkString("pending")
-	n := g.Pending.Len()
-	if count > 0 {
-		n = int(min(count, int64(n)))
-	}
-	w.Array(n)
-	for i := range n {
-		p := g.Pending.At(i)
-		w.Array(4)
-		writeID(w, p.ID)
-		w.Bulk(g.Consumers[p.Consumer].Name)
-		w.Int(p.Delivered)
-		w.Int(p.Times)
-	}
-	// The pending entries are kept by id for the whole group, and sorted out by consumer for this reply alone.
-	pending := make([][]collection.PendingEntry, len(g.Consumers))
-	for i := range g.Pending.Len() {
-		p := g.Pending.At(i)
-		pending[p.Consumer] = append(pending[p.Consumer], p)
-	}
-	w.BulkString("consumers")
-	w.Array(len(g.Consumers))
-	for i, c := range g.Consumers {
-		w.Map(4)
-		w.BulkString("name")
-		w.Bulk(c.Name)
-		w.BulkString("seen-time")
-		w.Int(c.Seen)
-		w.BulkString("pel-count")
-		w.Int(int64(len(pending[i])))
-		some := pending[i]
-		if count > 0 && count < int64(len(some)) {
-			some = some[:count]
-		}
-		w.BulkString("pending")
-		w.Array(len(some))
-		for _, p := range some {
-			w.Array(3)
-			writeID(w, p.ID)
-			w.Int(p.Delivered)
-			w.Int(p.Times)
-		}
-	}
-}
-
-// cmdXInfoGroups has the groups in the order of their names.
-func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
-	s, first, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return
-	}
-	w.Array(len(s.Groups))
-	for _, g := range s.Groups {
-		w.Map(6)
-		w.BulkString("name")
-		w.Bulk(g.Name)
-		w.BulkString("consumers")
-		w.Int(int64(len(g.Consumers)))
-		w.BulkString("pending")
-		w.Int(int64(g.Pending.Len()))
-		writeRead(w, s, g, first)
-	}
-}
-
-// cmdXInfoConsumers tells idle times in ms, by this gateway's clock.
-func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) {
-	s, _, ok := k.streamInfo(args[2], w)
-	if !ok {
-		return
-	}
-	g := s.Group(args[3])
-	if g == nil {
-		w.Error(noGroup(args[2], args[3]))
-		return
-	}
-	w.Array(len(g.Consumers))
-	for i, n := range g.PendingOf() {
-		c := g.Consumers[i]
-		w.Map(3)
-		w.BulkString("name")
-		w.Bulk(c.Name)
-		w.BulkString("pending")
-		w.Int(int64(n))
-		w.BulkString("idle")
-		w.Int(max(0, k.now-c.Seen))
-	}
-}
-
-// asText is a name within an error, which in Redis ends with a 0.
-func asText(b []byte) string {
-	b, _, _ = bytes.Cut(b, []byte{0})
-	return string(b)
-}
-
-// noGroup and noKeyOrGroup are Redis's texts, of which clients look at the first word.
-func noGroup(name, group []byte) string {
-	return "NOGROUP No such consumer group '" + asText(group) + "' for key name '" + asText(name) + "'"
-}
-
-func noKeyOrGroup(name, group []byte) string {
-	return "NOGROUP No such key '" + asText(name) + "' or consumer group '" + asText(group) + "'"
-}
-
-// parseIntAs is an integer argument with an error of its own.
-func parseIntAs(b []byte, bad string, w *resp.Writer) (n int64, ok bool) {
-	if n, ok = resp.ParseInt(b); !ok {
-		w.Error(bad)
-	}
-	return n, ok
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/kvd-project/kvd/internal/collection"
 )
 
-// TestStreamsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for byte, but for clocks.
+// TestStreamsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for
+// byte, but for clocks.
 func TestStreamsLikeRedis(t *testing.T) {
 	likeRedis(t, randomStreams, 24, clienttest.New(clienttest.Options{}))
 }
@@ -60,9 +61,12 @@ func TestStreams(t *testing.T) {
 			{"XADD s 2-1 f v", "+QUEUED\r\n"},
 			{"XREAD BLOCK 0 STREAMS s none 1-2 0", "+QUEUED\r\n"},
 			{"XREAD BLOCK 0 STREAMS s $", "+QUEUED\r\n"},
-			{"EXEC", "*3\r\n" + bulk("2-1") + "*1\r\n*2\r\n" + bulk("s") + "*1\r\n" + entry("2-1", "f", "v") + "*-1\r\n"},
-			{"EVAL return{redis.call('xadd','s','2-2','f','v'),redis.call('xlen','s')} 1 s", "*2\r\n" + bulk("2-2") + ":3\r\n"},
-			{"EVAL return(redis.pcall('xread','block','1','streams','s','$').err) 0", bulk("ERR xread command is not allowed with BLOCK option from scripts")},
+			{"EXEC", "*3\r\n" + bulk("2-1") + "*1\r\n*2\r\n" + bulk("s") + "*1\r\n" + entry("2-1", "f", "v") +
+				"*-1\r\n"},
+			{"EVAL return{redis.call('xadd','s','2-2','f','v'),redis.call('xlen','s')} 1 s", "*2\r\n" + bulk("2-2") +
+				":3\r\n"},
+			{"EVAL return(redis.pcall('xread','block','1','streams','s','$').err) 0",
+				bulk("ERR xread command is not allowed with BLOCK option from scripts")},
 		} {
 			p.want(t, c.reply, strings.Fields(c.cmd)...)
 		}
@@ -72,7 +76,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestStreamIDsGrow: ids that the gateway chooses are those of its clock, and greater than all before, even if these are of the future.
+// TestStreamIDsGrow: ids that the gateway chooses are those of its clock, and greater than all before, even if these
+// are of the future.
 func TestStreamIDsGrow(t *testing.T) {
 	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	now := time.Now().UnixMilli()
@@ -85,12 +90,14 @@ func TestStreamIDsGrow(t *testing.T) {
 	p.want(t, bulk("9000000000000-6"), "XADD", "s", "*", "f", "v")
 }
 
-// TestLongStreams: a pipeline makes a stream of many blocks, which is refused when it would become too long, and is whole then.
+// TestLongStreams: a pipeline makes a stream of many blocks, which is refused when it would become too long, and is
+// whole then.
 func TestLongStreams(t *testing.T) {
 	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
 	var cmds [][]string
 	for i := range 2000 {
-		cmds = append(cmds, []string{"XADD", "s", strconv.Itoa(i+1) + "-0", "f", "value"}, []string{"SET", "k" + strconv.Itoa(i), "v"})
+		cmds = append(cmds, []string{"XADD", "s", strconv.Itoa(i+1) + "-0", "f", "value"},
+			[]string{"SET", "k" + strconv.Itoa(i), "v"})
 	}
 	p.send(t, cmds...)
 	for i := range 2000 {
@@ -111,7 +118,8 @@ func TestLongStreams(t *testing.T) {
 	p.want(t, ":1999\r\n", "XTRIM", "s", "MAXLEN", "2")
 }
 
-// TestCorruptStreams: bytes that are no stream, and a stream whose entries are none, are an error that names the key, and stay as they are.
+// TestCorruptStreams: bytes that are no stream, and a stream whose entries are none, are an error that names the key,
+// and stay as they are.
 func TestCorruptStreams(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}}))
@@ -127,8 +135,10 @@ func TestCorruptStreams(t *testing.T) {
 		if store.Do(t.Context(), ops); ops[0].Err != nil {
 			t.Fatal(ops[0].Err)
 		}
-		for _, cmd := range []string{"XRANGE s - +", "XREVRANGE s + -", "XDEL s 1-1", "XREAD STREAMS s 0", "XREAD BLOCK 0 STREAMS s 0", "XREADGROUP GROUP g c STREAMS s >",
-			"XSETID s 5", "XINFO STREAM s", "XINFO STREAM s FULL", "XINFO GROUPS s", "XCLAIM s g c 0 1-1", "XTRIM s MINID = 1-1"} {
+		for _, cmd := range []string{"XRANGE s - +", "XREVRANGE s + -", "XDEL s 1-1", "XREAD STREAMS s 0",
+			"XREAD BLOCK 0 STREAMS s 0", "XREADGROUP GROUP g c STREAMS s >",
+			"XSETID s 5", "XINFO STREAM s", "XINFO STREAM s FULL", "XINFO GROUPS s", "XCLAIM s g c 0 1-1",
+			"XTRIM s MINID = 1-1"} {
 			p.want(t, want, strings.Fields(cmd)...)
 		}
 		read := []client.Op{{Kind: client.OpGet, Key: []byte("s"), Typed: true}}
@@ -138,7 +148,8 @@ func TestCorruptStreams(t *testing.T) {
 	}
 }
 
-// sameButTimes compares replies with times in them: idle ones, and those of the clock. Redis's radix tree may keep a node for a stream without entries.
+// sameButTimes compares replies with times in them: idle ones, and those of the clock. Redis's radix tree may keep a
+// node for a stream without entries.
 func sameButTimes(cmd []string, got, want []byte) bool {
 	a, b := strings.Split(string(got), "\r\n"), strings.Split(string(want), "\r\n")
 	if len(a) != len(b) {
@@ -153,8 +164,10 @@ func sameButTimes(cmd []string, got, want []byte) bool {
 		if len(a) > 7 && a[2] == "length" && a[3] == ":0" && i < 10 && b[3] == a[3] {
 			continue
 		}
-		idle := i > 0 && a[i-1] == "idle" || strings.EqualFold(cmd[0], "xpending") && len(cmd) > 3 && strings.HasPrefix(a[i+1], ":")
-		if err1 != nil || err2 != nil || a[i][0] != ':' || b[i][0] != ':' || x-y > 5000 || y-x > 5000 || !idle && min(x, y) < 1e11 {
+		idle := i > 0 && a[i-1] == "idle" || strings.EqualFold(cmd[0], "xpending") && len(cmd) > 3 &&
+			strings.HasPrefix(a[i+1], ":")
+		if err1 != nil || err2 != nil || a[i][0] != ':' || b[i][0] != ':' || x-y > 5000 || y-x > 5000 || !idle &&
+			min(x, y) < 1e11 {
 			return false
 		}
 	}
@@ -169,7 +182,8 @@ func (r streamWords) pick(s ...string) string { return s[r.IntN(len(s))] }
 func (r streamWords) id() string {
 	switch r.IntN(12) {
 	case 0:
-		return r.pick("0", "0-0", "-", "+", "(", "5-", "-5", "a", "", "1-2-3", "18446744073709551615-18446744073709551615", "18446744073709551616", " 7", "007", "+5", "3-x", "1-*")
+		return r.pick("0", "0-0", "-", "+", "(", "5-", "-5", "a", "", "1-2-3",
+			"18446744073709551615-18446744073709551615", "18446744073709551616", " 7", "007", "+5", "3-x", "1-*")
 	case 1, 2:
 		return strconv.Itoa(r.IntN(60))
 	}
@@ -293,7 +307,8 @@ func randomStreams(rng *rand.Rand) [][]string {
 		}
 		return [][]string{c}
 	case 32, 33:
-		c := []string{"XCLAIM", r.key(), r.group(), r.consumer(), r.pick("0", "0", "0", "3600000", "x"), r.id(), r.id(), r.id()}
+		c := []string{"XCLAIM", r.key(), r.group(), r.consumer(), r.pick("0", "0", "0", "3600000", "x"), r.id(), r.id(),
+			r.id()}
 		for range r.IntN(3) {
 			c = append(c, r.pick("FORCE", "JUSTID", "LASTID", "RETRYCOUNT", "IDLE", "TIME", "foo"))
 			if o := c[len(c)-1]; o != "FORCE" && o != "JUSTID" && o != "foo" {
@@ -321,19 +336,22 @@ func randomStreams(rng *rand.Rand) [][]string {
 	case 38:
 		return append(one("XINFO", "GROUPS", r.key()), one("XINFO", "CONSUMERS", r.key(), r.group())...)
 	}
-	return one(strings.Fields(r.pick("DEL s", "DEL t", "SET text x", "TYPE s", "OBJECT ENCODING s", "RENAME t s", "COPY s t REPLACE", "LPUSH s x", "XINFO HELP", "XGROUP HELP",
-		"XGROUP CREATE s g 0", "XGROUP CREATE s h $ MKSTREAM", "SCAN 0 TYPE stream MATCH none", "XGROUP NOSUCH s g", "XINFO STREAM s FULL x", "GET s", "EXPIRE s 10000", "PERSIST s"))...)
+	return one(strings.Fields(r.pick("DEL s", "DEL t", "SET text x", "TYPE s", "OBJECT ENCODING s", "RENAME t s",
+		"COPY s t REPLACE", "LPUSH s x", "XINFO HELP", "XGROUP HELP",
+		"XGROUP CREATE s g 0", "XGROUP CREATE s h $ MKSTREAM", "SCAN 0 TYPE stream MATCH none", "XGROUP NOSUCH s g",
+		"XINFO STREAM s FULL x", "GET s", "EXPIRE s 10000", "PERSIST s"))...)
 }
 
-// TestStreamDumpsLikeRedis: either store restores the streams that the other dumps, whatever has been done to them before, and they are the same then.
-// Redis checks all of a payload.
+// TestStreamDumpsLikeRedis: either store restores the streams that the other dumps, whatever has been done to them
+// before, and they are the same then. Redis checks all of a payload.
 func TestStreamDumpsLikeRedis(t *testing.T) {
 	theirs := dial(t, "unix", startRedis(t, "--sanitize-dump-payload", "yes"))
 	ours := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}))
 	// The radix tree says how entries are cut into nodes.
 	tree := regexp.MustCompile(`(\$15\r\nradix-tree-keys|\$16\r\nradix-tree-nodes)\r\n:\d+\r\n`)
 	show := func(p *peer, key string) string {
-		return p.do(t, "XRANGE", key, "-", "+") + tree.ReplaceAllString(p.do(t, "XINFO", "STREAM", key, "FULL", "COUNT", "0"), "")
+		return p.do(t, "XRANGE", key, "-", "+") +
+			tree.ReplaceAllString(p.do(t, "XINFO", "STREAM", key, "FULL", "COUNT", "0"), "")
 	}
 	restored := 0
 	for seed := range uint64(16) {
@@ -354,7 +372,8 @@ func TestStreamDumpsLikeRedis(t *testing.T) {
 				}
 				want := show(from, key)
 				_, payload, _ := strings.Cut(from.do(t, "DUMP", key), "\r\n")
-				if got := to.do(t, "RESTORE", key, "0", strings.TrimSuffix(payload, "\r\n"), "REPLACE"); got != "+OK\r\n" {
+				if got := to.do(t, "RESTORE", key, "0", strings.TrimSuffix(payload, "\r\n"), "REPLACE"); got !=
+					"+OK\r\n" {
 					t.Fatalf("seed %d: RESTORE %s: %q\n%q\nof\n%s", seed, key, got, payload, want)
 				}
 				if got := show(to, key); got != want {

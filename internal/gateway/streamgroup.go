@@ -11,9 +11,9 @@ import (
 
 // Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
 
-// A group is a part of its stream's record: the last id that it has read, its consumers, and the entries that were delivered to them
-// and not acknowledged, which are pending. So a delivery, an XACK or a claim is one update of the record, and of two gateways that
-// deliver at a time one does so again, on what the other has left.
+// A group is a part of its stream's record: the last id that it has read, its consumers, and the entries that were
+// delivered to them and not acknowledged, which are pending. So a delivery, an XACK or a claim is one update of the
+// record, and of two gateways that deliver at a time one does so again, on what the other has left.
 
 // groupArgs are the options of XGROUP CREATE and SETID.
 // make is MKSTREAM, and read ENTRIESREAD, -1 if that is not given or not known.
@@ -45,7 +45,6 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	return a, ""
 }
 
-// wrongGroupArgs is the reply to arguments that no subcommand has.
 func wrongGroupArgs(args [][]byte) string {
 	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
 }
@@ -53,12 +52,14 @@ func wrongGroupArgs(args [][]byte) string {
 // hasStream reports whether XGROUP has a stream; if not it replied so.
 func (k *key) hasStream(w *resp.Writer) bool {
 	if !k.present {
-		w.Error("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option to create an empty stream automatically.")
+		w.Error("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the " +
+			"MKSTREAM option to create an empty stream automatically.")
 	}
 	return k.present && k.is(client.Stream, w)
 }
 
-// cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last id.
+// cmdXGroupCreate looks at the id only when it knows that there is a stream, or is to be one; $ is the stream's last
+// id.
 func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseGroup(args, true)
 	if bad != "" {
@@ -92,9 +93,10 @@ func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it has no room.
-// grow is in bytes. A change takes effect with setStream.
-func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup, ok bool) {
+// editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it
+// has no room. grow is in bytes. A change takes effect with setStream.
+func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup,
+	ok bool) {
 	if !k.hasStream(w) {
 		return nil, nil, false
 	}
@@ -174,7 +176,8 @@ func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that was.
+// cmdXGroupDelConsumer forgets what was pending for the consumer, which nobody gets any more, and replies how much that
+// was.
 func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
 	s, g, ok := k.editGroup(args, 0, w)
 	if !ok {
@@ -398,7 +401,6 @@ func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 	return !c.changed || k.setStream(c.s, true, name, w)
 }
 
-// claimArgs are the options of XCLAIM.
 type claimArgs struct {
 	ids         []collection.StreamID
 	delivered   int64               // -1: not given
@@ -455,8 +457,9 @@ func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
 	return a, ""
 }
 
-// cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names. Of two consumers
-// that claim an entry at a time with a least time of idleness, the second one finds that it is not idle.
+// cmdXClaim gives entries that have been pending for long to another consumer, in the order of the ids that it names.
+// Of two consumers that claim an entry at a time with a least time of idleness, the second one finds that it is not
+// idle.
 func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 	c, ok := k.beginClaim(args, len(args), w)
 	if !ok {
@@ -516,8 +519,8 @@ func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
 // autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
 const autoClaimTries = 10
 
-// cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end, and with the ids of
-// entries that were deleted meanwhile, which it forgets.
+// cmdXAutoClaim is XCLAIM for whatever is pending from an id on. It replies with the id to go on with, 0-0 at the end,
+// and with the ids of entries that were deleted meanwhile, which it forgets.
 func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
 	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
 	if !ok {

@@ -55,8 +55,8 @@ func blockingRead(name string, arity int, ofGroup bool, summary string) *command
 // In XREAD it is the first such word: as a number it would be an error.
 func readSpans(args [][]byte) (keys, also acl.Span) { return behindStreams(args, 1), also }
 
-// groupReadSpans is the same for XREADGROUP, whose group and consumer may have any name. Redis takes the first such word from the
-// fourth argument on; where that is not the one that the command takes, a user needs the right to both.
+// groupReadSpans is the same for XREADGROUP, whose group and consumer may have any name. Redis takes the first such
+// word from the fourth argument on; where that is not the one that the command takes, a user needs the right to both.
 func groupReadSpans(args [][]byte) (keys, also acl.Span) {
 	keys = behindStreams(args, 4)
 	for i := 1; i < len(args); i++ {
@@ -93,8 +93,8 @@ func behindStreams(args [][]byte, from int) (keys acl.Span) {
 	return keys
 }
 
-// parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait without BLOCK.
-// The arguments are kept.
+// parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait
+// without BLOCK. The arguments are kept.
 func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad string) {
 	timeout = noWait
 	i := 1
@@ -116,7 +116,8 @@ func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad
 		case more > 0 && fold(o, "streams"):
 			rest := args[i+1:]
 			if len(rest)%2 != 0 {
-				return 0, "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified." // of XREADGROUP, too
+				// of XREADGROUP, too
+				return 0, "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
 			}
 			a.names, a.ids = rest[:len(rest)/2], rest[len(rest)/2:]
 			if a.ofGroup && a.group == nil {
@@ -157,8 +158,8 @@ func parseMillis(b []byte) (time.Duration, string) {
 	return time.Duration(ms) * time.Millisecond, ""
 }
 
-// streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads one as it was at some time.
-// Without that, every XADD to one of its streams would make it read all of them again.
+// streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads
+// one as it was at some time. Without that, every XADD to one of its streams would make it read all of them again.
 func (a *readArgs) streamOf(t *staged, name []byte) *key {
 	if t.mayWait && !a.ofGroup {
 		return t.peek(name)
@@ -183,7 +184,8 @@ func (a *readArgs) begin(t *staged, i int) (bad string) {
 	a.news[i] = false
 	switch {
 	case id == "$" && a.ofGroup:
-		return "ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this consumer by specifying a proper ID, " +
+		return "ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this " +
+			"consumer by specifying a proper ID, " +
 			"or use the > ID to get new messages. The $ ID would just return an empty result set."
 	case id == "$":
 		a.from[i] = s.Last
@@ -213,7 +215,8 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 			}
 		}
 	}
-	// The number of streams comes before them, so they are put together apart; fail has the error of the first one that fails.
+	// The number of streams comes before them, so they are put together apart; fail has the error of the first one that
+	// fails.
 	var out, fail resp.Writer
 	out.Proto = w.Proto
 	n := 0
@@ -221,7 +224,8 @@ func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bo
 		if !slices.ContainsFunc(names, func(s []byte) bool { return string(s) == string(name) }) {
 			continue
 		}
-		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and nothing new to others.
+		// A stream that has gone, or is of another type by now, is an error to a group's client that has waited, and
+		// nothing new to others.
 		k := a.streamOf(t, name)
 		if t.failed() {
 			return true
@@ -313,8 +317,8 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 }
 
 // deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
-// It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use. If the reply
-// is lost on its way the entry is pending, and the consumer reads it again.
+// It is a part of the same step as the read, so an entry goes to one consumer of a group, whichever gateways they use.
+// If the reply is lost on its way the entry is pending, and the consumer reads it again.
 func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
 	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
 	if !ok {
@@ -327,7 +331,8 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.Stre
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
 	err = s.Range(start, collection.MaxStreamID, false, func(e collection.StreamEntry) bool {
-		// As long as no entry in between was deleted, the group's count goes up by one for each; else it is counted anew, if it can be.
+		// As long as no entry in between was deleted, the group's count goes up by one for each; else it is counted
+		// anew, if it can be.
 		if g.Read != -1 && !s.HasDeleted(e.ID, first) {
 			g.Read++
 		} else if s.Added > 0 {

@@ -2,24 +2,19 @@ package gateway
 
 import (
 	"bytes"
-	"cmp"
-	"errors"
 	"math"
 	"math/big"
 	"strconv"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/collection"
-	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/number"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // key is one key's state while the commands of a unit run on it, one after the
 // other.
-// It is loaded for each try, a unit's by unit.load and a staged one's by takeRead. Commands change it by set, delete and the like, never
-// the store; nothing of it is shared between goroutines.
+// It is loaded for each try, a unit's by unit.load and a staged one's by takeRead. Commands change it by set, delete
+// and the like, never the store; nothing of it is shared between goroutines.
 type key struct {
 	now      int64 // Unix ms, the same for all of them
 	maxValue int   // bytes, Options.MaxValueBytes
@@ -53,8 +48,8 @@ func (k *key) is(t client.Type, w *resp.Writer) bool {
 	return true
 }
 
-// hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another type, so.
-// Redis has such commands look whether there is a key before they look at its type.
+// hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another
+// type, so. Redis has such commands look whether there is a key before they look at its type.
 func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
 	if !k.present {
 		w.Int(0)
@@ -62,14 +57,13 @@ func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
 	return k.present && k.is(t, w)
 }
 
-// setAs is set for a value of a type.
 func (k *key) setAs(t client.Type, value []byte, expires int64) {
 	k.typ = t
 	k.set(value, expires)
 }
 
-// set makes value the key's, of the type that the key has. It may be the command's argument or k.own: nobody writes to it
-// before the unit has ended. A time that has passed deletes, as in Redis.
+// set makes value the key's, of the type that the key has. It may be the command's argument or k.own: nobody writes to
+// it before the unit has ended. A time that has passed deletes, as in Redis.
 func (k *key) set(value []byte, expires int64) {
 	k.value, k.expires, k.present, k.changed = value, expires, true, true
 	if expires != 0 && expires <= k.now {
@@ -84,7 +78,8 @@ func (k *key) delete() {
 
 // mutable is the value in a buffer that may be written to, with room for n bytes; ok is
 // false, and the command is to be given up, if that needs memory that has to be taken first.
-// n is the length that the value is going to have at most, in bytes. The copy is what makes a command safe to run again.
+// n is the length that the value is going to have at most, in bytes. The copy is what makes a command safe to run
+// again.
 func (k *key) mutable(n int) (b []byte, ok bool) {
 	if n > k.room {
 		k.want = n
@@ -447,8 +442,8 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
-// cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no increment is ever lost,
-// whichever gateways they come by. All of a batch on one key are one update.
+// cmdIncr and its like are updates, of which the store tries again until nobody else has written in between: no
+// increment is ever lost, whichever gateways they come by. All of a batch on one key are one update.
 func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
 func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
 
@@ -500,8 +495,8 @@ func incr(k *key, by int64, w *resp.Writer) {
 // maxLongDouble is how long the text of a long double must be less than, as in Redis.
 const maxLongDouble = 5 << 10
 
-// parseLongDouble reads a number in x87's long double, in which Redis counts: all of the text is one that strtold(3) takes, with no
-// white space before it. A number that is too large, or too small, is none; NaN is none either.
+// parseLongDouble reads a number in x87's long double, in which Redis counts: all of the text is one that strtold(3)
+// takes, with no white space before it. A number that is too large, or too small, is none; NaN is none either.
 func parseLongDouble(b []byte) (*big.Float, bool) {
 	if len(b) == 0 || len(b) >= maxLongDouble || number.IsSpace(b[0]) {
 		return nil, false
@@ -558,8 +553,6 @@ func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
 	return dst, true
 }
 
-// ---- commands over several keys, one key's share of them ---------------------
-
 // cmdExists counts a key as often as it is named, as Redis does: each mention is an entry of its
 // own.
 func cmdExists(k *key, _ [][]byte, _ *resp.Writer) { k.count = bit(k.present) }
@@ -575,246 +568,4 @@ func cmdDel(k *key, _ [][]byte, _ *resp.Writer) {
 func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
 	k.flags = 0
 	k.setAs(client.Plain, args[1], 0)
-}
-
-// ---- expiry and the like ------------------------------------------------------
-
-// cmdType names types as Redis does.
-func cmdType(k *key, _ [][]byte, w *resp.Writer) {
-	if k.present {
-		w.Simple(k.typ.String())
-	} else {
-		w.Simple("none")
-	}
-}
-
-// ttl tells when the key expires: -2 if there is none, -1 if never. Seconds are rounded to the
-// nearest, as in Redis.
-func ttl(k *key, w *resp.Writer, absolute, millis bool) {
-	switch at := k.expires; {
-	case !k.present:
-		w.Int(-2)
-	case at == 0:
-		w.Int(-1)
-	default:
-		if !absolute {
-			at = max(at-k.now, 0)
-		}
-		if !millis {
-			at = at/1000 + bit(at%1000 >= 500)
-		}
-		w.Int(at)
-	}
-}
-
-// cmdTTL and the others that tell an expiry differ in their unit, and in whether it counts from now.
-func cmdTTL(k *key, _ [][]byte, w *resp.Writer)         { ttl(k, w, false, false) }
-func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true) }
-func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
-func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) { ttl(k, w, true, true) }
-
-// cmdPersist writes only if there is an expiry to remove.
-func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
-	yes := k.present && k.expires != 0
-	if yes {
-		k.set(k.value, 0)
-	}
-	w.Int(bit(yes))
-}
-
-// cmdExpire and the others that set an expiry differ likewise. Each rewrites the record, since the expiry is a part of it.
-func cmdExpire(k *key, args [][]byte, w *resp.Writer)  { expire(k, args, w, "expire", true, false) }
-func cmdPExpire(k *key, args [][]byte, w *resp.Writer) { expire(k, args, w, "pexpire", false, false) }
-func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) {
-	expire(k, args, w, "expireat", true, true)
-}
-func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) {
-	expire(k, args, w, "pexpireat", false, true)
-}
-
-// expire is the four commands that set the expiry. Redis's order of checks is kept: options,
-// their combination, the number, and then the key. A time that has passed deletes the key and is
-// answered with 1.
-// A key that does not expire has, to GT and LT, the expiry at infinity.
-func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) {
-	var nx, xx, gt, lt bool
-	for _, o := range args[3:] {
-		switch {
-		case fold(o, "nx"):
-			nx = true
-		case fold(o, "xx"):
-			xx = true
-		case fold(o, "gt"):
-			gt = true
-		case fold(o, "lt"):
-			lt = true
-		default:
-			w.Error("ERR Unsupported option " + string(o))
-			return
-		}
-	}
-	switch {
-	case nx && (xx || gt || lt):
-		w.Error("ERR NX and XX, GT or LT options at the same time are not compatible")
-		return
-	case gt && lt:
-		w.Error("ERR GT and LT options at the same time are not compatible")
-		return
-	}
-	at, ok := resp.ParseInt(args[2])
-	if !ok {
-		w.Error(errNotInt)
-		return
-	}
-	if seconds {
-		if at > math.MaxInt64/1000 || at < math.MinInt64/1000 {
-			w.Error(badExpire(name))
-			return
-		}
-		at *= 1000
-	}
-	if !absolute {
-		if at > math.MaxInt64-k.now {
-			w.Error(badExpire(name))
-			return
-		}
-		at += k.now
-	}
-	has := k.expires != 0
-	if !k.present || nx && has || xx && !has || gt && (!has || at <= k.expires) || lt && has && at >= k.expires {
-		w.Int(0)
-		return
-	}
-	if at <= k.now {
-		k.delete()
-	} else {
-		k.set(k.value, at)
-	}
-	w.Int(1)
-}
-
-// cmdEncoding answers as Redis would after SET; records here are all alike.
-func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
-	_, isInt := resp.ParseInt(k.value)
-	switch {
-	case !k.present:
-		w.Null()
-	case k.typ != client.Plain:
-		w.BulkString(k.limits.encodingOf(k.typ, k.value))
-	case isInt:
-		w.BulkString("int")
-	case len(k.value) <= 44:
-		w.BulkString("embstr")
-	default:
-		w.BulkString("raw")
-	}
-}
-
-// encodingOf is the one that Redis would have chosen for a collection.
-// Tools print it, and nothing here depends on it: collections have encodings of their own (package collection). While the limits are the
-// defaults these tell; else, or for a nil e, what the value has is counted.
-func (e *encodingLimits) encodingOf(t client.Type, value []byte) string {
-	changed := e != nil && e.set.Load()
-	switch t {
-	case client.Hash:
-		h := collection.Hash(value)
-		if large := h.Large(); changed && e.hashLarge(h) || !changed && large {
-			return "hashtable"
-		}
-		return "listpack"
-	case client.Set:
-		s := collection.Set(value)
-		if n, err := s.Len(); s.Ints() && (!changed || err == nil && int64(n) <= e.setInts.Load()) {
-			return "intset"
-		}
-		return "hashtable"
-	case client.SortedSet:
-		z, err := collection.ParseZSet(value)
-		if err == nil && (changed && !e.sortedLarge(z) || !changed && z.Small()) {
-			return "listpack"
-		}
-		return "skiplist"
-	case client.List:
-		return "quicklist"
-	}
-	return t.String()
-}
-
-// cmdRefcount is 1: no two keys share a value.
-func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
-	if k.present {
-		w.Int(1)
-	} else {
-		w.Null()
-	}
-}
-
-// adjust ends two of Redis's error texts.
-const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust."
-
-// cmdFreq answers as a Redis whose policy is about time: counts of uses mean something to clients of the store alone.
-func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
-	if !k.present {
-		w.Null()
-		return
-	}
-	w.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
-}
-
-// cmdIdleTime is of what clients of a cache note of a key's use, to know what to evict. Without a cache nothing is noted, and the error is
-// that of a Redis that counts uses only.
-// It is no keyFunc, since the time is not in the record.
-func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
-	if bad := badKey(c.in, args[2]); bad != "" {
-		w.Error(bad)
-		return
-	}
-	ago, noted, err := time.Duration(0), false, error(nil)
-	if tools, ok := inside.Find(c.in.api); ok {
-		ago, noted, err = tools.LastUse(c.ctx, c.in.stored(args[2]))
-	} else if version, e := versionOf(c, args[2]); e != nil || version == 0 {
-		err = cmp.Or(e, client.ErrNotFound)
-	}
-	switch {
-	case errors.Is(err, client.ErrNotFound):
-		w.Null()
-	case err != nil:
-		w.Error(c.g.storeError(err))
-	case !noted:
-		w.Error("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
-	default:
-		w.Int(int64(ago / time.Second))
-	}
-}
-
-// recordOverhead is what a record and its slot take beside key and value, and
-// recordUnit what its length is rounded up to, in bytes; see internal/layout.
-const (
-	recordOverhead = 48
-	recordUnit     = 64
-)
-
-// cmdMemoryUsage estimates one copy of the record. SAMPLES is checked and ignored, since a
-// string has nothing to sample.
-// The unit is bytes. Each further copy takes as much, and the index its share besides.
-func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) {
-	if rest := args[3:]; len(rest) > 0 {
-		if len(rest) != 2 || !fold(rest[0], "samples") {
-			w.Error(errSyntax)
-			return
-		}
-		if n, ok := resp.ParseInt(rest[1]); !ok {
-			w.Error(errNotInt)
-			return
-		} else if n < 0 {
-			w.Error(errSyntax)
-			return
-		}
-	}
-	if !k.present {
-		w.Null()
-		return
-	}
-	n := recordOverhead + len(args[2]) + len(k.value)
-	w.Int(int64((n + recordUnit - 1) / recordUnit * recordUnit))
 }

@@ -25,14 +25,15 @@ const (
 type specialOf uint8
 
 const (
-	plainSet   specialOf = 1 + iota // SET, whose options decide
-	setNX                           // SETNX
-	setFor1                         // PSETEX
-	setFor1000                      // SETEX
+	plainSet specialOf = 1 + iota // SET, whose options decide
+	setNX
+	setFor1    // PSETEX
+	setFor1000 // SETEX
 )
 
 // command is what there is to know of a command, or a subcommand ("config|get").
-// Commands are made at the program's start and do not change, so any goroutine may look at them. They are compared by their pointers.
+// Commands are made at the program's start and do not change, so any goroutine may look at them. They are compared by
+// their pointers.
 type command struct {
 	name  string // lower case
 	id    int    // place in metrics.commands
@@ -137,11 +138,13 @@ func register(c *command) {
 }
 
 // keyed makes a command on the key that is its argument at.
-// Its group is by its name, unless ofGroup says another one. That it writes, or counts as a lookup, follows from its kind.
+// Its group is by its name, unless ofGroup says another one. That it writes, or counts as a lookup, follows from its
+// kind.
 func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *command {
 	group := "string"
 	switch {
-	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"), name == "persist", name == "type", name == "dump", name == "restore":
+	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"),
+		name == "persist", name == "type", name == "dump", name == "restore":
 		group = "generic"
 	case name == "restore-asking":
 		group = "server"
@@ -158,7 +161,6 @@ func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, 
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
-// with adds a special to a command.
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
@@ -167,7 +169,8 @@ func (cmd *command) with(s specialOf) *command {
 // onKeys makes a command on several keys, which it reads and changes in one step.
 // first, last and step are as in COMMAND; 0 for all says that other fields tell where the keys are.
 func onKeys(name string, arity, first, last, step int, group string, f severalFunc, summary string) *command {
-	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary, keys: f}
+	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary,
+		keys: f}
 }
 
 // countedAt says that the argument at is the number of keys that follow it.
@@ -199,10 +202,11 @@ func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte
 
 // helpOf is the subcommand HELP, in Redis's form.
 func helpOf(name string, lines ...string) *command {
-	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { writeHelp(w, name, lines...) }, "Lists the subcommands.")
+	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+		writeHelp(w, name, lines...)
+	}, "Lists the subcommands.")
 }
 
-// writeHelp writes what HELP says of a command.
 func writeHelp(w *resp.Writer, name string, lines ...string) {
 	w.Array(len(lines) + 3)
 	w.Simple(strings.ToUpper(name) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
@@ -246,7 +250,8 @@ func valueCommands() []*command {
 		keyed("incrby", 3, 1, update, cmdIncrBy, "Adds to an integer."),
 		keyed("decrby", 3, 1, update, cmdDecrBy, "Takes from an integer."),
 		keyed("incrbyfloat", 3, 1, update, cmdIncrByFloat, "Adds to a floating-point number."),
-		folded("mget", -2, 1, readValue, list, cmdMGet, "string", "Returns the values of several keys; each read is atomic alone."),
+		folded("mget", -2, 1, readValue, list, cmdMGet, "string",
+			"Returns the values of several keys; each read is atomic alone."),
 		folded("mset", -3, 2, put, setAll, cmdMSet, "string", "Sets several keys; each write is atomic alone."),
 		folded("del", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
 		folded("unlink", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
@@ -272,9 +277,12 @@ func inspectionCommands() []*command {
 			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
 			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
-			keysOf(onConn("object|idletime", 3, "", cmdIdleTime, "Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
-			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to store the value",
-				"IDLETIME <key>", "    Return the idle time of the key, in seconds, in a cache.", "REFCOUNT <key>", "    Return 1.")),
+			keysOf(onConn("object|idletime", 3, "", cmdIdleTime,
+				"Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
+			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to "+
+				"store the value",
+				"IDLETIME <key>", "    Return the idle time of the key, in seconds, in a cache.", "REFCOUNT <key>",
+				"    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
 			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
@@ -285,7 +293,8 @@ func inspectionCommands() []*command {
 				w.BulkString("Stats not supported for the current allocator")
 			}, "Is not known."),
 			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
-			helpOf("memory", "DOCTOR", "    Return memory problems reports.", "MALLOC-STATS", "    Return internal statistics report from the memory allocator.",
+			helpOf("memory", "DOCTOR", "    Return memory problems reports.", "MALLOC-STATS",
+				"    Return internal statistics report from the memory allocator.",
 				"PURGE", "    Attempt to purge dirty pages for reclamation by the allocator.",
 				"STATS", "    Return information about the memory usage of the store and of this gateway.",
 				"USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
@@ -316,7 +325,8 @@ func keyspaceCommands() []*command {
 func connectionCommands() []*command {
 	return []*command{
 		atOnce(onConn("multi", 1, "transactions", cmdMulti, "Begins a transaction.")),
-		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction."}),
+		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec,
+			summary: "Performs a transaction."}),
 		atOnce(onConn("discard", 1, "transactions", cmdDiscard, "Ends a transaction without performing it.")),
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
@@ -324,7 +334,8 @@ func connectionCommands() []*command {
 		whileListening(swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument."))),
 		swiftly(onConn("echo", 2, "connection", cmdEcho, "Returns its argument.")),
 		whileListening(beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection.")))),
-		whileListening(beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new.")))),
+		whileListening(beforeAuth(
+			atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new.")))),
 		beforeAuth(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection.")),
 		beforeAuth(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version.")),
 		onConn("select", 2, "connection", cmdSelect, "Chooses the database."),
@@ -341,9 +352,12 @@ func describingCommands() []*command {
 			onConn("command|docs", -2, "", cmdCommandDocs, "Documents commands."),
 			onConn("command|list", -2, "", cmdCommandList, "Lists commands."),
 			onConn("command|getkeys", -4, "", cmdCommandGetKeys, "Returns the keys among arguments."),
-			onConn("command|getkeysandflags", -4, "", cmdCommandGetKeysAndFlags, "Returns the keys among arguments, and what the command does to each."),
-			helpOf("command", "(no subcommand)", "    Return details about all commands.", "COUNT", "    Return the total number of commands.",
-				"LIST", "    Return a list of all commands.", "INFO [<command-name> ...]", "    Return details about multiple commands.",
+			onConn("command|getkeysandflags", -4, "", cmdCommandGetKeysAndFlags,
+				"Returns the keys among arguments, and what the command does to each."),
+			helpOf("command", "(no subcommand)", "    Return details about all commands.", "COUNT",
+				"    Return the total number of commands.",
+				"LIST", "    Return a list of all commands.", "INFO [<command-name> ...]",
+				"    Return details about multiple commands.",
 				"DOCS [<command-name> ...]", "    Return documentation details about multiple commands.",
 				"GETKEYS <full-command>", "    Return the keys from a full command.",
 				"GETKEYSANDFLAGS <full-command>", "    Return the keys and the access flags from a full command.")),
@@ -353,8 +367,10 @@ func describingCommands() []*command {
 			onConn("config|set", -4, "", cmdConfigSet, "Changes settings that do no harm."),
 			onConn("config|resetstat", 2, "", cmdConfigResetStat, "Sets back what INFO counts; the metrics go on."),
 			onConn("config|rewrite", 2, "", refuse("ERR The server is running without a config file"), "Is refused."),
-			helpOf("config", "GET <pattern>", "    Return parameters matching the glob-like <pattern> and their values.",
-				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT", "    Reset statistics reported by the INFO command.")),
+			helpOf("config", "GET <pattern>",
+				"    Return parameters matching the glob-like <pattern> and their values.",
+				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT",
+				"    Reset statistics reported by the INFO command.")),
 	}
 }
 
@@ -377,14 +393,18 @@ func administrationCommands() []*command {
 			w.Array(0)
 		}, "Returns master: every gateway takes writes."),
 		onConn("lolwut", -1, "server", cmdLolwut, "Says who is here."),
-		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.g.started.Unix()) }, "Returns the gateway's start: nothing is saved."),
+		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) {
+			w.Int(c.g.started.Unix())
+		}, "Returns the gateway's start: nothing is saved."),
 	}
 }
 
 // The number of a command is its place here; the metrics count by it.
 func init() {
-	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), slowLogCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
+	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(),
+		connectionCommands(), describingCommands(),
+		administrationCommands(), slowLogCommands(), sortedSetCommands(), geoCommands(), listCommands(),
+		scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
 		sortCommands(), pubsubCommands(), streamCommands(), clusterCommands())
 	for _, c := range all {
 		commands[c.name] = c
@@ -428,7 +448,8 @@ func atOnce(c *command) *command     { c.noQueue = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7, and what serves their purpose here.
+// notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7, and what serves their purpose
+// here.
 var notServed = []struct {
 	name    string
 	arity   int
@@ -449,12 +470,14 @@ var notServed = []struct {
 }
 
 const (
-	toFiles  = "a gateway keeps nothing that it could save; kvctl export writes a namespace to files, and kvctl import reads them"
-	toFollow = "a gateway has nothing to replicate; kvctl export writes a namespace to files, and kvctl mirror keeps another store up to date"
-	toCopy   = "a gateway has nothing to replicate; memory nodes keep the copies (kvctl namespace set NAME --replicas N), and kvctl mirror copies from and to another store"
+	toFiles = "a gateway keeps nothing that it could save; kvctl export writes a namespace to files, and kvctl " +
+		"import reads them"
+	toFollow = "a gateway has nothing to replicate; kvctl export writes a namespace to files, and kvctl mirror keeps " +
+		"another store up to date"
+	toCopy = "a gateway has nothing to replicate; memory nodes keep the copies (kvctl namespace set NAME " +
+		"--replicas N), and kvctl mirror copies from and to another store"
 )
 
-// notHere is the reply to a command that kvd does not serve.
 func (cmd *command) notHere() string {
 	if cmd.instead == "" {
 		return "ERR kvd does not support '" + cmd.name + "'"

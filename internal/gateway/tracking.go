@@ -1,26 +1,23 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // tracker is how a connection's client caches (CLIENT TRACKING). It does not change, but for broken.
 // The connection's goroutine makes it, and makes another one for each change; others read it.
 type tracker struct {
-	// The client hears of what it reads, only when it says so before each command (OPTIN), or unless it says so (OPTOUT), or of all keys with
-	// its prefixes (BCAST).
+	// The client hears of what it reads, only when it says so before each command (OPTIN), or unless it says so
+	// (OPTOUT), or of all keys with its prefixes (BCAST).
 	redirect             int64 // the connection that hears of it, 0: this one
 	bcast, optIn, optOut bool
 	noLoop               bool        // it does not hear of its own writes
@@ -49,10 +46,10 @@ const (
 	cachingNo
 )
 
-// trackTable knows which clients cache what. Its keys are those that clients without BCAST have read, each with the version that
-// they read: writes through this gateway and its peers take them out, and a look at the version now and then finds what
-// was written past them, and what has expired. Lock order: the table before an output.
-// A key's life in it: enterKey before the read, setVersion after it, and invalidation, which takes it out; a client that reads it again
+// trackTable knows which clients cache what. Its keys are those that clients without BCAST have read, each with the
+// version that they read: writes through this gateway and its peers take them out, and a look at the version now and
+// then finds what was written past them, and what has expired. Lock order: the table before an output. A key's life in
+// it: enterKey before the read, setVersion after it, and invalidation, which takes it out; a client that reads it again
 // enters it again, as in Redis.
 type trackTable struct {
 	clients atomic.Int32   // that have a tracker; for a look without a lock
@@ -110,8 +107,9 @@ func (g *Gateway) tracks() bool { return g.tracked.clients.Load() > 0 || g.o.Pee
 func (g *Gateway) hearsOfWrites() bool { return g.tracks() || g.watchers.any() }
 
 // wrote says that c's client has written keys, or may have.
-// It is called when the store has answered, and before the client's reply is sent: a client that hears of a write and reads again finds
-// it. The peers are told the names without their databases, so that their clients of any database drop them.
+// It is called when the store has answered, and before the client's reply is sent: a client that hears of a write and
+// reads again finds it. The peers are told the names without their databases, so that their clients of any database
+// drop them.
 func (g *Gateway) wrote(c *conn, keys []written) {
 	if len(keys) == 0 { // to peers that would be all keys
 		return
@@ -146,17 +144,16 @@ func (g *Gateway) wroteAll(c *conn) {
 	}
 }
 
-// ---- reading -----------------------------------------------------------------
-
 // tracksReads reports whether the client caches what the command at hand reads.
 // With BCAST nothing is noted at reads: such clients hear of every key with their prefixes.
 func (c *conn) tracksReads() bool {
 	t := c.tracker.Load()
-	return t != nil && !t.bcast && !c.tracksLate && (!t.optIn || c.caching == cachingYes) && (!t.optOut || c.caching != cachingNo)
+	return t != nil && !t.bcast && !c.tracksLate && (!t.optIn || c.caching == cachingYes) &&
+		(!t.optOut || c.caching != cachingNo)
 }
 
-// beginTracking enters the keys that the client is about to cache, before they are read, so that no write in between is missed. Messages that are
-// pushed meanwhile wait for the reply.
+// beginTracking enters the keys that the client is about to cache, before they are read, so that no write in between is
+// missed. Messages that are pushed meanwhile wait for the reply.
 func (b *batch) beginTracking() {
 	if b.c.tracker.Load() == nil {
 		return
@@ -182,7 +179,8 @@ func (b *batch) endTracking() {
 	}
 }
 
-// endTrackingOf notes what was read of one key; a unit that wrote it, or failed, has no version to go by, and the next look decides.
+// endTrackingOf notes what was read of one key; a unit that wrote it, or failed, has no version to go by, and the next
+// look decides.
 func (b *batch) endTrackingOf(u *unit) {
 	version := u.got
 	if u.err != nil || u.kind > read {
@@ -192,7 +190,8 @@ func (b *batch) endTrackingOf(u *unit) {
 }
 
 // enterKey notes that a connection's client caches a key. A table that is full loses others, whose clients are told.
-// Which of the others go is up to the map's order, which is as good as chance. An invalidation too many costs a client one read.
+// Which of the others go is up to the map's order, which is as good as chance. An invalidation too many costs a client
+// one read.
 func (t *trackTable) enterKey(c *conn, db int, key []byte) {
 	t.Lock()
 	defer t.Unlock()
@@ -228,8 +227,8 @@ func (t *trackTable) enterLocked(c *conn, name trackedName) {
 }
 
 // setVersion notes which version of a key was read. Those who read another one before are told.
-// Two clients that read at about the same time may report the older version last; then it is the newer one's client that is told, for
-// nothing, and the next check finds the difference for the other.
+// Two clients that read at about the same time may report the older version last; then it is the newer one's client
+// that is told, for nothing, and the next check finds the difference for the other.
 func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version uint64) {
 	t.Lock()
 	defer t.Unlock()
@@ -251,366 +250,16 @@ func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version
 	k.read, k.version = true, version
 }
 
-// ---- invalidation ------------------------------------------------------------
-
-// invalidate tells those who cache keys, of any database, that they were written; c, whose client wrote them, is nil if that is not known.
-// A writer with NOLOOP is not told of its own writes, and forgets the key all the same, unless its own read keeps it: then
-// it caches the version that it has left. As in Redis a client with BCAST hears of all the keys with a prefix at once, in the order of
-// their names, and others of each by itself.
-func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, keys []written) {
-	t.Lock()
-	defer t.Unlock()
-	for _, k := range keys {
-		// Peers tell names without databases, so a key of that name counts as written in each of them.
-		for db := range g.o.Databases {
-			name := trackedName{db, string(k.name)}
-			if silent := t.invalidateLocked(g, box, c, name); silent && k.read && db == k.db {
-				t.enterLocked(c, name)
-				t.keys[name].read, t.keys[name].version = true, k.version
-			}
-		}
-	}
-	var met []string
-	for prefix := range t.prefixes {
-		if slices.ContainsFunc(keys, func(k written) bool { return bytes.HasPrefix(k.name, []byte(prefix)) }) {
-			met = append(met, prefix)
-		}
-	}
-	slices.Sort(met)
-	for _, prefix := range met {
-		var names [][]byte
-		for _, k := range keys {
-			if bytes.HasPrefix(k.name, []byte(prefix)) {
-				names = append(names, k.name)
-			}
-		}
-		slices.SortFunc(names, bytes.Compare)
-		names = slices.CompactFunc(names, bytes.Equal)
-		for x := range t.prefixes[prefix] {
-			if x != c || !x.tracker.Load().noLoop {
-				t.tell(g, box, x, names...)
-			}
-		}
-	}
-}
-
-// invalidateLocked takes a key out and tells its clients, and reports whether c was one of them and is not told. Messages are pushed with the table's lock held, which keeps them in the order of the writes; a push never waits.
-func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) (silent bool) {
-	k := t.keys[name]
-	if k == nil {
-		return false
-	}
-	t.removeLocked(name, k)
-	for x := range k.conns {
-		delete(t.conns[x], name)
-		if x == c && x.tracker.Load().noLoop {
-			silent = true
-			continue
-		}
-		t.tell(g, box, x, []byte(name.key))
-	}
-	return silent
-}
-
-func (t *trackTable) removeLocked(name trackedName, k *trackedKey) {
-	delete(t.keys, name)
-	t.size -= len(name.key)
-	t.items -= len(k.conns)
-}
-
-// invalidateAll tells everybody that any key may have been written.
-func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
-	t.Lock()
-	defer t.Unlock()
-	clear(t.keys)
-	t.size, t.items = 0, 0
-	for x, own := range t.conns {
-		clear(own)
-		t.tell(g, box, x)
-	}
-}
-
-// tell pushes an invalidation to a connection, or to the one that hears in its place; no keys: of all. A
-// connection of RESP2 can only hear it as a message.
-// The caller holds the table's lock. The connection of redirect may end at any time: then c itself hears of that, once, if it can.
-func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, keys ...[]byte) {
-	tr, to := c.tracker.Load(), c
-	if tr.redirect != 0 {
-		g.mu.Lock()
-		to = g.mu.conns[tr.redirect]
-		g.mu.Unlock()
-		if to == nil {
-			// A client of RESP2 cannot be told; it sees the flag in CLIENT TRACKINGINFO.
-			if tr.broken.Swap(true) || !c.seenP3.Load() {
-				return
-			}
-			w := resp.Writer{Proto: 3}
-			w.Push(2)
-			w.BulkString("tracking-redir-broken")
-			w.Int(tr.redirect)
-			c.out.push(box, w.Bytes())
-			return
-		}
-	}
-	box.begin()
-	w := box.form(to)
-	switch {
-	case to.seenP3.Load():
-		w.Push(2)
-		w.BulkString("invalidate")
-	// As in Redis any subscription of that connection will do: in RESP2 only one that listens can be told.
-	case tr.redirect != 0 && to.listens.Load() > 0:
-		w.Push(3)
-		w.BulkString("message")
-		w.BulkString("__redis__:invalidate")
-	default:
-		return
-	}
-	if len(keys) == 0 {
-		w.Null()
-	} else {
-		w.Array(len(keys))
-		for _, k := range keys {
-			w.Bulk(k)
-		}
-	}
-	to.out.push(box, w.Bytes())
-}
-
-// ---- commands ----------------------------------------------------------------
-
-// stopTracking forgets what the client caches.
-func (c *conn) stopTracking() {
-	t := c.tracker.Load()
-	if t == nil {
-		return
-	}
-	g := c.g
-	x := &g.tracked
-	x.Lock()
-	for name := range x.conns[c] {
-		k := x.keys[name]
-		delete(k.conns, c)
-		if x.items--; len(k.conns) == 0 {
-			x.removeLocked(name, k)
-		}
-	}
-	delete(x.conns, c)
-	for _, p := range t.prefixes {
-		if delete(x.prefixes[p], c); len(x.prefixes[p]) == 0 {
-			delete(x.prefixes, p)
-		}
-	}
-	c.tracker.Store(nil)
-	x.clients.Add(-1)
-	x.Unlock()
-	c.caching = cachingAsUsual
-	g.tellInterest()
-}
-
-// track begins to note what the client caches, or goes on in another way.
-// It waits until the peers have heard, before the client reads anything that it would cache.
-func (c *conn) track(t *tracker) {
-	g := c.g
-	x := &g.tracked
-	x.Lock()
-	if c.tracker.Swap(t) == nil {
-		x.clients.Add(1)
-	}
-	if _, ok := x.conns[c]; !ok {
-		x.conns[c] = nil
-	}
-	for _, p := range t.prefixes {
-		if x.prefixes[p] == nil {
-			x.prefixes[p] = make(map[*conn]struct{})
-		}
-		x.prefixes[p][c] = struct{}{}
-	}
-	// Clients with BCAST have no keys in the table, so there is nothing to look at for them.
-	if !x.checking && !t.bcast && g.ctx.Err() == nil {
-		x.checking = true
-		x.checks.Go(g.checkTracked)
-	}
-	x.Unlock()
-	c.awaitInterest()
-}
-
-// cmdClientTracking reads all options before it changes anything, as Redis does.
-func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
-	t := &tracker{}
-	for i := 3; i < len(args); i++ {
-		more := i+1 < len(args)
-		switch o := args[i]; {
-		case fold(o, "redirect") && more:
-			if t.redirect != 0 {
-				w.Error("ERR A client can only redirect to a single other client")
-				return
-			}
-			i++
-			id, ok := resp.ParseInt(args[i])
-			if !ok {
-				w.Error(errNotInt)
-				return
-			}
-			c.g.mu.Lock()
-			_, ok = c.g.mu.conns[id]
-			c.g.mu.Unlock()
-			if !ok {
-				w.Error("ERR The client ID you want redirect to does not exist")
-				return
-			}
-			t.redirect = id
-		case fold(o, "bcast"):
-			t.bcast = true
-		case fold(o, "optin"):
-			t.optIn = true
-		case fold(o, "optout"):
-			t.optOut = true
-		case fold(o, "noloop"):
-			t.noLoop = true
-		case fold(o, "prefix") && more:
-			i++
-			t.prefixes = append(t.prefixes, string(args[i]))
-		default:
-			w.Error(errSyntax)
-			return
-		}
-	}
-	switch {
-	case fold(args[2], "on"):
-		if bad := t.conflict(c.tracker.Load()); bad != "" {
-			w.Error(bad)
-			return
-		}
-		if bad := c.refusesPrefixes(t); bad != "" {
-			w.Error(bad)
-			return
-		}
-		c.track(t)
-	case fold(args[2], "off"):
-		c.stopTracking()
-	default:
-		w.Error(errSyntax)
-		return
-	}
-	w.OK()
-}
-
-// maxPrefixes bounds those of a connection, which has none in common with itself.
-const maxPrefixes = 1024
-
-// conflict is why t cannot follow was, which is nil for a client that begins to cache. It completes t's prefixes.
-// The texts are Redis's. Prefixes that overlap are refused, so that no client hears of a key twice.
-func (t *tracker) conflict(was *tracker) string {
-	const again = " mode before disabling tracking for this client, and then re-enabling it with a different mode."
-	switch {
-	case len(t.prefixes) > 0 && !t.bcast:
-		return "ERR PREFIX option requires BCAST mode to be enabled"
-	case was != nil && was.bcast != t.bcast:
-		return "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode."
-	case t.bcast && (t.optIn || t.optOut):
-		return "ERR OPTIN and OPTOUT are not compatible with BCAST"
-	case t.optIn && t.optOut:
-		return "ERR You can't specify both OPTIN mode and OPTOUT mode"
-	case was != nil && (t.optIn && was.optOut || t.optOut && was.optIn):
-		return "ERR You can't switch OPTIN/OPTOUT" + again
-	case !t.bcast:
-		return ""
-	}
-	var have []string
-	if was != nil {
-		have = was.prefixes
-	}
-	for i, p := range t.prefixes {
-		for _, q := range have {
-			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with an existing prefix '" + clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
-			}
-		}
-		for _, q := range t.prefixes[i+1:] {
-			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
-				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with another provided prefix '" + clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
-			}
-		}
-	}
-	if len(t.prefixes) == 0 && len(have) == 0 {
-		t.prefixes = []string{""}
-	}
-	t.prefixes = slices.Concat(have, t.prefixes)
-	if len(t.prefixes) > maxPrefixes {
-		return "ERR kvd: more than 1024 prefixes"
-	}
-	return ""
-}
-
-// cmdClientCaching holds for the next command alone, or for the transaction that begins with it; dispatch ends it.
-func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) {
-	t := c.tracker.Load()
-	switch {
-	case t == nil:
-		w.Error("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled")
-	case fold(args[2], "yes") && t.optIn:
-		c.caching = cachingYes
-		w.OK()
-	case fold(args[2], "yes"):
-		w.Error("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
-	case fold(args[2], "no") && t.optOut:
-		c.caching = cachingNo
-		w.OK()
-	case fold(args[2], "no"):
-		w.Error("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
-	default:
-		w.Error(errSyntax)
-	}
-}
-
-func cmdClientGetRedir(c *conn, w *resp.Writer, _ [][]byte) {
-	if t := c.tracker.Load(); t != nil {
-		w.Int(t.redirect)
-	} else {
-		w.Int(-1)
-	}
-}
-
-func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) {
-	t := c.tracker.Load()
-	flags, redirect, prefixes := []string{"off"}, int64(-1), []string(nil)
-	if t != nil {
-		flags, redirect = []string{"on"}, t.redirect
-		for _, f := range []struct {
-			is   bool
-			name string
-		}{{t.bcast, "bcast"}, {t.optIn, "optin"}, {c.caching == cachingYes, "caching-yes"}, {t.optOut, "optout"}, {c.caching == cachingNo, "caching-no"},
-			{t.noLoop, "noloop"}, {t.broken.Load(), "broken_redirect"}} {
-			if f.is {
-				flags = append(flags, f.name)
-			}
-		}
-		prefixes = t.prefixes
-	}
-	w.Map(3)
-	w.BulkString("flags")
-	w.Set(len(flags))
-	for _, f := range flags {
-		w.BulkString(f)
-	}
-	w.BulkString("redirect")
-	w.Int(redirect)
-	w.BulkString("prefixes")
-	writeStrings(w, prefixes)
-}
-
-// ---- looking at versions -----------------------------------------------------
-
 // checkTracked looks at the versions of all keys that are cached, in as many steps as they take, once in each
 // Options.TrackingCheck. It ends when no client caches any more.
-// The goroutine belongs to the trackTable; Close waits for it. The steps are spread over the time between two checks, so that the
-// store meets a trickle of lookups and no burst.
+// The goroutine belongs to the trackTable; Close waits for it. The steps are spread over the time between two checks,
+// so that the store meets a trickle of lookups and no burst.
 func (g *Gateway) checkTracked() {
 	for {
 		began := time.Now()
 		names := g.tracked.names()
-		// All steps together take Options.TrackingCheck, if the store is fast enough, and no step is nearer to the one before than that makes it.
+		// All steps together take Options.TrackingCheck, if the store is fast enough, and no step is nearer to the one
+		// before than that makes it.
 		for i, steps := 0, (len(names)+checkBatch-1)/checkBatch; i < steps; i++ {
 			g.checkVersions(names[i*checkBatch : min((i+1)*checkBatch, len(names))])
 			if !g.pause(time.Until(began.Add(g.o.TrackingCheck * time.Duration(i+1) / time.Duration(steps)))) {
@@ -655,9 +304,9 @@ func (t *trackTable) rests() bool {
 	return !t.checking
 }
 
-// checkVersions looks at some keys, and tells of those whose version is another one than the one that was read. A key that cannot
-// be looked at now is left to the next time, unless it was never read.
-// Typed, since collections are cached like other values, and have versions only for those who take them.
+// checkVersions looks at some keys, and tells of those whose version is another one than the one that was read. A key
+// that cannot be looked at now is left to the next time, unless it was never read. Typed, since collections are cached
+// like other values, and have versions only for those who take them.
 func (g *Gateway) checkVersions(names []trackedName) {
 	var box outbox
 	defer box.flush()

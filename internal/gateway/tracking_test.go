@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // eventsOf is what a connection that listens to all events hears of each command, which another one gives.
@@ -266,7 +267,8 @@ GET none`), "\n")
 		o, r := strings.Split(ours, "\n"), strings.Split(theirs, "\n")
 		for i := range min(len(o), len(r)) {
 			if o[i] != r[i] {
-				t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"), strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
+				t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"),
+					strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
 			}
 		}
 	}
@@ -281,12 +283,14 @@ func TestEventSettingLikeRedis(t *testing.T) {
 		for _, p := range []*peer{ours, theirs} {
 			p.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", v)
 		}
-		got, want := ours.do(t, "CONFIG", "GET", "notify-keyspace-events"), theirs.do(t, "CONFIG", "GET", "notify-keyspace-events")
+		got, want := ours.do(t, "CONFIG", "GET", "notify-keyspace-events"),
+			theirs.do(t, "CONFIG", "GET", "notify-keyspace-events")
 		if got != want {
 			t.Errorf("%q: %q, want %q", v, got, want)
 		}
 	}
-	if got := ours.do(t, "CONFIG", "SET", "notify-keyspace-events", "Q"); !strings.HasPrefix(got, "-ERR CONFIG SET failed") {
+	if got := ours.do(t, "CONFIG", "SET", "notify-keyspace-events", "Q"); !strings.HasPrefix(
+		got, "-ERR CONFIG SET failed") {
 		t.Error(got)
 	}
 }
@@ -525,8 +529,10 @@ func TestHelloInMultiLikeRedis(t *testing.T) {
 	sock := startRedis(t)
 	addr := serve(t, Options{Databases: fake()})
 	for _, queue := range []string{
-		"HGETALL h;HELLO 3;HGETALL h", "HGETALL h;HELLO 3;HGETALL g;HGETALL h", "HSET h f 2;HELLO 3 SETNAME me;HGETALL h;HELLO 2;HGETALL h",
-		"HSET h f 3;HELLO 3 SETNAME a#b;HELLO 4;HELLO x;HELLO 3 NOSUCH;HELLO;HGETALL h;HGETALL g", "HELLO 3 AUTH default any;HGETALL h;ZADD z 1 a;ZSCORE z a",
+		"HGETALL h;HELLO 3;HGETALL h", "HGETALL h;HELLO 3;HGETALL g;HGETALL h",
+		"HSET h f 2;HELLO 3 SETNAME me;HGETALL h;HELLO 2;HGETALL h",
+		"HSET h f 3;HELLO 3 SETNAME a#b;HELLO 4;HELLO x;HELLO 3 NOSUCH;HELLO;HGETALL h;HGETALL g",
+		"HELLO 3 AUTH default any;HGETALL h;ZADD z 1 a;ZSCORE z a",
 		"EVAL return(redis.call('hgetall',KEYS[1])) 1 h;HELLO 3;HGETALL h;HELLO 2;HGETALL g",
 	} {
 		said := map[string]string{}
@@ -546,8 +552,8 @@ func TestHelloInMultiLikeRedis(t *testing.T) {
 
 var idOfHello = regexp.MustCompile(`id\r\n:[0-9]+`)
 
-// TestTrackingInMultiLikeRedis: what a transaction says of tracking holds for the commands behind it, and clients with BCAST hear of keys that are
-// written together at once.
+// TestTrackingInMultiLikeRedis: what a transaction says of tracking holds for the commands behind it, and clients with
+// BCAST hear of keys that are written together at once.
 func TestTrackingInMultiLikeRedis(t *testing.T) {
 	sock := startRedis(t)
 	_, body, _ := strings.Cut(strings.TrimSpace(trackingInMulti), "\n")
@@ -573,7 +579,8 @@ func diff(t *testing.T, ours, theirs string) {
 	o, r := strings.Split(ours, "\n"), strings.Split(theirs, "\n")
 	for i := range min(len(o), len(r)) {
 		if o[i] != r[i] {
-			t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"), strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
+			t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"),
+				strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
 		}
 	}
 }
@@ -609,14 +616,19 @@ func TestTrackingRedirect(t *testing.T) {
 			} else {
 				to.hears(t, ">2\r\n"+bulk("invalidate")+"*1\r\n"+bulk("k"))
 			}
-			if list := b.do(t, "CLIENT", "LIST"); !strings.Contains(list, "flags=t ") || !strings.Contains(list, "redir="+id) {
+			if list := b.do(t, "CLIENT", "LIST"); !strings.Contains(list, "flags=t ") ||
+				!strings.Contains(list, "redir="+id) {
 				t.Error(list)
 			}
 			to.Close()
-			eventually(t, "the other connection is gone", func() bool { return !strings.Contains(b.do(t, "CLIENT", "LIST"), "id="+id+" ") })
+			testutil.Until(t, "the other connection is gone", func() bool {
+				return !strings.Contains(b.do(t, "CLIENT", "LIST"), "id="+id+" ")
+			})
 			a.do(t, "GET", "k")
 			b.do(t, "SET", "k", "2")
-			eventually(t, "the broken redirection is told", func() bool { return strings.Contains(a.do(t, "CLIENT", "TRACKINGINFO"), "broken_redirect") })
+			testutil.Until(t, "the broken redirection is told", func() bool {
+				return strings.Contains(a.do(t, "CLIENT", "TRACKINGINFO"), "broken_redirect")
+			})
 		})
 	}
 }
@@ -643,7 +655,8 @@ func TestWritesPastTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	two := []string{string(a.reply(t)), string(a.reply(t))} // a slow machine looks at both at once
-	if want := []string{message("brief"), message("long")}; !slices.Equal(slices.Sorted(slices.Values(two)), slices.Sorted(slices.Values(want))) {
+	if want := []string{message("brief"), message("long")}; !slices.Equal(slices.Sorted(slices.Values(two)),
+		slices.Sorted(slices.Values(want))) {
 		t.Errorf("heard %q, want %q", two, want)
 	}
 	a.want(t, bulk("1"), "GET", "k")
@@ -691,11 +704,14 @@ func TestTrackingTableFull(t *testing.T) {
 		t.Errorf("%d keys, %d items", keys, items)
 	}
 	a.Close()
-	eventually(t, "an empty table", func() bool { keys, items, _ := g.tracked.counts(); return keys == 0 && items == 0 && !g.tracks() })
+	testutil.Until(t, "an empty table", func() bool {
+		keys, items, _ := g.tracked.counts()
+		return keys == 0 && items == 0 && !g.tracks()
+	})
 }
 
-// A client that caches never shows a value for long that was written before it read it: its copy is gone when the writer has its
-// reply and the invalidation has come.
+// A client that caches never shows a value for long that was written before it read it: its copy is gone when the
+// writer has its reply and the invalidation has come.
 func TestCachedReadsAreInvalidated(t *testing.T) {
 	addr := serve(t, Options{Databases: fake(), TrackingCheck: time.Hour})
 	a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
@@ -729,7 +745,8 @@ func TestCachedReadsAreInvalidated(t *testing.T) {
 	<-done
 }
 
-// A key whose expiry was set here is told of when it has expired, and not if it was deleted, kept or given another time before.
+// A key whose expiry was set here is told of when it has expired, and not if it was deleted, kept or given another time
+// before.
 func TestExpiredEvents(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}})
@@ -743,7 +760,8 @@ func TestExpiredEvents(t *testing.T) {
 	p.want(t, ":1\r\n", "PERSIST", "kept")
 	p.want(t, "+OK\r\n", "SET", "replaced", "w")
 	// Keys that somebody else deleted: seen in time the one is none that expires, of the other it cannot be told.
-	for k, at := range map[string]time.Time{"elsewhere": time.Now().Add(time.Hour), "late": time.Now().Add(-time.Millisecond)} {
+	for k, at := range map[string]time.Time{"elsewhere": time.Now().Add(time.Hour),
+		"late": time.Now().Add(-time.Millisecond)} {
 		g.lookAtExpiry(dueKey{trackedName{0, k}, at.UnixMilli(), false})
 	}
 	sub.hears(t, message("__keyevent@0__:expired", "late"))
@@ -752,7 +770,7 @@ func TestExpiredEvents(t *testing.T) {
 	p.want(t, "+OK\r\n", "SET", "b", strings.Repeat("x", 100_000))
 	p.want(t, ":1\r\n", "PEXPIRE", "b", "100")
 	sub.hears(t, message("__keyevent@0__:expired", "b"))
-	eventually(t, "nothing is left to look at", func() bool {
+	testutil.Until(t, "nothing is left to look at", func() bool {
 		g.expiries.Lock()
 		defer g.expiries.Unlock()
 		return len(g.expiries.times) == 0 && len(g.expiries.due) == 0 && !g.expiries.running

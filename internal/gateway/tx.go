@@ -14,8 +14,8 @@ import (
 )
 
 // transaction is what MULTI and WATCH have said.
-// It belongs to the connection, and only what serves that uses it. MULTI and WATCH are independent of each other: a watch may be there
-// without a queue.
+// It belongs to the connection, and only what serves that uses it. MULTI and WATCH are independent of each other: a
+// watch may be there without a queue.
 type transaction struct {
 	queueing bool     // behind MULTI
 	broken   bool     // a command was refused: EXEC must fail
@@ -37,8 +37,8 @@ type queued struct {
 type watch struct {
 	stagedName
 	version uint64
-	// made says that an absent key was there meanwhile; nil: the key was not absent. A key that was made and is gone again is absent as
-	// before, so those who have made it or seen it say so: clients of this gateway, and this client.
+	// made says that an absent key was there meanwhile; nil: the key was not absent. A key that was made and is gone
+	// again is absent as before, so those who have made it or seen it say so: clients of this gateway, and this client.
 	made *atomic.Bool
 }
 
@@ -97,7 +97,6 @@ func (s *watchers) touch(keys []written) {
 	}
 }
 
-// unwatch ends watches.
 func (c *conn) unwatch(watched []watch) {
 	for _, x := range watched {
 		if x.made != nil {
@@ -269,10 +268,10 @@ func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
-// cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one update of the store,
-// in which a watched key is compared, too; any other is staged.
-// An error is that of sending, and ends the connection. The replies null (a watched key has changed) and EXECABORT say that
-// nothing was done; an error of the store says by itself whether it was.
+// cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one
+// update of the store, in which a watched key is compared, too; any other is staged. An error is that of sending, and
+// ends the connection. The replies null (a watched key has changed) and EXECABORT say that nothing was done; an error
+// of the store says by itself whether it was.
 func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	w := &b.w
 	t := &c.tx
@@ -313,7 +312,8 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	}
 	for _, x := range watched {
 		_, u := b.unitOf([]byte(x.name))
-		// A watched key that the queue only reads need not be written: its version is compared when it has been read, which was one instant.
+		// A watched key that the queue only reads need not be written: its version is compared when it has been read,
+		// which was one instant.
 		u.watched, u.version = true, x.version
 		if u.kind = max(u.kind, read); u.kind > read {
 			u.kind = update
@@ -334,9 +334,9 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	return b.replies()
 }
 
-// onOneKey reports whether a transaction and what it watches are about one key, or none, of the connection's database: that takes
-// the store a round trip less than what is staged, which reads first.
-// A queue of nothing but PING and its like counts as one of one key: the batch performs that without asking the store.
+// onOneKey reports whether a transaction and what it watches are about one key, or none, of the connection's database:
+// that takes the store a round trip less than what is staged, which reads first. A queue of nothing but PING and its
+// like counts as one of one key: the batch performs that without asking the store.
 func (c *conn) onOneKey(queue []queued, watched []watch) bool {
 	var name []byte
 	other := func(n []byte) bool {

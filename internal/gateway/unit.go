@@ -21,8 +21,8 @@ func (u *unit) load(it client.Item, present bool) {
 // Each call begins anew, since the store calls again when somebody else was faster: replies of
 // the last call count. A command that needs memory first says so in the key (want), or by a
 // reply that is longer than outRoom; then nothing is written, and performLarge takes the memory.
-// Its calls follow each other, within one client.Do. cur.Value is the store's and good until it returns. Arguments and k.own, to which
-// the new value may refer, stay as they are until Do is over.
+// Its calls follow each other, within one client.Do. cur.Value is the store's and good until it returns. Arguments and
+// k.own, to which the new value may refer, stay as they are until Do is over.
 func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	if u.watched && cur.Version != u.version {
 		return client.Change{}, errWatched
@@ -41,7 +41,8 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		// changed is told for each entry by itself, for its event, and summed up for the unit below.
 		k.changed = false
 		e.cmd.key(k, e.args, &u.out)
-		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present, deleted: !k.present, expires: k.expires, also: k.also}
+		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present,
+			deleted: !k.present, expires: k.expires, also: k.also}
 		k.changed = k.changed || changed
 		if k.want > 0 || u.out.Len() > u.outRoom {
 			return client.Change{}, errRoom

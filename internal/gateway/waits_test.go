@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // waitersOf are commands that wait for a key of each type, and one that makes such a key.
@@ -19,13 +20,14 @@ var waitersOf = []struct {
 	write string
 	waits []string
 }{
-	{"RPUSH k a", []string{"BLPOP k 0", "BRPOP k 0", "BLPOP none k 0", "BLMOVE k other LEFT LEFT 0", "BRPOPLPUSH k other 0", "BLMPOP 0 1 k LEFT"}},
+	{"RPUSH k a", []string{"BLPOP k 0", "BRPOP k 0", "BLPOP none k 0", "BLMOVE k other LEFT LEFT 0",
+		"BRPOPLPUSH k other 0", "BLMPOP 0 1 k LEFT"}},
 	{"ZADD k 1 a", []string{"BZPOPMIN k 0", "BZPOPMAX k 0", "BZPOPMIN none k 0", "BZMPOP 0 1 k MIN"}},
 	{"XADD k 1-1 f v", []string{"XREAD BLOCK 0 STREAMS k 0"}},
 }
 
-// TestWaitersOfOtherTypesLikeRedis: a client that waits for a key of one type is not in the way of those who wait for one of another type,
-// who are served in the order in which they came.
+// TestWaitersOfOtherTypesLikeRedis: a client that waits for a key of one type is not in the way of those who wait for
+// one of another type, who are served in the order in which they came.
 func TestWaitersOfOtherTypesLikeRedis(t *testing.T) {
 	theirs := startRedis(t)
 	ours := serve(t, Options{Databases: []Database{{"default", newStore(t)}}})
@@ -49,7 +51,8 @@ func TestWaitersOfOtherTypesLikeRedis(t *testing.T) {
 	}
 }
 
-// othersServed is what clients are told of whom the first waits as a says and two more as b says, when writes for b come, and then one for a.
+// othersServed is what clients are told of whom the first waits as a says and two more as b says, when writes for b
+// come, and then one for a.
 func othersServed(t *testing.T, network, addr, writeA, a, writeB, b string) string {
 	w := dial(t, network, addr)
 	defer w.Close()
@@ -61,7 +64,7 @@ func othersServed(t *testing.T, network, addr, writeA, a, writeB, b string) stri
 		p := dial(t, network, addr)
 		defer p.Close()
 		p.send(t, strings.Fields(cmd))
-		eventually(t, "it waits", func() bool {
+		testutil.Until(t, "it waits", func() bool {
 			return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", i+1))
 		})
 		ps = append(ps, p)
@@ -128,13 +131,14 @@ var takers = [][2]string{
 	{"XADD k 1-1 f v", "XREADGROUP GROUP g me BLOCK 0 STREAMS k >"},
 }
 
-// TestTakenForWhoHasGone: what a client takes that goes at this moment stays where it was, and is had by who waits behind it. It may go before
-// the step that takes the element, while that is under way, and behind it.
+// TestTakenForWhoHasGone: what a client takes that goes at this moment stays where it was, and is had by who waits
+// behind it. It may go before the step that takes the element, while that is under way, and behind it.
 func TestTakenForWhoHasGone(t *testing.T) {
 	for _, when := range []string{"before", "during", "behind"} {
 		for _, c := range takers {
 			t.Run(when+" "+c[1], func(t *testing.T) {
-				store := &pausedStore{Store: clienttest.New(clienttest.Options{}), after: when == "behind", trying: make(chan struct{}), release: make(chan struct{})}
+				store := &pausedStore{Store: clienttest.New(clienttest.Options{}), after: when == "behind",
+					trying: make(chan struct{}), release: make(chan struct{})}
 				addr, g := start(t, Options{Databases: []Database{{"default", store}}})
 				w := dial(t, "tcp", addr)
 				w.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", "KA")
@@ -170,7 +174,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					blocked(t, g, int64(i+1))
 				}
 				var c0 *conn
-				eventually(t, "they wait", func() bool {
+				testutil.Until(t, "they wait", func() bool {
 					var first *waiter
 					g.waits.mu.Lock()
 					if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil && len(k.lines[0].queue) == 2 {
@@ -186,7 +190,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 				})
 				gone := func() {
 					p.Close()
-					eventually(t, "it has gone", func() bool { return c0.link.PeerGone() })
+					testutil.Until(t, "it has gone", func() bool { return c0.link.PeerGone() })
 				}
 				if when == "before" {
 					// The look at the key is held up, since the client that waits is woken by its end, too.
@@ -210,7 +214,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					gone()
 					store.release <- struct{}{}
 				}
-				eventually(t, "it waits no longer", func() bool { return c0.blocked.Load() == nil })
+				testutil.Until(t, "it waits no longer", func() bool { return c0.blocked.Load() == nil })
 				if n := store.steps.Load() - steps; when != "before" && n < 2 {
 					t.Fatal("what it took was not put back")
 				}
@@ -231,7 +235,8 @@ func TestTakenForWhoHasGone(t *testing.T) {
 	}
 }
 
-// TestWatchOfAbsentKeysLikeRedis: EXEC does nothing if a key that was absent when it was watched has been made meanwhile, though it is absent again.
+// TestWatchOfAbsentKeysLikeRedis: EXEC does nothing if a key that was absent when it was watched has been made
+// meanwhile, though it is absent again.
 func TestWatchOfAbsentKeysLikeRedis(t *testing.T) {
 	theirs := startRedis(t)
 	ours := serve(t, Options{Databases: fake()})
@@ -323,7 +328,8 @@ b: SET k 1|b: DEL k|a: MULTI|a: DISCARD|a: WATCH k
 b: SET k 1|b: DEL k|a: MULTI|a: EXEC
 `
 
-// TestWatchedKeysSeen: a watched key that was made past the gateway and is gone again has changed for whoever has seen it.
+// TestWatchedKeysSeen: a watched key that was made past the gateway and is gone again has changed for whoever has seen
+// it.
 func TestWatchedKeysSeen(t *testing.T) {
 	db := clienttest.New(clienttest.Options{})
 	addr, g := start(t, Options{Databases: []Database{{"cache", db}}})
@@ -334,8 +340,10 @@ func TestWatchedKeysSeen(t *testing.T) {
 			value = bytes.Repeat(value, 300_000)
 		}
 		for _, look := range []string{
-			"GET k", "EXISTS k", "TYPE k", "TTL k", "STRLEN k", "SETNX k 2", "SET k 2 NX", "SET k 2 NX GET", "LPUSH k 1", "MGET other k", "MSETNX k 1 other 2",
-			"SINTERCARD 2 other k", "EVAL return(redis.call('strlen',KEYS[1])) 1 k", "EVAL redis.call('mget','k','other') 0", "GET other;GET k;EXISTS other",
+			"GET k", "EXISTS k", "TYPE k", "TTL k", "STRLEN k", "SETNX k 2", "SET k 2 NX", "SET k 2 NX GET",
+			"LPUSH k 1", "MGET other k", "MSETNX k 1 other 2",
+			"SINTERCARD 2 other k", "EVAL return(redis.call('strlen',KEYS[1])) 1 k",
+			"EVAL redis.call('mget','k','other') 0", "GET other;GET k;EXISTS other",
 		} {
 			p.want(t, "+OK\r\n", "WATCH", "k")
 			if _, err := db.Put(t.Context(), []byte("k"), value, client.PutOptions{}); err != nil {
@@ -359,7 +367,7 @@ func TestWatchedKeysSeen(t *testing.T) {
 	}
 	p.want(t, "+OK\r\n", "WATCH", "k", "l")
 	p.Close()
-	eventually(t, "nothing is left of it", func() bool { return !g.watchers.any() })
+	testutil.Until(t, "nothing is left of it", func() bool { return !g.watchers.any() })
 	if len(g.watchers.mu.keys) > 0 {
 		t.Error("a key is watched by nobody")
 	}

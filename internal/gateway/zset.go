@@ -15,8 +15,8 @@ import (
 	"github.com/kvd-project/kvd/internal/units"
 )
 
-// Sorted sets. A set is parsed where a command begins, and nothing behind that can fail but for want of room. Replies, and the
-// order in which arguments are looked at, are those of t_zset.c.
+// Sorted sets. A set is parsed where a command begins, and nothing behind that can fail but for want of room. Replies,
+// and the order in which arguments are looked at, are those of t_zset.c.
 
 const (
 	errMinMax    = "ERR min or max is not a float"
@@ -24,37 +24,65 @@ const (
 	errPositive  = "ERR value is out of range, must be positive"
 )
 
-// sortedSetCommands are those on one sorted set.
 func sortedSetCommands() []*command {
 	list := []*command{
 		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
 		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
 		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
-		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byRank) }, "Removes a range of ranks."),
-		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byScore) }, "Removes a range of scores."),
-		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byLex) }, "Removes a range of members of equal score."),
-		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zpop(k, args, w, false) }, "Removes the members of lowest score and returns them."),
-		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zpop(k, args, w, true) }, "Removes the members of highest score and returns them."),
+		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			zremRange(k, args, w, byRank)
+		}, "Removes a range of ranks."),
+		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			zremRange(k, args, w, byScore)
+		}, "Removes a range of scores."),
+		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			zremRange(k, args, w, byLex)
+		}, "Removes a range of members of equal score."),
+		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			zpop(k, args, w, false)
+		}, "Removes the members of lowest score and returns them."),
+		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) {
+			zpop(k, args, w, true)
+		}, "Removes the members of highest score and returns them."),
 		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
-		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zcount(k, args, w, byScore) }, "Counts a range of scores."),
-		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zcount(k, args, w, byLex) }, "Counts a range of members of equal score."),
+		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zcount(k, args, w, byScore)
+		}, "Counts a range of scores."),
+		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zcount(k, args, w, byLex)
+		}, "Counts a range of members of equal score."),
 		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
 		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
-		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrank(k, args, w, false) }, "Returns the rank of a member, from the lowest score on."),
-		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrank(k, args, w, true) }, "Returns the rank of a member, from the highest score on."),
-		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{auto: true}) }, "Returns a range of ranks, scores or members."),
-		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{rev: true}) }, "Returns a range of ranks, from the highest score on."),
-		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byScore}) }, "Returns a range of scores."),
-		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byScore, rev: true}) }, "Returns a range of scores, from the highest on."),
-		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byLex}) }, "Returns a range of members of equal score."),
-		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byLex, rev: true}) }, "Returns a range of members of equal score, from the last on."),
+		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrank(k, args, w, false)
+		}, "Returns the rank of a member, from the lowest score on."),
+		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrank(k, args, w, true)
+		}, "Returns the rank of a member, from the highest score on."),
+		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{auto: true})
+		}, "Returns a range of ranks, scores or members."),
+		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{rev: true})
+		}, "Returns a range of ranks, from the highest score on."),
+		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{by: byScore})
+		}, "Returns a range of scores."),
+		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{by: byScore, rev: true})
+		}, "Returns a range of scores, from the highest on."),
+		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{by: byLex})
+		}, "Returns a range of members of equal score."),
+		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) {
+			zrange(k, args, w, zquery{by: byLex, rev: true})
+		}, "Returns a range of members of equal score, from the last on."),
 		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
 		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
 	}
 	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
 }
 
-// inGroup makes commands part of a group of COMMAND DOCS.
 func inGroup(group string, list []*command) []*command {
 	for _, c := range list {
 		c.group = group
@@ -79,9 +107,9 @@ func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool
 	return z, true
 }
 
-// changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is left. If it could not,
-// the command is to be given up: it has replied, or the key says how much room it wants.
-// drop and add are as in collection.ZSet.AppendChanged. The expiry stays.
+// changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is
+// left. If it could not, the command is to be given up: it has replied, or the key says how much room it wants. drop
+// and add are as in collection.ZSet.AppendChanged. The expiry stays.
 func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
 	// Only how many are left decides whether there is a key; what they are, AppendChanged finds out.
 	left := z.Len() + len(add)
@@ -126,8 +154,6 @@ func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
 	}
 	return true
 }
-
-// ---- members -------------------------------------------------------------------
 
 // cmdZCard reads the number of members, which the encoding has, though the store reads all of the value.
 func cmdZCard(k *key, args [][]byte, w *resp.Writer) {
@@ -203,9 +229,6 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(len(drop)))
 }
 
-// ---- ZADD ----------------------------------------------------------------------
-
-// zaddArgs are the options of ZADD.
 type zaddArgs struct {
 	nx, xx, gt, lt, ch, incr bool
 	scores                   []float64
@@ -259,8 +282,8 @@ func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
 	return ""
 }
 
-// cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the score, or null
-// if the options forbade it.
+// cmdZAdd replies with how many members are new, with CH how many are new or have another score, and with INCR with the
+// score, or null if the options forbade it.
 func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseZAdd(args[2:])
 	if bad != "" {
@@ -316,9 +339,9 @@ func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok b
 	return false, true, false, true
 }
 
-// zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set of
-// all that has changed.
-// If one of the sums is no number nothing is changed. The cost is that of the whole set, once, however many members there are.
+// zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set
+// of all that has changed. If one of the sums is no number nothing is changed. The cost is that of the whole set, once,
+// however many members there are.
 func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	z, ok := k.sortedSet(name, w)
 	if !ok {
@@ -334,7 +357,8 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	for i, name := range a.members {
 		m := &list[i]
 		m.at = places[i]
-		// A member that is named again goes on from what its first mention has made of it, as if the commands had been two.
+		// A member that is named again goes on from what its first mention has made of it, as if the commands had been
+		// two.
 		if first != nil {
 			if j, again := first[string(name)]; again {
 				m = &list[j]
@@ -385,12 +409,11 @@ func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
 	}
 }
 
-// ---- chance, and SCAN ----------------------------------------------------------
-
 // maxRandomBytes bounds the reply for members that may come again and again, since their number is the client's.
 const maxRandomBytes = collection.MaxLen
 
-// cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps again.
+// cmdZRandMember with a positive count gives different members, and with a negative one so many, some of them perhaps
+// again.
 func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
 	if len(args) == 2 {
 		z, ok := k.sortedSet(args[1], w)
@@ -452,7 +475,8 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 	}
 }
 
-// cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT choose.
+// cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT
+// choose.
 func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
 	a, ok := k.scanOf(client.SortedSet, args, w)
 	if !ok {

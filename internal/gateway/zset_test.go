@@ -18,8 +18,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// shelf performs commands on keys in memory, as a transaction over any of them would, and without a store: it shows what a
-// command does that a store may refuse.
+// shelf performs commands on keys in memory, as a transaction over any of them would, and without a store: it shows
+// what a command does that a store may refuse.
 type shelf struct {
 	t   *staged
 	w   resp.Writer
@@ -29,7 +29,8 @@ type shelf struct {
 func newShelf(proto int, names ...string) *shelf {
 	g := &Gateway{dbs: make([]database, 1)}
 	g.o.MaxValueBytes = client.MaxValueLen
-	s := &shelf{t: &staged{c: &conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)}, find: make(map[stagedName]*stagedKey), now: 1e12}, all: names}
+	s := &shelf{t: &staged{c: &conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)},
+		find: make(map[stagedName]*stagedKey), now: 1e12}, all: names}
 	s.w.Proto = proto
 	for _, n := range names {
 		k := s.t.newKey(0, n)
@@ -72,28 +73,34 @@ const zkeys = 6
 func (g zgen) pick(s ...string) string { return s[g.IntN(len(s))] }
 func (g zgen) key() string             { return "z" + strconv.Itoa(g.IntN(zkeys)) }
 func (g zgen) member() string {
-	return g.pick("a", "b", "c", "d", "e", "f", "g", "1", "2", "10", "", "A", "hello world", "\x00\r\n", "é", "-", "+", strconv.Itoa(g.IntN(300)), strconv.Itoa(g.IntN(30)))
+	return g.pick("a", "b", "c", "d", "e", "f", "g", "1", "2", "10", "", "A", "hello world", "\x00\r\n", "é", "-", "+",
+		strconv.Itoa(g.IntN(300)), strconv.Itoa(g.IntN(30)))
 }
 
 func (g zgen) score() string {
 	if g.IntN(3) > 0 {
 		return strconv.Itoa(g.IntN(20) - 5)
 	}
-	return g.pick("0", "-0", "1.5", "0.1", "3.0e3", "1e300", "-1e300", "inf", "-inf", "+inf", "Infinity", "nan", "1e400", "1e-400", "abc", "", " 1", "1 ", "0x10", "0x1p-3", "1_0",
-		"5e-324", "123456789.123456789", "4503599627370497", "12345678901234567890", "1e17", "0.30000000000000004", "1e16", "1e21", "-1.7976931348623157e308", "1.", ".5", ".", "+5", "--5", "1e", "3.14159265358979",
+	return g.pick("0", "-0", "1.5", "0.1", "3.0e3", "1e300", "-1e300", "inf", "-inf", "+inf", "Infinity", "nan",
+		"1e400", "1e-400", "abc", "", " 1", "1 ", "0x10", "0x1p-3", "1_0",
+		"5e-324", "123456789.123456789", "4503599627370497", "12345678901234567890", "1e17", "0.30000000000000004",
+		"1e16", "1e21", "-1.7976931348623157e308", "1.", ".5", ".", "+5", "--5", "1e", "3.14159265358979",
 		strconv.FormatFloat(g.NormFloat64()*math.Pow(10, float64(g.IntN(40)-20)), 'g', -1, 64))
 }
 
 func (g zgen) bound() string {
-	return g.pick("", "", "(") + g.pick("-inf", "+inf", "0", "1", "5", "-3", "10", "inf", "1.5", "nan", "", "abc", " 2", "2 ", "1e400", "-1e400", "3\x00x", "(1", "0x3")
+	return g.pick("", "", "(") + g.pick("-inf", "+inf", "0", "1", "5", "-3", "10", "inf", "1.5", "nan", "", "abc", " 2",
+		"2 ", "1e400", "-1e400", "3\x00x", "(1", "0x3")
 }
 
 func (g zgen) lex() string {
-	return g.pick("-", "+", "[", "(", "[a", "(a", "[c", "(c", "[f", "(g", "[b", "a", "", "--", "[1", "(10", "[\xff", "[hello", "(-")
+	return g.pick("-", "+", "[", "(", "[a", "(a", "[c", "(c", "[f", "(g", "[b", "a", "", "--", "[1", "(10", "[\xff",
+		"[hello", "(-")
 }
 
 func (g zgen) index() string {
-	return g.pick("0", "1", "2", "-1", "-2", "5", "10", "-10", "1000", "-1000", "9223372036854775807", "-9223372036854775808", "abc", "1.5", "", "+1")
+	return g.pick("0", "1", "2", "-1", "-2", "5", "10", "-10", "1000", "-1000", "9223372036854775807",
+		"-9223372036854775808", "abc", "1.5", "", "+1")
 }
 
 func (g zgen) some(n int, f func() string) (list []string) {
@@ -111,7 +118,8 @@ func (g zgen) options(list ...string) (out []string) {
 }
 
 func (g zgen) limit() string {
-	return "LIMIT " + g.pick("0", "1", "2", "-1", "5", "x", "1000") + " " + g.pick("0", "1", "2", "-1", "5", "-5", "x", "9223372036854775807")
+	return "LIMIT " + g.pick("0", "1", "2", "-1", "5", "x", "1000") + " " + g.pick("0", "1", "2", "-1", "5", "-5", "x",
+		"9223372036854775807")
 }
 
 func (g zgen) command() []string {
@@ -167,20 +175,26 @@ func (g zgen) command() []string {
 	case 16:
 		return []string{g.pick("ZRANK", "ZREVRANK"), k, g.member()}
 	case 17, 18:
-		return append([]string{g.pick("ZRANGE", "ZREVRANGE"), k, g.index(), g.index()}, g.options("withscores", "REV", "WITHSCORES", g.limit(), "foo")...)
+		return append([]string{g.pick("ZRANGE", "ZREVRANGE"), k, g.index(), g.index()},
+			g.options("withscores", "REV", "WITHSCORES", g.limit(), "foo")...)
 	case 19, 20:
-		return append([]string{"ZRANGE", k, g.bound(), g.bound(), "BYSCORE"}, g.options("withscores", "REV", g.limit(), "limit 1", "bylex")...)
+		return append([]string{"ZRANGE", k, g.bound(), g.bound(), "BYSCORE"},
+			g.options("withscores", "REV", g.limit(), "limit 1", "bylex")...)
 	case 21:
-		return append([]string{g.pick("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"), k, g.bound(), g.bound()}, g.options("withscores", g.limit(), "rev", "WITHSCORES")...)
+		return append([]string{g.pick("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"), k, g.bound(), g.bound()},
+			g.options("withscores", g.limit(), "rev", "WITHSCORES")...)
 	case 22:
-		return append([]string{"ZRANDMEMBER", k}, g.options("1", "-3", "1000", "withscores", "0", "abc", "-9223372036854775808", "5", "-4611686018427387905 withscores")...)
+		return append([]string{"ZRANDMEMBER", k}, g.options("1", "-3", "1000", "withscores", "0", "abc",
+			"-9223372036854775808", "5", "-4611686018427387905 withscores")...)
 	case 23:
-		return append([]string{"ZSCAN", k, g.pick("0", "0", "0", "abc", "")}, g.options("COUNT 1000", "match *", "MATCH 1*", "count 0", "count", "foo 1", "count x")...)
+		return append([]string{"ZSCAN", k, g.pick("0", "0", "0", "abc", "")},
+			g.options("COUNT 1000", "match *", "MATCH 1*", "count 0", "count", "foo 1", "count x")...)
 	case 24:
 		return g.store(k)
 	case 25, 26:
 		name := g.pick("ZUNION", "ZINTER", "ZDIFF", "ZINTERCARD")
-		return append(append([]string{name}, g.sources()...), g.combineOptions("withscores", "limit 2", "LIMIT 0", "limit -1", "limit x")...)
+		return append(append([]string{name}, g.sources()...), g.combineOptions("withscores", "limit 2", "LIMIT 0",
+			"limit -1", "limit x")...)
 	case 27:
 		return []string{"OBJECT", "ENCODING", k}
 	case 28:
@@ -193,9 +207,13 @@ func (g zgen) command() []string {
 			return a
 		}
 		if g.IntN(4) == 0 {
-			return []string{"BZMPOP", g.pick("0.001", "x"), "1", names[0], g.pick("min", "MAX"), "count", g.pick("2", "0", "x")}
+			return []string{"BZMPOP", g.pick("0.001", "x"), "1", names[0], g.pick("min", "MAX"), "count",
+				g.pick("2", "0", "x")}
 		}
-		return append(append([]string{"ZMPOP", g.pick(strconv.Itoa(len(names)), strconv.Itoa(len(names)), "0", "x", "9")}, names...), append([]string{g.pick("MIN", "max", "foo")}, g.options("COUNT 2", "count 0", "count x", "COUNT 100")...)...)
+		return append(append(
+			[]string{"ZMPOP", g.pick(strconv.Itoa(len(names)), strconv.Itoa(len(names)), "0", "x", "9")}, names...),
+			append([]string{g.pick("MIN", "max", "foo")},
+				g.options("COUNT 2", "count 0", "count x", "COUNT 100")...)...)
 	case 29:
 		return []string{g.pick("EXPIRE", "PERSIST"), k, "100000"}[:2+g.IntN(2)]
 	default:
@@ -206,11 +224,13 @@ func (g zgen) command() []string {
 // sources is a number and so many keys, most often.
 func (g zgen) sources() []string {
 	names := g.some(1+g.IntN(4), g.key)
-	return append([]string{g.pick(strconv.Itoa(len(names)), strconv.Itoa(len(names)), strconv.Itoa(len(names)), "0", "-1", "x", "20")}, names...)
+	return append([]string{g.pick(strconv.Itoa(len(names)), strconv.Itoa(len(names)), strconv.Itoa(len(names)), "0",
+		"-1", "x", "20")}, names...)
 }
 
 func (g zgen) combineOptions(more ...string) []string {
-	return g.options(append(more, "weights 1 2", "WEIGHTS 2.5", "weights 1 2 3", "weights x", "weights inf", "weights -1 0.1", "aggregate sum", "AGGREGATE MIN", "aggregate max", "aggregate foo", "aggregate")...)
+	return g.options(append(more, "weights 1 2", "WEIGHTS 2.5", "weights 1 2 3", "weights x", "weights inf",
+		"weights -1 0.1", "aggregate sum", "AGGREGATE MIN", "aggregate max", "aggregate foo", "aggregate")...)
 }
 
 func (g zgen) store(k string) []string {
@@ -219,7 +239,8 @@ func (g zgen) store(k string) []string {
 		src := g.key()
 		switch g.IntN(3) {
 		case 0:
-			return append([]string{"ZRANGESTORE", k, src, g.bound(), g.bound(), "byscore"}, g.options(g.limit(), "rev", "withscores")...)
+			return append([]string{"ZRANGESTORE", k, src, g.bound(), g.bound(), "byscore"},
+				g.options(g.limit(), "rev", "withscores")...)
 		case 1:
 			return []string{"ZRANGESTORE", k, "lex", "[a", "+", "bylex"}
 		}
@@ -246,9 +267,11 @@ func (g zgen) lexical() []string {
 	case 3:
 		return []string{"ZLEXCOUNT", k, g.lex(), g.lex()}
 	case 4, 5:
-		return append([]string{g.pick("ZRANGEBYLEX", "ZREVRANGEBYLEX"), k, g.lex(), g.lex()}, g.options(g.limit(), "withscores", "rev")...)
+		return append([]string{g.pick("ZRANGEBYLEX", "ZREVRANGEBYLEX"), k, g.lex(), g.lex()},
+			g.options(g.limit(), "withscores", "rev")...)
 	}
-	return append([]string{"ZRANGE", k, g.lex(), g.lex(), "bylex"}, g.options(g.limit(), "rev", "withscores", "byscore")...)
+	return append([]string{"ZRANGE", k, g.lex(), g.lex(), "bylex"},
+		g.options(g.limit(), "rev", "withscores", "byscore")...)
 }
 
 // distances is a key whose scores may differ in their last digits, since sine and cosine are rounded otherwise there.
@@ -278,18 +301,21 @@ func (g zgen) lat() string {
 func (g zgen) place() string { return "p" + strconv.Itoa(g.IntN(120)) }
 
 func (g zgen) radius() []string {
-	return []string{strconv.FormatFloat(math.Pow(10, g.Float64()*8), 'f', 3, 64), g.pick("m", "km", "FT", "mi", "m", "m", "parsec")}
+	return []string{strconv.FormatFloat(math.Pow(10, g.Float64()*8), 'f', 3, 64),
+		g.pick("m", "km", "FT", "mi", "m", "m", "parsec")}
 }
 
 // geo commands search keys of their own: positions that are equally far away come in any order.
 func (g zgen) geo(k string) []string {
 	if g.IntN(5) == 0 {
-		return append([]string{g.pick("GEOPOS", "GEOHASH", "GEODIST"), k}, g.some(2, g.member)...) // any score is a position
+		// any score is a position
+		return append([]string{g.pick("GEOPOS", "GEOHASH", "GEODIST"), k}, g.some(2, g.member)...)
 	}
 	k = "g" + strconv.Itoa(g.IntN(2))
 	to := "g" + strconv.Itoa(g.IntN(3))
 	options := func(more ...string) []string {
-		return g.options(append(more, "WITHDIST", "withhash", "WITHCOORD", "asc", "DESC", "count 5", "COUNT 3 ANY", "any", "count 0", "count x", "asc withdist", "asc withcoord withhash")...)
+		return g.options(append(more, "WITHDIST", "withhash", "WITHCOORD", "asc", "DESC", "count 5", "COUNT 3 ANY",
+			"any", "count 0", "count x", "asc withdist", "asc withcoord withhash")...)
 	}
 	switch g.IntN(9) {
 	case 0, 1, 2:
@@ -303,13 +329,16 @@ func (g zgen) geo(k string) []string {
 	case 4:
 		return append([]string{g.pick("GEOPOS", "GEOHASH"), k}, g.some(1+g.IntN(4), g.place)...)
 	case 5:
-		a := append(append([]string{g.pick("GEORADIUS", "GEORADIUS_RO"), k, g.lon(), g.lat()}, g.radius()...), options()...)
+		a := append(append([]string{g.pick("GEORADIUS", "GEORADIUS_RO"), k, g.lon(), g.lat()}, g.radius()...),
+			options()...)
 		if g.IntN(4) == 0 {
-			return append(append([]string{"GEORADIUS", k, g.lon(), g.lat()}, g.radius()...), append(options(), g.storeTo(to)...)...)
+			return append(append([]string{"GEORADIUS", k, g.lon(), g.lat()}, g.radius()...),
+				append(options(), g.storeTo(to)...)...)
 		}
 		return a
 	case 6:
-		return append(append([]string{g.pick("GEORADIUSBYMEMBER", "GEORADIUSBYMEMBER_RO"), k, g.place()}, g.radius()...), options()...)
+		return append(append([]string{g.pick("GEORADIUSBYMEMBER", "GEORADIUSBYMEMBER_RO"), k, g.place()},
+			g.radius()...), options()...)
 	case 7:
 		a := []string{"GEOSEARCH", k}
 		if g.IntN(5) == 0 {
@@ -384,7 +413,8 @@ func TestSortedSetsLikeRedis(t *testing.T) {
 			script = append(script, fmt.Sprintf("%.200q", c))
 			got, want := s.do(t, c...), []byte(theirs.do(t, c...))
 			if !alikeZ(c, got, want) {
-				t.Errorf("seed %d, RESP%d: %.300q\n got %.400q\nwant %.400q\nafter\n%s", seed, proto, c, got, want, strings.Join(script[max(0, len(script)-4):], "\n"))
+				t.Errorf("seed %d, RESP%d: %.300q\n got %.400q\nwant %.400q\nafter\n%s", seed, proto, c, got, want,
+					strings.Join(script[max(0, len(script)-4):], "\n"))
 				if bad++; bad > 8 {
 					t.FailNow()
 				}
@@ -437,7 +467,8 @@ func TestSortedSets(t *testing.T) {
 		{"ZADD z NX INCR 1 a", "$-1\r\n"},
 		{"ZADD z NX XX 1 a", "-ERR XX and NX options at the same time are not compatible\r\n"},
 		{"ZINCRBY z nan a", "-ERR value is not a valid float\r\n"},
-		{"ZRANGE z 0 -1 WITHSCORES", "*8\r\n" + bulk("b") + bulk("2") + bulk("c") + bulk("2") + bulk("a") + bulk("3.5") + bulk("d") + bulk("4")},
+		{"ZRANGE z 0 -1 WITHSCORES", "*8\r\n" + bulk("b") + bulk("2") + bulk("c") + bulk("2") + bulk("a") +
+			bulk("3.5") + bulk("d") + bulk("4")},
 		{"ZREVRANGE z 0 0", "*1\r\n" + bulk("d")},
 		{"ZRANGE z (2 +inf BYSCORE LIMIT 1 5", "*1\r\n" + bulk("d")},
 		{"ZRANK z a", ":2\r\n"},
@@ -468,8 +499,10 @@ func TestSortedSets(t *testing.T) {
 		{"GEOADD g 13.361389 38.115556 Palermo 15.087269 37.502669 Catania", ":2\r\n"},
 		{"GEODIST g Palermo Catania", bulk("166274.1516")},
 		{"GEOHASH g Palermo x", "*2\r\n" + bulk("sqc8b49rny0") + "$-1\r\n"},
-		{"GEOPOS g Palermo x", "*2\r\n*2\r\n" + bulk("13.36138933897018433") + bulk("38.11555639549629859") + "*-1\r\n"},
-		{"GEOSEARCH g FROMLONLAT 15 37 BYRADIUS 200 km ASC WITHDIST", "*2\r\n*2\r\n" + bulk("Catania") + bulk("56.4413") + "*2\r\n" + bulk("Palermo") + bulk("190.4424")},
+		{"GEOPOS g Palermo x", "*2\r\n*2\r\n" + bulk("13.36138933897018433") + bulk("38.11555639549629859") +
+			"*-1\r\n"},
+		{"GEOSEARCH g FROMLONLAT 15 37 BYRADIUS 200 km ASC WITHDIST", "*2\r\n*2\r\n" + bulk("Catania") +
+			bulk("56.4413") + "*2\r\n" + bulk("Palermo") + bulk("190.4424")},
 		{"GEOADD g 200 1 x", "-ERR invalid longitude,latitude pair 200.000000,1.000000\r\n"},
 		{"COMMAND GETKEYS GEORADIUS g 1 1 1 m STORE to", "*2\r\n" + bulk("g") + bulk("to")},
 		{"COMMAND GETKEYS ZUNIONSTORE to 2 a b", "*3\r\n" + bulk("to") + bulk("a") + bulk("b")},
@@ -492,7 +525,8 @@ func TestSortedSetsStored(t *testing.T) {
 		{"SET to text EX 100", "+OK\r\n"},
 		{"ZUNIONSTORE to 2 a b", ":3\r\n"},
 		{"TTL to", ":-1\r\n"},
-		{"ZRANGE to 0 -1 WITHSCORES", "*6\r\n" + bulk("x") + bulk("1") + bulk("y") + bulk("12") + bulk("z") + bulk("20")},
+		{"ZRANGE to 0 -1 WITHSCORES", "*6\r\n" + bulk("x") + bulk("1") + bulk("y") + bulk("12") + bulk("z") +
+			bulk("20")},
 		{"ZINTERSTORE to 2 a b AGGREGATE MAX", ":1\r\n"},
 		{"ZDIFFSTORE to 2 a a", ":0\r\n"},
 		{"EXISTS to", ":0\r\n"},
@@ -522,8 +556,10 @@ func TestSortedSetsCorrupt(t *testing.T) {
 	bad := client.Op{Kind: client.OpPut, Key: []byte("k"), Value: []byte("no sorted set"), Type: client.SortedSet}
 	api.Do(t.Context(), []client.Op{bad})
 	const want = "-ERR kvd: corrupt zset at key \"k\": nothing was done\r\n"
-	for _, c := range []string{"ZADD k 1 a", "ZINCRBY k 1 a", "ZREM k a", "ZREMRANGEBYRANK k 0 1", "ZPOPMIN k", "ZCARD k", "ZCOUNT k 0 1", "ZSCORE k a", "ZMSCORE k a", "ZRANK k a",
-		"ZRANGE k 0 1", "ZRANDMEMBER k", "ZRANDMEMBER k 1", "ZSCAN k 0", "ZUNION 1 k", "ZUNIONSTORE k 1 k", "ZRANGESTORE k k 0 1", "ZMPOP 1 k MIN", "GEOADD k 1 1 a", "GEODIST k a b", "GEOPOS k a",
+	for _, c := range []string{"ZADD k 1 a", "ZINCRBY k 1 a", "ZREM k a", "ZREMRANGEBYRANK k 0 1", "ZPOPMIN k",
+		"ZCARD k", "ZCOUNT k 0 1", "ZSCORE k a", "ZMSCORE k a", "ZRANK k a",
+		"ZRANGE k 0 1", "ZRANDMEMBER k", "ZRANDMEMBER k 1", "ZSCAN k 0", "ZUNION 1 k", "ZUNIONSTORE k 1 k",
+		"ZRANGESTORE k k 0 1", "ZMPOP 1 k MIN", "GEOADD k 1 1 a", "GEODIST k a b", "GEOPOS k a",
 		"GEOHASH k a", "GEORADIUS k 1 1 1 m", "GEOSEARCH k FROMMEMBER a BYRADIUS 1 m"} {
 		p.want(t, want, strings.Fields(c)...)
 	}
@@ -560,7 +596,8 @@ func TestLargeSortedSets(t *testing.T) {
 			for i := range 3 {
 				p.want(t, ":1\r\n", "ZADD", "z", "1", big+strconv.Itoa(i))
 			}
-			p.want(t, "-ERR kvd: zset longer than 4 MiB, or than values may be: nothing was done\r\n", "ZADD", "z", "1", big)
+			p.want(t, "-ERR kvd: zset longer than 4 MiB, or than values may be: nothing was done\r\n", "ZADD", "z", "1",
+				big)
 			p.want(t, "$-1\r\n", "ZSCORE", "z", big)
 			p.want(t, "-ERR kvd: random members of more than 4 MiB\r\n", "ZRANDMEMBER", "z", "-1000000000")
 			p.want(t, ":10003\r\n", "ZREMRANGEBYRANK", "z", "0", "-1")
@@ -569,7 +606,8 @@ func TestLargeSortedSets(t *testing.T) {
 	}
 }
 
-// TestZScanWhileItChanges: a member that is there all the time is returned once, and a set that is large takes several calls.
+// TestZScanWhileItChanges: a member that is there all the time is returned once, and a set that is large takes several
+// calls.
 func TestZScanWhileItChanges(t *testing.T) {
 	s := newShelf(2, "z")
 	for i := range 1000 {
@@ -605,16 +643,21 @@ func TestParseFloat(t *testing.T) {
 		want float64
 		ok   bool
 	}{
-		{"1", 1, true}, {"-1.5e3", -1500, true}, {"+.5", 0.5, true}, {"1.", 1, true}, {"0x10", 16, true}, {"0x.8", 0.5, true}, {"0X1P-1", 0.5, true}, {"inf", math.Inf(1), true}, {"-Infinity", math.Inf(-1), true},
+		{"1", 1, true}, {"-1.5e3", -1500, true}, {"+.5", 0.5, true}, {"1.", 1, true}, {"0x10", 16, true},
+		{"0x.8", 0.5, true}, {"0X1P-1", 0.5, true}, {"inf", math.Inf(1), true}, {"-Infinity", math.Inf(-1), true},
 		{"0e5", 0, true}, {"0x0p5", 0, true}, {"5e-324", 5e-324, true}, {"0.000", 0, true},
-		{"", 0, false}, {" 1", 0, false}, {"1 ", 0, false}, {"nan", 0, false}, {"1e400", 0, false}, {"1e-400", 0, false}, {"0x1p-2000", 0, false}, {"1_0", 0, false}, {"0x_1", 0, false}, {"e", 0, false}, {"0x", 0, false},
-		{".", 0, false}, {"--1", 0, false}, {"+-1", 0, false}, {"1e", 0, false}, {"1\x00", 0, false}, {strings.Repeat("1", 6000), 0, false},
+		{"", 0, false}, {" 1", 0, false}, {"1 ", 0, false}, {"nan", 0, false}, {"1e400", 0, false},
+		{"1e-400", 0, false}, {"0x1p-2000", 0, false}, {"1_0", 0, false}, {"0x_1", 0, false}, {"e", 0, false},
+		{"0x", 0, false},
+		{".", 0, false}, {"--1", 0, false}, {"+-1", 0, false}, {"1e", 0, false}, {"1\x00", 0, false},
+		{strings.Repeat("1", 6000), 0, false},
 	} {
 		if got, ok := scoreOf([]byte(c.text)); ok != c.ok || ok && got != c.want {
 			t.Errorf("%.40q is %v, %v", c.text, got, ok)
 		}
 	}
-	for text, want := range map[string]bound{"": {}, "(": {open: true}, " 2": {score: 2}, "(1e400": {score: math.Inf(1), open: true}, "3\x00x": {score: 3}} {
+	for text, want := range map[string]bound{"": {}, "(": {open: true}, " 2": {score: 2},
+		"(1e400": {score: math.Inf(1), open: true}, "3\x00x": {score: 3}} {
 		if got, ok := scoreBound([]byte(text)); !ok || got.score != want.score || got.open != want.open {
 			t.Errorf("%q is %+v, %v", text, got, ok)
 		}
@@ -629,9 +672,14 @@ func FuzzSortedSet(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0}, "[a", "-", "+inf")
 	f.Fuzz(func(t *testing.T, value []byte, a, b, c string) {
 		for _, cmd := range [][]string{
-			{"ZADD", "k", b, a}, {"ZADD", "k", "xx", b, a}, {"ZRANGE", "k", b, c}, {"ZRANGE", "k", b, c, "byscore", "rev", "limit", b, c}, {"ZRANGE", "k", a, b, "bylex"}, {"ZREM", "k", a, b, a},
-			{"ZREMRANGEBYSCORE", "k", b, c}, {"ZREMRANGEBYLEX", "k", a, b}, {"ZREMRANGEBYRANK", "k", b, c}, {"ZSCAN", "k", b, "match", c}, {"ZPOPMAX", "k", b}, {"ZUNION", "2", "k", "k", "weights", b, c, "withscores"},
-			{"GEOADD", "k", b, c, a}, {"GEOSEARCH", "k", "frommember", a, "byradius", b, "m", "withcoord", "count", c}, {"GEOPOS", "k", a}, {"ZINCRBY", "k", b, a},
+			{"ZADD", "k", b, a}, {"ZADD", "k", "xx", b, a}, {"ZRANGE", "k", b, c},
+			{"ZRANGE", "k", b, c, "byscore", "rev", "limit", b, c}, {"ZRANGE", "k", a, b, "bylex"},
+			{"ZREM", "k", a, b, a},
+			{"ZREMRANGEBYSCORE", "k", b, c}, {"ZREMRANGEBYLEX", "k", a, b}, {"ZREMRANGEBYRANK", "k", b, c},
+			{"ZSCAN", "k", b, "match", c}, {"ZPOPMAX", "k", b},
+			{"ZUNION", "2", "k", "k", "weights", b, c, "withscores"},
+			{"GEOADD", "k", b, c, a}, {"GEOSEARCH", "k", "frommember", a, "byradius", b, "m", "withcoord", "count", c},
+			{"GEOPOS", "k", a}, {"ZINCRBY", "k", b, a},
 		} {
 			s := newShelf(3, "k")
 			k := &s.t.keys[0].key

@@ -9,21 +9,33 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score 1.
+// combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score
+// 1.
 func combiningCommands() []*command {
 	return []*command{
-		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", zcombine("zunion", uniteSets, 1), "Returns the members of any of several sorted sets.")),
-		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", zcombine("zinter", intersectSets, 1), "Returns the members of all of several sorted sets.")),
-		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", zcombine("zdiff", subtractSets, 1), "Returns the members of a sorted set that are in no other one.")),
-		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", zcombine("zintercard", intersectSets, 1), "Counts the members of all of several sorted sets.")),
-		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", zcombine("zunionstore", uniteSets, 2), "Stores the members of any of several sorted sets."))),
-		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", zcombine("zinterstore", intersectSets, 2), "Stores the members of all of several sorted sets."))),
-		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2), "Stores the members of a sorted set that are in no other one."))),
+		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", zcombine("zunion", uniteSets, 1),
+			"Returns the members of any of several sorted sets.")),
+		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", zcombine("zinter", intersectSets, 1),
+			"Returns the members of all of several sorted sets.")),
+		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", zcombine("zdiff", subtractSets, 1),
+			"Returns the members of a sorted set that are in no other one.")),
+		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", zcombine("zintercard", intersectSets, 1),
+			"Counts the members of all of several sorted sets.")),
+		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", zcombine("zunionstore", uniteSets, 2),
+			"Stores the members of any of several sorted sets."))),
+		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", zcombine("zinterstore", intersectSets, 2),
+			"Stores the members of all of several sorted sets."))),
+		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2),
+			"Stores the members of a sorted set that are in no other one."))),
 		writes(onKeys("zrangestore", -5, 1, 2, 1, "", cmdZRangeStore, "Stores a range of a sorted set.")),
-		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several sorted sets that has some."))),
-		blockingOn("bzpopmin", -3, 1, -2, 1, "", parseBZPop(false), "Removes the member of lowest score and returns it, or waits for one."),
-		blockingOn("bzpopmax", -3, 1, -2, 1, "", parseBZPop(true), "Removes the member of highest score and returns it, or waits for one."),
-		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", parseBZMPop, "Removes members from the first of several sorted sets that has some, or waits for one.")),
+		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several "+
+			"sorted sets that has some."))),
+		blockingOn("bzpopmin", -3, 1, -2, 1, "", parseBZPop(false),
+			"Removes the member of lowest score and returns it, or waits for one."),
+		blockingOn("bzpopmax", -3, 1, -2, 1, "", parseBZPop(true),
+			"Removes the member of highest score and returns it, or waits for one."),
+		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", parseBZMPop,
+			"Removes members from the first of several sorted sets that has some, or waits for one.")),
 	}
 }
 
@@ -81,10 +93,11 @@ func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
 	return a, ""
 }
 
-// try pops from the first of names that has something, and replies with its name behind a head. In nested replies a member and
-// its score are an array.
-// names are those of the sets whose turn it is; false: none of them has a member, and nothing was written.
-func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int), nested bool) bool {
+// try pops from the first of names that has something, and replies with its name behind a head. In nested replies a
+// member and its score are an array. names are those of the sets whose turn it is; false: none of them has a member,
+// and nothing was written.
+func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int),
+	nested bool) bool {
 	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
 		if z, ok := k.sortedSet(name, w); ok {
 			popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested)
@@ -144,8 +157,6 @@ func parseBZMPop(args [][]byte) (b blocking, bad string) {
 	return b, bad
 }
 
-// ---- union, intersection and difference --------------------------------------------
-
 // zsource is a set that is combined with others.
 // The set refers to a key's value, or to bytes of its own if the key is a set without scores.
 type zsource struct {
@@ -169,8 +180,9 @@ type combination struct {
 // A combiner makes one list of several sets, in any order. It may use up the sources.
 type combiner func(x *combination) []collection.ZEntry
 
-// zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where the result goes.
-// Sets of a few members are combined without asking for memory, and others after it was taken, by how many members they have together.
+// zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where
+// the result goes. Sets of a few members are combined without asking for memory, and others after it was taken, by how
+// many members they have together.
 func zcombine(name string, combine combiner, at int) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
 		x, ok := t.readCombination(name, args[at:], w)
@@ -206,11 +218,13 @@ func zcombine(name string, combine combiner, at int) severalFunc {
 	}
 }
 
-// A combination may keep freeMembers without taking memory, and memberCost bytes for each member beyond these: an entry, and one of a table.
+// A combination may keep freeMembers without taking memory, and memberCost bytes for each member beyond these: an
+// entry, and one of a table.
 const freeMembers, memberCost = 512, 128
 
 // readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
-// args begin with the number of sets. ok is false behind a reply, or if all of it is given up. All sets are conditions of what is written.
+// args begin with the number of sets. ok is false behind a reply, or if all of it is given up. All sets are conditions
+// of what is written.
 func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x *combination, ok bool) {
 	n, ok := resp.ParseInt(args[0])
 	switch {
@@ -227,7 +241,8 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	x = &combination{aggregate: addScores}
 	names := args[1 : 1+n]
 	t.load(names...)
-	// All sets are looked at before the options, also those that cannot matter any more: the first error must be Redis's.
+	// All sets are looked at before the options, also those that cannot matter any more: the first error must be
+	// Redis's.
 	for _, name := range names {
 		z, ok := t.membersOf(name, w)
 		if !ok || t.failed() {
@@ -268,9 +283,11 @@ func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok b
 }
 
 // parse reads the options, and returns the error reply otherwise.
-// Each command has some of the options: those that store give no scores, and differences have neither weights nor aggregates.
+// Each command has some of the options: those that store give no scores, and differences have neither weights nor
+// aggregates.
 func (x *combination) parse(name string, opts [][]byte) (bad string) {
-	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name), name == "zintercard", name != "zdiff" && name != "zdiffstore"
+	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name),
+		name == "zintercard", name != "zdiff" && name != "zdiffstore"
 	weighs = weighs && !counts
 	n := len(x.sources)
 	for len(opts) > 0 {
@@ -383,7 +400,8 @@ func intersectSets(x *combination) []collection.ZEntry {
 				continue
 			}
 			// A product that is no number takes part as it is, as in Redis.
-			list[n] = collection.ZEntry{Member: list[i].Member, Score: x.aggregate(list[i].Score, s.z.Score(at)*s.weight)}
+			list[n] = collection.ZEntry{
+				Member: list[i].Member, Score: x.aggregate(list[i].Score, s.z.Score(at)*s.weight)}
 			names[n] = names[i]
 			n++
 		}

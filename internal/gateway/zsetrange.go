@@ -9,8 +9,6 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// ---- numbers -------------------------------------------------------------------
-
 // scoreOf is a number as an argument must have it: all of the text is one that strtod(3) takes.
 // It takes no white space, no number that has no double, and no NaN; infinities are good.
 func scoreOf(b []byte) (f float64, ok bool) {
@@ -24,8 +22,8 @@ func scoreOf(b []byte) (f float64, ok bool) {
 	return f, used == len(b)
 }
 
-// textNumber is a number as those places of Redis take it that read C's strings: white space may stand before it, nothing at all is 0,
-// and the text ends with the first zero byte.
+// textNumber is a number as those places of Redis take it that read C's strings: white space may stand before it,
+// nothing at all is 0, and the text ends with the first zero byte.
 func textNumber(b []byte) (f float64, inRange, ok bool) {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
@@ -43,7 +41,8 @@ type bound struct {
 	inf    int    // of members: -1 or 1 if it stands before or behind all of them
 }
 
-// scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too large infinite.
+// scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too
+// large infinite.
 func scoreBound(b []byte) (x bound, ok bool) {
 	if len(b) > 0 && b[0] == '(' {
 		x.open, b = true, b[1:]
@@ -67,8 +66,6 @@ func lexBound(b []byte) (x bound, ok bool) {
 	}
 	return x, true
 }
-
-// ---- ranges --------------------------------------------------------------------
 
 // orderBy says what the ends of a range are.
 type orderBy uint8
@@ -110,8 +107,9 @@ func parseSpan(by orderBy, lower, upper []byte) (s zspan, bad string) {
 	return s, bad
 }
 
-// at is the places of the range in a set, none of them if Lo is not less than Hi. Ranks are counted from the other end if rev.
-// A range of members means something only if all scores are equal, as in Redis; otherwise it is some range, and harms nothing.
+// at is the places of the range in a set, none of them if Lo is not less than Hi. Ranks are counted from the other end
+// if rev. A range of members means something only if all scores are equal, as in Redis; otherwise it is some range, and
+// harms nothing.
 func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 	n := z.Len()
 	switch s.by {
@@ -131,7 +129,8 @@ func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
 			p.Lo, p.Hi = int(n)-p.Hi, int(n)-p.Lo
 		}
 	case byScore:
-		p = collection.Span{Lo: z.SearchScore(s.lower.score, s.lower.open), Hi: z.SearchScore(s.upper.score, !s.upper.open)}
+		p = collection.Span{Lo: z.SearchScore(s.lower.score, s.lower.open),
+			Hi: z.SearchScore(s.upper.score, !s.upper.open)}
 	case byLex:
 		place := func(b bound, above bool) int {
 			switch b.inf {
@@ -239,7 +238,6 @@ func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) {
 	}
 }
 
-// writeMembers replies with the members at some places.
 func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, withScores bool) {
 	beginMembers(w, p.Hi-p.Lo, withScores)
 	for i := range p.Hi - p.Lo {
@@ -333,9 +331,9 @@ func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
 	}, nested)
 }
 
-// popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their number. In
-// nested replies a member and its score are an array.
-// z still refers to the value of before, in a buffer that the change did not touch. If there is no room yet it writes nothing.
+// popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their
+// number. In nested replies a member and its score are an array. z still refers to the value of before, in a buffer
+// that the change did not touch. If there is no room yet it writes nothing.
 func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) {
 	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
 	if top {

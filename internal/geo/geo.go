@@ -1,6 +1,6 @@
-// Package geo does the arithmetic of Redis's GEO commands. It gives positions as scores of 52 bits, distances, and the ranges of
-// scores in which the positions near a place are. Results are Redis's, to the last bit of a score. Distances are within an ulp or
-// two of Redis's, since sine and cosine of C's library round otherwise than Go's.
+// Package geo does the arithmetic of Redis's GEO commands. It gives positions as scores of 52 bits, distances, and the
+// ranges of scores in which the positions near a place are. Results are Redis's, to the last bit of a score. Distances
+// are within an ulp or two of Redis's, since sine and cosine of C's library round otherwise than Go's.
 //
 // It leaves sorted sets to its caller. Start with [Position] and [Shape]. Everything is a plain value, and may be used
 // concurrently. The idea, and all that looks odd, is from geohash.c and geohash_helper.c.
@@ -37,7 +37,8 @@ func Decode(score float64) Position {
 	return Position{mid(a.lon0, a.lon1, MaxLon), mid(a.lat0, a.lat1, MaxLat)}
 }
 
-// bitsOf is a score as an integer. Those that are none of Score's are what a C compiler makes of them on x86-64, as Redis has them there.
+// bitsOf is a score as an integer. Those that are none of Score's are what a C compiler makes of them on x86-64, as
+// Redis has them there.
 func bitsOf(score float64) uint64 {
 	switch {
 	case score >= 1<<64 || math.IsNaN(score):
@@ -67,8 +68,8 @@ func (p Position) Hash() string {
 func radians(degrees float64) float64 { return degrees * (math.Pi / 180) }
 func degrees(radians float64) float64 { return radians / (math.Pi / 180) }
 
-// Distance is the length of the great circle between two positions in metres, by the haversine formula. The products are
-// rounded one by one, as on a machine that cannot multiply and add in one step.
+// Distance is the length of the great circle between two positions in metres, by the haversine formula. The products
+// are rounded one by one, as on a machine that cannot multiply and add in one step.
 func Distance(a, b Position) float64 {
 	v := math.Sin((radians(b.Lon) - radians(a.Lon)) / 2)
 	if v == 0 {
@@ -83,8 +84,6 @@ func Distance(a, b Position) float64 {
 func latDistance(a, b float64) float64 {
 	return earthRadius * math.Abs(radians(b)-radians(a))
 }
-
-// ---- cells ---------------------------------------------------------------------
 
 // cell is one of the 4^step parts of the map. Its bits are those of the two axes in turn, latitude in the even ones.
 type cell struct {
@@ -111,7 +110,8 @@ func spread(n uint32) uint64 {
 	for _, s := range [...]struct {
 		shift int
 		mask  uint64
-	}{{16, 0x0000ffff0000ffff}, {8, 0x00ff00ff00ff00ff}, {4, 0x0f0f0f0f0f0f0f0f}, {2, 0x3333333333333333}, {1, latBits}} {
+	}{{16, 0x0000ffff0000ffff}, {8, 0x00ff00ff00ff00ff}, {4, 0x0f0f0f0f0f0f0f0f}, {2, 0x3333333333333333},
+		{1, latBits}} {
 		x = (x | x<<s.shift) & s.mask
 	}
 	return x
@@ -123,7 +123,8 @@ func gather(x uint64) uint32 {
 	for _, s := range [...]struct {
 		shift int
 		mask  uint64
-	}{{1, 0x3333333333333333}, {2, 0x0f0f0f0f0f0f0f0f}, {4, 0x00ff00ff00ff00ff}, {8, 0x0000ffff0000ffff}, {16, 0x00000000ffffffff}} {
+	}{{1, 0x3333333333333333}, {2, 0x0f0f0f0f0f0f0f0f}, {4, 0x00ff00ff00ff00ff}, {8, 0x0000ffff0000ffff},
+		{16, 0x00000000ffffffff}} {
 		x = (x | x>>s.shift) & s.mask
 	}
 	return uint32(x)
@@ -168,8 +169,6 @@ func (c cell) scores() Range {
 	shift := 52 - 2*c.step
 	return Range{float64(c.bits << shift), float64((c.bits + 1) << shift)}
 }
-
-// ---- shapes --------------------------------------------------------------------
 
 // Shape is a circle, or a box whose edges go east and north.
 type Shape struct {
@@ -230,9 +229,9 @@ func stepFor(metres, lat float64) int {
 	return max(1, min(steps, step))
 }
 
-// Ranges are the scores of a shape's cell and of those around it that the shape may reach. They stand in the order in which
-// Redis looks at them. Positions in them may be outside of the shape, and for shapes of half the earth a range may come twice,
-// as in Redis.
+// Ranges are the scores of a shape's cell and of those around it that the shape may reach. They stand in the order in
+// which Redis looks at them. Positions in them may be outside of the shape, and for shapes of half the earth a range
+// may come twice, as in Redis.
 func (s *Shape) Ranges() []Range {
 	metres := s.Radius
 	if s.Box {
@@ -247,7 +246,8 @@ func (s *Shape) Ranges() []Range {
 	a := c.area()
 	var out []Range
 	last := cell{step: -1}
-	for _, d := range [...]struct{ east, north int }{{0, 0}, {0, 1}, {0, -1}, {1, 0}, {-1, 0}, {1, 1}, {-1, 1}, {1, -1}, {-1, -1}} {
+	for _, d := range [...]struct{ east, north int }{{0, 0}, {0, 1}, {0, -1}, {1, 0}, {-1, 0}, {1, 1}, {-1, 1}, {1, -1},
+		{-1, -1}} {
 		if c.step >= 2 && (d.north < 0 && a.lat0 < b.lat0 || d.north > 0 && a.lat1 > b.lat1 ||
 			d.east < 0 && a.lon0 < b.lon0 || d.east > 0 && a.lon1 > b.lon1) {
 			continue

@@ -61,7 +61,8 @@ func TestScores(t *testing.T) {
 // Any score is a position: sorted sets have others than Position.Score makes.
 func TestDecodeAnything(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 1))
-	scores := []float64{0, -1, 1 << 52, 1 << 53, 1e18, 1e19, 1e20, -1e19, math.MaxFloat64, math.Inf(1), math.Inf(-1), math.NaN(), 0.5}
+	scores := []float64{0, -1, 1 << 52, 1 << 53, 1e18, 1e19, 1e20, -1e19, math.MaxFloat64, math.Inf(1), math.Inf(-1),
+		math.NaN(), 0.5}
 	for range 10_000 {
 		scores = append(scores, math.Float64frombits(rng.Uint64()))
 	}
@@ -72,8 +73,8 @@ func TestDecodeAnything(t *testing.T) {
 	}
 }
 
-// Every position within a shape is in exactly one of its ranges, away from the poles and the date line, where Redis looks no further than
-// the cells around the center either.
+// Every position within a shape is in exactly one of its ranges, away from the poles and the date line, where Redis
+// looks no further than the cells around the center either.
 func TestRanges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 1))
 	found := 0
@@ -116,8 +117,10 @@ func TestRanges(t *testing.T) {
 func TestAnyShape(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 1))
 	for range 10_000 {
-		s := Shape{Center: Position{rng.Float64()*360 - 180, (rng.Float64()*2 - 1) * MaxLat}, Unit: 1609.34, Box: rng.IntN(2) == 0}
-		s.Radius, s.Width, s.Height = math.Pow(10, rng.Float64()*400-60), math.Pow(10, rng.Float64()*20-10), math.Pow(10, rng.Float64()*20-10)
+		s := Shape{Center: Position{rng.Float64()*360 - 180, (rng.Float64()*2 - 1) * MaxLat}, Unit: 1609.34,
+			Box: rng.IntN(2) == 0}
+		s.Radius, s.Width, s.Height = math.Pow(10, rng.Float64()*400-60), math.Pow(10, rng.Float64()*20-10),
+			math.Pow(10, rng.Float64()*20-10)
 		if rng.IntN(10) == 0 {
 			s.Radius, s.Width, s.Height = 0, 0, 0
 		}

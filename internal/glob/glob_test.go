@@ -15,10 +15,13 @@ func TestRedis(t *testing.T) {
 	}{
 		{"", "", true}, {"", "a", false}, {"*", "", true}, {"*", "abc", true}, {"a", "", false}, {"?", "", false},
 		{"h?llo", "hello", true}, {"h?llo", "hllo", false}, {"h*llo", "heeello", true}, {"h*llo", "heeell", false},
-		{"h[ae]llo", "hallo", true}, {"h[ae]llo", "hillo", false}, {"h[^e]llo", "hallo", true}, {"h[^e]llo", "hello", false},
+		{"h[ae]llo", "hallo", true}, {"h[ae]llo", "hillo", false}, {"h[^e]llo", "hallo", true},
+		{"h[^e]llo", "hello", false},
 		{"h[a-b]llo", "hbllo", true}, {"h[b-a]llo", "hallo", true}, {"h[a-b]llo", "hcllo", false},
-		{`h\*llo`, "h*llo", true}, {`h\*llo`, "hello", false}, {`[\]]`, "]", true}, {`[\-a]`, "-", true}, {"[a-]", "-", false}, {"[a-]", "_", true},
-		{"[]", "]", false}, {"[^]", "x", true}, {"[!a]", "a", true}, {"[abc", "c", true}, {"[a-", "a", true}, {"[", "[", false},
+		{`h\*llo`, "h*llo", true}, {`h\*llo`, "hello", false}, {`[\]]`, "]", true}, {`[\-a]`, "-", true},
+		{"[a-]", "-", false}, {"[a-]", "_", true},
+		{"[]", "]", false}, {"[^]", "x", true}, {"[!a]", "a", true}, {"[abc", "c", true}, {"[a-", "a", true},
+		{"[", "[", false},
 		{`\`, `\`, true}, {`a\`, `a\`, true}, {"a**b*", "axbyb", true}, {"*a*b", "aab", true}, {"*a*b", "aabc", false},
 		{"{a,b}", "a", false}, {"??", "é", true}, {"[a-]]", "b", false}, {"[a-]]", "_", true},
 	} {
@@ -73,8 +76,10 @@ func TestPlain(t *testing.T) {
 		p, s string
 		ok   bool
 	}{
-		{"[a-c]x", "bx", true}, {"[^a-c]x", "bx", false}, {"[c-a]", "b", true}, {"[\\]]", "]", true}, {"\\*", "*", true},
-		{"\\*", "x", false}, {"*[a]*", "xxaxx", true}, {"*\\[x", "a[x", true}, {"h[ae]llo*", "hallo!", true}, {"", "", true}, {"a", "", false},
+		{"[a-c]x", "bx", true}, {"[^a-c]x", "bx", false}, {"[c-a]", "b", true}, {"[\\]]", "]", true},
+		{"\\*", "*", true},
+		{"\\*", "x", false}, {"*[a]*", "xxaxx", true}, {"*\\[x", "a[x", true}, {"h[ae]llo*", "hallo!", true},
+		{"", "", true}, {"a", "", false},
 	} {
 		if Match([]byte(c.p), []byte(c.s)) != c.ok {
 			t.Errorf("%q %q: want %v", c.p, c.s, c.ok)
@@ -105,9 +110,12 @@ func TestMatchAll(t *testing.T) {
 		pattern, prefix string
 		want            bool
 	}{
-		{"*", "", true}, {"*", "a", true}, {"a*", "a", true}, {"a*", "ab", true}, {"a*", "", false}, {"a*", "b", false}, {"a", "a", false}, {"", "", false},
-		{"a**", "a", true}, {"a?*", "a", false}, {"a?*", "ab", true}, {"a*b", "ab", false}, {"a*b*", "axb", true}, {`a\*`, "a", false}, {`a\\*`, `a\`, true},
-		{"[ab]*", "b", true}, {"[ab*", "a", false}, {"[*]", "*", false}, {"[^a]*", "b", true}, {"[^a]*", "a", false}, {`\`, `\`, false},
+		{"*", "", true}, {"*", "a", true}, {"a*", "a", true}, {"a*", "ab", true}, {"a*", "", false}, {"a*", "b", false},
+		{"a", "a", false}, {"", "", false},
+		{"a**", "a", true}, {"a?*", "a", false}, {"a?*", "ab", true}, {"a*b", "ab", false}, {"a*b*", "axb", true},
+		{`a\*`, "a", false}, {`a\\*`, `a\`, true},
+		{"[ab]*", "b", true}, {"[ab*", "a", false}, {"[*]", "*", false}, {"[^a]*", "b", true}, {"[^a]*", "a", false},
+		{`\`, `\`, false},
 	} {
 		if got := MatchAll([]byte(c.pattern), []byte(c.prefix)); got != c.want {
 			t.Errorf("%q for all of %q: %v", c.pattern, c.prefix, got)

@@ -108,7 +108,8 @@ func TestCacheModel(t *testing.T) {
 					used += uint64(p.Units)
 				}
 				s := h.Stats()
-				if sum := s.Free + used + caches[0].Units() + caches[1].Units(); sum != uint64(units) || s.RefusedPlaces != 0 {
+				if sum := s.Free + used + caches[0].Units() + caches[1].Units(); sum != uint64(units) ||
+					s.RefusedPlaces != 0 {
 					t.Fatalf("%d units of %d, %+v", sum, units, s)
 				}
 			},

@@ -79,7 +79,8 @@ func (s *space) checkBins(n int) error {
 				}
 			}
 			if len(blocks) != b.blocks {
-				return fmt.Errorf("bin %d.%d: %d blocks are %d of %d entries", row, col, b.blocks, len(blocks), len(b.heap))
+				return fmt.Errorf("bin %d.%d: %d blocks are %d of %d entries", row, col, b.blocks, len(blocks),
+					len(b.heap))
 			}
 			inBins += b.blocks
 		}

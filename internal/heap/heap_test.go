@@ -710,13 +710,15 @@ func TestHeapModel(t *testing.T) {
 				for _, r := range got {
 					for u := r.Unit; u != r.Unit+r.Units; u++ {
 						if !want[u] {
-							t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v", units, most, least, got, m.freeBlocks())
+							t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v", units, most,
+								least, got, m.freeBlocks())
 						}
 						delete(want, u)
 					}
 				}
 				if len(want) > 0 || len(got) != n {
-					t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v, not %v", units, most, least, got, m.freeBlocks(), want)
+					t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v, not %v", units, most,
+						least, got, m.freeBlocks(), want)
 				}
 				fail(m.tookOwn(got))
 			},
@@ -753,7 +755,8 @@ func TestHeapModel(t *testing.T) {
 				}
 			},
 			"receiveDamaged": func(t *rapid.T) {
-				p := Place{drawUnit(t), rapid.OneOf(rapid.Uint32Range(0, 6), rapid.Uint32()).Draw(t, "units"), rapid.Uint16().Draw(t, "ver")}
+				p := Place{drawUnit(t), rapid.OneOf(rapid.Uint32Range(0, 6), rapid.Uint32()).Draw(t, "units"),
+					rapid.Uint16().Draw(t, "ver")}
 				if len(m.held) > 0 && rapid.Bool().Draw(t, "near") {
 					p = rapid.SampledFrom(m.held).Draw(t, "place")
 					switch rapid.IntRange(0, 3).Draw(t, "damage") {
@@ -843,7 +846,8 @@ func TestStarts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newTiles()
 		want := []uint32{0}
-		edges := rapid.SampledFrom([]uint32{0, 1, 63, 64, 4095, 4096, 4097, 8192, 131072, ExtentUnits - 64, ExtentUnits - 1})
+		edges := rapid.SampledFrom([]uint32{0, 1, 63, 64, 4095, 4096, 4097, 8192, 131072, ExtentUnits - 64,
+			ExtentUnits - 1})
 		unit := rapid.OneOf(edges, rapid.Uint32Range(0, ExtentUnits-1))
 		for range rapid.IntRange(1, 60).Draw(t, "n") {
 			i := unit.Draw(t, "unit")
@@ -876,8 +880,8 @@ func TestStarts(t *testing.T) {
 	})
 }
 
-// Short runs in many extents, as come from a store that others have used, take a few KiB each: an extent takes memory by what is
-// known of it.
+// Short runs in many extents, as come from a store that others have used, take a few KiB each: an extent takes memory
+// by what is known of it.
 func TestScatteredRuns(t *testing.T) {
 	const runs = 256
 	h := New()
@@ -893,7 +897,8 @@ func TestScatteredRuns(t *testing.T) {
 	mustCheck(t, h)
 }
 
-// A block that is cut and merged again and again, above another one in its bin, does not fill the bin's heap with what it was.
+// A block that is cut and merged again and again, above another one in its bin, does not fill the bin's heap with what
+// it was.
 func TestOldEntries(t *testing.T) {
 	h := New()
 	mustAdd(t, h, 0, 1)

@@ -104,7 +104,8 @@ func TestWelcome(t *testing.T) {
 	for i := range uint32(3) {
 		h.Free(Place{Unit: 1000 + 10*i, Units: 8})
 	}
-	ps := []Place{{Unit: 10, Units: 8}, {Unit: 2000, Units: 8}, {Unit: 2100, Units: 9}, {Unit: 70, Units: 8}, {Unit: 63, Units: 1}, {Unit: 1 << 30, Units: 8}}
+	ps := []Place{{Unit: 10, Units: 8}, {Unit: 2000, Units: 8}, {Unit: 2100, Units: 9}, {Unit: 70, Units: 8},
+		{Unit: 63, Units: 1}, {Unit: 1 << 30, Units: 8}}
 	for stock, want := range map[uint64][]int{0: {0, 4}, 24: {0, 2, 4}, 25: {0, 1, 2, 3, 4, 5}} {
 		if got := h.Welcome(ps, stock, nil); !slices.Equal(got, want) {
 			t.Errorf("stock of %d: %v are welcome, want %v", stock, got, want)

@@ -1,10 +1,11 @@
 // Package hotkeys estimates which keys are used most, from a sample of their uses, in constant memory.
 //
-// It leaves to its callers which uses are in the sample, and what a key belongs to. Start with [Keys]. Its methods may be
-// called concurrently; a nil one counts nothing. It keeps copies of keys and no buffer of its callers.
+// It leaves to its callers which uses are in the sample, and what a key belongs to. Start with [Keys]. Its methods may
+// be called concurrently; a nil one counts nothing. It keeps copies of keys and no buffer of its callers.
 //
-// The idea is Metwally and others, Efficient computation of frequent and top-k elements in data streams, 2005 (Space-Saving). A key
-// that is not counted takes the place of the least one, and its count, as an error that it may have.
+// The idea is Metwally and others, Efficient computation of frequent and top-k elements in data streams, 2005
+// (Space-Saving). A key that is not counted takes the place of the least one, and its count, as an error that it may
+// have.
 package hotkeys
 
 import (
@@ -17,7 +18,8 @@ import (
 )
 
 const (
-	// Every is of how many uses one should be in the sample, on average. Chance says which, since programs repeat themselves.
+	// Every is of how many uses one should be in the sample, on average. Chance says which, since programs repeat
+	// themselves.
 	Every = 256
 	// Most bounds the keys that are counted, and MaxKey the bytes by which a key is known.
 	Most, MaxKey = 128, 128
@@ -46,7 +48,8 @@ type counted struct {
 	error float64 // uses that may have been another key's
 }
 
-// Key is a key that is used much. Its part of the uses of all keys lately is about Share, and at least Least, as far as a sample tells.
+// Key is a key that is used much. Its part of the uses of all keys lately is about Share, and at least Least, by a
+// sample.
 type Key struct {
 	Group        uint16
 	Key          string  // its first MaxKey bytes
@@ -135,7 +138,8 @@ func (h *Keys) All() (all []Key) {
 	for i, uses := range h.mu.uses {
 		k := &h.mu.keys[i]
 		if sure := uses - k.error; sure >= 2 && sure/h.mu.total >= least {
-			all = append(all, Key{uint16(k.name[0]) | uint16(k.name[1])<<8, k.name[2:], uses / h.mu.total, sure / h.mu.total})
+			all = append(all, Key{uint16(k.name[0]) | uint16(k.name[1])<<8, k.name[2:], uses / h.mu.total,
+				sure / h.mu.total})
 		}
 	}
 	ordered.Sort(all, func(a, b Key) int {

@@ -56,7 +56,7 @@ type Picture struct {
 	More  int    `json:"more,omitempty"` // bars that are left out; the Server counts them
 }
 
-// Bar is drawn as long as all others, whatever the sum of its parts is.
+// Bar is drawn at the length of all others, whatever the sum of its parts is.
 type Bar struct {
 	Label string `json:"label"`
 	Note  string `json:"note,omitempty"`
@@ -64,7 +64,8 @@ type Bar struct {
 	Parts []Part `json:"parts"`
 }
 
-// Part is a part of a Bar, if it has a size. Its kind gives the colour and is shown in the legend; console.css knows some.
+// Part is a part of a Bar, if it has a size. Its kind gives the colour and is shown in the legend; console.css knows
+// some.
 type Part struct {
 	Kind string  `json:"kind"`
 	Size float64 `json:"size"`
@@ -133,7 +134,8 @@ func (s *Server) shown(ctx context.Context, st *state) Page {
 
 // bound copies p within the bounds.
 func bound(p Page) Page {
-	out := Page{Health: Health{p.Health.Well, clean(p.Health.Text), clean(p.Health.Mend)}, Pictures: []Picture{}, Tables: []Table{}, Links: p.Links[:min(len(p.Links), maxLinks)]}
+	out := Page{Health: Health{p.Health.Well, clean(p.Health.Text), clean(p.Health.Mend)}, Pictures: []Picture{},
+		Tables: []Table{}, Links: p.Links[:min(len(p.Links), maxLinks)]}
 	room := maxText
 	for _, t := range p.Tables {
 		b := Table{Title: clean(t.Title), Header: cleanAll(t.Header), Rows: [][]string{}}
@@ -233,7 +235,8 @@ func (s *Server) polled(ctx context.Context, seen string) (_ []byte, err error) 
 		return b, nil
 	}
 	if st.body == nil {
-		st.body, err = json.Marshal(poll{s.o.Role, s.o.Version, s.up(), st.ages.seen(), st.last, linksOf(st.last.Links), st.charts})
+		st.body, err = json.Marshal(poll{s.o.Role, s.o.Version, s.up(), st.ages.seen(), st.last, linksOf(st.last.Links),
+			st.charts})
 	}
 	return st.body, err
 }

@@ -21,8 +21,9 @@ const odd = `<script>alert(1)</script><img src=x onerror="a()">'&`
 // oddPage has names that others chose in every place where text may be.
 func oddPage() Page {
 	return Page{
-		Health:   Health{Text: odd, Mend: odd},
-		Tables:   []Table{{Title: odd, Header: []string{odd}, Rows: [][]string{{odd}}}, {Title: "Jobs", Header: []string{"kind"}}},
+		Health: Health{Text: odd, Mend: odd},
+		Tables: []Table{{Title: odd, Header: []string{odd}, Rows: [][]string{{odd}}},
+			{Title: "Jobs", Header: []string{"kind"}}},
 		Pictures: []Picture{{Title: odd, Bars: []Bar{{Label: odd, Note: odd, Parts: []Part{{odd, 1, odd}}}}}},
 	}
 }
@@ -35,7 +36,8 @@ func TestPage(t *testing.T) {
 	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") {
 		t.Errorf("%d, %v", code, h)
 	}
-	for _, w := range []string{"<h1>kvd gateway</h1>", "Version v1 &lt;test&gt;, up 0s.", "<td>&lt;script&gt;alert(1)", "<td>none</td>", `<p id="health-mend">&lt;script`, `class="trouble"`} {
+	for _, w := range []string{"<h1>kvd gateway</h1>", "Version v1 &lt;test&gt;, up 0s.", "<td>&lt;script&gt;alert(1)",
+		"<td>none</td>", `<p id="health-mend">&lt;script`, `class="trouble"`} {
 		if !strings.Contains(b, w) {
 			t.Errorf("page lacks %q:\n%s", w, b)
 		}
@@ -51,7 +53,8 @@ func TestPageLoadsItsOwn(t *testing.T) {
 	s := start(t, Options{})
 	_, b, h := get(t, s, "/")
 	policies := h.Get("Content-Security-Policy")
-	for _, w := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"} {
+	for _, w := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+		"frame-ancestors 'none'"} {
 		if !strings.Contains(policies, w) {
 			t.Errorf("the policy lacks %q: %s", w, policies)
 		}
@@ -60,7 +63,8 @@ func TestPageLoadsItsOwn(t *testing.T) {
 		t.Errorf("the policy is %s", policies)
 	}
 	for _, m := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllStringSubmatch(b, -1) {
-		if code, _, _ := get(t, s, m[1]); !strings.HasPrefix(m[1], "/") || strings.HasPrefix(m[1], "//") || code != 200 && m[1] != "/readyz" {
+		if code, _, _ := get(t, s, m[1]); !strings.HasPrefix(m[1], "/") || strings.HasPrefix(m[1], "//") ||
+			code != 200 && m[1] != "/readyz" {
 			t.Errorf("the page links %s: %d", m[1], code)
 		}
 	}
@@ -94,7 +98,8 @@ func TestState(t *testing.T) {
 	s := start(t, Options{})
 	s.Serving(func() error { return nil }, func(context.Context) (Page, error) { return oddPage(), nil })
 	p := poll1(t, s)
-	if p.Role != "gateway" || p.Version != "v1 <test>" || p.Health.Mend != odd || p.Tables[0].Rows[0][0] != odd || p.Pictures[0].Bars[0].Parts[0].Text != odd {
+	if p.Role != "gateway" || p.Version != "v1 <test>" || p.Health.Mend != odd || p.Tables[0].Rows[0][0] != odd ||
+		p.Pictures[0].Bars[0].Parts[0].Text != odd {
 		t.Errorf("%+v", p)
 	}
 	if _, b, _ := get(t, s, "/state.json"); strings.ContainsAny(b, "<>") || strings.Contains(b, "null") {
@@ -140,11 +145,13 @@ func TestBounds(t *testing.T) {
 		}
 		p.Tables = append(p.Tables, q)
 	}
-	p.Tables = append(p.Tables, Table{Rows: [][]string{{long}, {"a\x00\u202Eb\xff"}}}, Table{Rows: make([][]string, 400)})
+	p.Tables = append(p.Tables, Table{Rows: [][]string{{long}, {"a\x00\u202Eb\xff"}}},
+		Table{Rows: make([][]string, 400)})
 	for i := range p.Tables[3].Rows {
 		p.Tables[3].Rows[i] = []string{long, long}
 	}
-	p.Pictures = []Picture{{Bars: make([]Bar, maxBars+3)}, {Bars: []Bar{{Parts: make([]Part, maxParts)}, {Parts: make([]Part, 1)}}}}
+	p.Pictures = []Picture{{Bars: make([]Bar, maxBars+3)},
+		{Bars: []Bar{{Parts: make([]Part, maxParts)}, {Parts: make([]Part, 1)}}}}
 	p.Pictures[1].Bars[0].Parts[0].Size, p.Pictures[1].Bars[0].Parts[1].Size = -1, 2
 	got := bound(p)
 	for i, want := range [][2]int{{maxRows, 0}, {maxRows, 7}, {2, 0}} {
@@ -159,7 +166,8 @@ func TestBounds(t *testing.T) {
 	if q := got.Tables[3]; q.More == 0 || q.More+len(q.Rows) != 400 || len(q.Rows)*2*maxCell > maxText {
 		t.Errorf("%d rows of long cells, %d more", len(q.Rows), q.More)
 	}
-	if q := got.Pictures; len(q[0].Bars) != maxBars || q[0].More != 3 || len(q[1].Bars) != 1 || q[1].More != 1 || len(q[1].Bars[0].Parts) != 1 || q[1].Bars[0].Parts[0].Size != 2 {
+	if q := got.Pictures; len(q[0].Bars) != maxBars || q[0].More != 3 || len(q[1].Bars) != 1 || q[1].More != 1 ||
+		len(q[1].Bars[0].Parts) != 1 || q[1].Bars[0].Parts[0].Size != 2 {
 		t.Errorf("%d and %d bars, %d and %d more, %v", len(q[0].Bars), len(q[1].Bars), q[0].More, q[1].More, q[1].Bars)
 	}
 	if b, err := json.Marshal(got); err != nil || len(b) > 4*maxText {
@@ -197,12 +205,16 @@ func TestCharts(t *testing.T) {
 		return c
 	}
 	hits, misses := counter("hits"), counter("misses")
-	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "seconds", Help: "Test.", Buckets: []float64{0.001, 0.002, 0.004}}, []string{"command"})
+	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "seconds", Help: "Test.",
+		Buckets: []float64{0.001, 0.002, 0.004}}, []string{"command"})
 	reg.MustRegister(seconds)
 	h := newHistory([]Chart{{"All", "", []Line{
-		{Name: "rate", Of: []string{"hits", "misses"}}, {Name: "share", Of: []string{"hits"}, Beside: []string{"misses"}},
-		{Name: "half", Of: []string{"seconds"}, Quantile: 0.5}, {Name: "most", Of: []string{"seconds"}, Quantile: 0.99}, {Name: "none", Of: []string{"other"}},
-		{Name: "level", Of: []string{"gauge"}, Level: true, Times: 0.5}, {Name: "twice", Of: []string{"hits"}, Times: 2},
+		{Name: "rate", Of: []string{"hits", "misses"}},
+		{Name: "share", Of: []string{"hits"}, Beside: []string{"misses"}},
+		{Name: "half", Of: []string{"seconds"}, Quantile: 0.5}, {Name: "most", Of: []string{"seconds"}, Quantile: 0.99},
+		{Name: "none", Of: []string{"other"}},
+		{Name: "level", Of: []string{"gauge"}, Level: true, Times: 0.5},
+		{Name: "twice", Of: []string{"hits"}, Times: 2},
 	}}})
 	level := prometheus.NewGauge(prometheus.GaugeOpts{Name: "gauge", Help: "Test."})
 	reg.MustRegister(level)
@@ -278,7 +290,8 @@ func TestServerCharts(t *testing.T) {
 	s.history.Load().add(fs)
 	s.Serving(func() error { return nil }, nil) // no answer is fresh
 	got := poll1(t, s).Charts
-	if len(got) != 1 || got[0].Title != "Tests" || got[0].EverySeconds != 10 || len(got[0].Lines[0].Values) != 1 || *got[0].Lines[0].Values[0] != 0 {
+	if len(got) != 1 || got[0].Title != "Tests" || got[0].EverySeconds != 10 || len(got[0].Lines[0].Values) != 1 ||
+		*got[0].Lines[0].Values[0] != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -337,7 +350,8 @@ func pageOf(n int) Page {
 		t.Rows[n%maxRows][1] = fmt.Sprint(n)
 		q := Picture{Title: fmt.Sprint("picture ", i)}
 		for j := range maxBars {
-			q.Bars = append(q.Bars, Bar{Label: fmt.Sprint(j), Parts: []Part{{"live", float64(j), "live"}, {"free", 1, "free"}}})
+			q.Bars = append(
+				q.Bars, Bar{Label: fmt.Sprint(j), Parts: []Part{{"live", float64(j), "live"}, {"free", 1, "free"}}})
 		}
 		q.Bars[n%maxBars].Parts[0].Size = float64(n)
 		p.Tables, p.Pictures = append(p.Tables, t), append(p.Pictures, q)
@@ -345,12 +359,14 @@ func pageOf(n int) Page {
 	return p
 }
 
-// BenchmarkPoll is what a Server does for polls of a large page, which happens at most once a second: it compares the page with the one
-// before, and tells what has changed.
+// BenchmarkPoll is what a Server does for polls of a large page, which happens at most once a second: it compares the
+// page with the one before, and tells what has changed.
 func BenchmarkPoll(b *testing.B) {
 	var p Page
 	s := &Server{}
-	st := &state{ready: func() error { return nil }, page: func(context.Context) (Page, error) { return p, nil }, ages: newAges()}
+	st := &state{ready: func() error {
+		return nil
+	}, page: func(context.Context) (Page, error) { return p, nil }, ages: newAges()}
 	s.state.Store(st)
 	size := 0
 	for n := 0; b.Loop(); n++ {
@@ -386,17 +402,20 @@ func follow(t *testing.T, was poll, n news) poll {
 	if n.Links != nil {
 		was.Links = *n.Links
 	}
-	was.Tables = append(append([]Table{}, was.Tables...), make([]Table, max(0, n.Tables.Count-len(was.Tables)))...)[:n.Tables.Count]
+	was.Tables = append(append([]Table{}, was.Tables...),
+		make([]Table, max(0, n.Tables.Count-len(was.Tables)))...)[:n.Tables.Count]
 	for _, x := range n.Tables.Changed {
 		at := &was.Tables[x.At]
 		at.Title, at.Header, at.More = x.Title, x.Header, x.More
-		at.Rows = append(append([][]string{}, at.Rows...), make([][]string, max(0, x.Rows.Count-len(at.Rows)))...)[:x.Rows.Count]
+		at.Rows = append(append([][]string{}, at.Rows...),
+			make([][]string, max(0, x.Rows.Count-len(at.Rows)))...)[:x.Rows.Count]
 		for _, r := range x.Rows.Changed {
 			at.Rows[r.At] = nil
 			again(r.Is, &at.Rows[r.At])
 		}
 	}
-	was.Pictures = append(append([]Picture{}, was.Pictures...), make([]Picture, max(0, n.Pictures.Count-len(was.Pictures)))...)[:n.Pictures.Count]
+	was.Pictures = append(append([]Picture{}, was.Pictures...),
+		make([]Picture, max(0, n.Pictures.Count-len(was.Pictures)))...)[:n.Pictures.Count]
 	for _, x := range n.Pictures.Changed {
 		at := &was.Pictures[x.At]
 		at.Title, at.More = x.Title, x.More
@@ -409,8 +428,8 @@ func follow(t *testing.T, was poll, n news) poll {
 	return was
 }
 
-// A page that names the state that it has seen is told what has changed since and nothing else; put together it is all that there is, whatever
-// comes, goes and changes, and however many states were missed.
+// A page that names the state that it has seen is told what has changed since and nothing else; put together it is all
+// that there is, whatever comes, goes and changes, and however many states were missed.
 func TestNews(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	word := func() string { return fmt.Sprint("w", random.IntN(3)) }
@@ -440,7 +459,9 @@ func TestNews(t *testing.T) {
 	var linked []Link
 	s := &Server{}
 	s.Linked(func() []Link { return linked })
-	st := &state{ready: func() error { return nil }, page: func(context.Context) (Page, error) { return now, nil }, ages: newAges()}
+	st := &state{ready: func() error {
+		return nil
+	}, page: func(context.Context) (Page, error) { return now, nil }, ages: newAges()}
 	s.state.Store(st)
 	ask := func(seen string, to any) {
 		t.Helper()
@@ -459,9 +480,11 @@ func TestNews(t *testing.T) {
 			linked = []Link{{"gateway", word(), "10.0.0.1:1", false}}
 		}
 		st.at = time.Time{}
-		for _, seen := range []string{"", "?", "1", st.ages.name, st.ages.name + ".0", fmt.Sprint(st.ages.name, ".", i+2), "other.1"} {
+		for _, seen := range []string{"", "?", "1", st.ages.name, st.ages.name + ".0",
+			fmt.Sprint(st.ages.name, ".", i+2), "other.1"} {
 			var all poll
-			if ask(seen, &all); all.Role != s.o.Role || all.Seen != fmt.Sprint(st.ages.name, ".", i+1) || all.Tables == nil {
+			if ask(seen, &all); all.Role != s.o.Role || all.Seen != fmt.Sprint(st.ages.name, ".", i+1) ||
+				all.Tables == nil {
 				t.Fatalf("%q: %+v", seen, all)
 			}
 			told = append(told[:i], all)
@@ -480,10 +503,12 @@ func TestNews(t *testing.T) {
 			ask(told[from].Seen, &n)
 			got := follow(t, was, n)
 			text, err2 := json.Marshal(got.Page)
-			if err != nil || err2 != nil || string(text) != string(want) || !slices.Equal(got.Links, told[i].Links) || n.Since != told[from].Seen {
+			if err != nil || err2 != nil || string(text) != string(want) || !slices.Equal(got.Links, told[i].Links) ||
+				n.Since != told[from].Seen {
 				t.Fatalf("from state %d to %d:\n%s, want\n%s", from, i, text, want)
 			}
-			if from == i && (n.Health != nil || n.Links != nil || n.Charts != nil || len(n.Tables.Changed)+len(n.Pictures.Changed) > 0) {
+			if from == i && (n.Health != nil || n.Links != nil || n.Charts != nil || len(n.Tables.Changed)+
+				len(n.Pictures.Changed) > 0) {
 				t.Fatalf("nothing has changed, but %+v", n)
 			}
 		}
@@ -493,11 +518,16 @@ func TestNews(t *testing.T) {
 // A page leads to others by nothing but a host and a port, and what their processes call themselves is text.
 func TestLinks(t *testing.T) {
 	for addr, want := range map[string]bool{
-		"10.0.0.1:7481": true, "m1.example:80": true, "my_host:1": true, "[2001:db8::1]:7481": true, "localhost:65535": true,
-		"": false, "m1": false, ":80": false, "0.0.0.0:80": false, "[::]:80": false, "m1:0": false, "m1:65536": false, "m1:+80": false, "m1:080": false, "m1:http": false,
+		"10.0.0.1:7481": true, "m1.example:80": true, "my_host:1": true, "[2001:db8::1]:7481": true,
+		"localhost:65535": true,
+		"":                false, "m1": false, ":80": false, "0.0.0.0:80": false, "[::]:80": false, "m1:0": false,
+		"m1:65536": false,
+		"m1:+80":   false, "m1:080": false, "m1:http": false,
 		"javascript:alert(1)": false, "javascript:1": true, // a host of that name: the scheme is ours
-		"a/b:80": false, "a@b:80": false, "a b:80": false, "a#b:80": false, "a?b:80": false, "a%2e:80": false, `a"b:80`: false, "a<b:80": false, "é:80": false, "-a:80": false,
-		"[fe80::1%eth0]:80": false, "[::ffff:1.2.3.4]:80": false, "010.0.0.1:80": true, strings.Repeat("a", 300) + ":80": false, "a:80\n": false, "a\x00:80": false,
+		"a/b:80": false, "a@b:80": false, "a b:80": false, "a#b:80": false, "a?b:80": false, "a%2e:80": false,
+		`a"b:80`: false, "a<b:80": false, "é:80": false, "-a:80": false,
+		"[fe80::1%eth0]:80": false, "[::ffff:1.2.3.4]:80": false, "010.0.0.1:80": true, strings.Repeat("a", 300) +
+			":80": false, "a:80\n": false, "a\x00:80": false,
 	} {
 		if IsAddr(addr) != want {
 			t.Errorf("%q: %v", addr, !want)
@@ -505,7 +535,8 @@ func TestLinks(t *testing.T) {
 	}
 	s := start(t, Options{})
 	s.Linked(func() []Link {
-		return []Link{{"memnode", odd, "10.0.0.1:7481", false}, {"gateway", "g", "[2001:db8::1]:7483", true}, {"memnode", "bad", `"><script>:80`, false}}
+		return []Link{{"memnode", odd, "10.0.0.1:7481", false}, {"gateway", "g", "[2001:db8::1]:7483", true},
+			{"memnode", "bad", `"><script>:80`, false}}
 	})
 	want := []linkData{{"memnode", odd, "http://10.0.0.1:7481/"}, {"gateway", "g", "https://[2001:db8::1]:7483/"}}
 	if got := poll1(t, s).Links; !slices.Equal(got, want) {

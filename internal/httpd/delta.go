@@ -43,9 +43,15 @@ func (a *ages) next(last, p *Page, charts bool) {
 	sameFrame := func(x, y *Table) bool {
 		return x.Title == y.Title && x.More == y.More && len(x.Rows) == len(y.Rows) && slices.Equal(x.Header, y.Header)
 	}
-	a.tables = nextParts(a.tables, a.now, last.Tables, p.Tables, sameFrame, func(t *Table) [][]string { return t.Rows }, slices.Equal[[]string])
-	sameTitle := func(x, y *Picture) bool { return x.Title == y.Title && x.More == y.More && len(x.Bars) == len(y.Bars) }
-	a.pictures = nextParts(a.pictures, a.now, last.Pictures, p.Pictures, sameTitle, func(p *Picture) []Bar { return p.Bars }, sameBar)
+	a.tables = nextParts(a.tables, a.now, last.Tables, p.Tables, sameFrame, func(t *Table) [][]string {
+		return t.Rows
+	}, slices.Equal[[]string])
+	sameTitle := func(x, y *Picture) bool {
+		return x.Title == y.Title && x.More == y.More && len(x.Bars) == len(y.Bars)
+	}
+	a.pictures = nextParts(a.pictures, a.now, last.Pictures, p.Pictures, sameTitle, func(p *Picture) []Bar {
+		return p.Bars
+	}, sameBar)
 }
 
 func sameBar(x, y Bar) bool {
@@ -53,7 +59,8 @@ func sameBar(x, y Bar) bool {
 }
 
 // nextParts gives the ages of parts, of which those before had the given ones.
-func nextParts[P, R any](ages []partAges, now uint64, last, parts []P, sameFrame func(x, y *P) bool, rows func(*P) []R, sameRow func(x, y R) bool) []partAges {
+func nextParts[P, R any](ages []partAges, now uint64, last, parts []P, sameFrame func(x, y *P) bool, rows func(*P) []R,
+	sameRow func(x, y R) bool) []partAges {
 	ages = slices.Grow(ages[:min(len(ages), len(parts))], len(parts))[:len(parts)]
 	for i := range parts {
 		var before []R

@@ -71,7 +71,8 @@ type sum struct {
 	buckets map[float64]uint64 // cumulative, by upper bound
 }
 
-// of gives a family's sums. A family that is not there yet has counted nothing: one with labels comes with what it counts.
+// of gives a family's sums. A family that is not there yet has counted nothing: one with labels comes with what it
+// counts.
 func (s sample) of(name string) *sum {
 	if u := s[name]; u != nil {
 		return u
@@ -213,7 +214,8 @@ func only(v float64, known bool) *float64 {
 	return &v
 }
 
-// quantile takes the values of a bucket for evenly spread, and those above all bounds for as great as the greatest bound.
+// quantile takes the values of a bucket for evenly spread, and those above all bounds for as great as the greatest
+// bound.
 func (l Line) quantile(a, b sample) *float64 {
 	total, grown := 0.0, make(map[float64]float64)
 	for _, name := range l.Of {

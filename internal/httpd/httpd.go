@@ -6,8 +6,8 @@
 // question whether the role is ready, and a [Page]. Start with [Start] and [Server]. A Server's methods may be called
 // concurrently. A Server owns its listener and connections from Start until Close.
 //
-// With TLS, and at an address that others can reach, who asks for more than /healthz and /readyz has to be an operator. On loopback
-// requests are answered that name localhost or an address as their host, and no others.
+// With TLS, and at an address that others can reach, who asks for more than /healthz and /readyz has to be an operator.
+// On loopback requests are answered that name localhost or an address as their host, and no others.
 //
 // It changes nothing, whatever it is asked. /debug/pprof/cmdline is left out, since a
 // command line may hold a password.
@@ -90,7 +90,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Light: true, Logger: o.Logger})
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true,
+		Light: true, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +99,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{o: o, door: door, lis: lis, reg: prometheus.NewRegistry(), began: time.Now(), done: make(chan struct{})}
+	s := &Server{o: o, door: door, lis: lis, reg: prometheus.NewRegistry(), began: time.Now(),
+		done: make(chan struct{})}
 	s.Serving(func() error { return errStarting }, nil)
 	s.reg.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -106,7 +108,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 			Name: "kvd_build_info", Help: "1, with the role, its version and Go's.",
 			ConstLabels: prometheus.Labels{"role": o.Role, "version": o.Version, "goversion": runtime.Version()},
 		}, func() float64 { return 1 }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvd_ready", Help: "1 while /readyz says that the role serves, else 0."}, func() float64 {
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvd_ready", Help: "1 while /readyz says that the role " +
+			"serves, else 0."}, func() float64 {
 			if s.state.Load().ready() != nil {
 				return 0
 			}
@@ -116,10 +119,12 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	errs := slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn)
 	guests := s.door.Listen(lis)
 	s.http = &http.Server{
-		Handler: newCrowd().handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
+		Handler: newCrowd().handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout,
+		ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs, Protocols: new(http.Protocols),
 	}
-	// A connection is busy while its request is answered, so it has one at a time; see crowd. Programs as make builds them have no HTTP/2.
+	// A connection is busy while its request is answered, so it has one at a time; see crowd. Programs as make builds
+	// them have no HTTP/2.
 	s.http.Protocols.SetHTTP1(true)
 	go func() {
 		defer close(s.done)
@@ -235,17 +240,20 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 }
 
 // policy lets the page load its own script, style and state, and nothing of any other host.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; " +
+	"form-action 'none'; frame-ancestors 'none'"
 
 // errNoProfiles is why profiles are not given: they take CPU time, and show what the process is doing.
-var errNoProfiles = errors.New("profiles are for operators, whom nobody knows without TLS: set tls.ca, tls.cert and tls.key, or let http-listen be loopback")
+var errNoProfiles = errors.New("profiles are for operators, whom nobody knows without TLS: set tls.ca, tls.cert and " +
+	"tls.key, or let http-listen be loopback")
 
-// errForeignHost is why a request with another host is not answered on loopback. A browser sends such a one for a page of another
-// host, whose name was made to mean this machine, and would give that page the answer.
-var errForeignHost = errors.New("this process serves its own machine alone: ask for localhost or a literal address, as in http://127.0.0.1:PORT, and for no other name")
+// errForeignHost is why a request with another host is not answered on loopback. A browser sends such a one for a page
+// of another host, whose name was made to mean this machine, and would give that page the answer.
+var errForeignHost = errors.New("this process serves its own machine alone: ask for localhost or a literal address, " +
+	"as in http://127.0.0.1:PORT, and for no other name")
 
-// isLocal reports whether a request's Host, with or without a port, is localhost or an address: no name that somebody else could have
-// chosen.
+// isLocal reports whether a request's Host, with or without a port, is localhost or an address: no name that somebody
+// else could have chosen.
 func isLocal(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

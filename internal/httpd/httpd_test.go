@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -84,7 +84,8 @@ func TestMetrics(t *testing.T) {
 	}
 	c.Add(3)
 	_, b, _ := get(t, s, "/metrics")
-	for _, w := range []string{"kvd_test_total 3\n", `kvd_build_info{goversion="go1.`, `role="gateway"`, "go_goroutines ", "process_resident_memory_bytes "} {
+	for _, w := range []string{"kvd_test_total 3\n", `kvd_build_info{goversion="go1.`, `role="gateway"`,
+		"go_goroutines ", "process_resident_memory_bytes "} {
 		if !strings.Contains(b, w) {
 			t.Errorf("metrics lack %q", w)
 		}
@@ -94,8 +95,9 @@ func TestMetrics(t *testing.T) {
 func TestPaths(t *testing.T) {
 	s := start(t, Options{})
 	for path, want := range map[string]int{
-		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200, "/debug/pprof/profile?seconds=1": 200,
-		"/": 200, "/state.json": 200, "/console.js": 200, "/console.css": 200,
+		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200,
+		"/debug/pprof/profile?seconds=1": 200,
+		"/":                              200, "/state.json": 200, "/console.js": 200, "/console.css": 200,
 		"/debug/pprof/cmdline": 404, "/none": 404, "/metrics/x": 404,
 	} {
 		if code, _, _ := get(t, s, path); code != want {
@@ -147,7 +149,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetDeadline(time.Now().Add(waiting.Limit)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(testutil.Limit)); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(c, q) // it may be hung up on
@@ -186,7 +188,7 @@ func TestCrowd(t *testing.T) {
 				defer c.Close()
 				go io.WriteString(c, say)
 			}
-			probe := http.Client{Timeout: waiting.Limit, Transport: &http.Transport{DisableKeepAlives: true}}
+			probe := http.Client{Timeout: testutil.Limit, Transport: &http.Transport{DisableKeepAlives: true}}
 			for range 20 {
 				for _, path := range []string{"/healthz", "/readyz"} {
 					began := time.Now()
@@ -209,7 +211,9 @@ func TestAbortedScrape(t *testing.T) {
 	var log buffer
 	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for i := range 500 { // more than sockets hold
-		if err := s.Register(prometheus.NewCounter(prometheus.CounterOpts{Name: fmt.Sprint("kvd_test_", i, "_total"), Help: strings.Repeat("x", 20_000)})); err != nil {
+		if err := s.Register(
+			prometheus.NewCounter(prometheus.CounterOpts{Name: fmt.Sprint("kvd_test_", i, "_total"),
+				Help: strings.Repeat("x", 20_000)})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -224,17 +228,14 @@ func TestAbortedScrape(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	for until := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
+	testutil.Until(t, "it is told", func() bool {
 		text := log.String()
-		if n := strings.Count(text, "\n"); n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
+		n := strings.Count(text, "\n")
+		if n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
 			t.Fatalf("%d lines: %s", n, text)
-		} else if n == 1 {
-			break
 		}
-		if time.Now().After(until) {
-			t.Fatal("it is not told at all")
-		}
-	}
+		return n == 1
+	})
 	if code, _, _ := get(t, s, "/healthz"); code != 200 {
 		t.Errorf("afterwards: %d", code)
 	}

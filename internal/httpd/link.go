@@ -35,7 +35,8 @@ func (l Link) href() string {
 	return scheme + l.Addr + "/"
 }
 
-// IsAddr tells whether addr is host:port, of a host that can be called, and has no character that is not needed for that.
+// IsAddr tells whether addr is host:port, of a host that can be called, and has no character that is not needed for
+// that.
 func IsAddr(addr string) bool {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || len(addr) > 256 {

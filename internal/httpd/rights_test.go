@@ -17,15 +17,16 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
-// TestRights: everybody with a certificate may ask about health, and operators alone about the rest, on loopback too. Without TLS
-// everybody may, but for profiles beyond loopback.
+// TestRights: everybody with a certificate may ask about health, and operators alone about the rest, on loopback too.
+// Without TLS everybody may, but for profiles beyond loopback.
 func TestRights(t *testing.T) {
 	a := identitytest.New(t)
 	of := func(role string) *tls.Config { return a.Config(a.Role(role, "it")) }
 	unit := a.Config(a.Leaf(func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "ann", OrganizationalUnit: []string{"sre"}}
 	}))
-	private := []string{"/", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/symbol", "/debug/pprof/trace?seconds=0.01", "/debug/pprof/cmdline", "/none"}
+	private := []string{"/", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/symbol",
+		"/debug/pprof/trace?seconds=0.01", "/debug/pprof/cmdline", "/none"}
 	health := []string{"/healthz", "/readyz"}
 	const denied = "spiffe://test.example/kvd/client/it has the role client, and "
 	for _, tc := range []struct {
@@ -50,7 +51,9 @@ func TestRights(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var log buffer
-			o := Options{Addr: tc.addr, Identities: identity.Mapping{Units: map[string]identity.Role{"sre": identity.Operator}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			o := Options{Addr: tc.addr, Identities: identity.Mapping{
+				Units: map[string]identity.Role{"sre": identity.Operator}},
+				Logger: slog.New(slog.NewTextHandler(&log, nil))}
 			scheme := "http"
 			if tc.tls {
 				o.TLS = of("gateway")
@@ -71,7 +74,8 @@ func TestRights(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer r.Body.Close()
-				if r.ProtoMajor != 1 { // a connection with several requests at a time counted as idle when the first is answered
+				if r.ProtoMajor != 1 {
+					// a connection with several requests at a time counted as idle when the first is answered
 					t.Errorf("%s: %s", path, r.Proto)
 				}
 				b, err := io.ReadAll(r.Body)
@@ -109,12 +113,14 @@ func TestRights(t *testing.T) {
 func TestRefusalIsShort(t *testing.T) {
 	a := identitytest.New(t)
 	var log buffer
-	s := start(t, Options{Addr: "0.0.0.0:0", TLS: a.Config(a.Role("memnode", "m")), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := start(t, Options{Addr: "0.0.0.0:0", TLS: a.Config(a.Role("memnode", "m")),
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	_, port, err := net.SplitHostPort(s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := http.Client{Transport: &http.Transport{TLSClientConfig: a.Config(a.Role("client", "eve")), DisableKeepAlives: true}}
+	c := http.Client{Transport: &http.Transport{TLSClientConfig: a.Config(a.Role("client", "eve")),
+		DisableKeepAlives: true}}
 	r, err := c.Get("https://127.0.0.1:" + port + "/" + strings.Repeat("x", 8000))
 	if err != nil {
 		t.Fatal(err)
@@ -129,15 +135,16 @@ func TestRefusalIsShort(t *testing.T) {
 	}
 }
 
-// TestForeignHost: on loopback no path answers a request for another name, as a browser sends it for a page whose name was made to
-// mean this machine. Elsewhere names are the operator's choice.
+// TestForeignHost: on loopback no path answers a request for another name, as a browser sends it for a page whose name
+// was made to mean this machine. Elsewhere names are the operator's choice.
 func TestForeignHost(t *testing.T) {
 	a := identitytest.New(t)
 	for _, at := range []struct {
 		addr string
 		tls  bool
 		any  bool // every name is answered
-	}{{"127.0.0.1:0", false, false}, {"127.0.0.1:0", true, false}, {"[::1]:0", false, false}, {"0.0.0.0:0", false, true}, {"0.0.0.0:0", true, true}} {
+	}{{"127.0.0.1:0", false, false}, {"127.0.0.1:0", true, false}, {"[::1]:0", false, false},
+		{"0.0.0.0:0", false, true}, {"0.0.0.0:0", true, true}} {
 		t.Run(fmt.Sprint(at.addr, " tls ", at.tls), func(t *testing.T) {
 			o, c, scheme := Options{Addr: at.addr}, http.Client{}, "http://"
 			if at.tls {
@@ -163,11 +170,15 @@ func TestForeignHost(t *testing.T) {
 			if at.addr[0] == '[' {
 				to = "[::1]:" + port
 			}
-			for _, path := range []string{"/", "/metrics", "/state.json", "/healthz", "/readyz", "/console.js", "/debug/pprof/", "/debug/pprof/symbol", "/none"} {
+			for _, path := range []string{"/", "/metrics", "/state.json", "/healthz", "/readyz", "/console.js",
+				"/debug/pprof/", "/debug/pprof/symbol", "/none"} {
 				for host, local := range map[string]bool{
-					"localhost": true, "localhost:" + port: true, "LOCALHOST": true, "127.0.0.1": true, "127.0.0.1:" + port: true, "127.1.2.3:9": true, "[::1]": true, "[::1]:" + port: true,
-					"10.0.0.9:80": true, "evil.example": false, "evil.example:" + port: false, "localhost.evil.example": false, "127.0.0.1.evil.example": false, "localhost.": false,
-					"evil.localhost": false, "127.1": false, "2130706433": false, "0x7f000001": false, "[evil.example]:80": false, ":" + port: false, "127.0.0.1@evil.example": false,
+					"localhost": true, "localhost:" + port: true, "LOCALHOST": true, "127.0.0.1": true, "127.0.0.1:" +
+						port: true, "127.1.2.3:9": true, "[::1]": true, "[::1]:" + port: true,
+					"10.0.0.9:80": true, "evil.example": false, "evil.example:" + port: false,
+					"localhost.evil.example": false, "127.0.0.1.evil.example": false, "localhost.": false,
+					"evil.localhost": false, "127.1": false, "2130706433": false, "0x7f000001": false,
+					"[evil.example]:80": false, ":" + port: false, "127.0.0.1@evil.example": false,
 				} {
 					q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, scheme+to+path, nil)
 					if err != nil {

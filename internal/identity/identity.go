@@ -160,7 +160,8 @@ func ParseMapping(trustDomain string, units []string) (Mapping, error) {
 	m := Mapping{TrustDomain: trustDomain}
 	if trustDomain != "" {
 		if td, err := spiffeid.TrustDomainFromString(trustDomain); err != nil || td.Name() != trustDomain {
-			return Mapping{}, fmt.Errorf("trust domain %.80q: want a name of lower-case letters, digits, dots, dashes and underscores, such as prod.example.org", trustDomain)
+			return Mapping{}, fmt.Errorf("trust domain %.80q: want a name of lower-case letters, digits, dots, "+
+				"dashes and underscores, such as prod.example.org", trustDomain)
 		}
 		if len(trustDomain) > MaxNameBytes {
 			return Mapping{}, fmt.Errorf("trust domain of %d bytes, want at most %d", len(trustDomain), MaxNameBytes)
@@ -192,9 +193,11 @@ func (m Mapping) Form() string {
 	if td == "" {
 		td = "TRUST-DOMAIN"
 	}
-	s := fmt.Sprintf("want the URI spiffe://%s/kvd/ROLE/NAME among its subject alternative names, ROLE one of %v", td, Every)
+	s := fmt.Sprintf("want the URI spiffe://%s/kvd/ROLE/NAME among its subject alternative names, ROLE one of %v", td,
+		Every)
 	if len(m.Units) > 0 {
-		s += fmt.Sprintf("; or a subject with a common name and one of the organizational units %s", strings.Join(slices.Sorted(maps.Keys(m.Units)), ", "))
+		s += fmt.Sprintf("; or a subject with a common name and one of the organizational units %s",
+			strings.Join(slices.Sorted(maps.Keys(m.Units)), ", "))
 	}
 	return s
 }
@@ -203,7 +206,8 @@ func (m Mapping) Form() string {
 // ErrUnidentified and says which form is expected.
 func (m Mapping) OfCertificate(c *x509.Certificate) (Identity, error) {
 	fail := func(format string, args ...any) (Identity, error) {
-		return Identity{}, fmt.Errorf("%w: %s (subject %.128q): %s", ErrUnidentified, fmt.Sprintf(format, args...), c.Subject, m.Form())
+		return Identity{}, fmt.Errorf("%w: %s (subject %.128q): %s", ErrUnidentified, fmt.Sprintf(format, args...),
+			c.Subject, m.Form())
 	}
 	var ids []spiffeid.ID
 	for _, u := range c.URIs {

@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // subject gives a certificate a common name and organizational units.
@@ -36,37 +37,59 @@ func TestOfCertificate(t *testing.T) {
 		cert []func(*x509.Certificate)
 		want string // the identity, or part of the error after "error: "
 	}{
-		{"directory", none, []func(*x509.Certificate){id("spiffe://prod.example/kvd/directory/d1")}, "spiffe://prod.example/kvd/directory/d1"},
-		{"client", none, []func(*x509.Certificate){id("spiffe://prod.example/kvd/client/team-a.app_1")}, "spiffe://prod.example/kvd/client/team-a.app_1"},
-		{"trust domain", only, []func(*x509.Certificate){id("spiffe://prod.example/kvd/archive/a")}, "spiffe://prod.example/kvd/archive/a"},
-		{"longest name", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/" + exact)}, "spiffe://p/kvd/client/" + exact},
-		{"another trust domain", only, []func(*x509.Certificate){id("spiffe://test.example/kvd/operator/eve")}, "error: another trust domain"},
-		{"a trust domain that begins alike", only, []func(*x509.Certificate){id("spiffe://prod.example.org/kvd/operator/eve")}, "error: another trust domain"},
+		{"directory", none, []func(*x509.Certificate){id("spiffe://prod.example/kvd/directory/d1")},
+			"spiffe://prod.example/kvd/directory/d1"},
+		{"client", none, []func(*x509.Certificate){id("spiffe://prod.example/kvd/client/team-a.app_1")},
+			"spiffe://prod.example/kvd/client/team-a.app_1"},
+		{"trust domain", only, []func(*x509.Certificate){id("spiffe://prod.example/kvd/archive/a")},
+			"spiffe://prod.example/kvd/archive/a"},
+		{"longest name", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/" + exact)},
+			"spiffe://p/kvd/client/" + exact},
+		{"another trust domain", only, []func(*x509.Certificate){id("spiffe://test.example/kvd/operator/eve")},
+			"error: another trust domain"},
+		{"a trust domain that begins alike", only, []func(*x509.Certificate){
+			id("spiffe://prod.example.org/kvd/operator/eve")}, "error: another trust domain"},
 		{"no id", none, nil, "error: no SPIFFE id"},
-		{"two ids", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/a"), id("spiffe://p/kvd/operator/a")}, "error: 2 SPIFFE ids"},
+		{"two ids", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/a"), id("spiffe://p/kvd/operator/a")},
+			"error: 2 SPIFFE ids"},
 		{"unknown role", none, []func(*x509.Certificate){id("spiffe://p/kvd/root/a")}, `error: role "root"`},
-		{"role in capitals", none, []func(*x509.Certificate){id("spiffe://p/kvd/Operator/a")}, `error: role "Operator"`},
-		{"another service's", none, []func(*x509.Certificate){id("spiffe://p/ns/kvd/sa/operator")}, "error: its path is not /kvd/ROLE/NAME"},
-		{"no name", none, []func(*x509.Certificate){id("spiffe://p/kvd/operator")}, "error: its path is not /kvd/ROLE/NAME"},
-		{"too many parts", none, []func(*x509.Certificate){id("spiffe://p/kvd/operator/a/b")}, "error: its path is not /kvd/ROLE/NAME"},
-		{"dots", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/../operator/a")}, "error: path cannot contain dot segments"},
-		{"name too long", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/" + long)}, "error: name of 65 bytes"},
-		{"trust domain too long", none, []func(*x509.Certificate){id("spiffe://" + long + "/kvd/client/a")}, "error: trust domain of 65 bytes"},
-		{"a query", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/a?x=1")}, "error: path segment characters"},
-		{"the scheme in capitals", none, []func(*x509.Certificate){id("SPIFFE://p/kvd/client/a")}, "spiffe://p/kvd/client/a"},
+		{"role in capitals", none, []func(*x509.Certificate){id("spiffe://p/kvd/Operator/a")},
+			`error: role "Operator"`},
+		{"another service's", none, []func(*x509.Certificate){id("spiffe://p/ns/kvd/sa/operator")},
+			"error: its path is not /kvd/ROLE/NAME"},
+		{"no name", none, []func(*x509.Certificate){id("spiffe://p/kvd/operator")},
+			"error: its path is not /kvd/ROLE/NAME"},
+		{"too many parts", none, []func(*x509.Certificate){id("spiffe://p/kvd/operator/a/b")},
+			"error: its path is not /kvd/ROLE/NAME"},
+		{"dots", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/../operator/a")},
+			"error: path cannot contain dot segments"},
+		{"name too long", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/" + long)},
+			"error: name of 65 bytes"},
+		{"trust domain too long", none, []func(*x509.Certificate){id("spiffe://" + long + "/kvd/client/a")},
+			"error: trust domain of 65 bytes"},
+		{"a query", none, []func(*x509.Certificate){id("spiffe://p/kvd/client/a?x=1")},
+			"error: path segment characters"},
+		{"the scheme in capitals", none, []func(*x509.Certificate){id("SPIFFE://p/kvd/client/a")},
+			"spiffe://p/kvd/client/a"},
 		{"another URI", none, []func(*x509.Certificate){id("https://p/kvd/operator/a")}, "error: no SPIFFE id"},
 
 		{"unit", byOU, []func(*x509.Certificate){subject("m1", "storage")}, "memnode/m1"},
 		{"units that mean nothing", byOU, []func(*x509.Certificate){subject("m1", "berlin", "storage")}, "memnode/m1"},
 		{"units of one role", byOU, []func(*x509.Certificate){subject("ann", "sre", "ops")}, "operator/ann"},
-		{"units of two roles", byOU, []func(*x509.Certificate){subject("ann", "storage", "ops")}, "error: mean the roles operator and memnode"},
-		{"no unit that means a role", byOU, []func(*x509.Certificate){subject("ann", "sales")}, "error: no organizational unit that means a role"},
+		{"units of two roles", byOU, []func(*x509.Certificate){subject("ann", "storage", "ops")},
+			"error: mean the roles operator and memnode"},
+		{"no unit that means a role", byOU, []func(*x509.Certificate){subject("ann", "sales")},
+			"error: no organizational unit that means a role"},
 		{"unit without mapping", none, []func(*x509.Certificate){subject("ann", "ops")}, "error: no SPIFFE id"},
 		{"unit without name", byOU, []func(*x509.Certificate){subject("", "ops")}, "error: common name of 0 bytes"},
-		{"a name with a slash", byOU, []func(*x509.Certificate){subject("a/b", "ops")}, "error: printable characters and no slash"},
-		{"a name that terminals obey", byOU, []func(*x509.Certificate){subject("a\x1b[2J", "ops")}, "error: printable characters and no slash"},
-		{"an id that is none before a unit", byOU, []func(*x509.Certificate){subject("ann", "ops"), id("spiffe://p/other")}, "error: its path is not /kvd/ROLE/NAME"},
-		{"an id before a unit", byOU, []func(*x509.Certificate){subject("ann", "ops"), id("spiffe://p/kvd/client/a")}, "spiffe://p/kvd/client/a"},
+		{"a name with a slash", byOU, []func(*x509.Certificate){subject("a/b", "ops")},
+			"error: printable characters and no slash"},
+		{"a name that terminals obey", byOU, []func(*x509.Certificate){subject("a\x1b[2J", "ops")},
+			"error: printable characters and no slash"},
+		{"an id that is none before a unit", byOU, []func(*x509.Certificate){
+			subject("ann", "ops"), id("spiffe://p/other")}, "error: its path is not /kvd/ROLE/NAME"},
+		{"an id before a unit", byOU, []func(*x509.Certificate){subject("ann", "ops"), id("spiffe://p/kvd/client/a")},
+			"spiffe://p/kvd/client/a"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.m.OfCertificate(a.Leaf(tc.cert...).Leaf)
@@ -113,7 +136,8 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%v is parsed to %v, %v", r, got, err)
 		}
 	}
-	if s := identity.RolesOf(identity.Operator, identity.Directory); s.String() != "directory, operator" || s.Has(0) || s.Has(identity.Client) {
+	if s := identity.RolesOf(identity.Operator, identity.Directory); s.String() != "directory, operator" || s.Has(0) ||
+		s.Has(identity.Client) {
 		t.Errorf("the set is %v", s)
 	}
 	for _, s := range []string{"", "Role(0)", "root"} {
@@ -141,7 +165,8 @@ func TestOfConnection(t *testing.T) {
 	if !errors.As(err, &denied) || denied.Identity != i || i.Name != "app" {
 		t.Fatalf("%v, %v", i, err)
 	}
-	if want := "spiffe://test.example/kvd/client/app has the role client, and DrainNode is for operator"; err.Error() != want {
+	if want := "spiffe://test.example/kvd/client/app has the role client, and DrainNode is for operator"; err.Error() !=
+		want {
 		t.Errorf("%q, want %q", err, want)
 	}
 }
@@ -178,11 +203,7 @@ func TestRequire(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var m identity.Mapping
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
+			l := testutil.Listen(t)
 			y, err := net.Dial("tcp", l.Addr().String())
 			if err != nil {
 				t.Fatal(err)

@@ -18,7 +18,7 @@ const (
 )
 
 // GroupsOf are the groups of a certificate that has been verified, sorted: the organizations (O) of its
-// subject. Names are as long as those of identities, printable and without a slash; an error
+// subject. Names have the bounds of identities' names, are printable and have no slash; an error
 // matches ErrUnidentified.
 func GroupsOf(c *x509.Certificate) ([]string, error) {
 	fail := func(format string, args ...any) ([]string, error) {
@@ -47,7 +47,8 @@ func GroupsOfConnection(cs *tls.ConnectionState) ([]string, error) {
 
 // CheckWho accepts whoever may stand in an access list: an identity as String gives it, or group:NAME.
 func CheckWho(who string) error {
-	const want = "want spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, ROLE/NAME of a certificate without a SPIFFE id, or group:NAME"
+	const want = "want spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, ROLE/NAME of a certificate without a SPIFFE id, or " +
+		"group:NAME"
 	if group, ok := strings.CutPrefix(who, GroupPrefix); ok {
 		if err := checkName(group); err != nil {
 			return fmt.Errorf("%.160q: the name of a group %w", who, err)

@@ -48,7 +48,8 @@ func TestCheckWho(t *testing.T) {
 
 // An identity of a certificate may stand in an access list as it is.
 func TestCheckWhoTakesIdentities(t *testing.T) {
-	for _, i := range []identity.Identity{{TrustDomain: "p.example", Role: identity.Client, Name: "a"}, {Role: identity.Gateway, Name: "g 1"}} {
+	for _, i := range []identity.Identity{{TrustDomain: "p.example", Role: identity.Client, Name: "a"},
+		{Role: identity.Gateway, Name: "g 1"}} {
 		if err := identity.CheckWho(i.String()); err != nil {
 			t.Error(err)
 		}
@@ -77,9 +78,12 @@ func TestGroupsOf(t *testing.T) {
 		{"a line break", organizations("a\nb"), nil, "want printable characters"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cert := a.Role("client", "a", func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: "a", Organization: tc.in} })
+			cert := a.Role("client", "a", func(c *x509.Certificate) {
+				c.Subject = pkix.Name{CommonName: "a", Organization: tc.in}
+			})
 			got, err := identity.GroupsOf(cert.Leaf)
-			if !slices.Equal(got, tc.want) || (err == nil) != (tc.error == "") || err != nil && (!errors.Is(err, identity.ErrUnidentified) || !strings.Contains(err.Error(), tc.error)) {
+			if !slices.Equal(got, tc.want) || (err == nil) != (tc.error == "") || err != nil &&
+				(!errors.Is(err, identity.ErrUnidentified) || !strings.Contains(err.Error(), tc.error)) {
 				t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.error)
 			}
 		})

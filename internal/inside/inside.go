@@ -30,18 +30,20 @@ type Tools interface {
 	Locate(key []byte) (Location, error)
 	// ReadRaw reads n bytes at offset off of one replica's region, both in bytes. They may change while they are read.
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
-	// LastUse is how long ago the use of key was last noted; noted is false if the namespace's placement groups keep no such notes, as only
-	// caches do. 0: it is not known, or just now. The error is ErrNotFound of package client without such a key.
+	// LastUse is how long ago the use of key was last noted; noted is false if the namespace's placement groups keep no
+	// such notes, as only caches do. 0: it is not known, or just now. The error is ErrNotFound of package client
+	// without such a key.
 	LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error)
-	// Memory is how many bytes records take in the namespace, of all sessions, as the directory and this Client know it; how many they may take, 0 if
-	// that is not known yet; and whether the namespace evicts. It asks nobody.
+	// Memory is how many bytes records take in the namespace, of all sessions, as the directory and this Client know
+	// it; how many they may take, 0 if that is not known yet; and whether the namespace evicts. It asks nobody.
 	Memory() (used, most uint64, evicts bool)
 	// Session is the id of the session in force. It waits while a lost one is being replaced.
 	Session(ctx context.Context) (uint32, error)
 	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.
 	ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error)
-	// UnderWay marks this moment: over reports whether every operation, of any session, that was under way then has ended, so that its verbs have
-	// completed or can have no effect any more. over never says so once the session in force at the call is lost.
+	// UnderWay marks this moment: over reports whether every operation, of any session, that was under way then has
+	// ended, so that its verbs have completed or can have no effect any more. over never says so once the session in
+	// force at the call is lost.
 	UnderWay(ctx context.Context) (over func() bool, err error)
 	// Work performs a janitor's operations of one kind, several at a time, and leaves
 	// what they found in each. Errors stand in the order of works.
@@ -80,14 +82,14 @@ func Find(c any) (t Tools, ok bool) {
 	return toolsOf(c)
 }
 
-// FunctionsKey is the name of the key in which gateways keep the libraries of functions. Clients of gateways neither see nor touch it:
-// it is longer than memcached's keys can be, and the commands of Redis refuse it.
-const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the gateways, which show it to none of their clients. " +
-	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it is to delete the libraries, as FUNCTION FLUSH does. " +
-	"A cache may evict it."
+// FunctionsKey is the name of the key in which gateways keep the libraries of functions. Its value is what FUNCTION
+// DUMP returns, and to delete it is FUNCTION FLUSH. Gateways neither show it to their clients nor let them name it, by
+// whatever protocol (see [IsOwn]). A cache may evict it.
+const FunctionsKey = "\x00kvd: libraries of functions"
 
 // EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol.
-// They need it because a record has a key of one byte at least. It is longer than memcached's keys can be, too.
-const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one at least. " +
+// They need it because a record has a key of one byte at least. Clients name it by the empty name alone (see [IsOwn]).
+const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one " +
+	"at least. " +
 	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +
 	"it is an ordinary key of its namespace, which expires, is evicted and is deleted like any."

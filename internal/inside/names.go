@@ -10,8 +10,8 @@ import (
 // They are the names of the keys of databases that share a namespace, but for the first database.
 const OwnPrefix = "\x00kvd:db"
 
-// DatabasePrefix begins the names in the store of the keys of database n of those that share a namespace, counted from 0. Database 0 has its
-// keys as they are, beside all that other programs write there: its prefix is empty.
+// DatabasePrefix begins the names in the store of the keys of database n of those that share a namespace, counted from
+// 0. Database 0 has its keys as they are, beside all that other programs write there: its prefix is empty.
 func DatabasePrefix(n int) string {
 	if n == 0 {
 		return ""
@@ -19,8 +19,8 @@ func DatabasePrefix(n int) string {
 	return OwnPrefix + strconv.Itoa(n) + ":"
 }
 
-// DatabaseOf takes a name in the store apart: which of the databases that share the namespace has the key, and by what name. n is -1 if none
-// has: no client of a gateway sees such a key.
+// DatabaseOf takes a name in the store apart: which of the databases that share the namespace has the key, and by what
+// name. n is -1 if none has: no client of a gateway sees such a key.
 func DatabaseOf(stored []byte) (n int, name []byte) {
 	if len(stored) == 0 || stored[0] != 0 {
 		return 0, stored

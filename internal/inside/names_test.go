@@ -8,7 +8,8 @@ import (
 // A name in the store is of one database, by one name, and every name in a database comes back from the store.
 func TestDatabaseOf(t *testing.T) {
 	for n := range 100 {
-		for _, name := range []string{"k", "", "\x00", "0", ":", "1:k", OwnPrefix, OwnPrefix + "1:k", FunctionsKey, EmptyKey} {
+		for _, name := range []string{"k", "", "\x00", "0", ":", "1:k", OwnPrefix, OwnPrefix + "1:k", FunctionsKey,
+			EmptyKey} {
 			stored := DatabasePrefix(n) + name
 			if n == 0 && (name == "" || IsOwn(name)) {
 				continue // which no client can give to a key
@@ -21,7 +22,8 @@ func TestDatabaseOf(t *testing.T) {
 			}
 		}
 	}
-	for _, nobodys := range []string{FunctionsKey, OwnPrefix, OwnPrefix + "1", OwnPrefix + ":k", OwnPrefix + "0:k", OwnPrefix + "01:k", OwnPrefix + "+1:k", OwnPrefix + "-1:k",
+	for _, nobodys := range []string{FunctionsKey, OwnPrefix, OwnPrefix + "1", OwnPrefix + ":k", OwnPrefix + "0:k",
+		OwnPrefix + "01:k", OwnPrefix + "+1:k", OwnPrefix + "-1:k",
 		OwnPrefix + "1a:k", OwnPrefix + "99999:k", OwnPrefix + strings.Repeat("1", 30) + ":k"} {
 		if n, name := DatabaseOf([]byte(nobodys)); n != -1 || name != nil {
 			t.Errorf("%q is %q in database %d, want none", nobodys, name, n)

@@ -1,10 +1,10 @@
 // Package invariants has assertions that a build with the tag kvdinvariants checks, at every hand-over. Hand-overs are
 // between an operation and its lane, a lane and its connections, memory and whose it is, a session and its directory.
-// Simulations and CI's race run are built with it. In all other builds On is the constant false, and the compiler drops what
-// stands behind it.
+// Simulations and CI's race run are built with it. In all other builds On is the constant false, and the compiler drops
+// what stands behind it.
 //
-// A failed assertion panics: the state is not what the code relies on, and no error could tell what happened. It is about the
-// program's own state alone, never about bytes that others wrote.
+// A failed assertion panics: the state is not what the code relies on, and no error could tell what happened. It is
+// about the program's own state alone, never about bytes that others wrote.
 package invariants
 
 import "fmt"

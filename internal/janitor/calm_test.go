@@ -9,7 +9,8 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// A job for which nobody waits rests in rests that are neither too short for a timer nor so long that its owner seems gone.
+// A job for which nobody waits rests in rests that are neither too short for a timer nor so long that its owner seems
+// gone.
 func TestRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -36,7 +37,8 @@ func TestRests(t *testing.T) {
 	})
 }
 
-// Jobs for which nobody waits, and moves, begin slowly and have twice as many operations under way after some time, again and again.
+// Jobs for which nobody waits, and moves, begin slowly and have twice as many operations under way after some time,
+// again and again.
 func TestPace(t *testing.T) {
 	calm, move := &dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN, Calm: true}, &dirpb.Job{Kind: dirpb.JobKind_JOB_MOVE}
 	join, recover := &dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN}, &dirpb.Job{Kind: dirpb.JobKind_JOB_RECOVER}
@@ -51,7 +53,8 @@ func TestPace(t *testing.T) {
 		{calmFor + calmStep, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
 		{1000 * time.Hour, [2]int{8, 1}, [2]int{8, 1}, [2]int{8, 0}},
 	} {
-		for job, want := range map[*dirpb.Job][2]int{calm: tc.calm, move: tc.move, join: tc.another, recover: tc.another} {
+		for job, want := range map[*dirpb.Job][2]int{calm: tc.calm, move: tc.move, join: tc.another,
+			recover: tc.another} {
 			if window, rests := paceOf(job, tc.age, 8); [2]int{window, rests} != want {
 				t.Errorf("%v: %d at once and %d times the rest after %v, want %v", job, window, rests, tc.age, want)
 			}

@@ -7,7 +7,8 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// Pace is how calm jobs, and moves, of a Run with these options go on: so many operations at once at most, and for how long they rested.
+// Pace is how calm jobs, and moves, of a Run with these options go on: so many operations at once at most, and for how
+// long they rested.
 func (o *Options) Pace() func(kind dirpb.JobKind) (most int, rested time.Duration) {
 	type pace struct {
 		most   int
@@ -31,8 +32,8 @@ func (o *Options) Pace() func(kind dirpb.JobKind) (most int, rested time.Duratio
 	}
 }
 
-// Order is how jobs of a Run with these options go before each other: recovering begins something that goes first, until end, and counts are
-// how many did, and how often other jobs waited.
+// Order is how jobs of a Run with these options go before each other: recovering begins something that goes first,
+// until end, and counts are how many did, and how often other jobs waited.
 func (o *Options) Order() (recovering func() (end func()), counts func() (begun, held uint64)) {
 	x := &order{}
 	o.order = x

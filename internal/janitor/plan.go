@@ -41,8 +41,8 @@ func (p *Plan) Batch(lo, n int) int {
 	return min(lo+n, p.Len)
 }
 
-// Outlasts reports whether the i-th operation must wait for operations, anybody's, that were under way when the first pass was
-// done. It then begins only after all of them have ended.
+// Outlasts reports whether the i-th operation must wait for operations, anybody's, that were under way when the first
+// pass was done. It then begins only after all of them have ended.
 func (p *Plan) Outlasts(i int) bool { return p.outlasts && i >= p.first }
 
 // At is the i-th operation.
@@ -63,7 +63,8 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 		return nil, fmt.Errorf("job %d: no placement group %d", job.GetId(), job.GetPgId())
 	}
 	base := repair.Work{PG: job.GetPgId(), Extents: job.GetExtents(), Count: job.GetInPlace() || job.GetCount(),
-		Window: repair.UnitRun{Unit: job.GetWindowUnit(), Units: job.GetWindowUnits()}, WindowMost: job.GetWindowMost(), Shard: job.GetShardId()}
+		Window: repair.UnitRun{Unit: job.GetWindowUnit(), Units: job.GetWindowUnits()}, WindowMost: job.GetWindowMost(),
+		Shard: job.GetShardId()}
 	switch job.GetKind() {
 	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN, dirpb.JobKind_JOB_SCRUB:
 		base.Frozen = job.GetKind() == dirpb.JobKind_JOB_RECOVER
@@ -89,7 +90,8 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 		a := array{job.GetOffset(), int(job.GetSegments())}
 		if a.off%layout.GroupSize != 0 || a.off < layout.RegionPageSize || a.off > pg.IndexBytes ||
 			uint64(a.segments) > (pg.IndexBytes-a.off)/layout.SegmentSize {
-			return nil, fmt.Errorf("job %d: %d segments at %#x do not lie in the index of placement group %d", job.GetId(), a.segments, a.off, pg.ID)
+			return nil, fmt.Errorf("job %d: %d segments at %#x do not lie in the index of placement group %d",
+				job.GetId(), a.segments, a.off, pg.ID)
 		}
 		p := overArrays(index.Clean, base, []array{a}, groups, layout.GroupSize)
 		// The stashes first: what is MOVED there is told from an unfinished move by
@@ -138,8 +140,8 @@ func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 	return as
 }
 
-// statusArraysOf lists a placement group's arrays of status words. They are words like others for who brings replicas up; nothing lies
-// there that moves, or that could be recalled.
+// statusArraysOf lists a placement group's arrays of status words. They are words like others for who brings replicas
+// up; nothing lies there that moves, or that could be recalled.
 func statusArraysOf(pg *engine.PG) (as []array) {
 	for _, a := range pg.StatusArrays {
 		as = append(as, array{a.Off, int(a.Segments)})
@@ -166,10 +168,11 @@ func overArrays(kind index.Kind, base repair.Work, as []array, per int, size uin
 	}}
 }
 
-// twice makes the operations of p two passes. A joiner that retains a word that a lost head decided alone, such as the EMPTY of a delete, may take
-// that word once more: the delete comes again, by the same word. Somebody who read it before, and syncs the slot only then, takes the joiner back to
-// the word that came between. After the first pass no word at the joiner is a retained one that the chain does not have; so
-// whoever begins then does no such harm, and the second pass, when all others have ended, mends theirs.
+// twice makes the operations of p two passes. A joiner that retains a word that a lost head decided alone, such as the
+// EMPTY of a delete, may take that word once more: the delete comes again, by the same word. Somebody who read it
+// before, and syncs the slot only then, takes the joiner back to the word that came between. After the first pass no
+// word at the joiner is a retained one that the chain does not have; so whoever begins then does no such harm, and the
+// second pass, when all others have ended, mends theirs.
 func (p *Plan) twice() {
 	n, at := p.Len, p.at
 	p.Len, p.first, p.outlasts = 2*n, n, true

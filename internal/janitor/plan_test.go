@@ -59,12 +59,16 @@ func TestReport(t *testing.T) {
 	const e = layout.ExtentUnits
 	job := &dirpb.Job{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{3, 1, 7}, InPlace: true}
 	found := []*repair.Work{
-		{Records: 2, Units: 30, Synced: 1, Linked: map[uint32]uint32{1: 10, 3: 20}, Kept: []repair.UnitRun{{Unit: e + 100, Units: 10}, {Unit: 3*e + 50, Units: 20}}},
-		{Records: 1, Units: 5, Lost: 1, Linked: map[uint32]uint32{1: 5}, Kept: []repair.UnitRun{{Unit: e + 95, Units: 5}, {Unit: 9 * e, Units: 1}}},
+		{Records: 2, Units: 30, Synced: 1, Linked: map[uint32]uint32{1: 10, 3: 20}, Kept: []repair.UnitRun{
+			{Unit: e + 100, Units: 10}, {Unit: 3*e + 50, Units: 20}}},
+		{Records: 1, Units: 5, Lost: 1, Linked: map[uint32]uint32{1: 5}, Kept: []repair.UnitRun{
+			{Unit: e + 95, Units: 5}, {Unit: 9 * e, Units: 1}}},
 		{Linked: map[uint32]uint32{1: 4}, Kept: []repair.UnitRun{{Unit: 2*e - 4, Units: 4}, {Unit: e, Units: 4}}},
 	}
-	want := &dirpb.JobReport{Groups: 3, Records: 3, Bytes: 35 * layout.UnitSize, SyncedWords: 1, LostRecords: 1, LinkedUnits: []uint32{0, 19, 0, 20},
-		Kept: []*dirpb.UnitRuns{{Extent: 3, SkipTake: []uint32{50, 20}}, {Extent: 1, SkipTake: []uint32{0, 4, 91, 15, e - 4 - 110, 4}}, {Extent: 7}}}
+	want := &dirpb.JobReport{Groups: 3, Records: 3, Bytes: 35 * layout.UnitSize, SyncedWords: 1, LostRecords: 1,
+		LinkedUnits: []uint32{0, 19, 0, 20},
+		Kept: []*dirpb.UnitRuns{{Extent: 3, SkipTake: []uint32{50, 20}},
+			{Extent: 1, SkipTake: []uint32{0, 4, 91, 15, e - 4 - 110, 4}}, {Extent: 7}}}
 	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
 		r := Begin(job)
 		for _, i := range order {
@@ -75,7 +79,8 @@ func TestReport(t *testing.T) {
 			t.Errorf("in order %v: %v, want %v", order, r, want)
 		}
 	}
-	for _, job := range []*dirpb.Job{{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{1}}, {Kind: dirpb.JobKind_JOB_SCRUB, Count: true}} {
+	for _, job := range []*dirpb.Job{{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{1}},
+		{Kind: dirpb.JobKind_JOB_SCRUB, Count: true}} {
 		r := Begin(job)
 		Add(r, found[0])
 		Finish(r)
@@ -85,17 +90,19 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Jobs that bring replicas up, or check them, go over a placement group's status words, too; the others over its shards alone. A SETTLE
-// goes over each group of these, those of a child among them, and changes no status word.
+// Jobs that bring replicas up, or check them, go over a placement group's status words, too; the others over its shards
+// alone. A SETTLE goes over each group of these, those of a child among them, and changes no status word.
 func TestPlanOfStatusArrays(t *testing.T) {
 	const index0 = layout.RegionPageSize
 	seg := func(i uint64) uint64 { return index0 + i*layout.SegmentSize }
 	member := []*dirpb.Member{{NodeId: 1, Incarnation: 1}}
-	v, err := engine.ViewOf(&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
-		Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20, Members: member,
-			StatusArrays: []*dirpb.StatusArray{{Offset: seg(10), Segments: 1}, {Offset: seg(12), Segments: 2}}}},
-		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: seg(0), Segments: 2,
-			Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: seg(4), Segments: 2, Split: true}}}}, 1)
+	v, err := engine.ViewOf(
+		&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20,
+				IndexBytes: 4 << 20, Members: member,
+				StatusArrays: []*dirpb.StatusArray{{Offset: seg(10), Segments: 1}, {Offset: seg(12), Segments: 2}}}},
+			Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: seg(0), Segments: 2,
+				Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: seg(4), Segments: 2, Split: true}}}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,13 +145,16 @@ func TestPlanOfStatusArrays(t *testing.T) {
 	}
 }
 
-// A rejoin goes over all words twice, and the second time waits for whatever was under way; a join of a member that began with zeroes does not.
+// A rejoin goes over all words twice, and the second time waits for whatever was under way; a join of a member that
+// began with zeroes does not.
 func TestPlanOfRejoin(t *testing.T) {
 	const index0 = layout.RegionPageSize
-	v, err := engine.ViewOf(&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
-		Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20,
-			Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}}}},
-		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: index0, Segments: 3}}}, 1)
+	v, err := engine.ViewOf(
+		&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20,
+				IndexBytes: 4 << 20,
+				Members:    []*dirpb.Member{{NodeId: 1, Incarnation: 1}}}},
+			Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: index0, Segments: 3}}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +172,8 @@ func TestPlanOfRejoin(t *testing.T) {
 			}
 		}
 		want := map[bool]int{false: 0, true: 3}[rejoin]
-		if len(seen) != 3 || p.Len != 3+want || outlasts != want || rejoin && (p.Batch(0, 8) != 3 || p.Batch(3, 8) != 6) {
+		if len(seen) != 3 || p.Len != 3+want || outlasts != want || rejoin &&
+			(p.Batch(0, 8) != 3 || p.Batch(3, 8) != 6) {
 			t.Errorf("rejoin %t: %d operations at %v, %d of which wait", rejoin, p.Len, seen, outlasts)
 		}
 	}

@@ -40,13 +40,14 @@ type Options struct {
 	// Poll is the pause between two questions for work while there is some, or if the directory does not
 	// let the question wait. Default 100 ms.
 	Poll time.Duration
-	// Done, if not nil, is called after every job that ended here, with its duration, what it has done so far and its outcome. It may be
-	// called concurrently.
+	// Done, if not nil, is called after every job that ended here, with its duration, what it has done so far and its
+	// outcome. It may be called concurrently.
 	Done func(kind dirpb.JobKind, took time.Duration, report *dirpb.JobReport, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
 
-	order *order                                                     // of all namespaces' jobs, which share processors; nil but in tests
+	// of all namespaces' jobs, which share processors; nil but in tests
+	order *order
 	paced func(job *dirpb.Job, operations int, rested time.Duration) // after each batch; nil but in tests
 }
 
@@ -65,7 +66,8 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("Identities: %w", err)
 	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities, Logger: o.Logger, AttemptTimeout: 2 * time.Second})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities,
+		Logger: o.Logger, AttemptTimeout: 2 * time.Second})
 	if err != nil {
 		return err
 	}
@@ -137,7 +139,8 @@ func (r *runner) serve(ctx context.Context, namespace string) {
 // work does a namespace's jobs until there have been none for a while.
 func (r *runner) work(ctx context.Context, namespace string) error {
 	c, err := client.Open(ctx, client.Options{Directory: r.o.Directory, Namespace: namespace, Provider: r.o.Provider,
-		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Identities: r.o.Identities, Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
+		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Identities: r.o.Identities,
+		Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
 	if err != nil {
 		return err
 	}
@@ -228,8 +231,10 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 	}
 	switch {
 	case err == nil:
-		log.Info("janitor: done", "groups", report.GetGroups(), "synced", report.GetSyncedWords(), "repaired", report.GetRepairedRecords(),
-			"lost", report.GetLostRecords(), "transferred_bytes", report.GetTransferredBytes(), "took", time.Since(began).Round(time.Millisecond))
+		log.Info("janitor: done", "groups", report.GetGroups(), "synced", report.GetSyncedWords(), "repaired",
+			report.GetRepairedRecords(),
+			"lost", report.GetLostRecords(), "transferred_bytes", report.GetTransferredBytes(), "took",
+			time.Since(began).Round(time.Millisecond))
 		return
 	case errors.Is(err, ErrGone), ctx.Err() != nil:
 		log.Info("janitor: given up", "err", err)
@@ -322,9 +327,11 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	return nil
 }
 
-// forget takes away what the segments of a cache's moves that failed hold of records without a good copy: a cache may lose a record at any time, and a
-// move cannot tell where one belongs that it cannot read. In a store such a move waits for somebody who says that the record is lost.
-func (r *runner) forget(ctx context.Context, c *client.Client, v *engine.View, job *dirpb.Job, works []*repair.Work, report *dirpb.JobReport) error {
+// forget takes away what the segments of a cache's moves that failed hold of records without a good copy: a cache may
+// lose a record at any time, and a move cannot tell where one belongs that it cannot read. In a store such a move waits
+// for somebody who says that the record is lost.
+func (r *runner) forget(ctx context.Context, c *client.Client, v *engine.View, job *dirpb.Job, works []*repair.Work,
+	report *dirpb.JobReport) error {
 	if v.PGs[job.GetPgId()].AccessOff == 0 {
 		return nil
 	}
@@ -356,7 +363,8 @@ func owns(ctx context.Context, c *client.Client, session uint32) error {
 	return nil
 }
 
-// outlast waits until all that anybody has under way now has ended, which takes a reclaim epoch or two. It calls progress meanwhile.
+// outlast waits until all that anybody has under way now has ended, which takes a reclaim epoch or two. It calls
+// progress meanwhile.
 func outlast(ctx context.Context, c *client.Client, session uint32, progress func() error) error {
 	over, err := inside.Of(c).UnderWay(ctx)
 	for err == nil && !over() {

@@ -15,7 +15,8 @@ import (
 // start starts a store of some memory nodes without a janitor, until the test's end; call asks its directory.
 func start(t *testing.T, nodes int) (s *devstore.Store, call func(func(context.Context, dirpb.DirectoryClient) error)) {
 	t.Helper()
-	s, err := devstore.Start(t.Context(), devstore.Options{Nodes: nodes, Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
+	s, err := devstore.Start(t.Context(), devstore.Options{Nodes: nodes, Providers: []string{"shm"},
+		CapacityBytes: 64 << 20, NoJanitor: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +43,8 @@ func start(t *testing.T, nodes int) (s *devstore.Store, call func(func(context.C
 func TestJobsFollowEachOther(t *testing.T) {
 	s, call := start(t, 1)
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Shards: 4, Segments: 1, IndexPercent: 5})
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20,
+			Shards: 4, Segments: 1, IndexPercent: 5})
 		return err
 	})
 	// All four shards are in one placement group, so they split one after the other. There is work
@@ -104,8 +106,10 @@ func TestJobsFollowEachOther(t *testing.T) {
 func TestRecoversBeforeJoins(t *testing.T) {
 	s, call := start(t, 3)
 	ended := make(chan dirpb.JobKind, 100)
-	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration, report *dirpb.JobReport, err error) {
-		if err == nil && (kind != dirpb.JobKind_JOB_JOIN || report.GetGroups() > 0) { // nothing waits in a placement group without shards
+	o := janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Done: func(kind dirpb.JobKind, _ time.Duration,
+		report *dirpb.JobReport, err error) {
+		if err == nil && (kind != dirpb.JobKind_JOB_JOIN || report.GetGroups() > 0) {
+			// nothing waits in a placement group without shards
 			ended <- kind
 		}
 	}}
@@ -122,7 +126,8 @@ func TestRecoversBeforeJoins(t *testing.T) {
 		}
 	}()
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 16 << 20, Shards: 2, Segments: 1, IndexPercent: 5})
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 16 << 20,
+			Shards: 2, Segments: 1, IndexPercent: 5})
 		return err
 	})
 	head := "" // of the placement group of the first shard
@@ -132,7 +137,8 @@ func TestRecoversBeforeJoins(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, n := range st.GetMap().GetNodes() {
-			if pgs := st.GetMap().GetPgs(); len(pgs) > 0 && pgs[0].GetState() == dirpb.PGState_PG_ACTIVE && n.GetId() == pgs[0].GetMembers()[0].GetNodeId() {
+			if pgs := st.GetMap().GetPgs(); len(pgs) > 0 && pgs[0].GetState() == dirpb.PGState_PG_ACTIVE &&
+				n.GetId() == pgs[0].GetMembers()[0].GetNodeId() {
 				head = n.GetName()
 			}
 		}
@@ -156,7 +162,8 @@ func TestRecoversBeforeJoins(t *testing.T) {
 	}
 	await(dirpb.JobKind_JOB_JOIN)
 	if most, rested := pace(dirpb.JobKind_JOB_JOIN); most != 1 || rested == 0 {
-		t.Errorf("a join for which nobody waits had %d operations at once and rested for %v, want 1, and rests", most, rested)
+		t.Errorf("a join for which nobody waits had %d operations at once and rested for %v, want 1, and rests", most,
+			rested)
 	}
 	if _, held := counts(); held == 0 {
 		t.Error("a join went on beside a recovery")

@@ -22,14 +22,16 @@ var (
 	ErrFolderInUse = errors.New("folder is another process's")
 )
 
-// ownerLink is a symbolic link to nothing: hugetlbfs has no files with text. It says which process has the folder: pid, start
-// time in ticks since the boot, and the inode of its pid namespace.
+// ownerLink is a symbolic link to nothing: hugetlbfs has no files with text. It says which process has the folder: pid,
+// start time in ticks since the boot, and the inode of its pid namespace.
 const ownerLink = "owner"
 
-// Folder holds memory in files of a tmpfs or hugetlbfs, by their names: so it outlives every process, and a container too. It does what
-// a Client does, without a keeper. An item is a file, whose name has dots where the item's has slashes; other files are left alone.
+// Folder holds memory in files of a tmpfs or hugetlbfs, by their names: so it outlives every process, and a container
+// too. It does what a Client does, without a keeper. An item is a file, whose name has dots where the item's has
+// slashes; other files are left alone.
 //
-// Files have no seals, so that whoever may write to one could cut it off under those who map it: they are this user's alone.
+// Files have no seals, so that whoever may write to one could cut it off under those who map it: they are this user's
+// alone.
 type Folder struct {
 	dir  *os.File
 	log  *slog.Logger
@@ -38,8 +40,9 @@ type Folder struct {
 
 var itemName = regexp.MustCompile(`^[a-z0-9]+(/[a-z0-9]+)*$`)
 
-// OpenFolder takes the folder at path for this process, whose alone it is until Close; it makes the folder, but not those above. pageBytes are those of
-// the memory, 0: normal pages. If the process that had the folder before has not ended yet it waits for it.
+// OpenFolder takes the folder at path for this process, whose alone it is until Close; it makes the folder, but not
+// those above. pageBytes are those of the memory, 0: normal pages. If the process that had the folder before has not
+// ended yet it waits for it.
 func OpenFolder(ctx context.Context, path string, pageBytes int, log *slog.Logger) (*Folder, error) {
 	if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
 		return nil, fmt.Errorf("%w: make %s: %w", ErrFolder, path, err)
@@ -73,10 +76,12 @@ func (f *Folder) check(pageBytes int) error {
 	case st.Mode&0o077 != 0:
 		return fmt.Errorf("%w: its mode is %04o, want 0700: others could change the memory", ErrFolder, st.Mode&0o7777)
 	case on.Type == unix.TMPFS_MAGIC && pageBytes != 0:
-		return fmt.Errorf("%w: it is on a tmpfs, whose pages are normal ones: huge pages of %d bytes want a hugetlbfs", ErrFolder, pageBytes)
+		return fmt.Errorf("%w: it is on a tmpfs, whose pages are normal ones: huge pages of %d bytes want a hugetlbfs",
+			ErrFolder, pageBytes)
 	case on.Type == unix.TMPFS_MAGIC:
 	case on.Type == unix.HUGETLBFS_MAGIC && int64(on.Bsize) != int64(pageBytes):
-		return fmt.Errorf("%w: it is on a hugetlbfs with pages of %d bytes, and the memory is to have pages of %d (0: normal)", ErrFolder, on.Bsize, pageBytes)
+		return fmt.Errorf("%w: it is on a hugetlbfs with pages of %d bytes, and the memory is to have pages of %d "+
+			"(0: normal)", ErrFolder, on.Bsize, pageBytes)
 	case on.Type == unix.HUGETLBFS_MAGIC:
 	default:
 		return fmt.Errorf("%w: it is on a file system of type %#x, want a tmpfs or a hugetlbfs", ErrFolder, on.Type)
@@ -84,8 +89,8 @@ func (f *Folder) check(pageBytes int) error {
 	return nil
 }
 
-// own locks the folder, and waits for the end of the process that had it before: the kernel lets go of its lock before it has taken its
-// queue pairs apart.
+// own locks the folder, and waits for the end of the process that had it before: the kernel lets go of its lock before
+// it has taken its queue pairs apart.
 func (f *Folder) own(ctx context.Context) error {
 	before, err := os.Readlink(f.at(ownerLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -110,12 +115,13 @@ func (f *Folder) own(ctx context.Context) error {
 	return os.Symlink(me, f.at(ownerLink))
 }
 
-// ended waits until the process of that name has. Those of another pid namespace cannot be seen, and the one that started them, such
-// as a container engine, has waited for them.
+// ended waits until the process of that name has. Those of another pid namespace cannot be seen, and the one that
+// started them, such as a container engine, has waited for them.
 func (f *Folder) ended(ctx context.Context, name, me string) error {
 	var pid int
 	var start, space uint64
-	if n, _ := fmt.Sscanf(name, "%d-%d-%d", &pid, &start, &space); n != 3 || name == me || !strings.HasSuffix(me, fmt.Sprintf("-%d", space)) {
+	if n, _ := fmt.Sscanf(name, "%d-%d-%d", &pid, &start, &space); n != 3 || name == me ||
+		!strings.HasSuffix(me, fmt.Sprintf("-%d", space)) {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -196,9 +202,11 @@ func (f *Folder) Put(item string, meta []byte, fds ...int) error {
 	}
 	var there, got unix.Stat_t
 	if len(fds) != 1 || len(meta) > 0 {
-		return fmt.Errorf("%w: %q: %d descriptors and %d bytes of meta, want one and none", ErrRefused, item, len(fds), len(meta))
+		return fmt.Errorf("%w: %q: %d descriptors and %d bytes of meta, want one and none", ErrRefused, item, len(fds),
+			len(meta))
 	}
-	if err := errors.Join(unix.Fstatat(f.fd(), name, &there, unix.AT_SYMLINK_NOFOLLOW), unix.Fstat(fds[0], &got)); err != nil {
+	if err := errors.Join(unix.Fstatat(f.fd(), name, &there, unix.AT_SYMLINK_NOFOLLOW),
+		unix.Fstat(fds[0], &got)); err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrRefused, item, err)
 	}
 	if there.Dev != got.Dev || there.Ino != got.Ino {
@@ -219,7 +227,7 @@ func (f *Folder) Drop(item string) error {
 	return nil
 }
 
-// Rename gives the file of an item the name of another one, of which there is none, and says where it is.
+// Rename gives the file of an item the name of another one that does not exist, and says where it is.
 func (f *Folder) Rename(from, to string) (where string, err error) {
 	was, err := fileOf(from)
 	name, err2 := fileOf(to)
@@ -246,7 +254,8 @@ func (f *Folder) List() (items []*Item, err error) {
 		}
 		i, err := f.open(item, e.Name())
 		if err != nil {
-			f.log.Warn("a file that is none of a memory node's is left alone", "folder", f.path, "file", e.Name(), "err", err)
+			f.log.Warn("a file that is none of a memory node's is left alone", "folder", f.path, "file", e.Name(),
+				"err", err)
 			continue
 		}
 		items = append(items, i)
@@ -266,7 +275,8 @@ func (f *Folder) open(item, name string) (*Item, error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	if err == nil && (st.Mode != unix.S_IFREG|0o600 || st.Uid != uint32(os.Geteuid()) || st.Nlink != 1) {
-		err = fmt.Errorf("%w: mode %o, owner %d, %d links; want %o, %d, 1", ErrRefused, st.Mode, st.Uid, st.Nlink, unix.S_IFREG|0o600, os.Geteuid())
+		err = fmt.Errorf("%w: mode %o, owner %d, %d links; want %o, %d, 1", ErrRefused, st.Mode, st.Uid, st.Nlink,
+			unix.S_IFREG|0o600, os.Geteuid())
 	}
 	if err != nil {
 		i.Close()
@@ -275,7 +285,8 @@ func (f *Folder) open(item, name string) (*Item, error) {
 	return i, nil
 }
 
-// Room gives how many bytes the folder's file system has for files, those that are there included; -1: as many as the machine has.
+// Room gives how many bytes the folder's file system has for files, those that are there included; -1: the machine's
+// memory is the bound.
 func (f *Folder) Room() (int64, error) {
 	var on unix.Statfs_t
 	if err := unix.Fstatfs(f.fd(), &on); err != nil {

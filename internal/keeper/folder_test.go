@@ -40,7 +40,8 @@ func (s *signalled) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestFolder: an item is there for the next that opens the folder, until it is dropped; files of others are neither items nor removed.
+// TestFolder: an item is there for the next that opens the folder, until it is dropped; files of others are neither
+// items nor removed.
 func TestFolder(t *testing.T) {
 	dir := filepath.Join(keepertest.Folder(t), "m1") // it is made
 	f, _ := openFolder(t, dir)
@@ -62,8 +63,11 @@ func TestFolder(t *testing.T) {
 	}
 	defer beside.Close()
 	for what, err := range map[string]error{
-		"another file": f.Put("region/1/ab", nil, other), "the file of another": f.Put("region/1/ab", nil, int(beside.Fd())), "no file": f.Put("state", nil, other), "meta": f.Put("region/1/ab", []byte("m"), int(file.Fd())),
-		"no descriptor": f.Put("region/1/ab", nil), "a path": f.Put("../x", nil, other), "the owner": f.Put(ownerLink, nil, other),
+		"another file": f.Put("region/1/ab", nil, other), "the file of another": f.Put("region/1/ab", nil,
+			int(beside.Fd())), "no file": f.Put("state", nil, other),
+		"meta":          f.Put("region/1/ab", []byte("m"), int(file.Fd())),
+		"no descriptor": f.Put("region/1/ab", nil), "a path": f.Put("../x", nil, other),
+		"the owner": f.Put(ownerLink, nil, other),
 	} {
 		if !errors.Is(err, ErrRefused) {
 			t.Errorf("put of %s: %v", what, err)
@@ -81,14 +85,18 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	others := map[string]os.FileMode{"Strange": 0o600, "region.2.cd": 0o644, "region.7.ab": 0o620, "region.8.ab": 0o602, "region.9.ab": 0o622, "region.10.ab": 0o700}
+	others := map[string]os.FileMode{"Strange": 0o600, "region.2.cd": 0o644, "region.7.ab": 0o620, "region.8.ab": 0o602,
+		"region.9.ab": 0o622, "region.10.ab": 0o700}
 	for name, mode := range others {
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("x"), mode), os.Chmod(filepath.Join(dir, name), mode)); err != nil {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("x"), mode),
+			os.Chmod(filepath.Join(dir, name), mode)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink(filepath.Join(dir, "region.1.ab"), filepath.Join(dir, "region.3.ef")), os.Mkdir(filepath.Join(dir, "region.4.ab"), 0o700),
-		unix.Mkfifo(filepath.Join(dir, "region.5.ab"), 0o600), os.WriteFile(filepath.Join(dir, "region.11.ab"), nil, 0o600), os.Link(filepath.Join(dir, "region.11.ab"), filepath.Join(dir, "region.6.ab"))); err != nil {
+	if err := errors.Join(os.Symlink(filepath.Join(dir, "region.1.ab"), filepath.Join(dir, "region.3.ef")),
+		os.Mkdir(filepath.Join(dir, "region.4.ab"), 0o700),
+		unix.Mkfifo(filepath.Join(dir, "region.5.ab"), 0o600), os.WriteFile(filepath.Join(dir, "region.11.ab"), nil,
+			0o600), os.Link(filepath.Join(dir, "region.11.ab"), filepath.Join(dir, "region.6.ab"))); err != nil {
 		t.Fatal(err)
 	}
 	f, log := openFolder(t, dir)
@@ -96,7 +104,8 @@ func TestFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(items) != 1 || items[0].Name != "region/1/ab" || !items[0].File || content(items[0].FDs[0]) != "still there" {
+	if len(items) != 1 || items[0].Name != "region/1/ab" || !items[0].File ||
+		content(items[0].FDs[0]) != "still there" {
 		t.Errorf("%d items: %+v", len(items), items)
 	}
 	for _, i := range items {
@@ -109,10 +118,12 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	where, err := f.Rename("region/1/ab", "rescue/region/1/ab")
-	if b, rerr := os.ReadFile(where); err != nil || rerr != nil || string(b) != "still there" || where != filepath.Join(dir, "rescue.region.1.ab") {
+	if b, rerr := os.ReadFile(where); err != nil || rerr != nil || string(b) != "still there" ||
+		where != filepath.Join(dir, "rescue.region.1.ab") {
 		t.Errorf("renamed to %q, with %q: %v, %v", where, b, err, rerr)
 	}
-	for _, names := range [][2]string{{"rescue/region/1/ab", "state"}, {"region/1/ab", "x"}, {"state", "../x"}, {"state", ownerLink}, {ownerLink, "x"}} {
+	for _, names := range [][2]string{{"rescue/region/1/ab", "state"}, {"region/1/ab", "x"}, {"state", "../x"},
+		{"state", ownerLink}, {ownerLink, "x"}} {
 		if _, err := f.Rename(names[0], names[1]); err == nil {
 			t.Errorf("renamed: %q", names)
 		}
@@ -146,7 +157,8 @@ func TestFolderOfOthers(t *testing.T) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenFolder(t.Context(), dir, 2<<20, slog.Default()); !errors.Is(err, ErrFolder) || !strings.Contains(err.Error(), "hugetlbfs") {
+	if _, err := OpenFolder(t.Context(), dir, 2<<20, slog.Default()); !errors.Is(err, ErrFolder) ||
+		!strings.Contains(err.Error(), "hugetlbfs") {
 		t.Errorf("huge pages on a tmpfs: %v", err)
 	}
 	f, _ := openFolder(t, dir)
@@ -155,7 +167,8 @@ func TestFolderOfOthers(t *testing.T) {
 	}
 }
 
-// TestFolderOfAnotherUser: neither a folder nor a file of another user's is memory, though this process could write to it.
+// TestFolderOfAnotherUser: neither a folder nor a file of another user's is memory, though this process could write to
+// it.
 func TestFolderOfAnotherUser(t *testing.T) {
 	dir := keepertest.Folder(t)
 	file := filepath.Join(dir, "region.1.ab")
@@ -185,12 +198,14 @@ func TestFolderOfAnotherUser(t *testing.T) {
 	}
 }
 
-// TestFolderIsOnes: a folder has one process, which is told who has it; the next waits until that one has ended, though its lock is gone before.
+// TestFolderIsOnes: a folder has one process, which is told who has it; the next waits until that one has ended, though
+// its lock is gone before.
 func TestFolderIsOnes(t *testing.T) {
 	dir := keepertest.Folder(t)
 	f, _ := openFolder(t, dir)
 	me := fmt.Sprintf("%d-", os.Getpid())
-	if _, err := OpenFolder(t.Context(), dir, 0, slog.Default()); !errors.Is(err, ErrFolderInUse) || !strings.Contains(err.Error(), me) {
+	if _, err := OpenFolder(t.Context(), dir, 0, slog.Default()); !errors.Is(err, ErrFolderInUse) ||
+		!strings.Contains(err.Error(), me) {
 		t.Errorf("a second process: %v", err)
 	}
 	if err := f.Close(); err != nil {
@@ -241,7 +256,8 @@ func TestFolderIsOnes(t *testing.T) {
 	}
 	_ = child.Wait() // killed
 	// Neither a name of another kind, nor of a process of the same number or of another pid namespace holds it up.
-	for _, by := range []string{"x", name, fmt.Sprintf("%d-1-1", os.Getpid()), fmt.Sprintf("%d-1-%s", os.Getpid(), name[strings.LastIndexByte(name, '-')+1:])} {
+	for _, by := range []string{"x", name, fmt.Sprintf("%d-1-1", os.Getpid()),
+		fmt.Sprintf("%d-1-%s", os.Getpid(), name[strings.LastIndexByte(name, '-')+1:])} {
 		owned(by)
 		f, _ := openFolder(t, dir)
 		if err := f.Close(); err != nil {

@@ -1,14 +1,15 @@
-// Package keeper lets what a process is made of outlive it. A parent process, the keeper, holds descriptors of memory and
-// sockets for a child, the worker. It starts another worker when one dies.
+// Package keeper lets what a process is made of outlive it. A parent process, the keeper, holds descriptors of memory
+// and sockets for a child, the worker. It starts another worker when one dies.
 //
-// The keeper maps nothing and knows nothing of what it holds, so there is little in it that could fail. Which descriptors
-// there are, and what another worker does with them, is the worker's.
+// The keeper maps nothing and knows nothing of what it holds, so there is little in it that could fail. Which
+// descriptors there are, and what another worker does with them, is the worker's.
 //
-// Start with [Run], the keeper, and [Client], the worker's end; wire.go draws what they say. A Client's methods may be called
-// concurrently. Descriptors are duplicated on their way: both sides close their own.
+// Start with [Run], the keeper, and [Client], the worker's end; wire.go draws what they say. A Client's methods may be
+// called concurrently. Descriptors are duplicated on their way: both sides close their own.
 //
-// The idea is systemd's file descriptor store (sd_pid_notify_with_fds(3)). Where there is one, a keeper puts its descriptors there too
-// ([Systemd]), and they outlive the keeper. Where processes share a folder in memory, as containers may, [Folder] does without a keeper.
+// The idea is systemd's file descriptor store (sd_pid_notify_with_fds(3)). Where there is one, a keeper puts its
+// descriptors there too ([Systemd]), and they outlive the keeper. Where processes share a folder in memory, as
+// containers may, [Folder] does without a keeper.
 package keeper
 
 import (
@@ -39,8 +40,8 @@ const (
 	outlivesEnv = "KVD_KEEPER_STORE"
 )
 
-// ErrInterrupted is the cause of a context that ended since this process is to stop for good. SIGINT asks for that; SIGTERM does
-// not, since it comes before another start, too.
+// ErrInterrupted is the cause of a context that ended since this process is to stop for good. SIGINT asks for that;
+// SIGTERM does not, since it comes before another start, too.
 var ErrInterrupted = errors.New("interrupted")
 
 // Options configure a keeper.
@@ -50,28 +51,29 @@ type Options struct {
 	Args []string
 	// Env is added to this process's environment.
 	Env []string
-	// Vital begins the names of items for which a worker is tried whatever the one before it died of. While none is held, and no worker has said
-	// that it is up, the keeper ends as its worker did, unless that was killed. Required.
+	// Vital begins the names of items for which a worker is tried whatever the one before it died of. While none is
+	// held, and no worker has said that it is up, the keeper ends as its worker did, unless that was killed. Required.
 	Vital string
 	// Store, if not nil, holds what the keeper holds beyond it. Run closes it.
 	Store *Systemd
-	// Control is where a socket is made by which an operator of this machine chooses the program of the next worker; see
-	// [Choose]. Empty: there is none.
+	// Control is where a socket is made by which an operator of this machine chooses the program of the next worker;
+	// see [Choose]. Empty: there is none.
 	Control string
 	// UpTimeout is how long a program that was chosen may take until it says that it is up. Default 15 s.
 	UpTimeout time.Duration
 	// Logger is told of workers that die. Required.
 	Logger *slog.Logger
-	// Trouble, if not nil, is told why there is no worker, before each pause. There is a pause when none can be started, or when
-	// the second in a row ended soon. It must not block.
+	// Trouble, if not nil, is told why there is no worker, before each pause. There is a pause when none can be
+	// started, or when the second in a row ended soon. It must not block.
 	Trouble func(string)
 }
 
-// troubleFile names the memfd in which a keeper has what Trouble was told, until a worker lives for a second: those who may look
-// at its descriptors, as kvctl doctor does, can read it.
+// troubleFile names the memfd in which a keeper has what Trouble was told, until a worker lives for a second: those who
+// may look at its descriptors, as kvctl doctor does, can read it.
 const troubleFile = "kvd-trouble"
 
-// A worker that lives for less than soon is followed by the next after a pause, which doubles from minPause to maxPause.
+// A worker that lives for less than soon is followed by the next after a pause, which doubles from minPause to
+// maxPause.
 const (
 	soon               = time.Second
 	minPause, maxPause = 50 * time.Millisecond, 10 * time.Second
@@ -80,13 +82,14 @@ const (
 // Again is the exit status of a worker that wants another one to take over at once, whatever is held.
 const Again = 75
 
-// Run keeps a worker running until one ends by itself with status 0, or ctx ends. A worker that ends by itself before there was
-// anything to keep or any was up is the last one, too. When ctx ends, the worker is asked to end with SIGTERM, or SIGINT if the
-// cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as a shell would. A worker
-// dies with the keeper, and the next one starts when the kernel has taken the one before apart.
+// Run keeps a worker running until one ends by itself with status 0, or ctx ends. A worker that ends by itself before
+// there was anything to keep or any was up is the last one, too. When ctx ends, the worker is asked to end with
+// SIGTERM, or SIGINT if the cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit
+// status as a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one
+// before apart.
 //
-// Run closes all that it holds before it returns. If ctx ended for another cause than ErrInterrupted, the Store holds on, for
-// the next keeper. That one waits until the worker of this one has ended, should it be there still.
+// Run closes all that it holds before it returns. If ctx ended for another cause than ErrInterrupted, the Store holds
+// on, for the next keeper. That one waits until the worker of this one has ended, should it be there still.
 func Run(ctx context.Context, o Options) (status int, err error) {
 	// Pdeathsig is of the thread that starts the worker, so that has to live as long as this process.
 	runtime.LockOSThread()
@@ -132,19 +135,22 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 				continue
 			}
 			if ctx.Err() == nil && status == Again {
-				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived", time.Since(began).Round(time.Millisecond))
+				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived",
+					time.Since(began).Round(time.Millisecond))
 				pause = 0
 				continue
 			}
 			if status == 0 || ctx.Err() != nil || !wasKilled(state) && !held.hasAny(o.Vital) && !programs.wasUp() {
 				return status, nil
 			}
-			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how", state.String(), "lived", time.Since(began).Round(time.Millisecond))
+			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how",
+				state.String(), "lived", time.Since(began).Round(time.Millisecond))
 			if deaths++; time.Since(began) >= soon {
 				deaths = 0
 			}
 			if deaths > 1 {
-				why = fmt.Sprintf("its workers die soon after their start: %d now, the last with %v after %v", deaths, state, time.Since(began).Round(time.Millisecond))
+				why = fmt.Sprintf("its workers die soon after their start: %d now, the last with %v after %v", deaths,
+					state, time.Since(began).Round(time.Millisecond))
 			}
 		}
 		if pause = nextPause(pause, time.Since(began)); pause > 0 {
@@ -168,7 +174,8 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 // maxTrouble is how many bytes of a trouble the directory takes.
 const maxTrouble = 256
 
-// Trouble makes of a text what the directory takes as the trouble of a memory node: of some length, and without what cannot be printed.
+// Trouble makes of a text what the directory takes as the trouble of a memory node: of some length, and without what
+// cannot be printed.
 func Trouble(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == utf8.RuneError {

@@ -38,7 +38,8 @@ func TestMain(m *testing.M) {
 // program gives an exit status.
 func program(name, folder string) int {
 	if name == "keeper" {
-		status, err := Run(context.Background(), Options{Path: os.Args[0], Env: []string{programEnv + "=hang"}, Vital: "v/", Logger: slog.Default()})
+		status, err := Run(context.Background(), Options{Path: os.Args[0], Env: []string{programEnv + "=hang"},
+			Vital: "v/", Logger: slog.Default()})
 		fmt.Fprintln(os.Stderr, status, err)
 		return status
 	}
@@ -67,7 +68,8 @@ func program(name, folder string) int {
 			if _, err := unix.Write(fd, []byte("it is kept")); err != nil || c.Put("v/1", []byte("meta"), fd) != nil {
 				return 93
 			}
-		case len(items) != 1 || items[0].Name != "v/1" || string(items[0].Meta) != "meta" || content(items[0].FDs[0]) != "it is kept":
+		case len(items) != 1 || items[0].Name != "v/1" || string(items[0].Meta) != "meta" ||
+			content(items[0].FDs[0]) != "it is kept":
 			return 94
 		case lives == 4:
 			return 0
@@ -145,7 +147,8 @@ func run(t *testing.T, ctx context.Context, program string, told ...func(string)
 	t.Helper()
 	var b bytes.Buffer
 	t.Setenv(folderEnv, t.TempDir())
-	o := Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v/", Logger: slog.New(slog.NewTextHandler(&b, nil))}
+	o := Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v/",
+		Logger: slog.New(slog.NewTextHandler(&b, nil))}
 	for _, f := range told {
 		o.Trouble = f
 	}
@@ -156,22 +159,25 @@ func run(t *testing.T, ctx context.Context, program string, told ...func(string)
 	return status, b.String()
 }
 
-// TestWorkersFollow: a worker that is killed is followed by one that finds what it had; those that die at once wait ever
-// longer, and from the second on it is told why; an orderly end is the keeper's.
+// TestWorkersFollow: a worker that is killed is followed by one that finds what it had; those that die at once wait
+// ever longer, and from the second on it is told why; an orderly end is the keeper's.
 func TestWorkersFollow(t *testing.T) {
 	var told []string
 	began := time.Now()
 	status, log := run(t, t.Context(), "dies", func(text string) {
 		told = append(told, text)
-		if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 1 || content(files[0]) != text {
+		if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 1 ||
+			content(files[0]) != text {
 			t.Errorf("told %q, and open are %v, %v", text, files, err)
 		}
 	})
 	if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 0 {
 		t.Errorf("at the end open are %v, %v", files, err)
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "die soon after their start: 2 now, the last with signal: killed after ") ||
-		!strings.Contains(told[0], "starts the next after 100ms") || !strings.Contains(told[1], ": 3 now") || !strings.Contains(told[1], "200ms") {
+	if len(told) != 2 || !strings.Contains(told[0], "die soon after their start: 2 now, the last with signal: killed "+
+		"after ") ||
+		!strings.Contains(told[0], "starts the next after 100ms") || !strings.Contains(told[1], ": 3 now") ||
+		!strings.Contains(told[1], "200ms") {
 		t.Errorf("told %q", told)
 	}
 	if status != 0 {
@@ -207,7 +213,8 @@ func openFiles(name string) (fds []int, err error) {
 
 func TestPauses(t *testing.T) {
 	for _, c := range []struct{ pause, lived, want time.Duration }{
-		{0, time.Hour, 0}, {maxPause, soon, 0}, {0, 0, minPause}, {minPause, soon - 1, 2 * minPause}, {maxPause, 0, maxPause}, {maxPause - 1, 0, maxPause},
+		{0, time.Hour, 0}, {maxPause, soon, 0}, {0, 0, minPause}, {minPause, soon - 1, 2 * minPause},
+		{maxPause, 0, maxPause}, {maxPause - 1, 0, maxPause},
 	} {
 		if got := nextPause(c.pause, c.lived); got != c.want {
 			t.Errorf("after a pause of %v and a life of %v: %v, want %v", c.pause, c.lived, got, c.want)
@@ -241,7 +248,8 @@ func TestNothingToKeep(t *testing.T) {
 			t.Errorf("%s: told %q", program, told)
 		}
 	}
-	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/", Logger: slog.New(slog.DiscardHandler)})
+	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/",
+		Logger: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no program: %v", err)
 	}
@@ -328,7 +336,8 @@ func signalWorker(t *testing.T, cause error, want int) {
 	}
 }
 
-// TestStoreAfterRun: a keeper that is asked to end leaves what it held in systemd's store for the next one; one that is interrupted leaves nothing.
+// TestStoreAfterRun: a keeper that is asked to end leaves what it held in systemd's store for the next one; one that is
+// interrupted leaves nothing.
 func TestStoreAfterRun(t *testing.T) {
 	for cause, want := range map[error]string{context.Canceled: "v/1", ErrInterrupted: ""} {
 		s := newStandIn(t, 64)
@@ -346,7 +355,8 @@ func TestStoreAfterRun(t *testing.T) {
 			cancel(cause)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGHUP) // on which the worker waits first
 		}()
-		_, err = Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=serves"}, Vital: "v/", Logger: slog.New(slog.DiscardHandler), Store: before.out})
+		_, err = Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=serves"}, Vital: "v/",
+			Logger: slog.New(slog.DiscardHandler), Store: before.out})
 		os.Stdout = stdout
 		_ = w.Close()
 		if err := errors.Join(err, newBarrier(s)); err != nil {
@@ -432,8 +442,10 @@ func TestHeld(t *testing.T) {
 		t.Errorf("held: %s", got)
 	}
 	for what, err := range map[string]error{
-		"a name that is taken": c.Put("one", nil, a), "a name that is not": c.Drop("two"), "no name": c.Put("", nil, a), "no descriptor": c.Put("x", nil),
-		"three descriptors": c.Put("x", nil, a, a, a), "a long name": c.Put(strings.Repeat("x", maxName+1), nil, a), "much meta": c.Put("x", make([]byte, maxMeta+1), a),
+		"a name that is taken": c.Put("one", nil, a), "a name that is not": c.Drop("two"), "no name": c.Put("", nil, a),
+		"no descriptor":     c.Put("x", nil),
+		"three descriptors": c.Put("x", nil, a, a, a), "a long name": c.Put(strings.Repeat("x", maxName+1), nil, a),
+		"much meta":        c.Put("x", make([]byte, maxMeta+1), a),
 		"a name of 64 KiB": c.Put(strings.Repeat("x", 1<<16), nil, a), "a name with a newline": c.Put("a\nb", nil, a),
 	} {
 		if !errors.Is(err, ErrRefused) {
@@ -452,7 +464,8 @@ func TestHeld(t *testing.T) {
 		t.Errorf("%d names are remembered", len(s.order))
 	}
 	var none *Client
-	if items, err := none.List(); errors.Join(err, none.Put("x", nil, a), none.Drop("x"), none.Close()) != nil || items != nil {
+	if items, err := none.List(); errors.Join(err, none.Put("x", nil, a), none.Drop("x"), none.Close()) != nil ||
+		items != nil {
 		t.Error("a process without a keeper cannot do without it")
 	}
 }
@@ -487,7 +500,8 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// TestHostileWorker: a packet that is no message is refused, takes no descriptor, and does not end the worker's connection.
+// TestHostileWorker: a packet that is no message is refused, takes no descriptor, and does not end the worker's
+// connection.
 func TestHostileWorker(t *testing.T) {
 	c, s, raw := pair(t)
 	fd, err := unix.MemfdCreate("hostile", unix.MFD_CLOEXEC)

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A keeper's control socket lets an operator of the machine choose the program of the next worker. Each connection is one choice,
-// lines of JSON: a choice from the caller, then whether it is taken, and when another worker has come up, what became of it. The
-// choice is the connection's: it is forgotten with that, unless a worker has begun with it.
+// A keeper's control socket lets an operator of the machine choose the program of the next worker. Each connection is
+// one choice, lines of JSON: a choice from the caller, then whether it is taken, and when another worker has come up,
+// what became of it. The choice is the connection's: it is forgotten with that, unless a worker has begun with it.
 //
 // A program on trial has to say in time that it is up. If it does not, the next worker is of the program before it.
 
@@ -233,7 +233,9 @@ func peerOf(c *net.UnixConn) (uid, pid int, err error) {
 		return -1, 0, err
 	}
 	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
+	if cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); cerr != nil {
 		err = cerr
 	}
 	if err != nil {
@@ -250,10 +252,12 @@ func mayChoose(uid int) error {
 	return nil
 }
 
-// openProgram opens a program that may be a worker: nobody but root and this user can have written it. It is executed by its
-// descriptor, so nobody can put another one in its place.
+// openProgram opens a program that may be a worker: nobody but root and this user can have written it. It is executed
+// by its descriptor, so nobody can put another one in its place.
 func openProgram(path string) (*os.File, error) {
-	if !filepath.IsAbs(path) || len(path) > maxPath || strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if !filepath.IsAbs(path) || len(path) > maxPath || strings.ContainsFunc(path, func(r rune) bool {
+		return !unicode.IsPrint(r)
+	}) {
 		return nil, fmt.Errorf("program %.64q: want an absolute path", path)
 	}
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -372,7 +376,8 @@ func (p *programs) hasFailed(l *life, how string) bool {
 		l.t.why = how
 	}
 	p.mu.failed = l.t
-	p.o.Logger.Error("the program that was chosen did not come up: the one before it follows", "program", l.path, "why", l.t.why, "follows", p.mu.path)
+	p.o.Logger.Error("the program that was chosen did not come up: the one before it follows", "program", l.path, "why",
+		l.t.why, "follows", p.mu.path)
 	return true
 }
 
@@ -383,8 +388,8 @@ type Choice struct {
 	path string
 }
 
-// Choose has the keeper with this control socket start its next worker of another program. That is a regular file that root
-// or the keeper's user owns and nobody else can write. An error says that nothing was done.
+// Choose has the keeper with this control socket start its next worker of another program. That is a regular file that
+// root or the keeper's user owns and nobody else can write. An error says that nothing was done.
 func Choose(ctx context.Context, socket, path string) (*Choice, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -418,7 +423,8 @@ func (x *Choice) Wait(ctx context.Context) (version string, err error) {
 func (x *Choice) hear(ctx context.Context) (v verdict, err error) {
 	defer context.AfterFunc(ctx, func() { _ = x.c.SetReadDeadline(time.Unix(1, 0)) })()
 	if err := x.in.Decode(&v); err != nil {
-		return v, fmt.Errorf("the keeper does not say what became of the choice: %w", errors.Join(context.Cause(ctx), err))
+		return v, fmt.Errorf("the keeper does not say what became of the choice: %w",
+			errors.Join(context.Cause(ctx), err))
 	}
 	return v, nil
 }

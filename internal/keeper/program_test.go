@@ -43,7 +43,8 @@ func chosen(c *Client) int {
 	default:
 		return 98
 	}
-	if items, err := c.List(); err != nil || len(items) == 0 && c.Put("v/1", nil, 0) != nil || c.Up(name+" version") != nil {
+	if items, err := c.List(); err != nil || len(items) == 0 && c.Put("v/1", nil, 0) != nil ||
+		c.Up(name+" version") != nil {
 		return 99
 	}
 	fmt.Println("up", name)
@@ -104,8 +105,10 @@ func keeping(t *testing.T, dir string, up time.Duration) (socket string, out *li
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		status, err := Run(ctx, Options{Path: copyOf(t, dir, "first", 0o755), Env: []string{programEnv + "=chosen", folderEnv + "=" + dir}, Vital: "v/", Control: socket,
-			UpTimeout: up, Logger: slog.New(slog.NewTextHandler(log, nil))})
+		status, err := Run(
+			ctx, Options{Path: copyOf(t, dir, "first", 0o755),
+				Env: []string{programEnv + "=chosen", folderEnv + "=" + dir}, Vital: "v/", Control: socket,
+				UpTimeout: up, Logger: slog.New(slog.NewTextHandler(log, nil))})
 		if status != 0 || err != nil {
 			t.Errorf("status %d, %v", status, err)
 		}
@@ -131,8 +134,8 @@ func replace(t *testing.T) {
 	}
 }
 
-// TestChoose: the next worker is of the program that was chosen, and those after it; one that does not come up, however it fails, is
-// followed by one of the program before. A choice that is taken back is none.
+// TestChoose: the next worker is of the program that was chosen, and those after it; one that does not come up, however
+// it fails, is followed by one of the program before. A choice that is taken back is none.
 func TestChoose(t *testing.T) {
 	dir := t.TempDir()
 	socket, out, log := keeping(t, dir, 0)
@@ -146,10 +149,12 @@ func TestChoose(t *testing.T) {
 	}
 	serving := "first"
 	for _, c := range []struct{ name, why string }{
-		{"fails", "exit status 3"}, {"ends", "exit status 0"}, {"second", ""}, {"fails", "exit status 3"}, {"first", ""},
+		{"fails", "exit status 3"}, {"ends", "exit status 0"}, {"second", ""}, {"fails", "exit status 3"},
+		{"first", ""},
 	} {
 		x := choose(c.name)
-		if _, err := Choose(t.Context(), socket, copyOf(t, dir, "other", 0o755)); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another program was chosen") {
+		if _, err := Choose(t.Context(), socket, copyOf(t, dir, "other", 0o755)); !errors.Is(err, ErrRefused) ||
+			!strings.Contains(err.Error(), "another program was chosen") {
 			t.Errorf("a second choice: %v", err)
 		}
 		replace(t)
@@ -157,7 +162,8 @@ func TestChoose(t *testing.T) {
 		if c.why == "" {
 			serving = c.name
 		}
-		if (err == nil) != (c.why == "") || err != nil && (!errors.Is(err, ErrNotUp) || !strings.Contains(err.Error(), c.why)) || version != serving+" version" {
+		if (err == nil) != (c.why == "") || err != nil &&
+			(!errors.Is(err, ErrNotUp) || !strings.Contains(err.Error(), c.why)) || version != serving+" version" {
 			t.Fatalf("%s: version %q, %v", c.name, version, err)
 		}
 		if got := out.next(); got != "up "+serving {
@@ -200,7 +206,8 @@ func TestChosenHangs(t *testing.T) {
 	}
 	defer x.Close()
 	replace(t)
-	if version, err := x.Wait(t.Context()); version != "first version" || !errors.Is(err, ErrNotUp) || !strings.Contains(err.Error(), "not up within 50ms") {
+	if version, err := x.Wait(t.Context()); version != "first version" || !errors.Is(err, ErrNotUp) ||
+		!strings.Contains(err.Error(), "not up within 50ms") {
 		t.Errorf("version %q, %v", version, err)
 	}
 	if got := out.next(); got != "up first" {
@@ -208,7 +215,8 @@ func TestChosenHangs(t *testing.T) {
 	}
 }
 
-// TestHostilePrograms: a keeper takes only what nobody else can have written, and only from those who may; it outlives whatever is said to it.
+// TestHostilePrograms: a keeper takes only what nobody else can have written, and only from those who may; it outlives
+// whatever is said to it.
 func TestHostilePrograms(t *testing.T) {
 	dir := t.TempDir()
 	socket, _, _ := keeping(t, dir, 0)
@@ -233,11 +241,13 @@ func TestHostilePrograms(t *testing.T) {
 		refused[path] = "is user 65534's"
 	}
 	for path, why := range refused {
-		if _, err := Choose(t.Context(), socket, path); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), why) {
+		if _, err := Choose(t.Context(), socket, path); !errors.Is(err, ErrRefused) ||
+			!strings.Contains(err.Error(), why) {
 			t.Errorf("%.40q: %v, want %q", path, err, why)
 		}
 	}
-	for _, text := range []string{"", "\n", "{", "[]\n", "nonsense\n", `{"program":7}` + "\n", strings.Repeat("[", 2*maxChoice), `{"program":"` + strings.Repeat("x", 2*maxChoice)} {
+	for _, text := range []string{"", "\n", "{", "[]\n", "nonsense\n", `{"program":7}` + "\n",
+		strings.Repeat("[", 2*maxChoice), `{"program":"` + strings.Repeat("x", 2*maxChoice)} {
 		c, err := net.Dial("unix", socket)
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +301,8 @@ func TestOtherUsersMayNotChoose(t *testing.T) {
 	}
 }
 
-// TestControlIsTakenOver: the socket of a keeper that was killed is in nobody's way; that of one that lives is not taken.
+// TestControlIsTakenOver: the socket of a keeper that was killed is in nobody's way; that of one that lives is not
+// taken.
 func TestControlIsTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	left := filepath.Join(dir, "s")
@@ -304,7 +315,8 @@ func TestControlIsTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	socket, _, _ := keeping(t, dir, 0)
-	_, err = Run(t.Context(), Options{Path: os.Args[0], Vital: "v/", Control: socket, Logger: slog.New(slog.DiscardHandler)})
+	_, err = Run(t.Context(), Options{Path: os.Args[0], Vital: "v/", Control: socket,
+		Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "another keeper listens there") {
 		t.Errorf("%v", err)
 	}

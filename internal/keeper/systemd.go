@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Variables in which systemd tells a service of its file descriptor store. FDSTORE says how many descriptors it takes; systemd before 254
-// does not set it, so the unit does.
+// Variables in which systemd tells a service of its file descriptor store. FDSTORE says how many descriptors it takes;
+// systemd before 254 does not set it, so the unit does.
 const (
 	notifyEnv = "NOTIFY_SOCKET"
 	roomEnv   = "FDSTORE"
@@ -29,8 +29,8 @@ const (
 	ledgerName = "ledger"
 	// workerItem is the pidfd of the worker, which the next keeper sees end before it starts another one.
 	workerItem = "worker"
-	// maxNames bounds the bytes of all names in the store: they come back in a single variable, and the kernel starts no
-	// program with one of 128 KiB.
+	// maxNames bounds the bytes of all names in the store: they come back in a single variable, and the kernel starts
+	// no program with one of 128 KiB.
 	maxNames = 96 << 10
 	// maxFDName is systemd's.
 	maxFDName = 255
@@ -41,14 +41,15 @@ const (
 // Systemd is the file descriptor store of the service manager, which holds what a keeper holds, so that it outlives the
 // keeper. Its methods serve one goroutine at a time.
 //
-// A store that is full, or a manager that does not answer, refuses nothing to the worker: the item is held by the keeper alone. Whether the
-// next keeper may believe the store is decided by the ledger, a memfd in it with two words of 8 bytes, little-endian:
+// A store that is full, or a manager that does not answer, refuses nothing to the worker: the item is held by the
+// keeper alone. Whether the next keeper may believe the store is decided by the ledger, a memfd in it with two words of
+// 8 bytes, little-endian:
 //
 //	0  sum      of the marks of all items that the keeper holds
 //	8  pending  the mark that is being added or, negated, taken away; or 0
 //
-// The marks of the items that come back must give sum, or sum and pending. An item's mark is a hash of its name, its meta and
-// the inodes of its descriptors. So no descriptor can be missing, and none can be another file.
+// The marks of the items that come back must give sum, or sum and pending. An item's mark is a hash of its name, its
+// meta and the inodes of its descriptors. So no descriptor can be missing, and none can be another file.
 type Systemd struct {
 	log    *slog.Logger
 	to     *unix.SockaddrUnix
@@ -66,7 +67,8 @@ type Systemd struct {
 }
 
 // OpenSystemd gives the store of the manager that started this process, or nil if there is none. It takes over the
-// descriptors that the environment names, and the environment's word about them. The process is not to have opened any before.
+// descriptors that the environment names, and the environment's word about them. The process is not to have opened any
+// before.
 func OpenSystemd(log *slog.Logger) (*Systemd, error) {
 	env := make(map[string]string)
 	for _, k := range []string{notifyEnv, roomEnv, listenEnv, namesEnv, pidEnv} {
@@ -80,7 +82,8 @@ func OpenSystemd(log *slog.Logger) (*Systemd, error) {
 	}
 	room, err := strconv.Atoi(env[roomEnv])
 	if err != nil || room < 0 || room > maxItems {
-		return nil, fmt.Errorf("%s is %q: want the number of descriptors that systemd stores, at most %d", roomEnv, env[roomEnv], maxItems)
+		return nil, fmt.Errorf("%s is %q: want the number of descriptors that systemd stores, at most %d", roomEnv,
+			env[roomEnv], maxItems)
 	}
 	var fds []int
 	var names []string
@@ -88,7 +91,8 @@ func OpenSystemd(log *slog.Logger) (*Systemd, error) {
 		n, err := strconv.Atoi(env[listenEnv])
 		names = strings.Split(env[namesEnv], ":")
 		if err != nil || n < 0 || n > maxItems || n != len(names) {
-			return nil, fmt.Errorf("%s is %q and %s has %d names: want a number, and as many names", listenEnv, env[listenEnv], namesEnv, len(names))
+			return nil, fmt.Errorf("%s is %q and %s has %d names: want a number, and as many names", listenEnv,
+				env[listenEnv], namesEnv, len(names))
 		}
 		for k := range n {
 			fds = append(fds, 3+k)
@@ -116,7 +120,8 @@ func ClearSystemd(log *slog.Logger) error {
 
 // newSystemd takes over fds.
 func newSystemd(socket string, room int, fds []int, names []string, log *slog.Logger) (*Systemd, error) {
-	d := &Systemd{log: log, to: &unix.SockaddrUnix{Name: socket}, room: room, stored: make(map[string][]string), ledger: -1}
+	d := &Systemd{log: log, to: &unix.SockaddrUnix{Name: socket}, room: room, stored: make(map[string][]string),
+		ledger: -1}
 	if room == 0 && len(fds) == 0 {
 		return nil, nil
 	}
@@ -167,7 +172,8 @@ func (d *Systemd) takeBack(fds []int, names []string) {
 			err = errors.New("it does not go with another of this name")
 		}
 		if err != nil {
-			d.log.Warn("systemd's store had a descriptor that is not of a keeper; it is dropped", "name", text, "err", err)
+			d.log.Warn("systemd's store had a descriptor that is not of a keeper; it is dropped", "name", text, "err",
+				err)
 			_ = unix.Close(fds[k])
 			_ = d.tell("FDSTOREREMOVE=1\nFDNAME=" + text) // else it comes back, and is dropped again
 			continue
@@ -188,7 +194,8 @@ func (d *Systemd) takeBack(fds []int, names []string) {
 			d.came = append(d.came, p.item)
 			continue
 		}
-		d.log.Warn("systemd's store had some descriptors of an item; they are dropped", "item", name, "have", p.have, "want", len(p.item.FDs))
+		d.log.Warn("systemd's store had some descriptors of an item; they are dropped", "item", name, "have", p.have,
+			"want", len(p.item.FDs))
 		for _, fd := range p.item.FDs {
 			if fd >= 0 {
 				_ = unix.Close(fd)
@@ -210,8 +217,8 @@ type fdName struct {
 	index, of int
 }
 
-// String is FDNAME, in which systemd wants neither colons nor control characters: index|of|name|meta, the texts as in the query
-// of a URL.
+// String is FDNAME, in which systemd wants neither colons nor control characters: index|of|name|meta, the texts as in
+// the query of a URL.
 func (n fdName) String() string {
 	if n.item == ledgerName {
 		return ledgerName
@@ -299,7 +306,8 @@ func (d *Systemd) take(vital string) []*Item {
 		items = append(items, i)
 	}
 	if !d.whole {
-		d.log.Error("systemd's store does not hold all that the keeper held: the memory in it is given up", "items", len(d.came), "given_up", len(d.came)-len(items))
+		d.log.Error("systemd's store does not hold all that the keeper held: the memory in it is given up", "items",
+			len(d.came), "given_up", len(d.came)-len(items))
 		if err := d.barrier(); err != nil {
 			d.trouble(err)
 		}
@@ -356,7 +364,8 @@ func (d *Systemd) send(i *Item) error {
 	if maxFiles*(len(d.stored)+1)+1 > d.room || d.bytes+size+len(ledgerName) > maxNames {
 		if !d.full {
 			d.full = true
-			d.log.Warn("systemd's store is full: what the memory node has does not outlive its keeper until connections of this machine have closed",
+			d.log.Warn("systemd's store is full: what the memory node has does not outlive its keeper until "+
+				"connections of this machine have closed",
 				"items", len(d.stored), "descriptors", d.room, "bytes_of_names", d.bytes)
 		}
 		return nil
@@ -440,8 +449,8 @@ func (d *Systemd) tell(text string, fds ...int) error {
 	}
 }
 
-// barrier waits until systemd has done what it was told: it closes its end of a pipe then (sd_notify_barrier(3)). The last words of
-// a process that dies are not heard otherwise.
+// barrier waits until systemd has done what it was told: it closes its end of a pipe then (sd_notify_barrier(3)). The
+// last words of a process that dies are not heard otherwise.
 func (d *Systemd) barrier() error {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// standIn is not systemd: it speaks the part of sd_notify(3) that the file descriptor store is. deploy/systemd_test.go has the real one.
+// standIn is not systemd: it speaks the part of sd_notify(3) that the file descriptor store is. deploy/systemd_test.go
+// has the real one.
 type standIn struct {
 	t      *testing.T
 	socket string
@@ -200,7 +201,8 @@ func filled(t *testing.T, room int) *standIn {
 
 const filledText = "cell/2(pid 7: |%):cell:process listen/tcp/127.0.0.1:7402():socket v/1():one "
 
-// TestSystemdKeeps: another keeper has all that the one before had, and that which was dropped is not there; a keeper that ends for good leaves nothing.
+// TestSystemdKeeps: another keeper has all that the one before had, and that which was dropped is not there; a keeper
+// that ends for good leaves nothing.
 func TestSystemdKeeps(t *testing.T) {
 	s := filled(t, 64)
 	for life := range 3 {
@@ -220,7 +222,8 @@ func TestSystemdKeeps(t *testing.T) {
 			}
 			for _, i := range k.items {
 				for _, fd := range i.FDs {
-					if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+					if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil ||
+						flags&unix.FD_CLOEXEC == 0 {
 						t.Errorf("%s: a worker would have descriptor %d", i.Name, fd)
 					}
 				}
@@ -321,14 +324,16 @@ func TestSystemdHostile(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{"", "|||", "0|1|a", "0|0|a|", "-1|1|a|", "0|9|a|", "0|1||", "0|1|ledger|", "0|1|a|%zz", "00|1|a|", strings.Repeat("x", 300)} {
+	for _, text := range []string{"", "|||", "0|1|a", "0|0|a|", "-1|1|a|", "0|9|a|", "0|1||", "0|1|ledger|",
+		"0|1|a|%zz", "00|1|a|", strings.Repeat("x", 300)} {
 		if n, err := parseName(text); !errors.Is(err, ErrProtocol) {
 			t.Errorf("%q is %+v, %v", text, n, err)
 		}
 	}
 }
 
-// TestSystemdDies: a keeper that dies between any two words of it to systemd leaves all or nothing of the item that it was about.
+// TestSystemdDies: a keeper that dies between any two words of it to systemd leaves all or nothing of the item that it
+// was about.
 func TestSystemdDies(t *testing.T) {
 	s := filled(t, 64)
 	k, _ := s.keeper(nil)
@@ -409,8 +414,8 @@ func TestSystemdRoomAgain(t *testing.T) {
 	k.closeAll(false)
 }
 
-// TestSystemdFull: items for which the store has no room are held all the same; while there are any, the store alone is not
-// believed, and afterwards it is.
+// TestSystemdFull: items for which the store has no room are held all the same; while there are any, the store alone is
+// not believed, and afterwards it is.
 func TestSystemdFull(t *testing.T) {
 	for what, room := range map[string]int{"as it was told": 12, "less than it was told": 64} {
 		t.Run(what, func(t *testing.T) {
@@ -461,16 +466,20 @@ func TestOpenSystemd(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		"no systemd":        {map[string]string{roomEnv: "8"}, ""},
-		"no store":          {map[string]string{notifyEnv: "/none"}, ""},
-		"no room":           {map[string]string{notifyEnv: "/none", roomEnv: "0"}, ""},
-		"nothing stored":    {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "0", pidEnv: fmt.Sprint(os.Getpid())}, "ok"},
+		"no systemd": {map[string]string{roomEnv: "8"}, ""},
+		"no store":   {map[string]string{notifyEnv: "/none"}, ""},
+		"no room":    {map[string]string{notifyEnv: "/none", roomEnv: "0"}, ""},
+		"nothing stored": {
+			map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "0", pidEnv: fmt.Sprint(os.Getpid())}, "ok"},
 		"another process's": {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "77", pidEnv: "1"}, "ok"},
 		"room is no number": {map[string]string{notifyEnv: "/none", roomEnv: "x"}, roomEnv},
 		"room below none":   {map[string]string{notifyEnv: "/none", roomEnv: "-1"}, roomEnv},
 		"too much room":     {map[string]string{notifyEnv: "/none", roomEnv: "1000000"}, roomEnv},
-		"no number":         {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "x", pidEnv: fmt.Sprint(os.Getpid())}, listenEnv},
-		"fewer names":       {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "2", namesEnv: "a", pidEnv: fmt.Sprint(os.Getpid())}, listenEnv},
+		"no number": {
+			map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "x", pidEnv: fmt.Sprint(os.Getpid())},
+			listenEnv},
+		"fewer names": {map[string]string{notifyEnv: "/none", roomEnv: "8", listenEnv: "2", namesEnv: "a",
+			pidEnv: fmt.Sprint(os.Getpid())}, listenEnv},
 	} {
 		for _, k := range []string{notifyEnv, roomEnv, listenEnv, namesEnv, pidEnv} {
 			t.Setenv(k, c.env[k])
@@ -486,7 +495,8 @@ func TestOpenSystemd(t *testing.T) {
 			d.close()
 		}
 		if got := os.Getenv(notifyEnv); got != c.env[notifyEnv] {
-			t.Errorf("%s: the worker is told of %q, by which it says that it is ready; want %q", what, got, c.env[notifyEnv])
+			t.Errorf("%s: the worker is told of %q, by which it says that it is ready; want %q", what, got,
+				c.env[notifyEnv])
 		}
 	}
 }

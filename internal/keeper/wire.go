@@ -92,7 +92,8 @@ func decode(b []byte, files int) (*message, error) {
 	}
 	name, meta := int(binary.LittleEndian.Uint16(b[2:])), int(binary.LittleEndian.Uint16(b[4:]))
 	if name > maxName || meta > maxMeta || len(b) != headSize+name+meta {
-		return nil, fmt.Errorf("%w: a message of %d bytes with a name of %d and meta of %d", ErrProtocol, len(b), name, meta)
+		return nil, fmt.Errorf("%w: a message of %d bytes with a name of %d and meta of %d", ErrProtocol, len(b), name,
+			meta)
 	}
 	m := &message{op: b[0], name: string(b[headSize:][:name]), meta: append([]byte(nil), b[headSize+name:]...)}
 	wantName, wantFiles, wantMeta := false, 0, false
@@ -112,7 +113,9 @@ func decode(b []byte, files int) (*message, error) {
 		return nil, fmt.Errorf("%w: operation %d with a name of %d bytes and meta of %d", ErrProtocol, m.op, name, meta)
 	case files > wantFiles, files == 0 && wantFiles > 0:
 		return nil, fmt.Errorf("%w: operation %d with %d descriptors", ErrProtocol, m.op, files)
-	case strings.IndexFunc(m.name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) >= 0:
+	case strings.IndexFunc(m.name, func(r rune) bool {
+		return r == unicode.ReplacementChar || !unicode.IsPrint(r)
+	}) >= 0:
 		return nil, fmt.Errorf("%w: name %q cannot be printed", ErrProtocol, m.name)
 	}
 	return m, nil
@@ -130,8 +133,8 @@ func send(c *net.UnixConn, m *message, fds []int) error {
 // errTooLong is a packet that was cut: nothing of it can be used, and the next one is whole.
 var errTooLong = fmt.Errorf("%w: message too long, or no descriptors left here", ErrProtocol)
 
-// receive gives a checked message and the descriptors that came with it. Only an error that is not ErrProtocol says that the
-// socket is of no further use.
+// receive gives a checked message and the descriptors that came with it. Only an error that is not ErrProtocol says
+// that the socket is of no further use.
 func receive(c *net.UnixConn) (*message, []int, error) {
 	b, oob := make([]byte, maxFrame+1), make([]byte, unix.CmsgSpace(4*maxFiles)+64)
 	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
@@ -331,9 +334,9 @@ func (c *Client) Drop(name string) error {
 	return err
 }
 
-// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After an error,
-// or if this process ends meanwhile, perhaps neither name is held. systemd, behind the keeper, holds a file once, so the one goes
-// before the other comes.
+// Rename has the keeper hold under another name, which is free, what it holds under one, and says where that is. After
+// an error, or if this process ends meanwhile, perhaps neither name is held. systemd, behind the keeper, holds a file
+// once, so the one goes before the other comes.
 func (c *Client) Rename(from, to string) (where string, err error) {
 	items, err := c.List()
 	if err != nil {
@@ -358,7 +361,7 @@ func (c *Client) Rename(from, to string) (where string, err error) {
 	return fmt.Sprintf("%s of the keeper, process %d", to, os.Getppid()), err
 }
 
-// Up tells the keeper that this worker serves, and of which version it is.
+// Up tells the keeper that this worker serves, and its version.
 func (c *Client) Up(version string) error {
 	if c == nil {
 		return nil

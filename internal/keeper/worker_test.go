@@ -50,13 +50,15 @@ func TestWorkerIsOnes(t *testing.T) {
 	}
 	s := newStandIn(t, 64)
 	before, _ := s.keeper(nil)
-	status, err := Run(t.Context(), Options{Path: os.Args[0], Env: []string{programEnv + "=looks"}, Vital: "v/", Logger: slog.New(slog.DiscardHandler), Store: before.out})
+	status, err := Run(t.Context(), Options{Path: os.Args[0], Env: []string{programEnv + "=looks"}, Vital: "v/",
+		Logger: slog.New(slog.DiscardHandler), Store: before.out})
 	if status != 64 || err != nil {
 		t.Errorf("with a store: status %d, %v", status, err)
 	}
 }
 
-// TestNoProgramForNow: a keeper that holds memory of the one before does not end because its program is gone, for a moment perhaps.
+// TestNoProgramForNow: a keeper that holds memory of the one before does not end because its program is gone, for a
+// moment perhaps.
 func TestNoProgramForNow(t *testing.T) {
 	s := newStandIn(t, 64)
 	k, _ := s.keeper(nil)
@@ -75,7 +77,8 @@ func TestNoProgramForNow(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	told := ""
-	_, err = Run(ctx, Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/", Logger: slog.New(slog.DiscardHandler), Store: d,
+	_, err = Run(ctx, Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/",
+		Logger: slog.New(slog.DiscardHandler), Store: d,
 		Trouble: func(text string) { told = text; cancel() }})
 	cancel()
 	if err != nil || !strings.Contains(told, "cannot start a worker") || !strings.Contains(told, "holds the memory") {
@@ -99,8 +102,10 @@ func TestExitStatus(t *testing.T) {
 // TestTroubleText: a trouble is what the directory takes.
 func TestTroubleText(t *testing.T) {
 	for text, want := range map[string]string{
-		"as it is": "as it is", "a\nb\x00c\xff": "a?b?c?", strings.Repeat("x", maxTrouble): strings.Repeat("x", maxTrouble), strings.Repeat("x", maxTrouble+1): strings.Repeat("x", maxTrouble),
-		strings.Repeat("é", maxTrouble): strings.Repeat("é", maxTrouble/2), "x" + strings.Repeat("é", maxTrouble): "x" + strings.Repeat("é", maxTrouble/2-1),
+		"as it is": "as it is", "a\nb\x00c\xff": "a?b?c?", strings.Repeat("x", maxTrouble): strings.Repeat(
+			"x", maxTrouble), strings.Repeat("x", maxTrouble+1): strings.Repeat("x", maxTrouble),
+		strings.Repeat("é", maxTrouble): strings.Repeat("é", maxTrouble/2), "x" + strings.Repeat("é", maxTrouble): "x" +
+			strings.Repeat("é", maxTrouble/2-1),
 	} {
 		if got := Trouble(text); got != want || !utf8.ValidString(got) {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -204,7 +209,8 @@ func cmpErr(errs ...error) error {
 	return io.EOF
 }
 
-// TestHostileKeeper: an answer that is none ends the use of the socket, and leaves no descriptor; a long version is cut.
+// TestHostileKeeper: an answer that is none ends the use of the socket, and leaves no descriptor; a long version is
+// cut.
 func TestHostileKeeper(t *testing.T) {
 	ends := func() (c *Client, keeper *net.UnixConn) {
 		t.Helper()
@@ -229,7 +235,8 @@ func TestHostileKeeper(t *testing.T) {
 	item := &message{op: opItem, name: "x"}
 
 	c, k := ends()
-	if err := errors.Join(send(k, item, []int{fd}), send(k, &message{op: opOK}, nil), send(k, &message{op: opOK}, nil)); err != nil {
+	if err := errors.Join(send(k, item, []int{fd}), send(k, &message{op: opOK}, nil),
+		send(k, &message{op: opOK}, nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Drop("a"); !errors.Is(err, ErrProtocol) {

@@ -102,8 +102,8 @@ func (k IntentKind) String() string {
 // IntentLen is the length of an intent record's value, in bytes.
 const IntentLen = 64
 
-// Intent is the value of a FlagIntent record: one key of a transaction that may not be decided yet. The slot word that names the
-// record is FROZEN.
+// Intent is the value of a FlagIntent record: one key of a transaction that may not be decided yet. The slot word that
+// names the record is FROZEN.
 //
 //	0     1      2   4      8        12       16      24      32       40       48      56      64
 //	+-----+------+---+------+--------+--------+-------+-------+--------+--------+-------+-------+
@@ -130,8 +130,8 @@ type Intent struct {
 	Coord         uint64
 }
 
-// IntentLong says which of the records that an intent names are manifests. Both records of a guard are, or neither: the second is a
-// copy of the first and names the same chunks.
+// IntentLong says which of the records that an intent names are manifests. Both records of a guard are, or neither: the
+// second is a copy of the first and names the same chunks.
 type IntentLong uint16
 
 const (
@@ -164,8 +164,8 @@ func EncodeIntent(b []byte, i *Intent) {
 	binary.LittleEndian.PutUint64(b[56:], i.Coord)
 }
 
-// ParseIntent checks the value of an intent record; parent and final are checked against the heap [lo, hi) in units. The
-// placement group and the offset are for the caller to check, who knows the map.
+// ParseIntent checks the value of an intent record; parent and final are checked against the heap [lo, hi) in units.
+// The placement group and the offset are for the caller to check, who knows the map.
 func ParseIntent(b []byte, lo, hi uint32) (i Intent, err error) {
 	bad := func(off uint64, check string, got, want uint64) (Intent, error) {
 		return Intent{}, corrupt("intent", off, check, got, want, b)

@@ -16,10 +16,12 @@ func TestIntentVectors(t *testing.T) {
 		case "status":
 			s := Status(num[uint64](t, d, "word", 0))
 			if s == 0 {
-				s = MakeStatus(num[uint64](t, d, "seq", 0), num[Verdict](t, d, "verdict", 0), num[uint32](t, d, "session", 0))
+				s = MakeStatus(num[uint64](t, d, "seq", 0), num[Verdict](t, d, "verdict", 0),
+					num[uint32](t, d, "session", 0))
 			}
 			var b strings.Builder
-			fmt.Fprintf(&b, "word   %016x\nslot   %v readable=%v\nprints %v\n", uint64(s), Word(s).State(), Word(s).Readable(), s)
+			fmt.Fprintf(&b, "word   %016x\nslot   %v readable=%v\nprints %v\n", uint64(s), Word(s).State(),
+				Word(s).Readable(), s)
 			for seq := s.Seq(); seq < s.Seq()+3; seq++ {
 				v, over := s.Of(max(seq, 1) - 1)
 				fmt.Fprintf(&b, "of transaction %d: %v over=%v\n", max(seq, 1)-1, v, over)
@@ -31,7 +33,8 @@ func TestIntentVectors(t *testing.T) {
 		case "encode":
 			i := Intent{Kind: num[IntentKind](t, d, "kind", 0), Try: num[uint8](t, d, "try", 0),
 				Long: IntentLong(num[uint16](t, d, "long", 0)), PG: num[uint32](t, d, "pg", 0),
-				Generation: num[uint32](t, d, "gen", 0), Off: num[uint64](t, d, "off", 0), Seq: num[uint64](t, d, "seq", 0),
+				Generation: num[uint32](t, d, "gen", 0), Off: num[uint64](t, d, "off", 0),
+				Seq:    num[uint64](t, d, "seq", 0),
 				Parent: Word(num[uint64](t, d, "parent", 0)), Final: Word(num[uint64](t, d, "final", 0)),
 				TS: num[uint64](t, d, "ts", 0), Coord: num[uint64](t, d, "coord", 0)}
 			v := make([]byte, IntentLen)
@@ -55,7 +58,8 @@ func TestIntentVectors(t *testing.T) {
 
 // TestIntentRecords: an intent is nothing else besides, and does not expire.
 func TestIntentRecords(t *testing.T) {
-	for _, h := range []RecordHeader{{Flags: FlagIntent | FlagManifest}, {Flags: FlagIntent | FlagUser}, {Flags: FlagIntent, Expiry: 1}} {
+	for _, h := range []RecordHeader{{Flags: FlagIntent | FlagManifest}, {Flags: FlagIntent | FlagUser},
+		{Flags: FlagIntent, Expiry: 1}} {
 		b := make([]byte, RecordLen(1, IntentLen))
 		EncodeRecord(b, h, []byte("k"), make([]byte, IntentLen))
 		if _, err := ParseRecord(b); err == nil {
@@ -67,7 +71,8 @@ func TestIntentRecords(t *testing.T) {
 func TestStatusOff(t *testing.T) {
 	const end = RegionPageSize + 2*GroupSize
 	for off, want := range map[uint64]bool{0: false, RegionPageSize: false, RegionPageSize + GroupLockOff: false,
-		RegionPageSize + GroupSlotsOff: true, RegionPageSize + GroupSlotsOff + 4: false, end - 8: true, end: false, end + GroupSlotsOff: false} {
+		RegionPageSize + GroupSlotsOff: true, RegionPageSize + GroupSlotsOff + 4: false, end - 8: true, end: false,
+		end + GroupSlotsOff: false} {
 		if got := StatusOff(off, end); got != want {
 			t.Errorf("%#x is the offset of a status word: %v, want %v", off, got, want)
 		}

@@ -63,8 +63,10 @@ func TestWordVectors(t *testing.T) {
 		case "parse":
 			w = Word(num[uint64](t, d, "word", 0))
 		}
-		return fmt.Sprintf("word     %016x\nstate %v ver=%d fp=%03x code=%d unit=%d deleter=%d\nreads    +%#x len=%d units=%d readable=%v\nprints   %v\n",
-			uint64(w), w.State(), w.Ver(), w.FP(), w.Code(), w.Unit(), w.Deleter(), w.Off(), w.ReadLen(), w.Units(), w.Readable(), w)
+		return fmt.Sprintf("word     %016x\nstate %v ver=%d fp=%03x code=%d unit=%d deleter=%d\nreads    +%#x len=%d "+
+			"units=%d readable=%v\nprints   %v\n",
+			uint64(w), w.State(), w.Ver(), w.FP(), w.Code(), w.Unit(), w.Deleter(), w.Off(), w.ReadLen(), w.Units(),
+			w.Readable(), w)
 	})
 }
 
@@ -132,7 +134,8 @@ func TestSizeCodes(t *testing.T) {
 func TestWordFields(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 10000 {
-		ver, fp, code, unit := uint16(rng.Uint32())%VerMod, uint16(rng.Uint32())&0xfff, uint8(rng.Uint32()), rng.Uint32()
+		ver, fp, code, unit := uint16(rng.Uint32())%VerMod, uint16(rng.Uint32())&0xfff, uint8(rng.Uint32()),
+			rng.Uint32()
 		w := MakeLive(ver, fp, code, unit)
 		if w.State() != Live || w.Ver() != ver || w.FP() != fp || w.Code() != code || w.Unit() != unit {
 			t.Fatalf("%#x does not keep ver=%d fp=%#x code=%d unit=%d", uint64(w), ver, fp, code, unit)
@@ -143,7 +146,8 @@ func TestWordFields(t *testing.T) {
 			}
 		}
 		session := rng.Uint32()
-		if e := w.Delete(session); e.State() != Empty || e.Ver() != ver || e.Unit() != unit || e.Deleter() != session&0xfffff {
+		if e := w.Delete(session); e.State() != Empty || e.Ver() != ver || e.Unit() != unit ||
+			e.Deleter() != session&0xfffff {
 			t.Fatalf("%#x deleted by %d is %#x", uint64(w), session, uint64(e))
 		}
 	}
@@ -158,7 +162,8 @@ func TestPlacement(t *testing.T) {
 		for range 20000 {
 			h := rng.Uint64()
 			home, stash := GroupOff(h, segments)
-			if home%GroupSize != 0 || stash%SegmentSize != StashGroup*GroupSize || home/SegmentSize != stash/SegmentSize ||
+			if home%GroupSize != 0 || stash%SegmentSize != StashGroup*GroupSize ||
+				home/SegmentSize != stash/SegmentSize ||
 				stash+GroupSize > uint64(segments)*SegmentSize || home >= stash {
 				t.Fatalf("hash %#x in %d segments: home %#x stash %#x", h, segments, home, stash)
 			}
@@ -188,8 +193,10 @@ func TestRecordVectors(t *testing.T) {
 			d.MaybeScanArgs(t, "key", &key)
 			d.MaybeScanArgs(t, "value", &value)
 			b := make([]byte, RecordLen(len(key), len(value)))
-			n := EncodeRecord(b, RecordHeader{Version: num[uint64](t, d, "version", 0), Flags: num[RecordFlags](t, d, "flags", 0),
-				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0)}, []byte(key), []byte(value))
+			n := EncodeRecord(b, RecordHeader{Version: num[uint64](t, d, "version", 0),
+				Flags:  num[RecordFlags](t, d, "flags", 0),
+				Expiry: num[uint64](t, d, "expiry", 0), Writer: num[uint32](t, d, "writer", 0)}, []byte(key),
+				[]byte(value))
 			out.WriteString(hexLines(b[:n]))
 			if err := DumpRecord(&out, 0x40, b); err != nil {
 				d.Fatalf(t, "%v", err)
@@ -285,7 +292,8 @@ func TestGroupVectors(t *testing.T) {
 		if d.Cmd == "segment" {
 			dump = DumpSegment
 		}
-		if err := dump(&out, num[uint64](t, d, "off", 0x1000), b, num[uint32](t, d, "lo", 0x100), num[uint32](t, d, "hi", 0x1000)); err != nil {
+		if err := dump(&out, num[uint64](t, d, "off", 0x1000), b, num[uint32](t, d, "lo", 0x100),
+			num[uint32](t, d, "hi", 0x1000)); err != nil {
 			d.Fatalf(t, "%v", err)
 		}
 		return out.String()
@@ -326,7 +334,8 @@ func isCorrupt(err error) bool {
 }
 
 func FuzzParseRecord(f *testing.F) {
-	for _, c := range []struct{ key, value string }{{"k", ""}, {"key", "value"}, {strings.Repeat("k", 300), strings.Repeat("v", 5000)}} {
+	for _, c := range []struct{ key, value string }{{"k", ""}, {"key", "value"},
+		{strings.Repeat("k", 300), strings.Repeat("v", 5000)}} {
 		b := make([]byte, RecordLen(len(c.key), len(c.value)))
 		EncodeRecord(b, RecordHeader{Version: 1, Expiry: 2, Writer: 3}, []byte(c.key), []byte(c.value))
 		f.Add(b)
@@ -363,7 +372,8 @@ func parseRecord(t *testing.T, b []byte) {
 		}
 		return
 	}
-	if len(r.Key) != int(r.KeyLen) || len(r.Value) != int(r.ValueLen) || cap(r.Key) != len(r.Key) || cap(r.Value) != len(r.Value) {
+	if len(r.Key) != int(r.KeyLen) || len(r.Value) != int(r.ValueLen) || cap(r.Key) != len(r.Key) ||
+		cap(r.Value) != len(r.Value) {
 		t.Fatalf("key %d/%d value %d/%d", len(r.Key), r.KeyLen, len(r.Value), r.ValueLen)
 	}
 	if (len(r.Key) == 0) != (r.Flags&FlagChunk != 0) {
@@ -447,7 +457,8 @@ func FuzzGroup(f *testing.F) {
 			return
 		}
 		for i := range GroupSlots {
-			if w := Group(b).Slot(i); w.Readable() && (w.Unit() < lo || uint64(w.Unit())+uint64(w.Units()) > uint64(hi)) {
+			if w := Group(b).Slot(i); w.Readable() &&
+				(w.Unit() < lo || uint64(w.Unit())+uint64(w.Units()) > uint64(hi)) {
 				t.Fatalf("slot %d: %v outside [%d,%d)", i, w, lo, hi)
 			}
 		}
@@ -457,7 +468,8 @@ func FuzzGroup(f *testing.F) {
 func FuzzParseRegion(f *testing.F) {
 	b := make([]byte, RegionPageSize)
 	f.Add(bytes.Clone(b))
-	InitRegion(b, RegionHeader{PG: 1, Namespace: 2, Epoch: 3, RegionBytes: 1 << 30, IndexBytes: 1 << 20, Incarnation: 4})
+	InitRegion(b, RegionHeader{PG: 1, Namespace: 2, Epoch: 3, RegionBytes: 1 << 30, IndexBytes: 1 << 20,
+		Incarnation: 4})
 	f.Add(bytes.Clone(b))
 	f.Add(bytes.Clone(b[:regionHeaderLen]))
 	f.Add(bytes.Clone(b[:40]))
@@ -467,7 +479,8 @@ func FuzzParseRegion(f *testing.F) {
 		}
 		h, err := ParseRegion(b)
 		if err != nil {
-			if !isCorrupt(err) && !errors.Is(err, ErrMagic) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrChecksum) {
+			if !isCorrupt(err) && !errors.Is(err, ErrMagic) && !errors.Is(err, ErrFormat) &&
+				!errors.Is(err, ErrChecksum) {
 				t.Fatalf("error %T %v is none of the four", err, err)
 			}
 			return

@@ -78,7 +78,8 @@ func load(t *testing.T, names ...string) (out []*types.Package) {
 func unnameable(pkg *types.Package) (out []string) {
 	check := func(what string, typ types.Type) {
 		if bad := hidden(typ); bad != "" {
-			out = append(out, fmt.Sprintf("%s: %s names %s, which a user cannot: give it a type of the package, or make it a tool of internal/inside", pkg.Path(), what, bad))
+			out = append(out, fmt.Sprintf("%s: %s names %s, which a user cannot: give it a type of the package, or "+
+				"make it a tool of internal/inside", pkg.Path(), what, bad))
 		}
 	}
 	for _, name := range pkg.Scope().Names() {
@@ -181,13 +182,15 @@ func TestUnnameable(t *testing.T) {
 	pkg.Scope().Insert(c.Obj())
 	method := func(name string, result types.Type) {
 		recv := types.NewParam(token.NoPos, pkg, "c", types.NewPointer(c))
-		c.AddMethod(types.NewFunc(token.NoPos, pkg, name, types.NewSignatureType(recv, nil, nil, nil, tuple(result), false)))
+		c.AddMethod(types.NewFunc(token.NoPos, pkg, name, types.NewSignatureType(recv, nil, nil, nil, tuple(result),
+			false)))
 	}
 	method("View", types.NewPointer(view))
 	method("Len", types.Typ[types.Int])
 	method("view", types.NewPointer(view))
 	got := strings.Join(unnameable(pkg), "\n")
-	for _, want := range []string{"Client.View names " + inner.Path() + ".View,", "Client.Calls names " + pkg.Path() + ".call,"} {
+	for _, want := range []string{"Client.View names " + inner.Path() + ".View,", "Client.Calls names " + pkg.Path() +
+		".call,"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q\nwant %q", got, want)
 		}

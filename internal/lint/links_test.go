@@ -123,7 +123,9 @@ func TestLinks(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"testdata", "dist", "node_modules"}, d.Name())):
+		case d.IsDir() && file != root &&
+			(strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"testdata", "dist", "node_modules"},
+				d.Name())):
 			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(name, ".md"):
 			return nil
@@ -146,16 +148,19 @@ func TestLinks(t *testing.T) {
 // Rules that refuse nothing would go unnoticed.
 func TestLinksRefuse(t *testing.T) {
 	docs := map[string]string{
-		"docs/a.md": "# A page\n## What, and `how`?\n## Twice\n## Twice\n```\n# no heading\n```\n## A [link](b.md) here\n<a id=\"own\"></a>\n",
-		"b.go":      "",
+		"docs/a.md": "# A page\n## What, and `how`?\n## Twice\n## Twice\n```\n# no heading\n```\n## A [link](b.md) " +
+			"here\n<a id=\"own\"></a>\n",
+		"b.go": "",
 	}
 	exists := func(name string) bool { _, ok := docs[name]; return ok }
 	read := func(name string) (string, error) { return docs[name], nil }
 	for link, want := range map[string]string{
-		"a.md": "", "a.md#a-page": "", "a.md#what-and-how": "", "a.md#twice-1": "", "a.md#a-link-here": "", "a.md#own": "", "../b.go": "", "../b.go#L3": "",
+		"a.md": "", "a.md#a-page": "", "a.md#what-and-how": "", "a.md#twice-1": "", "a.md#a-link-here": "",
+		"a.md#own": "", "../b.go": "", "../b.go#L3": "",
 		"#here": "", "https://example.com/x#y": "", "mailto:a@b.c": "",
-		"b.md": "there is no docs/b.md", "a.md#no-heading": "docs/a.md has no heading #no-heading", "a.md#twice-2": "docs/a.md has no heading #twice-2",
-		"#there": "docs/c.md has no heading #there", "../../b.go": "there is no ../b.go",
+		"b.md": "there is no docs/b.md", "a.md#no-heading": "docs/a.md has no heading #no-heading",
+		"a.md#twice-2": "docs/a.md has no heading #twice-2",
+		"#there":       "docs/c.md has no heading #there", "../../b.go": "there is no ../b.go",
 	} {
 		docs["docs/c.md"] = "## Here\n\n`[x](no.md)` [x](" + link + ")\n"
 		got := deadLinks("docs/c.md", docs["docs/c.md"], exists, read)
@@ -176,7 +181,8 @@ func TestQuestions(t *testing.T) {
 	asked := 0
 	for l := range strings.Lines(section) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(l), "|"), " | ")
-		if len(cells) != 3 || !strings.HasSuffix(strings.TrimSpace(cells[0]), "?") && !strings.HasSuffix(cells[0], "What now?") {
+		if len(cells) != 3 || !strings.HasSuffix(strings.TrimSpace(cells[0]), "?") &&
+			!strings.HasSuffix(cells[0], "What now?") {
 			continue
 		}
 		if asked++; !linkForm.MatchString(cells[2]) || !strings.HasSuffix(strings.TrimSpace(cells[1]), ".") {

@@ -151,7 +151,7 @@ var imports = []row{
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
-	{"internal/waiting", "", "it is for tests alone"},
+	{"internal/testutil", "", "it is for tests alone"},
 	{"internal/livepeak", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
@@ -192,8 +192,11 @@ var only = []row{
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop " +
 		"internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as " +
 		"any user would"},
+	{module + "/internal/testutil", "", "it is for tests alone"},
+	{module + "/internal/loopback", "", "it is for tests alone"},
+	{module + "/internal/livepeak", "", "it is for tests alone"},
 	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest " +
-		"internal/waiting", "it is for tests, and registers flags"},
+		"internal/testutil", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 
@@ -385,6 +388,8 @@ func TestRefusals(t *testing.T) {
 			"client imports github.com/prometheus/client_golang/prometheus, which is for client/prom"},
 		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import " +
 			"only client: a near cache"},
+		{imp("internal/simtest", "+internal/testutil"), "internal/simtest imports " + module +
+			"/internal/testutil, which is for nobody: it is for tests alone"},
 		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module +
 			"/internal/metrics, which is for cmd/..."},
 		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},

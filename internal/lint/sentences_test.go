@@ -38,9 +38,13 @@ var (
 	codeSpan = regexp.MustCompile("`[^`\n]*`")
 )
 
-// sentencesOf cuts blocks of text into sentences. A span of code is a word, and so is all that stands between blanks and has a letter or a digit.
+// sentencesOf cuts blocks of text into sentences. A span of code is a word, and so is all that stands between blanks
+// and has a letter or a digit.
 func sentencesOf(text string, line int, md bool) (out []sentence) {
 	for _, b := range blocks(text, line, md) {
+		if md && len(contentsOf(b.text)) > 0 {
+			continue
+		}
 		t := codeSpan.ReplaceAllStringFunc(b.text, func(c string) string {
 			return "code" + strings.Repeat("\n", strings.Count(c, "\n"))
 		})
@@ -57,7 +61,8 @@ func sentencesOf(text string, line int, md bool) (out []sentence) {
 				}
 			}
 			if n > 0 {
-				out = append(out, sentence{b.line + strings.Count(t[:start], "\n"), n, strings.Join(strings.Fields(s), " ")})
+				out = append(out, sentence{b.line + strings.Count(t[:start], "\n"), n,
+					strings.Join(strings.Fields(s), " ")})
 			}
 			start = m[1]
 		}
@@ -121,7 +126,8 @@ func spoken(name, src string) (out []sentence, err error) {
 	return out, nil
 }
 
-// speech reads the sentences of all documents but the changelog and dated notes, and of what packages say of themselves, by file.
+// speech reads the sentences of all documents but the changelog and dated notes, and of what packages say of
+// themselves, by file.
 func speech(t *testing.T) map[string][]sentence {
 	t.Helper()
 	all := map[string][]sentence{}
@@ -131,9 +137,12 @@ func speech(t *testing.T) map[string][]sentence {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"testdata", "dist", "node_modules"}, d.Name()) || name == "docs/rfcs"):
+		case d.IsDir() && file != root &&
+			(strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"testdata", "dist", "node_modules"},
+				d.Name()) || name == "docs/rfcs"):
 			return fs.SkipDir
-		case d.IsDir(), name == "CHANGELOG.md", !md && (!strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go")):
+		case d.IsDir(), name == "CHANGELOG.md", !md &&
+			(!strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go")):
 			return nil
 		}
 		b, err := os.ReadFile(file)
@@ -177,19 +186,23 @@ func TestSentences(t *testing.T) {
 		for _, s := range long {
 			t.Errorf("%s:%d: %d words: %s", name, s.line, s.words, s.text)
 		}
-		t.Errorf("%s has %d sentences of more than %d words, of which %d are allowed", name, len(long), longest, allowed[name])
+		t.Errorf("%s has %d sentences of more than %d words, of which %d are allowed", name, len(long), longest,
+			allowed[name])
 	}
 	var list []string
 	for name, n := range allowed {
 		if now[name] < n && !*shrink {
-			t.Errorf("%s has %d long sentences and may have %d: go test ./internal/lint -run Sentences -shrink", name, now[name], n)
+			t.Errorf("%s has %d long sentences and may have %d: go test ./internal/lint -run Sentences -shrink", name,
+				now[name], n)
 		}
 		if n = min(n, now[name]); n > 0 {
 			list = append(list, fmt.Sprintf("%d %s", n, name))
 		}
 	}
 	if *shrink {
-		slices.SortFunc(list, func(a, b string) int { return strings.Compare(a[strings.Index(a, " "):], b[strings.Index(b, " "):]) })
+		slices.SortFunc(list, func(a, b string) int {
+			return strings.Compare(a[strings.Index(a, " "):], b[strings.Index(b, " "):])
+		})
 		if err := os.WriteFile(longSentences, []byte(strings.Join(list, "\n")+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -211,19 +224,24 @@ func TestMedians(t *testing.T) {
 			}
 		}
 		slices.Sort(n)
-		t.Logf("%-40s %5d sentences, median %2d words, longest %3d, %3d above %d", name, len(n), n[len(n)/2], n[len(n)-1], long, longest)
+		t.Logf("%-40s %5d sentences, median %2d words, longest %3d, %3d above %d", name, len(n), n[len(n)/2],
+			n[len(n)-1], long, longest)
 	}
 }
 
 // Rules that refuse nothing would go unnoticed.
 func TestSentencesAreCut(t *testing.T) {
-	got := fmt.Sprint(sentencesOf("# no\n\nIt is `a b c` [so long](x.md). Two\nlines here!\n\n- item one\n  goes on. And.\n\n```\nno code\n```\n| a cell. Two words | b |\n", 1, true))
-	want := "[{3 5 It is code so long} {3 3 Two lines here!} {6 4 item one goes on} {7 1 And.} {12 2 - a cell} {12 2 Two words} {12 1 - b}]"
+	got := fmt.Sprint(sentencesOf("# no\n\nIt is `a b c` [so long](x.md). Two\nlines here!\n\n- item one\n  goes on. "+
+		"And.\n\n```\nno code\n```\n| a cell. Two words | b |\n", 1, true))
+	want := "[{3 5 It is code so long} {3 3 Two lines here!} {6 4 item one goes on} {7 1 And.} {12 2 - a cell} {12 2 " +
+		"Two words} {12 1 - b}]"
 	if got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	list, err := spoken("f.go", "// Package f is. It does.\npackage f\n\n// F is long.\nfunc F() {}\n\n// g is not said.\nfunc g() {}\n\n// T is.\ntype T struct {\n\t// A is one.\n\tA int\n\t// b.\n\tb int\n}\n")
-	if want := "[{1 3 Package f is} {1 2 It does.} {4 3 F is long.} {12 3 A is one.} {10 2 T is.}]"; err != nil || fmt.Sprint(list) != want {
+	list, err := spoken("f.go", "// Package f is. It does.\npackage f\n\n// F is long.\nfunc F() {}\n\n// g is not "+
+		"said.\nfunc g() {}\n\n// T is.\ntype T struct {\n\t// A is one.\n\tA int\n\t// b.\n\tb int\n}\n")
+	if want := "[{1 3 Package f is} {1 2 It does.} {4 3 F is long.} {12 3 A is one.} {10 2 T is.}]"; err != nil ||
+		fmt.Sprint(list) != want {
 		t.Errorf("%v, %v", list, err)
 	}
 }

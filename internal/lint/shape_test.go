@@ -19,12 +19,7 @@ const (
 	mostFileLines   = 900
 	mostFuncLines   = 100
 	mostMedianLines = 9
-	leastComments   = 15 // percent
 )
-
-// commented are the directories that, with all below them, hold leastComments. A comment line holds a comment, or a part of
-// one, whether or not code stands beside it; the share is that of the lines that are not blank.
-var commented = []string{"index", "internal/engine", "client", "internal/gateway"}
 
 // sizedFunc is a function with a body.
 type sizedFunc struct {
@@ -35,11 +30,9 @@ type sizedFunc struct {
 
 // sizedFile is what is counted of a file.
 type sizedFile struct {
-	name     string // from the root of the project
-	lines    int
-	code     int // lines that are not blank, comments among them
-	comments int // of those
-	funcs    []sizedFunc
+	name  string // from the root of the project
+	lines int
+	funcs []sizedFunc
 }
 
 // sizeFile counts a file, whose content is src. ok is false if the file is generated.
@@ -50,23 +43,6 @@ func sizeFile(name, src string) (out sizedFile, ok bool, err error) {
 		return sizedFile{}, false, err
 	}
 	out = sizedFile{name: name, lines: strings.Count(src, "\n")}
-	inComment := map[int]bool{}
-	for _, g := range f.Comments {
-		for _, c := range g.List {
-			for line := set.Position(c.Pos()).Line; line <= set.Position(c.End()).Line; line++ {
-				inComment[line] = true
-			}
-		}
-	}
-	for i, s := range strings.Split(src, "\n") {
-		if strings.TrimSpace(s) == "" {
-			continue
-		}
-		out.code++
-		if inComment[i+1] {
-			out.comments++
-		}
-	}
 	for _, d := range f.Decls {
 		if d, ok := d.(*ast.FuncDecl); ok && d.Body != nil {
 			at := set.Position(d.Pos())
@@ -110,41 +86,26 @@ func medianLines(files []sizedFile) int {
 	return all[(len(all)-1)/2]
 }
 
-// commentShare counts the lines of dir and all below it.
-func commentShare(files []sizedFile, dir string) (comments, code int) {
-	for _, f := range files {
-		if below(dir, f.name) {
-			comments += f.comments
-			code += f.code
-		}
-	}
-	return comments, code
-}
-
 // judgeShape gives what is beyond the bounds.
 func judgeShape(files []sizedFile) (out []string) {
 	for _, f := range files {
 		if f.lines > mostFileLines {
-			out = append(out, fmt.Sprintf("%s has %d lines, want at most %d: move one of its subjects to a file of its own", f.name, f.lines, mostFileLines))
+			out = append(out, fmt.Sprintf("%s has %d lines, want at most %d: move one of its subjects to a file of "+
+				"its own", f.name, f.lines, mostFileLines))
 		}
 		for _, fn := range f.funcs {
 			if fn.lines > mostFuncLines {
-				out = append(out, fmt.Sprintf("%s: %s has %d lines, want at most %d: give a part of it a name", fn.where, fn.name, fn.lines, mostFuncLines))
+				out = append(out, fmt.Sprintf("%s: %s has %d lines, want at most %d: give a part of it a name",
+					fn.where, fn.name, fn.lines, mostFuncLines))
 			}
 		}
 	}
 	if m := medianLines(files); m > mostMedianLines {
-		out = append(out, fmt.Sprintf("half of the functions have %d lines or more, want a median of at most %d", m, mostMedianLines))
-	}
-	for _, dir := range commented {
-		if comments, code := commentShare(files, dir); 100*comments < leastComments*code {
-			out = append(out, fmt.Sprintf("%s: %d of %d lines (%.1f %%) hold comments, want at least %d %%: say what the code cannot, as in units, bounds, owners, order", dir, comments, code, percent(comments, code), leastComments))
-		}
+		out = append(out, fmt.Sprintf("half of the functions have %d lines or more, want a median of at most %d", m,
+			mostMedianLines))
 	}
 	return out
 }
-
-func percent(part, whole int) float64 { return 100 * float64(part) / float64(max(whole, 1)) }
 
 // TestShape holds the bounds for the whole tree.
 func TestShape(t *testing.T) {
@@ -154,7 +115,8 @@ func TestShape(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "dist"):
+		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" ||
+			d.Name() == "dist"):
 			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go"):
 			return nil
@@ -192,22 +154,13 @@ func TestShape(t *testing.T) {
 	if len(files) < 300 || funcs < 5000 {
 		t.Errorf("%d files with %d functions were read", len(files), funcs)
 	}
-	t.Logf("%d files, the longest %s with %d lines; %d functions, the longest %s (%s) with %d lines, the median %d", len(files), long.name, long.lines, funcs, longest.name, longest.where, longest.lines, medianLines(files))
-	for _, dir := range commented {
-		comments, code := commentShare(files, dir)
-		if code == 0 {
-			t.Errorf("%s: no line was read", dir)
-		}
-		t.Logf("%s: %d of %d lines (%.1f %%) hold comments", dir, comments, code, percent(comments, code))
-	}
+	t.Logf("%d files, the longest %s with %d lines; %d functions, the longest %s (%s) with %d lines, the median %d",
+		len(files), long.name, long.lines, funcs, longest.name, longest.where, longest.lines, medianLines(files))
 }
 
 // Bounds that refuse nothing would go unnoticed.
 func TestShapeRefuses(t *testing.T) {
 	body := func(lines int) string { return "{\n" + strings.Repeat("\tg()\n", lines) + "}\n" }
-	shared := func(comments, code int) string { // so many comment lines of that many
-		return "package p\n" + strings.Repeat("// c\n\n", comments) + strings.Repeat("var _ = 0\n", code-comments-1)
-	}
 	for _, tc := range []struct {
 		file, src string
 		want      []string
@@ -215,18 +168,17 @@ func TestShapeRefuses(t *testing.T) {
 		{"a/f.go", "package p\n" + strings.Repeat("\n", 899), nil},
 		{"a/f.go", "package p\n" + strings.Repeat("\n", 900), []string{"a/f.go has 901 lines, want at most 900"}},
 		{"a/f.go", "package p\n\nfunc g() {}\n\nfunc f() " + body(100), nil},
-		{"a/f.go", "package p\n\nfunc g() {}\n\nfunc f(\n\ta int,\n) " + body(101), []string{"a/f.go:5: f has 101 lines, want at most 100"}},
-		{"a/f.go", "package p\n\nfunc (x *m[a, b]) g() {}\n\n// f is.\nfunc (x m[a]) f() " + body(101), []string{"a/f.go:6: (m).f has 101 lines"}},
-		{"a/f.go", "package p\n\nfunc (x *m) f() " + body(101), []string{"a/f.go:3: (*m).f has 101", "half of the functions have 101 lines or more"}},
-		{"a/f.go", "package p\n\nfunc f() " + body(10) + "\nfunc g() " + body(11), []string{"half of the functions have 10 lines or more, want a median of at most 9"}},
+		{"a/f.go", "package p\n\nfunc g() {}\n\nfunc f(\n\ta int,\n) " + body(101),
+			[]string{"a/f.go:5: f has 101 lines, want at most 100"}},
+		{"a/f.go", "package p\n\nfunc (x *m[a, b]) g() {}\n\n// f is.\nfunc (x m[a]) f() " + body(101),
+			[]string{"a/f.go:6: (m).f has 101 lines"}},
+		{"a/f.go", "package p\n\nfunc (x *m) f() " + body(101),
+			[]string{"a/f.go:3: (*m).f has 101", "half of the functions have 101 lines or more"}},
+		{"a/f.go", "package p\n\nfunc f() " + body(10) + "\nfunc g() " + body(11),
+			[]string{"half of the functions have 10 lines or more, want a median of at most 9"}},
 		{"a/f.go", "package p\n\nfunc f() " + body(9) + "\nfunc g() " + body(90), nil},
-		{"index/f.go", shared(15, 100), nil},
-		{"index/f.go", shared(14, 100), []string{"index: 14 of 100 lines (14.0 %) hold comments, want at least 15 %"}},
-		{"internal/engine/sub/f.go", shared(14, 100), []string{"internal/engine: 14 of 100 lines"}},
-		{"indexes/f.go", shared(14, 100), nil},
-		{"client/f.go", "package p\n\nvar a = 0 // one of four\n\n/* two\n\n   three */ var b = `// no comment`\nvar _, _ = a, b\n", nil},
-		{"client/f.go", "package p\n\nvar a = 0 // one\n\n" + strings.Repeat("var _ = `// no comment`\n", 5), []string{"client: 1 of 7 lines (14.3 %)"}},
-		{"index/f.go", "// Code generated by x. DO NOT EDIT.\n\npackage p\n" + strings.Repeat("var _ = 0\n", 1000), nil},
+		{"index/f.go", "// Code generated by x. DO NOT EDIT.\n\npackage p\n" + strings.Repeat("var _ = 0\n", 1000),
+			nil},
 	} {
 		var files []sizedFile
 		f, ok, err := sizeFile(tc.file, tc.src)

@@ -10,15 +10,19 @@ import (
 	"testing"
 )
 
-// few are what has few bytes, so that their number says more than a unit: names, keys, fields of a format. A message with %d bytes has one of these
-// words before or behind it.
-var few = []string{"key", "name", "line", "prefix", "meta", "of body", "fields", "private data", "pages", "of a region of", "socket", "what a", "… (%d bytes)", "%s is longer", "reason", "--sizes", "an index of", "values of",
-	"a message of", "ScriptMemory", "%v of %d bytes", "%d bytes, want at most %d", "index of %d bytes in", "access words", "regions take"}
+// few are what has few bytes, so that their number says more than a unit: names, keys, fields of a format. A message
+// with %d bytes has one of these words before or behind it.
+var few = []string{"key", "name", "line", "prefix", "meta", "of body", "fields", "private data", "pages",
+	"of a region of", "socket", "what a", "… (%d bytes)", "%s is longer", "reason", "--sizes", "an index of",
+	"values of",
+	"a message of", "ScriptMemory", "%v of %d bytes", "%d bytes, want at most %d", "index of %d bytes in",
+	"access words", "regions take", "divide a region of", "and each generation"}
 
 // TestUnits holds errors and logs to amounts of memory with a unit that people read.
 func TestUnits(t *testing.T) {
 	seen := 0
-	for _, dir := range []string{"cmd", "client", "server/fsm", "memnode", "internal/certs", "internal/engine", "internal/gateway", "internal/inside", "internal/luascript", "internal/memcached", "internal/webget"} {
+	for _, dir := range []string{"cmd", "client", "server/fsm", "memnode", "internal/certs", "internal/engine",
+		"internal/gateway", "internal/inside", "internal/luascript", "internal/memcached", "internal/webget"} {
 		seen += unitsBelow(t, filepath.Join(root, dir))
 	}
 	if seen < 10 {
@@ -51,7 +55,8 @@ func unitsBelow(t *testing.T, dir string) (seen int) {
 					return true
 				}
 			}
-			t.Errorf("%s: %s: want %%s and units.Bytes, unless these are always few", files.Position(lit.Pos()), lit.Value)
+			t.Errorf("%s: %s: want %%s and units.Bytes, unless these are always few", files.Position(lit.Pos()),
+				lit.Value)
 			return true
 		})
 		return nil

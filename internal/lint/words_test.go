@@ -82,7 +82,8 @@ func camel(name string) string {
 	r := []rune(name)
 	var b strings.Builder
 	for i, c := range r {
-		if c == '_' || unicode.IsUpper(c) && i > 0 && (unicode.IsLower(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
+		if c == '_' || unicode.IsUpper(c) && i > 0 &&
+			(unicode.IsLower(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
 			b.WriteByte(' ')
 		}
 		b.WriteRune(unicode.ToLower(c))
@@ -92,7 +93,9 @@ func camel(name string) string {
 
 // plain is prose as camel gives identifiers, without punctuation.
 func plain(s string) string {
-	return " " + strings.Join(strings.FieldsFunc(strings.ToLower(s), func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) }), " ") + " "
+	return " " + strings.Join(strings.FieldsFunc(strings.ToLower(s), func(c rune) bool {
+		return !unicode.IsLetter(c) && !unicode.IsDigit(c)
+	}), " ") + " "
 }
 
 // has tells whether words, as of camel or plain, hold the banned word or its plural.
@@ -112,7 +115,8 @@ func unclear(paragraph string) (out []string) {
 	start := 0
 	for _, m := range append(sentenceEnd.FindAllStringIndex(paragraph, -1), []int{len(paragraph), len(paragraph)}) {
 		s := strings.TrimLeft(paragraph[start:m[0]], "*_\"'( ")
-		if asks := m[0] < len(paragraph) && paragraph[m[0]] == '?' || strings.HasSuffix(strings.TrimRight(s, "*_ "), "?"); unnamed.MatchString(s) && !asks {
+		if asks := m[0] < len(paragraph) && paragraph[m[0]] == '?' || strings.HasSuffix(strings.TrimRight(s, "*_ "),
+			"?"); unnamed.MatchString(s) && !asks {
 			out = append(out, s)
 		}
 		start = m[1]
@@ -143,7 +147,8 @@ func blocks(text string, line int, md bool) (out []block) {
 		switch {
 		case strings.HasPrefix(t, "```"):
 			fenced, more = !fenced, false
-		case fenced || t == "" || strings.HasPrefix(s, "#") || !md && (strings.HasPrefix(s, "\t") || strings.HasPrefix(s, " \t")), md && !more && strings.HasPrefix(s, "    "):
+		case fenced || t == "" || strings.HasPrefix(s, "#") || !md &&
+			(strings.HasPrefix(s, "\t") || strings.HasPrefix(s, " \t")), md && !more && strings.HasPrefix(s, "    "):
 			more = false
 		case md && strings.HasPrefix(t, "|"):
 			// A cell may begin like a column's name; its later sentences are sentences.
@@ -175,13 +180,15 @@ func judgeProse(where func(line int) string, dir, text string, line int, md bool
 		for _, m := range bareEpoch.FindAllStringIndex(b.text, -1) {
 			if md && !fullEpoch.MatchString(b.text[:m[1]]) {
 				at := b.line + strings.Count(b.text[:m[1]], "\n")
-				out = append(out, fmt.Sprintf("%s: an epoch is a reclaim epoch or a placement group epoch, in full", where(at)))
+				out = append(out, fmt.Sprintf("%s: an epoch is a reclaim epoch or a placement group epoch, in full",
+					where(at)))
 			}
 		}
 		for i, s := range strings.Split(b.text, "\n") {
 			for _, w := range words {
 				if w.holds(dir) && w.has(plain(s)) {
-					out = append(out, fmt.Sprintf("%s: %q is not a word for %s, see Words in %s", where(b.line+i), w.word, w.use, glossary))
+					out = append(out, fmt.Sprintf("%s: %q is not a word for %s, see Words in %s", where(b.line+i),
+						w.word, w.use, glossary))
 				}
 			}
 		}
@@ -216,11 +223,13 @@ func judgeFile(file, src string, words []ban) (out []string, err error) {
 			selected[n.Sel] = true // judged where it is declared
 		case *ast.FuncDecl:
 			if slices.Contains(bareVerbs, n.Name.Name) {
-				out = append(out, fmt.Sprintf("%s: func %s does not say its object, as releaseLock does", set.Position(n.Pos()), n.Name.Name))
+				out = append(out, fmt.Sprintf("%s: func %s does not say its object, as releaseLock does",
+					set.Position(n.Pos()), n.Name.Name))
 			}
 		case *ast.BasicLit:
 			text, err := strconv.Unquote(n.Value)
-			if n.Kind != token.STRING || err != nil || strings.HasSuffix(file, "_test.go") || !strings.Contains(text, " ") {
+			if n.Kind != token.STRING || err != nil || strings.HasSuffix(file, "_test.go") ||
+				!strings.Contains(text, " ") {
 				break
 			}
 			for _, s := range unclear(text) {
@@ -229,7 +238,8 @@ func judgeFile(file, src string, words []ban) (out []string, err error) {
 		case *ast.Ident:
 			for _, w := range words {
 				if !selected[n] && w.holds(dir) && w.has(camel(n.Name)) {
-					out = append(out, fmt.Sprintf("%s: %s: %q is not a word for %s, see Words in %s", set.Position(n.Pos()), n.Name, w.word, w.use, glossary))
+					out = append(out, fmt.Sprintf("%s: %s: %q is not a word for %s, see Words in %s",
+						set.Position(n.Pos()), n.Name, w.word, w.use, glossary))
 				}
 			}
 		}
@@ -254,7 +264,8 @@ func TestWords(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "dist"):
+		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" ||
+			d.Name() == "dist"):
 			return fs.SkipDir
 		case strings.HasSuffix(name, ".go") && !strings.HasPrefix(name, "internal/lint/"): // its tests break the rules
 			b, err := os.ReadFile(file)
@@ -294,7 +305,8 @@ func TestWords(t *testing.T) {
 
 // Rules that refuse nothing would go unnoticed.
 func TestWordsRefuse(t *testing.T) {
-	words, err := bans("# x\n\n## Words\n\n| word | meaning | not |\n|---|---|---|\n| head | first | `arbiter`, `lane leader` |\n| segment | 17 groups | `cluster` in `index`; `bin` |\n\n## y\n| a | b | `c` |\n")
+	words, err := bans("# x\n\n## Words\n\n| word | meaning | not |\n|---|---|---|\n| head | first | `arbiter`, " +
+		"`lane leader` |\n| segment | 17 groups | `cluster` in `index`; `bin` |\n\n## y\n| a | b | `c` |\n")
 	if err != nil || len(words) != 4 || words[2].in[0] != "index" || words[3].word != "bin" {
 		t.Fatal(words, err)
 	}
@@ -313,14 +325,16 @@ func TestWordsRefuse(t *testing.T) {
 		{"index", "func f() {\n\t// It is. One\n\t// never knows.\n}", `f.go:4: "One"`},
 		{"index", "func f() {\n\tg() // it (\"is\"). Who reads\n}", `f.go:4: "Who reads"`},
 		{"index", "// f does:\n//   - this\n//   - One of that\nfunc f() {}", `f.go:5: "One of that"`},
-		{"index", "// f.\n//\n//\tWhat is code.\n//\n// What is it? Some\n// One. Oneself. One-sided.\nfunc f() {}", ""},
+		{"index", "// f.\n//\n//\tWhat is code.\n//\n// What is it? Some\n// One. Oneself. One-sided.\nfunc f() {}",
+			""},
 	} {
 		src := "package p\n\n" + tc.src + "\n"
 		if strings.Contains(tc.src, "type clustered,") {
 			src = "package p\n\nvar clustered, combine int\n"
 		}
 		got, err := judgeFile(tc.dir+"/f.go", src, words)
-		if err != nil || tc.want == "" && len(got) > 0 || tc.want != "" && (len(got) != 1 || !strings.HasPrefix(got[0], tc.dir+"/"+tc.want)) {
+		if err != nil || tc.want == "" && len(got) > 0 || tc.want != "" &&
+			(len(got) != 1 || !strings.HasPrefix(got[0], tc.dir+"/"+tc.want)) {
 			t.Errorf("%s, %q: %q, %v, want %q", tc.dir, tc.src, got, err, tc.want)
 		}
 	}

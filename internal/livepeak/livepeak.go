@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// Watch begins to look at the bytes of the heap's objects every millisecond. most ends that, and gives how many more than at the
-// beginning there were at most; it is called once. With collect the collector runs before each look, so that garbage does not count.
+// Watch begins to look at the bytes of the heap's objects every millisecond. most ends that, and gives how many more
+// than at the beginning there were at most; it is called once. With collect the collector runs before each look, so
+// that garbage does not count.
 func Watch(collect bool) (most func() int64) {
 	sample := func() int64 {
 		if collect {

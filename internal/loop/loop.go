@@ -93,11 +93,12 @@ const (
 	tick = time.Second
 )
 
-// Loops are a server's: at most one for every second processor, and two for two, made when the first connection enters one. The
-// first serves all connections until more of them serve more requests, see plan. For every second processor there is one at most
-// while connections outside of loops have something to say. Two loops that share what one has time for find fewer connections
-// ready at a time. So they sleep and wake more often, share fewer lookups, and meet at the lanes of the store. They took half as
-// much processor time again for the same requests. The exported fields are set before the first connection enters one.
+// Loops are a server's: at most one for every second processor, and two for two, made when the first connection enters
+// one. The first serves all connections until more of them serve more requests, see plan. For every second processor
+// there is one at most while connections outside of loops have something to say. Two loops that share what one has time
+// for find fewer connections ready at a time. So they sleep and wake more often, share fewer lookups, and meet at the
+// lanes of the store. They took half as much processor time again for the same requests. The exported fields are set
+// before the first connection enters one.
 type Loops struct {
 	// Context is for lookups. Required.
 	Context context.Context
@@ -116,8 +117,8 @@ type Loop struct {
 	id   int // in Loops.all
 	p    *poll.Poller
 	done chan struct{}
-	// Of the window before: load is the percentage of the time that it did not wait, and busy how many connections had something to
-	// say. A loop that gives a connection away adds what that takes to the other's.
+	// Of the window before: load is the percentage of the time that it did not wait, and busy how many connections had
+	// something to say. A loop that gives a connection away adds what that takes to the other's.
 	load, busy atomic.Int32
 	served     atomic.Uint64 // times that a connection had something to say, but for those of this window
 
@@ -395,8 +396,8 @@ func (l *Loop) wait() (closed bool) {
 	}
 	if now.Sub(l.began) >= window {
 		l.endWindow(now)
-		// The runtime's monitor takes the processor from a goroutine that has not given it up for 10 ms and is in a system
-		// call when it looks. Then it looks every 20 µs for a while: it took 4 % of a gateway's processor time.
+		// The runtime's monitor takes the processor from a goroutine that has not given it up for 10 ms and is in a
+		// system call when it looks. Then it looks every 20 µs for a while: it took 4 % of a gateway's processor time.
 		runtime.Gosched()
 	}
 	if now.Sub(l.swept) >= tick {

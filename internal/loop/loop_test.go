@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // talker reads a byte at a time until it is to end, and answers nothing.
@@ -65,7 +65,7 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 		go func() { c.left <- c.link.Enter() }()
 		cs = append(cs, c)
 	}
-	eventually(t, "all are in loops", func() bool { return s.Conns() == n })
+	testutil.Until(t, "all are in loops", func() bool { return s.Conns() == n })
 	t.Cleanup(func() {
 		for _, c := range cs {
 			c.ends.Store(true)
@@ -84,11 +84,6 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 	return s, cs
 }
 
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	waiting.Until(t, what, f)
-}
-
 // TestLoopsByProcessors: a single processor is left to goroutines, and two may both be for loops.
 func TestLoopsByProcessors(t *testing.T) {
 	was := runtime.GOMAXPROCS(0)
@@ -98,7 +93,8 @@ func TestLoopsByProcessors(t *testing.T) {
 		s := &Loops{Context: t.Context(), Logger: slog.New(slog.DiscardHandler)}
 		s.makeLoops()
 		if len(s.all) != c.loops || s.plan.shared != c.shared {
-			t.Errorf("%d processors: %d loops, %d beside others, want %d and %d", c.processors, len(s.all), s.plan.shared, c.loops, c.shared)
+			t.Errorf("%d processors: %d loops, %d beside others, want %d and %d", c.processors, len(s.all),
+				s.plan.shared, c.loops, c.shared)
 		}
 		s.Close()
 	}
@@ -135,11 +131,11 @@ func TestSaturatedLoop(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "both have as many", func() bool { return s.all[0].conns() == 2 && s.all[1].conns() == 2 })
+	testutil.Until(t, "both have as many", func() bool { return s.all[0].conns() == 2 && s.all[1].conns() == 2 })
 	for _, c := range cs {
 		before := c.reads.Load()
-		eventually(t, "every connection is served", func() bool { return c.reads.Load() > before })
+		testutil.Until(t, "every connection is served", func() bool { return c.reads.Load() > before })
 	}
 	few.Store(true)
-	eventually(t, "the first has all", func() bool { return s.all[0].conns() == 4 && s.all[1].conns() == 0 })
+	testutil.Until(t, "the first has all", func() bool { return s.all[0].conns() == 4 && s.all[1].conns() == 0 })
 }

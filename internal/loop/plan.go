@@ -5,12 +5,14 @@ import "time"
 const (
 	// trial is how long requests are counted before and after more loops begin to serve.
 	trial = 30 * time.Millisecond
-	// worth is the load of the loops in use, in percent, from which on more are tried; below it half of them would do. A loop that waits for
-	// half of the time may wait for clients that wait for it, on the same processors.
+	// worth is the load of the loops in use, in percent, from which on more are tried; below it half of them would do.
+	// A loop that waits for half of the time may wait for clients that wait for it, on the same processors.
 	worth = 40
-	// mostlyFull is for how much of that time the loops in use must have had that load, in percent: all clients pause now and then.
+	// mostlyFull is for how much of that time the loops in use must have had that load, in percent: all clients pause
+	// now and then.
 	mostlyFull = 75
-	// leastOutside is for how many requests of loops one batch outside of them counts as work that needs a processor, too.
+	// leastOutside is for how many requests of loops one batch outside of them counts as work that needs a processor,
+	// too.
 	leastOutside = 32
 	// settling is left out of it: connections change their loop when they say something.
 	settling = 10 * time.Millisecond
@@ -18,12 +20,13 @@ const (
 	leastBusy = 4
 	// leastGain is how many times as many requests twice as many loops must serve at least.
 	leastGain = 1.2
-	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest, until the loops have been
-	// nearly idle once.
+	// leastRest is how long no trial follows the first that failed. That time doubles with each, to mostRest, until the
+	// loops have been nearly idle once.
 	leastRest, mostRest = 2 * time.Second, time.Minute
-	// soonest is the rest after a trial that has failed by chance, as it seems: more loops served nearly as much at least, unclear times as many
-	// requests, and together they had more to do than fewer could. A client of one thread leaves them no more to do than one loop can. A quarter
-	// of the trials in which clients of several threads should have had more failed on two processors. It doubles, too, and from leastRest on nothing is chance.
+	// soonest is the rest after a trial that has failed by chance, as it seems: more loops served nearly as much at
+	// least, unclear times as many requests, and together they had more to do than fewer could. A client of one thread
+	// leaves them no more to do than one loop can. A quarter of the trials in which clients of several threads should
+	// have had more failed on two processors. It doubles, too, and from leastRest on nothing is chance.
 	soonest = 100 * time.Millisecond
 	unclear = 0.85
 )
@@ -39,10 +42,10 @@ type tally struct {
 
 // plan says how many loops are in use. Loops do not tell by their load alone whether others would help: a client that
 // has one thread, as redis-benchmark has, keeps a loop busy nearly all the time and gains nothing by a second one. Two
-// then find fewer connections ready at a time, sleep and wake more often and meet at the store's lanes. Clients of several threads on
-// the loop's own processors gain by a second one though the first waits for a third of the time. So
-// twice as many loops are a trial, and stay in use only if they serve clearly more.
-// A plan has no clock and no loops of its own; it serves one goroutine.
+// then find fewer connections ready at a time, sleep and wake more often and meet at the store's lanes. Clients of
+// several threads on the loop's own processors gain by a second one though the first waits for a third of the time. So
+// twice as many loops are a trial, and stay in use only if they serve clearly more. A plan has no clock and no loops of
+// its own; it serves one goroutine.
 type plan struct {
 	most   int     // loops
 	shared int     // of them, while connections outside of loops have something to say, too

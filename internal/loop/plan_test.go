@@ -70,8 +70,8 @@ func TestPlanNoGain(t *testing.T) {
 	}
 }
 
-// TestPlanChance: a trial of loops that have more to do than one could, and serve nearly as much, is followed by others soon, but not for ever;
-// one in which they serve clearly less is not.
+// TestPlanChance: a trial of loops that have more to do than one could, and serve nearly as much, is followed by others
+// soon, but not for ever; one in which they serve clearly less is not.
 func TestPlanChance(t *testing.T) {
 	p, n := newPlanned(2), 0
 	p.run(time.Second, each(75), func(use int) int {
@@ -101,7 +101,8 @@ func TestPlanChance(t *testing.T) {
 	}
 }
 
-// TestPlanAnew: clients that come back after a time without any are tried at once, whatever was found before; a single one never is.
+// TestPlanAnew: clients that come back after a time without any are tried at once, whatever was found before; a single
+// one never is.
 func TestPlanAnew(t *testing.T) {
 	p := newPlanned(2)
 	p.run(10*time.Second, each(95), each(100_000))

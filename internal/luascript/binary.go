@@ -10,10 +10,8 @@ import (
 	lua "github.com/yuin/gopher-lua"
 )
 
-// ---- bit ----------------------------------------------------------------------
-
-// argBits is a number as the 32 bits that bit works on: those at the low end of the double that the number becomes by adding 2^52 + 2^51,
-// whatever the number is.
+// argBits is a number as the 32 bits that bit works on: those at the low end of the double that the number becomes by
+// adding 2^52 + 2^51, whatever the number is.
 func argBits(L *lua.LState, n int) uint32 {
 	return uint32(math.Float64bits(argNumber(L, n) + 6755399441055744))
 }
@@ -58,8 +56,6 @@ func (s *sandbox) bitLibrary() library {
 		},
 	}
 }
-
-// ---- struct -------------------------------------------------------------------
 
 func (s *sandbox) structLibrary() library {
 	return library{"pack": s.structPack, "unpack": s.structUnpack, "size": s.structSize}
@@ -307,8 +303,6 @@ func (s *sandbox) structSize(L *lua.LState) int {
 	}
 }
 
-// ---- cmsgpack -----------------------------------------------------------------
-
 // maxPackDepth is lua-cmsgpack's: deeper tables are packed as nil. maxUnpackDepth bounds the tables of an input.
 const maxPackDepth, maxUnpackDepth = 16, 1000
 
@@ -447,8 +441,8 @@ func (s *sandbox) appendMessageTable(x *builder, t *lua.LTable, depth int) {
 	}
 }
 
-// messageUnpack pushes the values of a string, up to limit of them (0: all), and before them, if there is a limit, the offset
-// behind them, -1 at the end.
+// messageUnpack pushes the values of a string, up to limit of them (0: all), and before them, if there is a limit, the
+// offset behind them, -1 at the end.
 func (s *sandbox) messageUnpack(L *lua.LState, limit, offset int) int {
 	src := argString(L, 1)
 	all := limit == 0 && offset == 0

@@ -7,8 +7,8 @@ import (
 	lua "github.com/yuin/gopher-lua"
 )
 
-// builder makes a string of parts. It takes memory for each part before it has it, so that a script that may not have a string ends
-// before there is one. A function that makes a builder defers resetPending.
+// builder makes a string of parts. It takes memory for each part before it has it, so that a script that may not have a
+// string ends before there is one. A function that makes a builder defers resetPending.
 type builder struct {
 	s *sandbox
 	L *lua.LState
@@ -70,7 +70,8 @@ func (x *builder) push() int {
 	return 1
 }
 
-// ownString is a string of bytes that nobody changes any more, without a copy of them unless most of their room is not used.
+// ownString is a string of bytes that nobody changes any more, without a copy of them unless most of their room is not
+// used.
 func ownString(b []byte) lua.LString {
 	if cap(b) > 2*len(b) {
 		return lua.LString(b)

@@ -98,8 +98,8 @@ var builders = map[string]string{
 	"coroutine":         `return #coroutine.wrap(function() return string.format('%q', string.rep('\0', MB)) end)()`,
 }
 
-// TestBuildersTogether has many scripts at once make what is long, in every way that there is: all of them together have little more in use
-// than they may.
+// TestBuildersTogether has many scripts at once make what is long, in every way that there is: all of them together
+// have little more in use than they may.
 func TestBuildersTogether(t *testing.T) {
 	const scripts, memory, budget = 8, 32 << 20, 64 << 20
 	for name, source := range builders {
@@ -123,7 +123,8 @@ func TestBuildersTogether(t *testing.T) {
 					defer task.End()
 					w := resp.Writer{Proto: 2}
 					testPool.Run(task, prog, nil, nil, &w)
-					if got := w.Bytes(); got[0] == '-' && !strings.Contains(string(got[:min(len(got), 200)]), stopTexts[outOfMemory]) && name != "returned error" {
+					if got := w.Bytes(); got[0] == '-' && !strings.Contains(string(got[:min(len(got), 200)]),
+						stopTexts[outOfMemory]) && name != "returned error" {
 						t.Errorf("%s of %d MiB: %.200s", name, bytes>>20, got)
 					}
 					used.Add(-h.own)
@@ -132,7 +133,8 @@ func TestBuildersTogether(t *testing.T) {
 			wg.Wait()
 			// The scripts go on while the collector runs.
 			if top := most(); top > 6*budget {
-				t.Errorf("%s of %d MiB: %d scripts take %d MiB, and may take %d", name, bytes>>20, scripts, top>>20, budget>>20)
+				t.Errorf("%s of %d MiB: %d scripts take %d MiB, and may take %d", name, bytes>>20, scripts, top>>20,
+					budget>>20)
 			}
 		}
 	}
@@ -174,7 +176,8 @@ func TestTimeLimitWithin(t *testing.T) {
 			if took := time.Since(began); took > limit+5*time.Second {
 				t.Errorf("ended after %v: %.100s", took, got)
 			}
-			if name != "__index of itself" && !strings.Contains(got, stopTexts[outOfTime]) && !strings.Contains(got, stopTexts[outOfMemory]) {
+			if name != "__index of itself" && !strings.Contains(got, stopTexts[outOfTime]) &&
+				!strings.Contains(got, stopTexts[outOfMemory]) {
 				t.Errorf("%.200s", got)
 			}
 		})

@@ -80,7 +80,8 @@ func (s *sandbox) try(L *lua.LState) (results int, failed bool) {
 	s.nested = nested
 	if err != nil {
 		v := s.errorValue(err)
-		if text, is := v.(lua.LString); is && called && f.IsG && !s.calledBack && lua.LValue(f) != s.globals.RawGetString("error") {
+		if text, is := v.(lua.LString); is && called && f.IsG && !s.calledBack &&
+			lua.LValue(f) != s.globals.RawGetString("error") {
 			v = lua.LString(fromNowhere(string(text)))
 		}
 		s.calledBack = true // to whoever called this
@@ -93,7 +94,8 @@ func (s *sandbox) try(L *lua.LState) (results int, failed bool) {
 	return L.GetTop(), false
 }
 
-// fromNowhere is an error of a library's function that no line of the script calls, but pcall: then Lua knows neither the line nor the name.
+// fromNowhere is an error of a library's function that no line of the script calls, but pcall: then Lua knows neither
+// the line nor the name.
 func fromNowhere(text string) string {
 	if at := positioned.FindString(text); at != "" {
 		text = text[len(at):]

@@ -23,7 +23,8 @@ type jsonLimits struct {
 	decodeInvalid               bool
 }
 
-var defaultJSONLimits = jsonLimits{encodeDepth: 1000, decodeDepth: 1000, precision: 14, sparseRatio: 2, sparseSafe: 10, decodeInvalid: true}
+var defaultJSONLimits = jsonLimits{encodeDepth: 1000, decodeDepth: 1000, precision: 14, sparseRatio: 2, sparseSafe: 10,
+	decodeInvalid: true}
 
 // maxJSONDepth bounds the depths that a script may ask for.
 const maxJSONDepth = 10_000
@@ -44,7 +45,9 @@ func (s *sandbox) jsonLibrary(c *jsonLimits) library {
 		}
 	}
 	return library{
-		"encode": func(L *lua.LState) int { return s.jsonEncode(L, c) }, "decode": func(L *lua.LState) int { return s.jsonDecode(L, c) },
+		"encode": func(L *lua.LState) int {
+			return s.jsonEncode(L, c)
+		}, "decode": func(L *lua.LState) int { return s.jsonDecode(L, c) },
 		"encode_max_depth":        setting(&c.encodeDepth, 1, maxJSONDepth),
 		"decode_max_depth":        setting(&c.decodeDepth, 1, maxJSONDepth),
 		"encode_number_precision": setting(&c.precision, 1, 14),
@@ -115,8 +118,6 @@ func (s *sandbox) fillJSON(t *lua.LTable, c *jsonLimits) *lua.LTable {
 	t.RawSetString("_VERSION", lua.LString("2.1.0"))
 	return t
 }
-
-// ---- encoding -----------------------------------------------------------------
 
 type jsonEncoder struct {
 	*builder
@@ -269,8 +270,6 @@ func (e *jsonEncoder) quote(text string) {
 	e.b = append(b, '"')
 }
 
-// ---- decoding -----------------------------------------------------------------
-
 type jsonDecoder struct {
 	s     *sandbox
 	L     *lua.LState
@@ -311,7 +310,8 @@ func (d *jsonDecoder) expected(what string) {
 	d.L.RaiseError("Expected %s but found %s at character %d", what, d.token.kind, d.token.start+1)
 }
 
-var jsonMarks = map[byte]string{'{': "T_OBJ_BEGIN", '}': "T_OBJ_END", '[': "T_ARR_BEGIN", ']': "T_ARR_END", ':': "T_COLON", ',': "T_COMMA"}
+var jsonMarks = map[byte]string{'{': "T_OBJ_BEGIN", '}': "T_OBJ_END", '[': "T_ARR_BEGIN", ']': "T_ARR_END",
+	':': "T_COLON", ',': "T_COMMA"}
 
 // next reads a token.
 func (d *jsonDecoder) next() {
@@ -354,8 +354,8 @@ func (d *jsonDecoder) next() {
 	}
 }
 
-// isInvalidNumber reports whether a text begins with a number that JSON has not: one with a plus, a hexadecimal one, one with a leading
-// zero, infinity or NaN.
+// isInvalidNumber reports whether a text begins with a number that JSON has not: one with a plus, a hexadecimal one,
+// one with a leading zero, infinity or NaN.
 func isInvalidNumber(text string) bool {
 	if text[0] == '+' {
 		return true

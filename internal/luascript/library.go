@@ -15,8 +15,8 @@ import (
 
 // Library is a compiled library of functions. It is never changed.
 //
-// Its source is run when it is loaded, to learn which functions it registers, and again before each call of one of them.
-// So a library keeps nothing from one call to the next, and all gateways and all calls see the same one.
+// Its source is run when it is loaded, to learn which functions it registers, and again before each call of one of
+// them. So a library keeps nothing from one call to the next, and all gateways and all calls see the same one.
 type Library struct {
 	Name string
 	// Source is all of it, with its first line.
@@ -49,7 +49,8 @@ type registered struct {
 // maxRegistered bounds the functions of a library; their names and descriptions have MaxSource bytes together.
 const maxRegistered = 2000
 
-const badName = "Library names can only contain letters, numbers, or underscores(_) and must be at least one character long"
+const badName = "Library names can only contain letters, numbers, or underscores(_) and must be at least one " +
+	"character long"
 
 // isName reports whether a library or function may be called that.
 func isName(s string) bool {
@@ -66,7 +67,8 @@ func (l *Library) Bytes() int {
 	return 512 + len(l.Source) + 128*len(l.Functions) + protoBytes(l.proto)
 }
 
-// LibraryName reads the first line of a library's source, and returns its name. The error's text is Redis's, without its code.
+// LibraryName reads the first line of a library's source, and returns its name. The error's text is Redis's, without
+// its code.
 func LibraryName(source []byte) (name string, err error) {
 	line, _, more := strings.Cut(string(source), "\n")
 	if !strings.HasPrefix(line, "#!") {
@@ -98,8 +100,8 @@ func LibraryName(source []byte) (name string, err error) {
 	return name, nil
 }
 
-// Load compiles a library, starts t's time and runs the library to see what it registers. The error's text is the one that Redis
-// would give, without its code.
+// Load compiles a library, starts t's time and runs the library to see what it registers. The error's text is the one
+// that Redis would give, without its code.
 func (p *Pool) Load(t *Task, source []byte, limit time.Duration) (*Library, error) {
 	name, err := LibraryName(source)
 	if err != nil {
@@ -232,11 +234,13 @@ func stringArgument(v lua.LValue) (string, bool) {
 	return "", false
 }
 
-// namedArguments are looked at in the table's order, as far as Lua has one: of several that are wrong, any may be named.
+// namedArguments are looked at in the table's order, as far as Lua has one: of several that are wrong, any may be
+// named.
 func namedArguments(L *lua.LState) (r registered, bad string) {
 	t, is := L.Get(1).(*lua.LTable)
 	if !is {
-		return r, "calling redis.register_function with a single argument is only applicable to Lua table (representing named arguments)."
+		return r, "calling redis.register_function with a single argument is only applicable to Lua table " +
+			"(representing named arguments)."
 	}
 	named := false
 	for k, v := t.Next(lua.LNil); k != lua.LNil; k, v = t.Next(k) {
@@ -278,7 +282,8 @@ func namedArguments(L *lua.LState) (r registered, bad string) {
 	return r, ""
 }
 
-// readFlags puts the flags of a table in order; false: there is another one. It looks at the table itself, and not for long.
+// readFlags puts the flags of a table in order; false: there is another one. It looks at the table itself, and not for
+// long.
 func readFlags(t *lua.LTable) (flags []string, ok bool) {
 	given := make(map[string]bool)
 	for i := 1; ; i++ {

@@ -58,7 +58,8 @@ func perform(t testing.TB, h *host, source string, memory int64, limit time.Dura
 	return string(w.Bytes())
 }
 
-// TestTimeLimit: no script goes on for much longer than it may, in Lua or within a function of a library, and none can catch it.
+// TestTimeLimit: no script goes on for much longer than it may, in Lua or within a function of a library, and none can
+// catch it.
 func TestTimeLimit(t *testing.T) {
 	for name, source := range map[string]string{
 		"loop":      `while true do end`,
@@ -94,7 +95,8 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// TestMemoryLimit: a script that wants more than it may have ends, whatever it makes, and takes no more than that by much.
+// TestMemoryLimit: a script that wants more than it may have ends, whatever it makes, and takes no more than that by
+// much.
 func TestMemoryLimit(t *testing.T) {
 	const limit = 16 << 20
 	for name, source := range map[string]string{
@@ -138,7 +140,8 @@ func TestMemoryLimit(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			got := perform(t, h, source, limit, 2*time.Minute)
 			runtime.ReadMemStats(&after)
-			if !strings.Contains(got, stopTexts[outOfMemory]) && !strings.Contains(got, "stack overflow") && !strings.Contains(got, "too many results") {
+			if !strings.Contains(got, stopTexts[outOfMemory]) && !strings.Contains(got, "stack overflow") &&
+				!strings.Contains(got, "too many results") {
 				t.Errorf("it ended with %.200q", got)
 			}
 			if h.reserved > 2*limit {
@@ -175,10 +178,12 @@ func TestLittleMemory(t *testing.T) {
 // TestBudget: a host that has no memory ends the script, and so does one whose store has failed.
 func TestBudget(t *testing.T) {
 	const source = `local t = {} for i = 1, 1e6 do t[i] = 'x'..i end return 1`
-	if got := perform(t, &host{budget: 2 << 20}, source, 1<<30, time.Minute); !strings.Contains(got, stopTexts[outOfMemory]) {
+	if got := perform(t, &host{budget: 2 << 20}, source, 1<<30, time.Minute); !strings.Contains(
+		got, stopTexts[outOfMemory]) {
 		t.Errorf("without memory it ended with %.200q", got)
 	}
-	if got := perform(t, &host{stopped: true}, `while true do pcall(redis.call, 'x') end`, 1<<30, time.Minute); !strings.Contains(got, stopTexts[noUse]) {
+	if got := perform(t, &host{stopped: true}, `while true do pcall(redis.call, 'x') end`, 1<<30,
+		time.Minute); !strings.Contains(got, stopTexts[noUse]) {
 		t.Errorf("with a failed store it ended with %.200q", got)
 	}
 }
@@ -199,15 +204,17 @@ func TestDepth(t *testing.T) {
 		"long":        "return '" + strings.Repeat("x", MaxSource) + "'",
 		"recursion":   "local function f() return 1 + f() end return f()",
 		"pcall":       "local function f() return pcall(f) end return select('#', f())..error('end')",
-		"tostring":    "local t = {} setmetatable(t, {__tostring = function() return tostring(t) end}) return tostring(t)",
-		"index":       "local t = {} setmetatable(t, {__index = function(t, k) return t[k] end}) return t.x",
-		"gsub":        "local function f() return string.gsub('x', 'x', f) end return f()",
-		"sort":        "local function f() local t = {1, 2, 3} table.sort(t, f) end return f()",
-		"coroutines":  "local function f() return coroutine.wrap(f)() end return f()",
-		"result":      "local t = {} t[1] = t return t",
+		"tostring": "local t = {} setmetatable(t, {__tostring = function() return tostring(t) end}) return " +
+			"tostring(t)",
+		"index":      "local t = {} setmetatable(t, {__index = function(t, k) return t[k] end}) return t.x",
+		"gsub":       "local function f() return string.gsub('x', 'x', f) end return f()",
+		"sort":       "local function f() local t = {1, 2, 3} table.sort(t, f) end return f()",
+		"coroutines": "local function f() return coroutine.wrap(f)() end return f()",
+		"result":     "local t = {} t[1] = t return t",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := perform(t, &host{}, source, 64<<20, 20*time.Second); name != "result" && name != "parentheses" && got[0] != '-' {
+			if got := perform(t, &host{}, source, 64<<20, 20*time.Second); name != "result" && name != "parentheses" &&
+				got[0] != '-' {
 				t.Errorf("it ended with %.200q", got)
 			}
 		})
@@ -217,7 +224,8 @@ func TestDepth(t *testing.T) {
 // TestConcatChain: a chain of more strings than a call has arguments is joined in parts.
 func TestConcatChain(t *testing.T) {
 	source := "return " + strings.Repeat("'ab'..", 150) + "'c'"
-	if got, want := perform(t, &host{}, source, 1<<20, time.Minute), strings.Repeat("ab", 150)+"c"; !strings.Contains(got, want) {
+	if got, want := perform(t, &host{}, source, 1<<20, time.Minute), strings.Repeat("ab", 150)+
+		"c"; !strings.Contains(got, want) {
 		t.Errorf("got %.100q", got)
 	}
 }
@@ -316,8 +324,10 @@ func fuzzLimits(t *testing.T, source string) {
 
 // FuzzSource runs sources.
 func FuzzSource(f *testing.F) {
-	for _, s := range []string{"return 1", "local t = {} t[1], t[2] = 1, 2 return t", "return ('x'):rep(5)..1", "for i, v in ipairs({1, 2}) do redis.call('set', i, v) end",
-		"return coroutine.wrap(function() coroutine.yield(1) end)()", "goto x ::x::", "return #{...}", "x = 1", "return setmetatable({}, {__index = function() end})[1]"} {
+	for _, s := range []string{"return 1", "local t = {} t[1], t[2] = 1, 2 return t", "return ('x'):rep(5)..1",
+		"for i, v in ipairs({1, 2}) do redis.call('set', i, v) end",
+		"return coroutine.wrap(function() coroutine.yield(1) end)()", "goto x ::x::", "return #{...}", "x = 1",
+		"return setmetatable({}, {__index = function() end})[1]"} {
 		f.Add(s)
 	}
 	f.Fuzz(fuzzLimits)
@@ -325,7 +335,9 @@ func FuzzSource(f *testing.F) {
 
 // FuzzDecoders gives bytes to what reads bytes.
 func FuzzDecoders(f *testing.F) {
-	for _, s := range []string{`{"a":[1,2.5e3,"\u00e9"]}`, "\x93\x01\xa1x\xc0", "\x01\x02\x03\x04", "%d %5.2f", "(%w+)=(%b())", "[[\\\"", "\xdd\xff\xff\xff\xff", "\xdf\x00\x00\x00\x01\xcb\x41\x8c\x9c\x38\x00\x00\x00\x00\x01"} {
+	for _, s := range []string{`{"a":[1,2.5e3,"\u00e9"]}`, "\x93\x01\xa1x\xc0", "\x01\x02\x03\x04", "%d %5.2f",
+		"(%w+)=(%b())", "[[\\\"", "\xdd\xff\xff\xff\xff",
+		"\xdf\x00\x00\x00\x01\xcb\x41\x8c\x9c\x38\x00\x00\x00\x00\x01"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -334,8 +346,10 @@ func FuzzDecoders(f *testing.F) {
 			arg += fmt.Sprintf("\\%03d", c)
 		}
 		arg += "'"
-		for _, call := range []string{"cjson.decode(%s)", "cmsgpack.unpack(%s)", "cmsgpack.unpack_one(%s, 1)", "struct.unpack('>i3<I8sc0', %s)", "struct.unpack(%s, string.rep('x', 100))",
-			"struct.pack(%s, 1, 2, 'a', 'b', 3)", "struct.size(%s)", "string.format(%s, 1, 2.5, 'x', 4)", "string.find(string.rep('abc(=) ', 20), %s)", "string.gsub('hello world', %s, '%%0%%1')",
+		for _, call := range []string{"cjson.decode(%s)", "cmsgpack.unpack(%s)", "cmsgpack.unpack_one(%s, 1)",
+			"struct.unpack('>i3<I8sc0', %s)", "struct.unpack(%s, string.rep('x', 100))",
+			"struct.pack(%s, 1, 2, 'a', 'b', 3)", "struct.size(%s)", "string.format(%s, 1, 2.5, 'x', 4)",
+			"string.find(string.rep('abc(=) ', 20), %s)", "string.gsub('hello world', %s, '%%0%%1')",
 			"string.gsub('hello', 'l', %s)", "tonumber(%s)", "%s + 1", "loadstring(%s)"} {
 			fuzzLimits(t, "return "+fmt.Sprintf(call, arg))
 		}

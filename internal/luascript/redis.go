@@ -34,7 +34,8 @@ func (s *sandbox) redisTable() *lua.LTable {
 		"setresp":       s.redisSetResp,
 		"set_repl":      s.redisSetRepl,
 	})
-	for name, n := range map[string]int{"REPL_NONE": 0, "REPL_AOF": 1, "REPL_SLAVE": 2, "REPL_REPLICA": 2, "REPL_ALL": 3} {
+	for name, n := range map[string]int{"REPL_NONE": 0, "REPL_AOF": 1, "REPL_SLAVE": 2, "REPL_REPLICA": 2,
+		"REPL_ALL": 3} {
 		t.RawSetString(name, lua.LNumber(n))
 	}
 	addConstants(t)
@@ -50,7 +51,8 @@ func (s *sandbox) loadTable() *lua.LTable {
 
 // addConstants adds those that every table redis has.
 func addConstants(t *lua.LTable) {
-	for name, n := range map[string]int{"LOG_DEBUG": 0, "LOG_VERBOSE": 1, "LOG_NOTICE": 2, "LOG_WARNING": 3, "REDIS_VERSION_NUM": redisVersionNum} {
+	for name, n := range map[string]int{"LOG_DEBUG": 0, "LOG_VERBOSE": 1, "LOG_NOTICE": 2, "LOG_WARNING": 3,
+		"REDIS_VERSION_NUM": redisVersionNum} {
 		t.RawSetString(name, lua.LNumber(n))
 	}
 	t.RawSetString("REDIS_VERSION", lua.LString(RedisVersion))

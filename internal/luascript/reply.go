@@ -37,8 +37,8 @@ func (s *sandbox) writeSimple(w *resp.Writer, v lua.LValue) bool {
 	return true
 }
 
-// writeReply writes a script's result as Redis does: a table is what its field says (err, ok, double, map, set, big_number,
-// verbatim_string), or else an array that ends before the first nil.
+// writeReply writes a script's result as Redis does: a table is what its field says (err, ok, double, map, set,
+// big_number, verbatim_string), or else an array that ends before the first nil.
 func (s *sandbox) writeReply(L *lua.LState, w *resp.Writer, v lua.LValue, depth int) {
 	t, is := v.(*lua.LTable)
 	if !is {

@@ -46,7 +46,8 @@ var stopTexts = [...]string{"", "Script ran for longer than script-timeout", "Sc
 // Names of the chunks that scripts and libraries are, as errors show them.
 const scriptChunk, functionChunk = "user_script", "user_function"
 
-// Task is one call of a script, however often it runs until it has had its effect. Its fields are not changed once it runs.
+// Task is one call of a script, however often it runs until it has had its effect. Its fields are not changed once it
+// runs.
 type Task struct {
 	Host Host
 	// Memory bounds the bytes of a run's values.
@@ -63,8 +64,8 @@ func (t *Task) Start(limit time.Duration) {
 	t.timer = time.AfterFunc(limit, t.TimeOut)
 }
 
-// TimeOut makes the script end because its time is over, for callers that watch the time of many tasks instead of calling Start. It may
-// be called from any goroutine.
+// TimeOut makes the script end because its time is over, for callers that watch the time of many tasks instead of
+// calling Start. It may be called from any goroutine.
 func (t *Task) TimeOut() { t.stop.CompareAndSwap(goesOn, outOfTime) }
 
 // End is to be called when the task is over.
@@ -88,8 +89,8 @@ func (t *Task) Kill() { t.stop.CompareAndSwap(goesOn, killed) }
 // Pool keeps interpreters between runs. The zero value is ready to use.
 type Pool struct{ idle sync.Pool }
 
-// Run runs a program and appends its one reply, in w's version of RESP. Keys and arguments are copied. It reports whether the script
-// came to its end; else the reply is the error that ended it, and the caller undoes what it did.
+// Run runs a program and appends its one reply, in w's version of RESP. Keys and arguments are copied. It reports
+// whether the script came to its end; else the reply is the error that ended it, and the caller undoes what it did.
 func (p *Pool) Run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok bool) {
 	p.with(func(s *sandbox) (clean bool) {
 		ok, clean = s.run(t, prog, keys, args, w)
@@ -122,8 +123,8 @@ const (
 	keepBytes = 4 << 20
 )
 
-// sandbox is an interpreter with the libraries of Redis. It is the context of its own LState: the interpreter asks Done before each
-// instruction, and that is where time and memory are looked at.
+// sandbox is an interpreter with the libraries of Redis. It is the context of its own LState: the interpreter asks Done
+// before each instruction, and that is where time and memory are looked at.
 type sandbox struct {
 	L       *lua.LState
 	env     *lua.LTable // empty, so that every access asks its metatable
@@ -266,7 +267,8 @@ var tableFields = func() (f struct{ array, dict, strdict, keys int }) {
 	return f
 }()
 
-// keyPlaces is where a table has the keys that are not in its array, also of values that are gone. TestTableFields holds it.
+// keyPlaces is where a table has the keys that are not in its array, also of values that are gone. TestTableFields
+// holds it.
 var keyPlaces = func() uintptr {
 	field, ok := reflect.TypeFor[lua.LTable]().FieldByName("k2i")
 	if !ok || field.Type != reflect.TypeFor[map[lua.LValue]int]() {
@@ -294,7 +296,8 @@ func tableBytes(t *lua.LTable) int64 {
 	v := reflect.ValueOf(t).Elem()
 	n := 160 + 16*int64(v.Field(tableFields.array).Cap())
 	if keys := v.Field(tableFields.keys).Cap(); keys > 0 {
-		n += tableCost - 160 + entryCost*int64(max(keys, v.Field(tableFields.dict).Len()+v.Field(tableFields.strdict).Len()))
+		n += tableCost - 160 + entryCost*int64(
+			max(keys, v.Field(tableFields.dict).Len()+v.Field(tableFields.strdict).Len()))
 	}
 	return n
 }
@@ -465,8 +468,8 @@ func (s *sandbox) reply(err error, name string, w *resp.Writer) error {
 	return err
 }
 
-// lastArgs is how many of a run's arguments are kept for the next run, lastArgBytes how long they may be: the script is most often called
-// with the same ones again.
+// lastArgs is how many of a run's arguments are kept for the next run, lastArgBytes how long they may be: the script is
+// most often called with the same ones again.
 const lastArgs, lastArgBytes = 8, 64
 
 // argTable is KEYS or ARGV, in front of which a run has before arguments.

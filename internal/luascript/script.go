@@ -1,14 +1,16 @@
 // Package luascript runs Lua scripts as Redis 7.0 does. It has Redis's sandbox, its libraries (cjson, cmsgpack,
 // struct, bit), its conversions between replies and values, and its errors.
 //
-// It knows neither commands nor the store: redis.call asks the [Host] that the run was given. A script is compiled once to a
-// [Program], which any number of connections run at a time. A [Pool] keeps interpreters, which are made for one script after the
-// other. Every run is bounded by a time, by the memory that its values take, and by the depth of its calls. The time holds
-// inside string.find and table.concat as well. A script that is over a limit ends with an error and cannot catch it.
+// It knows neither commands nor the store: redis.call asks the [Host] that the run was given. A script is compiled once
+// to a [Program], which any number of connections run at a time. A [Pool] keeps interpreters, which are made for one
+// script after the other. Every run is bounded by a time, by the memory that its values take, and by the depth of its
+// calls. The time holds inside string.find and table.concat as well. A script that is over a limit ends with an error
+// and cannot catch it.
 //
-// Start with [Compile] and [Pool.Run], or with [Pool.Load] and [Pool.Call] for libraries of functions. All exported functions may
-// be called concurrently, unless they say otherwise. The language is github.com/yuin/gopher-lua's Lua 5.1. The functions with
-// which a script could take more than it is given are written anew here. They follow the manual and the behaviour of Lua's own.
+// Start with [Compile] and [Pool.Run], or with [Pool.Load] and [Pool.Call] for libraries of functions. All exported
+// functions may be called concurrently, unless they say otherwise. The language is github.com/yuin/gopher-lua's Lua
+// 5.1. The functions with which a script could take more than it is given are written anew here. They follow the manual
+// and the behaviour of Lua's own.
 package luascript
 
 import (
@@ -88,8 +90,8 @@ func Compile(source []byte) (*Program, error) {
 	return p, nil
 }
 
-// Flag reads the first line of a script alone: whether it has the flag no-writes. says is false if the script has no such line, or one
-// that makes no sense.
+// Flag reads the first line of a script alone: whether it has the flag no-writes. says is false if the script has no
+// such line, or one that makes no sense.
 func Flag(source []byte) (noWrites, says bool) {
 	line, _, more := strings.Cut(string(source[:min(len(source), MaxSource)]), "\n")
 	p := Program{}
@@ -131,7 +133,8 @@ const noWrites = "no-writes"
 // flagNames are what scripts and functions may have, in Redis's order. All but no-writes mean nothing here.
 var flagNames = []string{noWrites, "allow-oom", "allow-stale", "no-cluster", "allow-cross-slot-keys"}
 
-// compileChunk compiles a source whose name errors show. The parser and compiler may panic where a source makes no sense.
+// compileChunk compiles a source whose name errors show. The parser and compiler may panic where a source makes no
+// sense.
 func compileChunk(source, name string) (proto *lua.FunctionProto, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -166,13 +169,16 @@ func compileChunk(source, name string) (proto *lua.FunctionProto, err error) {
 		return nil, errors.New(parseMessage(name, err))
 	}
 	clipProto(proto)
-	proto.IsVarArg &^= lua.VarArgNeedsArg // nobody has asked for the table arg, which takes as long to make as a short script to run
+	// nobody has asked for the table arg, which takes as long to make as a short script to run
+	proto.IsVarArg &^= lua.VarArgNeedsArg
 	return proto, nil
 }
 
-// clipProto gives up the room that the compiler has left in a function and those within it, which is most of what short ones take.
+// clipProto gives up the room that the compiler has left in a function and those within it, which is most of what short
+// ones take.
 func clipProto(p *lua.FunctionProto) {
-	p.Code, p.Constants, p.FunctionPrototypes = slices.Clone(p.Code), slices.Clone(p.Constants), slices.Clone(p.FunctionPrototypes)
+	p.Code, p.Constants, p.FunctionPrototypes = slices.Clone(p.Code), slices.Clone(p.Constants),
+		slices.Clone(p.FunctionPrototypes)
 	p.DbgSourcePositions, p.DbgLocals = slices.Clone(p.DbgSourcePositions), slices.Clone(p.DbgLocals)
 	p.DbgCalls, p.DbgUpvalues = slices.Clone(p.DbgCalls), slices.Clone(p.DbgUpvalues)
 	for _, inner := range p.FunctionPrototypes {
@@ -261,9 +267,9 @@ func at[E ast.Expr](e E, line int) E {
 	return e
 }
 
-// rewriter makes calls of those operations that may take much memory in one instruction, of which the interpreter tells nobody:
-// joining strings, making tables, and setting an index far behind the others. It does the same with what the interpreter has otherwise
-// than Lua 5.1: #, %, numbers, and the name goto.
+// rewriter makes calls of those operations that may take much memory in one instruction, of which the interpreter tells
+// nobody: joining strings, making tables, and setting an index far behind the others. It does the same with what the
+// interpreter has otherwise than Lua 5.1: #, %, numbers, and the name goto.
 type rewriter struct {
 	depth     int
 	tooDeep   bool
@@ -365,8 +371,8 @@ func (r *rewriter) rewriteStmt(s ast.Stmt) ast.Stmt {
 	return s
 }
 
-// rewriteAssign makes t[k] = v a call, unless the key is a constant, or the next one (t[#t+1]). Of several assignments at once
-// the keys alone are looked at, since a call would change their order.
+// rewriteAssign makes t[k] = v a call, unless the key is a constant, or the next one (t[#t+1]). Of several assignments
+// at once the keys alone are looked at, since a call would change their order.
 func (r *rewriter) rewriteAssign(s *ast.AssignStmt) ast.Stmt {
 	single := len(s.Lhs) == 1 && len(s.Rhs) == 1
 	r.rewriteAll(s.Rhs)
@@ -439,7 +445,8 @@ func (r *rewriter) rewriteExpr(e ast.Expr) ast.Expr {
 		e.Value = r.name(e.Value)
 	case *ast.NumberExpr:
 		f, _ := parseNumber(e.Value)
-		e.Value = strconv.FormatFloat(float64(f), 'g', -1, 64) // in which the interpreter finds neither octal digits nor what is too large
+		// in which the interpreter finds neither octal digits nor what is too large
+		e.Value = strconv.FormatFloat(float64(f), 'g', -1, 64)
 	case *ast.AttrGetExpr:
 		e.Object, e.Key = r.rewriteExpr(e.Object), r.rewriteExpr(e.Key)
 	case *ast.TableExpr:
@@ -527,14 +534,15 @@ type Cache struct {
 	limit int
 }
 
-// NewCache makes a Cache of so many bytes, of which a short script takes some 2,000. Any script fits if it is alone.
+// NewCache makes a Cache of that number of bytes. A short script takes some 2,000 of them. Any script fits if it is
+// alone.
 func NewCache(bytes int) *Cache {
 	c := &Cache{limit: bytes}
 	c.mu.all = make(map[string]*list.Element)
 	return c
 }
 
-// Find is the script of that name, or nil. Upper-case digits are as good as lower-case ones.
+// Find is the script of that name, or nil. Digits may be in upper or lower case.
 func (c *Cache) Find(sha []byte) *Program {
 	if p := c.front.Load(); p != nil && p.SHA == string(sha) {
 		return p // and stays in front

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// prepareSource makes a source one that the interpreter reads as Lua 5.1 does: there goto is a name, and a number is more than it takes.
-// renamed is what stands for goto, a name that the source does not have, or empty. Lines stay; a number that makes no sense is an error.
+// prepareSource makes a source one that the interpreter reads as Lua 5.1 does: there goto is a name, and a number is
+// more than it takes. renamed is what stands for goto, a name that the source does not have, or empty. Lines stay; a
+// number that makes no sense is an error.
 func prepareSource(source, name string) (prepared, renamed string, err error) {
 	p := preparer{source: source, name: name}
 	for p.at < len(source) {
@@ -93,7 +94,8 @@ func (p *preparer) token() error {
 // line is the one that at is on.
 func (p *preparer) line() int {
 	before := p.source[:p.at]
-	return 1 + strings.Count(before, "\n") + strings.Count(before, "\r") - strings.Count(before, "\r\n") - strings.Count(before, "\n\r")
+	return 1 + strings.Count(before, "\n") + strings.Count(before, "\r") - strings.Count(before, "\r\n") -
+		strings.Count(before, "\n\r")
 }
 
 // text passes over a string in quotes, to the end of its line if it is not closed.
@@ -166,8 +168,8 @@ func (p *preparer) number() error {
 	return nil
 }
 
-// mayHaveMetatables reports whether a script may meet tables with metatables that scripts have made. A script that makes none, and no
-// script that does, is not made slower by what they might say of #.
+// mayHaveMetatables reports whether a script may meet tables with metatables that scripts have made. A script that
+// makes none, and no script that does, is not made slower by what they might say of #.
 func mayHaveMetatables(source string) bool {
 	return strings.Contains(source, "setmetatable") || strings.Contains(source, "load")
 }

@@ -140,7 +140,8 @@ func (s *sandbox) tableRemove(L *lua.LState) int {
 	return 1
 }
 
-// tableSort sorts as Lua's own does, comparison by comparison, so that a function that is no order gives what it gives there.
+// tableSort sorts as Lua's own does, comparison by comparison, so that a function that is no order gives what it gives
+// there.
 func (s *sandbox) tableSort(L *lua.LState) int {
 	t := tableArg(L, 1)
 	if L.Get(2) != lua.LNil {
@@ -243,18 +244,18 @@ func (o *sorter) sort(l, u int) {
 	}
 }
 
-// ---- math.random --------------------------------------------------------------
-
 // seedLow is the low end of drand48's state behind a seed.
 const seedLow = 0x330E
 
 // modulo is %, as C computes it for Lua: what it gives for infinite and for large numbers is not the remainder.
 func modulo(a, b float64) float64 { return a - math.Floor(a/b)*b }
 
-// invalid is what C's functions return where they have no value. The processor makes such a NaN, which is printed as -nan.
+// invalid is what C's functions return where they have no value. The processor makes such a NaN, which is printed as
+// -nan.
 func invalid() float64 { return math.Copysign(math.NaN(), -1) }
 
-// orInvalid is a function that returns invalid for what it has no value for, where C's others return a NaN without a sign.
+// orInvalid is a function that returns invalid for what it has no value for, where C's others return a NaN without a
+// sign.
 func orInvalid(f func(float64) float64) func(float64) float64 {
 	return func(a float64) float64 {
 		r := f(a)
@@ -285,7 +286,8 @@ func remainder(a, b float64) float64 {
 	return math.Mod(a, b)
 }
 
-// mathLibrary has Redis's random numbers, which are those of drand48 and begin anywhere, and Lua's functions of numbers.
+// mathLibrary has Redis's random numbers, which are those of drand48 and begin anywhere, and Lua's functions of
+// numbers.
 func (s *sandbox) mathLibrary() library {
 	next := func() int64 {
 		s.seed = (s.seed*0x5DEECE66D + 0xB) & (1<<48 - 1)
@@ -321,9 +323,12 @@ func (s *sandbox) mathLibrary() library {
 		}
 	}
 	return library{
-		"abs": one(math.Abs), "acos": one(math.Acos), "asin": one(math.Asin), "atan": one(math.Atan), "ceil": one(math.Ceil), "cos": one(orInvalid(math.Cos)),
-		"cosh": one(math.Cosh), "exp": one(math.Exp), "floor": one(math.Floor), "log": one(orInvalid(math.Log)), "log10": one(math.Log10), "sin": one(orInvalid(math.Sin)),
-		"sinh": one(math.Sinh), "sqrt": one(orInvalid(math.Sqrt)), "tan": one(orInvalid(math.Tan)), "tanh": one(math.Tanh),
+		"abs": one(math.Abs), "acos": one(math.Acos), "asin": one(math.Asin), "atan": one(math.Atan),
+		"ceil": one(math.Ceil), "cos": one(orInvalid(math.Cos)),
+		"cosh": one(math.Cosh), "exp": one(math.Exp), "floor": one(math.Floor), "log": one(orInvalid(math.Log)),
+		"log10": one(math.Log10), "sin": one(orInvalid(math.Sin)),
+		"sinh": one(math.Sinh), "sqrt": one(orInvalid(math.Sqrt)), "tan": one(orInvalid(math.Tan)),
+		"tanh":  one(math.Tanh),
 		"deg":   one(func(f float64) float64 { return f / (math.Pi / 180) }),
 		"rad":   one(func(f float64) float64 { return f * (math.Pi / 180) }),
 		"atan2": two(math.Atan2), "fmod": two(remainder), "mod": two(remainder), "pow": two(power),

@@ -73,12 +73,13 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // thpBytes is the smallest mapping that asks for transparent huge pages.
 const thpBytes = 2 << 20
 
-// Alloc maps size bytes, zeroed, rounded up to the page size that o asks for. With o.Shared the memory is a memfd (Memory.FD) of
-// fixed size that only this user may open again. Free unmaps it and gives a memfd's pages back even while another process still
-// maps them. Huge pages that nobody has touched stay promised to the memfd until that process unmaps them. With o.Adopt it maps
-// that memfd, which an Alloc of the same size and options made, with the bytes that it has. With o.File it is that file's bytes,
-// and not a memfd's. If the file was empty, all of its pages are there from then on, so that using them cannot fail. With
-// o.Populate all pages of new memory are there, and charged to this process's cgroup; what there is no room for is a *LimitError.
+// Alloc maps size bytes, zeroed, rounded up to the page size that o asks for. With o.Shared the memory is a memfd
+// (Memory.FD) of fixed size that only this user may open again. Free unmaps it and gives a memfd's pages back even
+// while another process still maps them. Huge pages that nobody has touched stay promised to the memfd until that
+// process unmaps them. With o.Adopt it maps that memfd, which an Alloc of the same size and options made, with the
+// bytes that it has. With o.File it is that file's bytes, and not a memfd's. If the file was empty, all of its pages
+// are there from then on, so that using them cannot fail. With o.Populate all pages of new memory are there, and
+// charged to this process's cgroup; what there is no room for is a *LimitError.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
@@ -87,10 +88,10 @@ func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	return m, nil
 }
 
-// AllocControl is Alloc of a small memfd of normal pages that keeps its bytes
-// after Free, for as long as another process maps it. With readOnly, only the
-// mapping returned can change it: a process that is handed Memory.FD maps it
-// read-only, however privileged (F_SEAL_FUTURE_WRITE).
+// AllocControl is Alloc of a small memfd of normal pages that keeps its bytes after Free,
+// while another process maps it. With readOnly, only the mapping returned can change it:
+// a process that is handed Memory.FD maps it read-only, however privileged
+// (F_SEAL_FUTURE_WRITE).
 func AllocControl(size int64, name string, readOnly bool) (*driver.Memory, error) {
 	s := seals
 	if readOnly {
@@ -196,7 +197,8 @@ func adopt(f *os.File, size, page int64, seals int) (int, error) {
 		err = unix.Fstat(fd, &st)
 	}
 	if err == nil && (st.Size != size || int64(st.Blksize) != page) {
-		err = fmt.Errorf("%w: %d bytes in pages of %d, want %d in pages of %d", ErrOther, st.Size, st.Blksize, size, page)
+		err = fmt.Errorf("%w: %d bytes in pages of %d, want %d in pages of %d", ErrOther, st.Size, st.Blksize, size,
+			page)
 	}
 	if err != nil {
 		closeFD(fd)
@@ -223,14 +225,19 @@ func named(size, page int64, o driver.AllocOptions) (int, error) {
 	if err := errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &on)); err != nil {
 		return fail(err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 && st.Size != size || (on.Type == unix.HUGETLBFS_MAGIC) != (o.HugePageBytes != 0) || int64(on.Bsize) != page {
-		return fail(fmt.Errorf("%w: mode %o, %d bytes in blocks of %d, want a file of %d in pages of %d", ErrOther, st.Mode, st.Size, on.Bsize, size, page))
+	huge := on.Type == unix.HUGETLBFS_MAGIC
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 && st.Size != size || huge != (o.HugePageBytes != 0) ||
+		int64(on.Bsize) != page {
+		return fail(fmt.Errorf("%w: mode %o, %d bytes in blocks of %d, want a file of %d in pages of %d", ErrOther,
+			st.Mode, st.Size, on.Bsize, size, page))
 	}
 	if st.Size != 0 {
 		return fd, nil
 	}
 	// A page that is not there when it is touched, as the file system is full by then, ends the process (SIGBUS).
-	if err := inParts(size, page, o.Populate, func(off, n int64) error { return unix.Fallocate(fd, 0, off, n) }); err != nil {
+	if err := inParts(size, page, o.Populate, func(off, n int64) error {
+		return unix.Fallocate(fd, 0, off, n)
+	}); err != nil {
 		if !errors.Is(err, unix.ENOSPC) {
 			return fail(fmt.Errorf("fallocate: %w", err))
 		}
@@ -238,8 +245,10 @@ func named(size, page int64, o driver.AllocOptions) (int, error) {
 		if unix.Fstatfs(fd, &on) == nil {
 			have = int64(on.Bavail) * int64(on.Bsize)
 		}
-		return fail(&LimitError{Limit: "room on the file system of " + o.File.Name(), Want: size, Have: have, Unit: "bytes", Err: err,
-			Hint: "enlarge it with mount -o remount,size=, or the volume's size, or for a hugetlbfs vm.nr_hugepages; or lend less memory"})
+		return fail(&LimitError{Limit: "room on the file system of " + o.File.Name(), Want: size, Have: have,
+			Unit: "bytes", Err: err,
+			Hint: "enlarge it with mount -o remount,size=, or the volume's size, or for a hugetlbfs vm.nr_hugepages; " +
+				"or lend less memory"})
 	}
 	return fd, nil
 }
@@ -357,11 +366,13 @@ func hugePagesDir(pageBytes int) string {
 func hugeLimit(size int64, pageBytes int, err error) error {
 	hint := "reserve them with sysctl vm.nr_hugepages="
 	if pageBytes != 2<<20 {
-		hint = "reserve them through " + hugePagesDir(pageBytes) + "nr_hugepages or at boot with hugepagesz=1G hugepages="
+		hint = "reserve them through " + hugePagesDir(pageBytes) +
+			"nr_hugepages or at boot with hugepagesz=1G hugepages="
 	}
 	return &LimitError{
 		Limit: fmt.Sprintf("HugePages_Free (%d MiB pages)", pageBytes>>20),
-		Want:  size / int64(pageBytes), Have: FreeHugePages(pageBytes), Unit: "pages", Hint: hint, Err: fmt.Errorf("mmap: %w", err),
+		Want:  size / int64(pageBytes), Have: FreeHugePages(pageBytes), Unit: "pages", Hint: hint,
+		Err: fmt.Errorf("mmap: %w", err),
 	}
 }
 

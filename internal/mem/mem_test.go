@@ -267,7 +267,8 @@ func TestLocked(t *testing.T) {
 			t.Errorf("shared=%v: %d kB locked, want %d", shared, n, size>>10)
 		}
 		there := make([]byte, size/os.Getpagesize())
-		if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m.Bytes[0])), size, uintptr(unsafe.Pointer(&there[0]))); e != 0 {
+		if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m.Bytes[0])), size,
+			uintptr(unsafe.Pointer(&there[0]))); e != 0 {
 			t.Fatal(e)
 		}
 		if i := bytes.IndexByte(there, 0); i >= 0 {
@@ -308,7 +309,8 @@ func TestHugePages(t *testing.T) {
 					t.Errorf("shared=%v, lock=%v: %d huge pages are taken %s, want %d", shared, lock, n, when, want)
 				}
 			}
-			m, err := Alloc((pages-1)*page+1, driver.AllocOptions{Name: "t", HugePageBytes: page, Shared: shared, Lock: lock})
+			m, err := Alloc((pages-1)*page+1, driver.AllocOptions{Name: "t", HugePageBytes: page, Shared: shared,
+				Lock: lock})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -356,13 +358,15 @@ func TestHugePageLimit(t *testing.T) {
 			}
 			t.Fatalf("shared=%v: %v, want a LimitError", shared, err)
 		}
-		if l.Want != 1<<23 || !strings.Contains(err.Error(), "vm.nr_hugepages") || !strings.Contains(err.Error(), "HugePages_Free") {
+		if l.Want != 1<<23 || !strings.Contains(err.Error(), "vm.nr_hugepages") ||
+			!strings.Contains(err.Error(), "HugePages_Free") {
 			t.Errorf("shared=%v: %v", shared, err)
 		}
 	}
 }
 
-// TestFile: memory of a file has the file's bytes, also after it was mapped anew, and all pages are there at once; nothing else passes for it.
+// TestFile: memory of a file has the file's bytes, also after it was mapped anew, and all pages are there at once;
+// nothing else passes for it.
 func TestFile(t *testing.T) {
 	file := func(size int64) *os.File {
 		t.Helper()
@@ -404,7 +408,8 @@ func TestFile(t *testing.T) {
 	}
 	defer null.Close()
 	for what, o := range map[string]driver.AllocOptions{
-		"smaller": {File: file(1 << 15)}, "larger": {File: file(1 << 17)}, "shared": {File: f, Shared: true}, "adopted": {File: f, Adopt: f},
+		"smaller": {File: file(1 << 15)}, "larger": {File: file(1 << 17)}, "shared": {File: f, Shared: true},
+		"adopted":    {File: f, Adopt: f},
 		"huge pages": {File: file(0), HugePageBytes: 2 << 20}, "a device": {File: null},
 	} {
 		if m, err := Alloc(1<<16, o); !errors.Is(err, ErrOther) || m != nil {
@@ -413,7 +418,8 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestFileTooLarge: a file system that is too small for a file says so when the memory is made, and not when it is touched.
+// TestFileTooLarge: a file system that is too small for a file says so when the memory is made, and not when it is
+// touched.
 func TestFileTooLarge(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -430,7 +436,8 @@ func TestFileTooLarge(t *testing.T) {
 	defer f.Close()
 	m, err := Alloc(1<<17, driver.AllocOptions{File: f})
 	var l *LimitError
-	if !errors.As(err, &l) || l.Want != 1<<17 || l.Have != 1<<16 || m != nil || !strings.Contains(err.Error(), f.Name()) {
+	if !errors.As(err, &l) || l.Want != 1<<17 || l.Have != 1<<16 || m != nil ||
+		!strings.Contains(err.Error(), f.Name()) {
 		t.Errorf("%v, %+v", err, l)
 	}
 }

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// populatePart is how many bytes of pages are taken at a time, unless one huge page is more: some ten milliseconds' work.
+	// populatePart is how many bytes of pages are taken at a time, unless one huge page is more: some ten milliseconds'
+	// work.
 	populatePart = 32 << 20
 	// spareRoom is left to what else a process, and the kernel for it, needs: page tables are a 512th of what they map.
 	spareRoom = 16 << 20
@@ -24,8 +25,9 @@ var taking struct {
 	bytes int64
 }
 
-// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. It refuses what there is no room for,
-// before it begins and before each part: the kernel would end a process for it, and perhaps this one. Huge pages have a pool of their own.
+// inParts calls do for each part of size bytes in pages of this size, through turn unless that is nil. It refuses what
+// there is no room for, before it begins and before each part: the kernel would end a process for it, and perhaps this
+// one. Huge pages have a pool of their own.
 func inParts(size, page int64, turn func(take func() error) error, do func(off, n int64) error) error {
 	if turn == nil {
 		return do(0, size)
@@ -67,7 +69,8 @@ func hasRoom(asked bool, bytes int64) error {
 		return nil
 	}
 	if have, of := Room(); have >= 0 && have < bytes+spareRoom {
-		return &LimitError{Limit: of, Want: bytes + spareRoom, Have: have, Unit: "bytes", Err: unix.ENOMEM, Hint: "make room there, or lend less memory"}
+		return &LimitError{Limit: of, Want: bytes + spareRoom, Have: have, Unit: "bytes", Err: unix.ENOMEM,
+			Hint: "make room there, or lend less memory"}
 	}
 	return nil
 }
@@ -84,7 +87,8 @@ func retried(do func() error) error {
 func populate(b []byte, fd int, page int64, o driver.AllocOptions) error {
 	if o.Lock {
 		// The limit on locked memory is to be known before the work is done. Kernels before 4.4 tell afterwards.
-		if _, _, errno := unix.Syscall(unix.SYS_MLOCK2, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MLOCK_ONFAULT); errno != 0 && errno != unix.ENOSYS {
+		if _, _, errno := unix.Syscall(unix.SYS_MLOCK2, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+			unix.MLOCK_ONFAULT); errno != 0 && errno != unix.ENOSYS {
 			return lockLimit(int64(len(b)), errno)
 		}
 	}
@@ -106,7 +110,8 @@ func populate(b []byte, fd int, page int64, o driver.AllocOptions) error {
 		return nil
 	}
 	// EFAULT is where a touch would end the process by SIGBUS.
-	if o.HugePageBytes != 0 && (errors.Is(err, unix.EFAULT) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC)) {
+	if o.HugePageBytes != 0 && (errors.Is(err, unix.EFAULT) || errors.Is(err, unix.ENOMEM) ||
+		errors.Is(err, unix.ENOSPC)) {
 		return hugeLimit(int64(len(b)), o.HugePageBytes, err)
 	}
 	return fmt.Errorf("take its pages: %w", err)

@@ -15,7 +15,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// TestPopulate: all pages of new memory are there, of whatever kind, and were taken in parts; an error between two of them leaves nothing.
+// TestPopulate: all pages of new memory are there, of whatever kind, and were taken in parts; an error between two of
+// them leaves nothing.
 func TestPopulate(t *testing.T) {
 	const size = populatePart + 1<<20
 	for _, shared := range []bool{false, true} {
@@ -23,7 +24,11 @@ func TestPopulate(t *testing.T) {
 			t.Run(fmt.Sprintf("shared %v lock %v", shared, lock), func(t *testing.T) {
 				before := kB(t, "VmLck")
 				parts := 0
-				o := driver.AllocOptions{Name: "t", Shared: shared, Lock: lock, Populate: func(take func() error) error { parts++; return take() }}
+				o := driver.AllocOptions{Name: "t", Shared: shared, Lock: lock,
+					Populate: func(take func() error) error {
+						parts++
+						return take()
+					}}
 				m, err := Alloc(size, o)
 				if l := (*LimitError)(nil); lock && errors.As(err, &l) && l.Limit == "RLIMIT_MEMLOCK" {
 					t.Skipf("this process may not lock 33 MiB: %v", err)
@@ -32,7 +37,8 @@ func TestPopulate(t *testing.T) {
 					t.Fatal(err)
 				}
 				there := make([]byte, size/os.Getpagesize())
-				if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m.Bytes[0])), size, uintptr(unsafe.Pointer(&there[0]))); e != 0 {
+				if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m.Bytes[0])), size,
+					uintptr(unsafe.Pointer(&there[0]))); e != 0 {
 					t.Fatal(e)
 				}
 				if i := bytes.IndexByte(there, 0); i >= 0 || parts != 2 {
@@ -76,28 +82,41 @@ func TestRoom(t *testing.T) {
 	}{
 		{"nothing known", nil, -1, "", 0},
 		{"machine", []string{machine}, 64 << 10, "memory that the machine has available", 0},
-		{"v2 without a limit", []string{machine, v2, "proc/self/cgroup = 0::/a", "sys/fs/cgroup/a/memory.max = max", "sys/fs/cgroup/a/memory.current = 5"},
+		{"v2 without a limit", []string{machine, v2, "proc/self/cgroup = 0::/a", "sys/fs/cgroup/a/memory.max = max",
+			"sys/fs/cgroup/a/memory.current = 5"},
 			64 << 10, "memory that the machine has available", 0},
-		{"v2", []string{machine, v2, "proc/self/cgroup = 0::/a/b", "sys/fs/cgroup/a/b/memory.max = 9000", "sys/fs/cgroup/a/b/memory.current = 5000",
-			"sys/fs/cgroup/a/b/memory.stat = inactive_file 100|active_file 10|anon 7", "sys/fs/cgroup/a/memory.max = 60000", "sys/fs/cgroup/a/memory.current = 6000"},
+		{"v2", []string{machine, v2, "proc/self/cgroup = 0::/a/b", "sys/fs/cgroup/a/b/memory.max = 9000",
+			"sys/fs/cgroup/a/b/memory.current = 5000",
+			"sys/fs/cgroup/a/b/memory.stat = inactive_file 100|active_file 10|anon 7",
+			"sys/fs/cgroup/a/memory.max = 60000", "sys/fs/cgroup/a/memory.current = 6000"},
 			4110, "memory that cgroup /a/b has left", 9000},
-		{"v2 parent", []string{machine, v2, "proc/self/cgroup = 0::/a/b", "sys/fs/cgroup/a/b/memory.max = max", "sys/fs/cgroup/a/memory.max = 6000", "sys/fs/cgroup/a/memory.current = 7000"},
+		{"v2 parent", []string{machine, v2, "proc/self/cgroup = 0::/a/b", "sys/fs/cgroup/a/b/memory.max = max",
+			"sys/fs/cgroup/a/memory.max = 6000", "sys/fs/cgroup/a/memory.current = 7000"},
 			0, "memory that cgroup /a has left", 6000},
-		{"v2 container", []string{v2, "proc/self/cgroup = 0::/", "sys/fs/cgroup/memory.max = 600", "sys/fs/cgroup/memory.current = 500"},
+		{"v2 container", []string{v2, "proc/self/cgroup = 0::/", "sys/fs/cgroup/memory.max = 600",
+			"sys/fs/cgroup/memory.current = 500"},
 			100, "memory that cgroup / has left", 600},
-		{"v2 beside v1", []string{fmt.Sprintf(v1, "/") + "|29 23 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw", "proc/self/cgroup = 4:memory:/a|0::/a",
+		{"v2 beside v1", []string{fmt.Sprintf(v1, "/") + "|29 23 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+			"proc/self/cgroup = 4:memory:/a|0::/a",
 			"sys/fs/cgroup/memory/a/memory.limit_in_bytes = 700", "sys/fs/cgroup/memory/a/memory.usage_in_bytes = 500"},
 			200, "memory that cgroup /a has left", 700},
 		{"mounted twice", []string{fmt.Sprintf(v1, "/a/b") + `|31 24 0:27 /a /sys/fs/all\040groups rw - cgroup cgroup rw,memory|32 24 0:27 /x /x rw - cgroup cgroup rw,memory`, "proc/self/cgroup = 4:memory:/a/b",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes = 800", "sys/fs/cgroup/memory/memory.usage_in_bytes = 500",
-			"sys/fs/all groups/b/memory.limit_in_bytes = 800", "sys/fs/all groups/b/memory.usage_in_bytes = 500", "sys/fs/all groups/memory.limit_in_bytes = 600", "sys/fs/all groups/memory.usage_in_bytes = 550"},
+			"sys/fs/all groups/b/memory.limit_in_bytes = 800", "sys/fs/all groups/b/memory.usage_in_bytes = 500",
+			"sys/fs/all groups/memory.limit_in_bytes = 600", "sys/fs/all groups/memory.usage_in_bytes = 550"},
 			50, "memory that cgroup / has left", 600},
-		{"v1", []string{fmt.Sprintf(v1, "/"), "proc/self/cgroup = 5:cpu:/x|4:memory:/a", "sys/fs/cgroup/memory/a/memory.limit_in_bytes = 8000", "sys/fs/cgroup/memory/a/memory.usage_in_bytes = 5000",
-			"sys/fs/cgroup/memory/a/memory.stat = inactive_file 1|total_inactive_file 50|total_active_file 5", "sys/fs/cgroup/memory/memory.limit_in_bytes = 9223372036854771712", "sys/fs/cgroup/memory/memory.usage_in_bytes = 5000"},
+		{"v1", []string{fmt.Sprintf(v1, "/"), "proc/self/cgroup = 5:cpu:/x|4:memory:/a",
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes = 8000",
+			"sys/fs/cgroup/memory/a/memory.usage_in_bytes = 5000",
+			"sys/fs/cgroup/memory/a/memory.stat = inactive_file 1|total_inactive_file 50|total_active_file 5",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes = 9223372036854771712",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes = 5000"},
 			3055, "memory that cgroup /a has left", 8000},
-		{"v1 container", []string{fmt.Sprintf(v1, "/docker/x"), "proc/self/cgroup = 4:memory:/docker/x", "sys/fs/cgroup/memory/memory.limit_in_bytes = 8000", "sys/fs/cgroup/memory/memory.usage_in_bytes = 5000"},
+		{"v1 container", []string{fmt.Sprintf(v1, "/docker/x"), "proc/self/cgroup = 4:memory:/docker/x",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes = 8000", "sys/fs/cgroup/memory/memory.usage_in_bytes = 5000"},
 			3000, "memory that cgroup / has left", 8000},
-		{"beside", []string{fmt.Sprintf(v1, "/"), "proc/self/cgroup = 4:memory:/../x", "sys/fs/cgroup/memory/memory.limit_in_bytes = no", "sys/fs/x/memory.limit_in_bytes = 1"}, -1, "", 0},
+		{"beside", []string{fmt.Sprintf(v1, "/"), "proc/self/cgroup = 4:memory:/../x",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes = no", "sys/fs/x/memory.limit_in_bytes = 1"}, -1, "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := t.TempDir()

@@ -32,8 +32,8 @@ func Limited() (l Limits) {
 	return l
 }
 
-// limited is the least limit of groups. The library automemlimit knows that, too, but neither of which group it is nor how much of it is left; and
-// programs that link the client would carry it.
+// limited is the least limit of groups. The library automemlimit knows that, too, but neither of which group it is nor
+// how much of it is left; and programs that link the client would carry it.
 func limited(root string) (least uint64) {
 	for _, g := range groups(root) {
 		if n := readInt(path.Join(g.dir, g.limit)); n >= 0 && n < unlimited && (least == 0 || uint64(n) < least) {
@@ -46,9 +46,9 @@ func limited(root string) (least uint64) {
 // unlimited is what a cgroup of v1 has without a limit, less some pages.
 const unlimited = math.MaxInt64 - 1<<30
 
-// Room is how many bytes of pages this process can take now before the kernel ends a process. The second result says whose limit
-// that is: the machine's, or that of a cgroup (v1 or v2) that this process is in. Room is -1 if nothing says. Cached files,
-// which the kernel drops at once, count as room; swap does not.
+// Room is how many bytes of pages this process can take now before the kernel ends a process. The second result says
+// whose limit that is: the machine's, or that of a cgroup (v1 or v2) that this process is in. Room is -1 if nothing
+// says. Cached files, which the kernel drops at once, count as room; swap does not.
 func Room() (have int64, of string) { return room("/") }
 
 // room is Room with the files of /proc and /sys below root.
@@ -66,7 +66,8 @@ func room(root string) (have int64, of string) {
 		stat := fields(path.Join(g.dir, "memory.stat"))
 		limit, used := readInt(path.Join(g.dir, g.limit)), readInt(path.Join(g.dir, g.usage))
 		if limit >= 0 && used >= 0 { // "max" is no number
-			least(limit-used+min(used, stat[g.files+"inactive_file"]+stat[g.files+"active_file"]), fmt.Sprintf("memory that cgroup %s has left", g.name))
+			least(limit-used+min(used, stat[g.files+"inactive_file"]+stat[g.files+"active_file"]),
+				fmt.Sprintf("memory that cgroup %s has left", g.name))
 		}
 	}
 	if of == "" {
@@ -122,8 +123,8 @@ func groups(root string) (all []group) {
 	return all
 }
 
-// mounted is where a cgroup file system with memory is, and which cgroup is its root; proc_pid_mountinfo(5). Of several it is the one
-// that shows most of the cgroups above the one given.
+// mounted is where a cgroup file system with memory is, and which cgroup is its root; proc_pid_mountinfo(5). Of several
+// it is the one that shows most of the cgroups above the one given.
 func mounted(mounts []byte, kind, group string) (top, at string) {
 	above := func(top string) bool { return strings.HasPrefix(group+"/", strings.TrimSuffix(top, "/")+"/") }
 	for lines := bufio.NewScanner(bytes.NewReader(mounts)); lines.Scan(); {
@@ -135,7 +136,8 @@ func mounted(mounts []byte, kind, group string) (top, at string) {
 		if kind == "cgroup" && !strings.Contains(","+fs[2]+",", ",memory,") {
 			continue
 		}
-		if f[3], f[4] = escapes.Replace(f[3]), escapes.Replace(f[4]); at == "" || above(f[3]) && (!above(top) || len(f[3]) < len(top)) {
+		if f[3], f[4] = escapes.Replace(f[3]), escapes.Replace(f[4]); at == "" || above(f[3]) &&
+			(!above(top) || len(f[3]) < len(top)) {
 			top, at = f[3], f[4]
 		}
 	}

@@ -15,13 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // authFile makes a file of users.
@@ -54,31 +54,38 @@ var logins = []struct{ say, want string }{
 // TestLogin: a connection gives a name and a password first, and is served then.
 func TestLogin(t *testing.T) {
 	var log lockedBuffer
-	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), AuthFile: authFile(t, "user:pass\nother:more:than\n"),
-		Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}),
+		AuthFile: authFile(t, "user:pass\nother:more:than\n"),
+		Logger:   slog.New(slog.NewTextHandler(&log, nil))})
 	c := connect(t, addr)
 	for _, x := range logins {
 		if got := c.ask(t, x.say); got != x.want {
 			t.Errorf("%q: %q, want %q", x.say, got, x.want)
 		}
 	}
-	if got := talk(t, addr, "set k 0 0 10\r\nother more\r\nquit\r\n"); got != "CLIENT_ERROR authentication failure\r\nCLIENT_ERROR unauthenticated\r\n" {
+	if got := talk(t, addr, "set k 0 0 10\r\nother more\r\nquit\r\n"); got !=
+		"CLIENT_ERROR authentication failure\r\nCLIENT_ERROR unauthenticated\r\n" {
 		t.Errorf("a part of a password: %q", got)
 	}
-	if got := talk(t, addr, "set k 0 0 5000\r\n"+strings.Repeat("x", 5000)+"\r\nget k\r\n"); got != "CLIENT_ERROR bad authentication token format\r\n" {
+	if got := talk(t, addr, "set k 0 0 5000\r\n"+strings.Repeat("x", 5000)+"\r\nget k\r\n"); got !=
+		"CLIENT_ERROR bad authentication token format\r\n" {
 		t.Errorf("a long password: %q", got)
 	}
 	if got := talk(t, addr, strings.Repeat("x", 3000)+"\r\nget k\r\n"); got != "CLIENT_ERROR line too long\r\n" {
 		t.Errorf("a long line: %q", got)
 	}
-	if got := talk(t, addr, "set k 0 0 9 noreply\r\nuser pass\r\nget k\r\n"); !strings.HasPrefix(got, "STORED\r\nVALUE k 0 1\r\n2\r\n") {
+	if got := talk(t, addr, "set k 0 0 9 noreply\r\nuser pass\r\nget k\r\n"); !strings.HasPrefix(
+		got, "STORED\r\nVALUE k 0 1\r\n2\r\n") {
 		t.Errorf("in one piece: %q", got)
 	}
-	want := "# HELP kvd_memcached_auth_failures_total Wrong passwords.\n# TYPE kvd_memcached_auth_failures_total counter\nkvd_memcached_auth_failures_total 3\n"
-	if err := testutil.GatherAndCompare(registry(t, s), strings.NewReader(want), "kvd_memcached_auth_failures_total"); err != nil {
+	want := "# HELP kvd_memcached_auth_failures_total Wrong passwords.\n# TYPE kvd_memcached_auth_failures_total " +
+		"counter\nkvd_memcached_auth_failures_total 3\n"
+	if err := promtest.GatherAndCompare(registry(t, s), strings.NewReader(want),
+		"kvd_memcached_auth_failures_total"); err != nil {
 		t.Error(err)
 	}
-	if strings.Count(log.String(), `msg="wrong password" protocol=memcached`) != 3 || strings.Contains(log.String(), "pass\n") {
+	if strings.Count(log.String(), `msg="wrong password" protocol=memcached`) != 3 ||
+		strings.Contains(log.String(), "pass\n") {
 		t.Errorf("logged:\n%s", log.String())
 	}
 }
@@ -108,7 +115,8 @@ func TestLoginLikeMemcached(t *testing.T) {
 
 // TestLoginIsSlowToGuess: wrong passwords cost a second each after ten of them.
 func TestLoginIsSlowToGuess(t *testing.T) {
-	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), AuthFile: authFile(t, "user:pass\n")})
+	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}),
+		AuthFile: authFile(t, "user:pass\n")})
 	c := connect(t, addr)
 	for range 11 {
 		c.ask(t, "set k 0 0 8\r\nuser bad")
@@ -139,11 +147,13 @@ func TestReloadUsers(t *testing.T) {
 	}
 	login(a, "a 1", "STORED")
 	login(b, "b 2", "STORED")
-	for _, bad := range []string{"a:1\nsecret\n", ":secret\n", "a:\n", "a:secret\na:secret\n", "a b:secret\n", "", "a:" + strings.Repeat("secret", 500)} {
+	for _, bad := range []string{"a:1\nsecret\n", ":secret\n", "a:\n", "a:secret\na:secret\n", "a b:secret\n", "",
+		"a:" + strings.Repeat("secret", 500)} {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.ReloadUsers(); err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), path) {
+		if err := s.ReloadUsers(); err == nil || strings.Contains(err.Error(), "secret") ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%.20q: %v", bad, err)
 		}
 	}
@@ -161,7 +171,8 @@ func TestReloadUsers(t *testing.T) {
 	}
 	login(connect(t, addr), "a 1", "CLIENT_ERROR authentication failure")
 	login(connect(t, addr), "a 3", "STORED")
-	if _, err := memcached.New(memcached.Options{Client: clienttest.New(clienttest.Options{}), AuthFile: path + ".not"}); err == nil {
+	if _, err := memcached.New(memcached.Options{Client: clienttest.New(clienttest.Options{}), AuthFile: path +
+		".not"}); err == nil {
 		t.Error("a server without its file of users began")
 	}
 }
@@ -174,12 +185,13 @@ func startMemcached(t *testing.T, more ...string) (addr string) {
 		t.Fatal(err)
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	cmd := exec.Command("memcached", append([]string{"-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0"}, more...)...)
+	cmd := exec.Command("memcached", append([]string{"-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0"},
+		more...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(waiting.Limit); ; {
+	for until := time.Now().Add(testutil.Limit); ; {
 		if c, err := net.Dial("tcp", addr); err == nil {
 			c.Close()
 			return addr
@@ -220,7 +232,7 @@ func connect(t *testing.T, addr string) *stranger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	return &stranger{c, bufio.NewReader(c)}
 }
 

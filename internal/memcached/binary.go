@@ -43,8 +43,10 @@ const (
 	binInternal    status = 0x84
 )
 
-var statusText = map[status]string{binNotFound: "Not found", binExists: "Data exists for key.", binTooLarge: "Too large.", binInvalid: "Invalid arguments",
-	binNotStored: "Not stored.", binNotNumeric: "Non-numeric server-side value for incr or decr", binAuthError: "Auth failure.", binUnknown: "Unknown command"}
+var statusText = map[status]string{binNotFound: "Not found", binExists: "Data exists for key.",
+	binTooLarge: "Too large.", binInvalid: "Invalid arguments",
+	binNotStored: "Not stored.", binNotNumeric: "Non-numeric server-side value for incr or decr",
+	binAuthError: "Auth failure.", binUnknown: "Unknown command"}
 
 // The opcodes that are told apart beyond their command.
 const (
@@ -81,7 +83,8 @@ var opcodes = [256]opcode{
 	opTouch: {cmdTouch, true, false, 4, 1, false},
 	opGat:   {cmdGat, true, false, 4, 1, false}, opGatQ: {cmdGat, true, true, 4, 1, false},
 	opGatK: {cmdGat, true, false, 4, 1, false}, opGatKQ: {cmdGat, true, true, 4, 1, false},
-	opSASLMechanisms: {cmdSASL, true, false, 0, -1, false}, opSASLAuth: {cmdSASL, true, false, 0, 1, true}, opSASLStep: {cmdSASL, true, false, 0, 1, true},
+	opSASLMechanisms: {cmdSASL, true, false, 0, -1, false}, opSASLAuth: {cmdSASL, true, false, 0, 1, true},
+	opSASLStep: {cmdSASL, true, false, 0, 1, true},
 }
 
 // request is a request whose value has not been read; its key is conn.key.
@@ -336,7 +339,8 @@ func (c *conn) binaryStore(q *request) (result, error) {
 const neverCreate = 0xffffffff
 
 func (c *conn) binaryIncr(q *request) result {
-	delta, initial, exp := binary.BigEndian.Uint64(q.ext[:]), binary.BigEndian.Uint64(q.ext[8:]), binary.BigEndian.Uint32(q.ext[16:])
+	delta, initial, exp := binary.BigEndian.Uint64(q.ext[:]), binary.BigEndian.Uint64(q.ext[8:]),
+		binary.BigEndian.Uint32(q.ext[16:])
 	var n uint64
 	var sum []byte
 	version, give, err := c.update(c.key, func(cur client.Item, present bool) (client.Change, error) {
@@ -451,7 +455,8 @@ func (c *conn) sasl(q *request) (result, error) {
 	}
 	// PLAIN (RFC 4616) takes one step: whom to act as, which is left alone, a name and a password.
 	words := strings.SplitN(string(value), "\x00", 3)
-	if q.op != opSASLAuth || string(c.key) != "PLAIN" || len(words) != 3 || !c.accepts([]byte(words[1]), []byte(words[2])) {
+	if q.op != opSASLAuth || string(c.key) != "PLAIN" || len(words) != 3 ||
+		!c.accepts([]byte(words[1]), []byte(words[2])) {
 		return c.fails(q, binAuthError), nil
 	}
 	return c.ends(q, nil, 0, []byte("Authenticated")), nil

@@ -17,7 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // requests are lines as request has them.
@@ -51,26 +51,33 @@ func TestSASL(t *testing.T) {
 		{[]string{"get k=a"}, answer(0, 0x20, "Auth failure.") + "(closed)\n"},
 		{[]string{"setq k=a v=x f=0 e=0"}, answer(0x11, 0x20, "Auth failure.") + "(closed)\n"},
 		{[]string{"0x7f"}, answer(0x7f, 0x20, "Auth failure.") + "(closed)\n"},
-		{[]string{"saslauth k=PLAIN v=" + strings.Repeat("x", 2000)}, answer(0x21, 0x04, "Invalid arguments") + "(closed)\n"},
+		{[]string{"saslauth k=PLAIN v=" + strings.Repeat("x", 2000)}, answer(0x21, 0x04, "Invalid arguments") +
+			"(closed)\n"},
 	} {
 		if got := binaryTalk(t, addr, x.say...); got != x.want {
 			t.Errorf("%v: %s, want %s", x.say, got, x.want)
 		}
 	}
-	// The noop that the player sends behind every request is refused until a login has succeeded, so this is without player.
+	// The noop that the player sends behind every request is refused until a login has succeeded, so this is without
+	// player.
 	login := func(lines ...string) string {
 		return talk(t, addr, requests(t, append(lines, "get k=a")...))
 	}
-	last := string(slices.Concat([]byte{0x81, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 13}, make([]byte, 12), []byte("Auth failure.")))
-	for _, bad := range []string{"saslauth k=PLAIN v=\\0user\\0bad", "saslauth k=PLAIN v=\\0nobody\\0pass", "saslauth k=PLAIN v=user", "saslauth k=PLAIN", "saslauth k=LOGIN v=\\0user\\0pass",
+	last := string(slices.Concat([]byte{0x81, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 13}, make([]byte, 12),
+		[]byte("Auth failure.")))
+	for _, bad := range []string{"saslauth k=PLAIN v=\\0user\\0bad", "saslauth k=PLAIN v=\\0nobody\\0pass",
+		"saslauth k=PLAIN v=user", "saslauth k=PLAIN", "saslauth k=LOGIN v=\\0user\\0pass",
 		"saslstep k=PLAIN v=\\0user\\0pass", "saslauth k=PLAIN v=\\0user\\0pass\\0"} {
 		if got := login(bad); !strings.Contains(got, "Auth failure.") || !strings.HasSuffix(got, last) {
 			t.Errorf("%s: %q", bad, got)
 		}
 	}
-	got := binaryTalk(t, addr, "saslauth k=PLAIN v=\\0user\\0pass", "saslmechs", "version", "set k=a v=x f=0 e=0", "get k=a", "saslauth k=PLAIN v=\\0user\\0bad", "get k=a")
-	want := answer(0x21, 0, "Authenticated") + answer(0x20, 0, "PLAIN") + answer(0x0b, 0, memcached.Version) + "0x81 op=0x01 status=0x00 type=0 cas=$1 opaque=0\n" +
-		"0x81 op=0x00 status=0x00 type=0 cas=$1 opaque=0 ext=00000000 value=\"x\"\n" + refused + "0x81 op=0x00 status=0x00 type=0 cas=$1 opaque=0 ext=00000000 value=\"x\"\n"
+	got := binaryTalk(t, addr, "saslauth k=PLAIN v=\\0user\\0pass", "saslmechs", "version", "set k=a v=x f=0 e=0",
+		"get k=a", "saslauth k=PLAIN v=\\0user\\0bad", "get k=a")
+	want := answer(0x21, 0, "Authenticated") + answer(0x20, 0, "PLAIN") + answer(0x0b, 0, memcached.Version) +
+		"0x81 op=0x01 status=0x00 type=0 cas=$1 opaque=0\n" +
+		"0x81 op=0x00 status=0x00 type=0 cas=$1 opaque=0 ext=00000000 value=\"x\"\n" + refused +
+		"0x81 op=0x00 status=0x00 type=0 cas=$1 opaque=0 ext=00000000 value=\"x\"\n"
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
@@ -80,7 +87,7 @@ func TestSASL(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	io.WriteString(c, requests(t, "saslauth k=PLAIN v=as\\0user\\0pass")) //nolint:errcheck // reading tells
 	b := make([]byte, 24+len("Authenticated"))
 	if _, err := io.ReadFull(c, b); err != nil || !strings.HasSuffix(string(b), "Authenticated") {
@@ -100,7 +107,8 @@ func TestBinaryPipelining(t *testing.T) {
 	addr, _ := serve(t, memcached.Options{Client: store})
 	binaryTalk(t, addr, "set k=b v=x f=5 e=0")
 	store.batches = nil
-	got := talk(t, addr, requests(t, "getkq k=a o=1", "getkq k=b o=2", "getq k=c o=3", "get k=d o=4", "getkq k=e o=5", "noop o=6", "quitq"))
+	got := talk(t, addr, requests(t, "getkq k=a o=1", "getkq k=b o=2", "getq k=c o=3", "get k=d o=4", "getkq k=e o=5",
+		"noop o=6", "quitq"))
 	r := bufio.NewReader(strings.NewReader(got))
 	var opaques []uint32
 	for {
@@ -122,22 +130,26 @@ func TestBinaryPipelining(t *testing.T) {
 // A value that is too large is passed over, and takes the old one with it if it was to be set. The server does not wait
 // without end for a value that does not come.
 func TestBinaryLimits(t *testing.T) {
-	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), MaxValueBytes: 100, IOTimeout: 50 * time.Millisecond})
+	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), MaxValueBytes: 100,
+		IOTimeout: 50 * time.Millisecond})
 	v := strings.Repeat("x", 101)
 	const large = "type=0 cas=0 opaque=0 value=\"Too large.\"\n"
-	got := binaryTalk(t, addr, "set k=a v=x f=0 e=0", "add k=a v="+v+" f=0 e=0", "append k=a v="+v, "append k=a v="+v[:100], "get k=a", "setq k=a v="+v+" f=0 e=0", "get k=a")
-	want := "0x81 op=0x01 status=0x00 type=0 cas=$1 opaque=0\n0x81 op=0x02 status=0x03 " + large + "0x81 op=0x0e status=0x03 " + large + "0x81 op=0x0e status=0x03 " + large +
+	got := binaryTalk(t, addr, "set k=a v=x f=0 e=0", "add k=a v="+v+" f=0 e=0", "append k=a v="+v, "append k=a v="+
+		v[:100], "get k=a", "setq k=a v="+v+" f=0 e=0", "get k=a")
+	want := "0x81 op=0x01 status=0x00 type=0 cas=$1 opaque=0\n0x81 op=0x02 status=0x03 " + large +
+		"0x81 op=0x0e status=0x03 " + large + "0x81 op=0x0e status=0x03 " + large +
 		"0x81 op=0x00 status=0x00 type=0 cas=$1 opaque=0 ext=00000000 value=\"x\"\n0x81 op=0x11 status=0x03 " + large +
 		"0x81 op=0x00 status=0x01 type=0 cas=0 opaque=0 value=\"Not found\"\n"
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	for _, half := range []string{"\x80", requests(t, "get k=a")[:24], requests(t, "set k=a v=x f=0 e=0 b=4000000000"), requests(t, "set k=a v=x f=0 e=0 b=50"), requests(t, "0x7f b=4000000000")} {
+	for _, half := range []string{"\x80", requests(t, "get k=a")[:24], requests(t, "set k=a v=x f=0 e=0 b=4000000000"),
+		requests(t, "set k=a v=x f=0 e=0 b=50"), requests(t, "0x7f b=4000000000")} {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		io.WriteString(c, half) //nolint:errcheck // reading tells
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: %q, %v", half, b, err)
@@ -150,12 +162,14 @@ func TestBinaryLimits(t *testing.T) {
 func TestCollections(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	addr, _ := serve(t, memcached.Options{Client: store})
-	ops := []client.Op{{Kind: client.OpPut, Key: []byte("h"), Value: []byte("x"), Type: client.Hash}, {Kind: client.OpPut, Key: []byte("a"), Value: []byte("x")}}
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("h"), Value: []byte("x"), Type: client.Hash},
+		{Kind: client.OpPut, Key: []byte("a"), Value: []byte("x")}}
 	if store.Do(t.Context(), ops); ops[0].Err != nil || ops[1].Err != nil {
 		t.Fatal(ops[0].Err, ops[1].Err)
 	}
 	const refused = "SERVER_ERROR the value is a collection of Redis's; nothing was done\r\n"
-	for _, say := range []string{"get h", "incr h 1", "mg h v", "mg h T30", "ma h", "md h I", "append h 0 0 1\r\nx", "touch h 1", "gat 0 h"} {
+	for _, say := range []string{"get h", "incr h 1", "mg h v", "mg h T30", "ma h", "md h I", "append h 0 0 1\r\nx",
+		"touch h 1", "gat 0 h"} {
 		if got := talk(t, addr, say+"\r\n"); got != refused {
 			t.Errorf("%q: %q", say, got)
 		}
@@ -163,23 +177,27 @@ func TestCollections(t *testing.T) {
 	if got := talk(t, addr, "get a h\r\n"); got != "VALUE a 0 1\r\nx\r\n"+refused {
 		t.Errorf("beside a value: %q", got)
 	}
-	if got, want := binaryTalk(t, addr, "get k=h"), fmt.Sprintf("0x81 op=0x00 status=0x84 type=0 cas=0 opaque=0 value=%q\n", refused[len("SERVER_ERROR "):len(refused)-2]); got != want {
+	if got, want := binaryTalk(t, addr, "get k=h"), fmt.Sprintf("0x81 op=0x00 status=0x84 type=0 cas=0 opaque=0 "+
+		"value=%q\n", refused[len("SERVER_ERROR "):len(refused)-2]); got != want {
 		t.Errorf("binary: %s, want %s", got, want)
 	}
-	if got := talk(t, addr, "set h 0 0 1\r\ny\r\nget h\r\ndelete h\r\n"); got != "STORED\r\nVALUE h 0 1\r\ny\r\nEND\r\nDELETED\r\n" {
+	if got := talk(t, addr, "set h 0 0 1\r\ny\r\nget h\r\ndelete h\r\n"); got !=
+		"STORED\r\nVALUE h 0 1\r\ny\r\nEND\r\nDELETED\r\n" {
 		t.Errorf("a set: %q", got)
 	}
 }
 
 // Wrong passwords cost as much as in text.
 func TestSASLIsSlowToGuess(t *testing.T) {
-	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), AuthFile: authFile(t, "user:pass\n")})
+	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}),
+		AuthFile: authFile(t, "user:pass\n")})
 	say := ""
 	for range 11 {
 		say += requests(t, "saslauth k=PLAIN v=\\0user\\0bad")
 	}
 	began := time.Now()
-	if got := talk(t, addr, say+requests(t, "saslauth k=PLAIN v=\\0user\\0pass", "quitq")); !strings.HasSuffix(got, "Authenticated") {
+	if got := talk(t, addr, say+requests(t, "saslauth k=PLAIN v=\\0user\\0pass", "quitq")); !strings.HasSuffix(
+		got, "Authenticated") {
 		t.Errorf("got %q", got)
 	}
 	if took := time.Since(began); took < netsrv.GuessDelay {
@@ -189,11 +207,13 @@ func TestSASLIsSlowToGuess(t *testing.T) {
 
 // The server neither panics nor stops answering, and what it says is whole responses, whatever is sent.
 func FuzzBinary(f *testing.F) {
-	for _, l := range []string{"get k=a", "getkq k=a", "set k=a v=x f=1 e=0", "append k=a v=x", "incr k=a d=1 i=1 e=0", "gat k=a e=1", "delete k=a", "stat", "stat k=settings",
+	for _, l := range []string{"get k=a", "getkq k=a", "set k=a v=x f=1 e=0", "append k=a v=x", "incr k=a d=1 i=1 e=0",
+		"gat k=a e=1", "delete k=a", "stat", "stat k=settings",
 		"flush e=0", "version", "saslauth k=PLAIN v=\\0a\\0b", "0x7f v=x", "get k=a n=9", "set k=a v=x f=0 e=0 b=1"} {
 		f.Add(slices.Concat(request(f, l), request(f, "noop")))
 	}
-	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}), IOTimeout: time.Second})
+	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}),
+		IOTimeout: time.Second})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got := []byte(talk(t, addr, "\x80"+string(b[min(1, len(b)):])))
 		for len(got) > 0 {

@@ -98,7 +98,8 @@ func (s *Server) handle(nc net.Conn) {
 	c.ctx = inside.OnWait(inside.LimitMemory(s.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = inside.OnWait(inside.LimitMemory(s.ctx, eachLimit), c.link.Waits)
 	c.share = s.o.Budget.Share(func(bytes int64) {
-		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.peer, "bytes", bytes)
+		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.peer,
+			"bytes", bytes)
 		c.link.Kill()
 	})
 	s.conns.Lock()
@@ -231,7 +232,8 @@ func (out output) Write(p []byte) (int, error) {
 		c.link.Waits()
 	}
 	nc := c.link.Net()
-	if err := nc.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout + time.Duration(len(p)-sent)*time.Second>>16)); err != nil {
+	if err := nc.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout + time.Duration(len(p)-sent)*time.Second>>16)); err !=
+		nil {
 		return sent, err
 	}
 	n, err := nc.Write(p[sent:])
@@ -432,7 +434,8 @@ func (c *conn) trouble(err error) reply {
 	case errors.Is(err, client.ErrWrongType):
 		return wrongType
 	case errors.Is(err, netsrv.ErrBudget):
-		c.s.o.Logger.Warn("command refused: out of buffer memory", "used", c.s.o.Budget.Used(), "of", c.s.o.Budget.Total())
+		c.s.o.Logger.Warn("command refused: out of buffer memory", "used", c.s.o.Budget.Used(), "of",
+			c.s.o.Budget.Total())
 		return noBuffers
 	case errors.Is(err, client.ErrFull):
 		return outOfMemory
@@ -504,14 +507,15 @@ func (c *conn) command(line []byte) error {
 	return nil
 }
 
-// speaksHTTP reports whether a line that is no command is of an HTTP request: its first one, by which memcached knows it, whatever the method is, or
-// one of those by which a Redis does.
+// speaksHTTP reports whether a line that is no command is of an HTTP request: its first one, by which memcached knows
+// it, whatever the method is, or one of those by which a Redis does.
 func speaksHTTP(toks [][]byte) bool {
-	return len(toks) > 0 && (bytes.HasPrefix(toks[len(toks)-1], []byte("HTTP/")) || bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:")))
+	return len(toks) > 0 && (bytes.HasPrefix(toks[len(toks)-1], []byte("HTTP/")) ||
+		bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:")))
 }
 
-// mayBeLong reports whether a line is of a command with any number of keys. memcached closes other connections that send so much
-// without a line's end, which are lost or speak something else.
+// mayBeLong reports whether a line is of a command with any number of keys. memcached closes other connections that
+// send so much without a line's end, which are lost or speak something else.
 func mayBeLong(line []byte) bool {
 	word, _, _ := bytes.Cut(bytes.TrimLeft(line, " "), []byte(" "))
 	switch commandOf[string(word)] {
@@ -532,9 +536,11 @@ type words struct {
 
 // wordsOf has the commands that text performs.
 var wordsOf = [numCommands]words{
-	cmdSet: {5, 6, true}, cmdAdd: {5, 6, true}, cmdReplace: {5, 6, true}, cmdAppend: {5, 6, true}, cmdPrepend: {5, 6, true}, cmdCas: {6, 7, true},
+	cmdSet: {5, 6, true}, cmdAdd: {5, 6, true}, cmdReplace: {5, 6, true}, cmdAppend: {5, 6, true},
+	cmdPrepend: {5, 6, true}, cmdCas: {6, 7, true},
 	cmdIncr: {3, 4, true}, cmdDecr: {3, 4, true}, cmdTouch: {3, 4, true}, cmdDelete: {2, 4, true},
-	cmdFlushAll: {1, 3, true}, cmdVerbosity: {2, 3, true}, cmdGat: {2, 0, false}, cmdGats: {2, 0, false}, cmdVersion: {1, 0, false}, cmdStats: {1, 0, false}, cmdQuit: {1, 0, false},
+	cmdFlushAll: {1, 3, true}, cmdVerbosity: {2, 3, true}, cmdGat: {2, 0, false}, cmdGats: {2, 0, false},
+	cmdVersion: {1, 0, false}, cmdStats: {1, 0, false}, cmdQuit: {1, 0, false},
 }
 
 func (c *conn) say(r reply) {

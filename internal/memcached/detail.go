@@ -19,8 +19,8 @@ const maxPrefixes = 10_000
 // usageText is memcached's answer to a `stats detail` that it does not understand.
 const usageText = "CLIENT_ERROR usage: stats detail on|off|dump"
 
-// prefixes are what `stats detail` counts. As in memcached, only what the words get, gat, delete and those that send a value do, and their
-// like of the binary protocol, which has touch among them: neither incr nor meta commands.
+// prefixes are what `stats detail` counts. As in memcached, only what the words get, gat, delete and those that send a
+// value do, and their like of the binary protocol, which has touch among them: neither incr nor meta commands.
 type prefixes struct {
 	on atomic.Bool
 	mu sync.Mutex

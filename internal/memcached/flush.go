@@ -11,7 +11,8 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 )
 
-// laterFlush is the flush_all with a delay that was asked for last, as memcached has one. This Server alone knows of it.
+// laterFlush is the flush_all with a delay that was asked for last, as memcached has one. This Server alone knows of
+// it.
 type laterFlush struct {
 	sync.Mutex
 	cancel context.CancelFunc // nil: none is due
@@ -21,7 +22,8 @@ type laterFlush struct {
 // flushRetry is the pause before a flush that was due, and failed, is tried again.
 const flushRetry = time.Second
 
-// flushAll flushes at a time, the zero one or one that has passed being now. It takes the place of one that is still due.
+// flushAll flushes at a time, the zero one or one that has passed being now. It takes the place of one that is still
+// due.
 func (c *conn) flushAll(at time.Time) reply {
 	wait := time.Duration(0)
 	if !at.IsZero() {
@@ -88,20 +90,23 @@ func (s *Server) flushAfter(ctx context.Context, wait time.Duration) {
 	}
 }
 
-// flush deletes every key that clients may name; ctx limits the memory of a batch, and remove deletes a key that needs more.
+// flush deletes every key that clients may name; ctx limits the memory of a batch, and remove deletes a key that needs
+// more.
 func (s *Server) flush(ctx context.Context, remove func(key []byte) error) error {
 	var damaged error // of the first place whose keys are left
 	for at := (client.Cursor{}); !at.Done; {
 		var keys [][]byte
 		from := at
-		for kv, err := range s.o.Client.Scan(s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true, Expired: true}) {
+		for kv, err := range s.o.Client.Scan(s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true,
+			Expired: true}) {
 			switch {
 			case errors.Is(err, client.ErrCorrupt) && at != from:
 				damaged = cmp.Or(damaged, err)
 			case err != nil:
 				return err
 			default:
-				if n, _ := inside.DatabaseOf(kv.Key); n == 0 { // the others' keys are those of gateways and of their other databases
+				if n, _ := inside.DatabaseOf(kv.Key); n == 0 {
+					// the others' keys are those of gateways and of their other databases
 					keys = append(keys, kv.Key)
 				}
 			}

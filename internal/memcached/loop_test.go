@@ -18,7 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // testCalm is Server.SetCalm's in these tests: connections are in loops as soon as they can be.
@@ -29,9 +29,11 @@ func TestWithoutLoops(t *testing.T) {
 	testCalm = math.MaxInt
 	defer func() { testCalm = 1 }()
 	for name, f := range map[string]func(*testing.T){
-		"transcripts": TestTranscripts, "repeated keys": TestRepeatedKeys, "pipelining": TestPipelining, "half commands": TestAnswersBeforeWaiting,
-		"hostile": TestHostile, "metrics": TestMetrics, "a client": TestGomemcache,
-		"same": TestSame, "binary pipelining": TestBinaryPipelining, "binary limits": TestBinaryLimits, "sasl": TestSASL,
+		"transcripts": TestTranscripts, "repeated keys": TestRepeatedKeys, "pipelining": TestPipelining,
+		"half commands": TestAnswersBeforeWaiting,
+		"hostile":       TestHostile, "metrics": TestMetrics, "a client": TestGomemcache,
+		"same": TestSame, "binary pipelining": TestBinaryPipelining, "binary limits": TestBinaryLimits,
+		"sasl": TestSASL,
 	} {
 		t.Run(name, f)
 	}
@@ -76,18 +78,13 @@ func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		p := &peer{c, bufio.NewReader(c)}
 		p.want(t, "MN\r\n", "mn\r\n")
 		ps = append(ps, p)
 	}
-	until(t, "all are in the loop", func() bool { return s.Looped() == n })
+	testutil.Until(t, "all are in the loop", func() bool { return s.Looped() == n })
 	return s, ps
-}
-
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	waiting.Until(t, what, f)
 }
 
 // TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of
@@ -98,23 +95,25 @@ func TestTurn(t *testing.T) {
 		fmt.Fprintf(&many, " no%d", i)
 	}
 	for name, c := range map[string]struct{ say, answer string }{
-		"a lookup":              {"get k0\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
-		"a meta lookup":         {"mg k0 v k\r\n", "VA 1 kk0\r\n0\r\n"},
-		"several":               {"get k0 k1\r\nget no k2\r\n", "VALUE k0 0 1\r\n0\r\nVALUE k1 0 1\r\n1\r\nEND\r\nVALUE k2 0 1\r\n2\r\nEND\r\n"},
-		"one key twice":         {"get k0 k0\r\n", strings.Repeat("VALUE k0 0 1\r\n0\r\n", 2) + "END\r\n"},
-		"many":                  {"get" + many.String() + "\r\n", "END\r\n"},
-		"more than a batch":     {"get" + strings.Repeat(many.String(), 3) + "\r\n", "END\r\n"},
-		"a long value":          {"get long\r\n", "VALUE long 0 200000\r\n" + looptest.Long + "\r\nEND\r\n"},
-		"a write":               {"set w 0 0 1\r\n1\r\nget w\r\n", "STORED\r\nVALUE w 0 1\r\n1\r\nEND\r\n"},
-		"a lookup that waits":   {"get slow\r\n", ""},
-		"a write that waits":    {"set slow 0 0 1\r\n1\r\n", ""},
-		"a lookup that panics":  {"get panic\r\n", ""},
-		"half a line":           {"get k0\r\nge", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
-		"half a value":          {"get k0\r\nset w 0 0 10\r\n123", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
-		"bad commands":          {"get k0\r\nnonsense\r\nget\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\nERROR\r\nERROR\r\n"},
-		"the end":               {"get k0\r\nquit\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
-		"what takes its time":   {"flush_all 0\r\n", "OK\r\n"},
-		"more than a loop does": {strings.Repeat("get k0\r\n", 100), strings.Repeat("VALUE k0 0 1\r\n0\r\nEND\r\n", 100)},
+		"a lookup":      {"get k0\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
+		"a meta lookup": {"mg k0 v k\r\n", "VA 1 kk0\r\n0\r\n"},
+		"several": {"get k0 k1\r\nget no k2\r\n",
+			"VALUE k0 0 1\r\n0\r\nVALUE k1 0 1\r\n1\r\nEND\r\nVALUE k2 0 1\r\n2\r\nEND\r\n"},
+		"one key twice":        {"get k0 k0\r\n", strings.Repeat("VALUE k0 0 1\r\n0\r\n", 2) + "END\r\n"},
+		"many":                 {"get" + many.String() + "\r\n", "END\r\n"},
+		"more than a batch":    {"get" + strings.Repeat(many.String(), 3) + "\r\n", "END\r\n"},
+		"a long value":         {"get long\r\n", "VALUE long 0 200000\r\n" + looptest.Long + "\r\nEND\r\n"},
+		"a write":              {"set w 0 0 1\r\n1\r\nget w\r\n", "STORED\r\nVALUE w 0 1\r\n1\r\nEND\r\n"},
+		"a lookup that waits":  {"get slow\r\n", ""},
+		"a write that waits":   {"set slow 0 0 1\r\n1\r\n", ""},
+		"a lookup that panics": {"get panic\r\n", ""},
+		"half a line":          {"get k0\r\nge", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
+		"half a value":         {"get k0\r\nset w 0 0 10\r\n123", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
+		"bad commands":         {"get k0\r\nnonsense\r\nget\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\nERROR\r\nERROR\r\n"},
+		"the end":              {"get k0\r\nquit\r\n", "VALUE k0 0 1\r\n0\r\nEND\r\n"},
+		"what takes its time":  {"flush_all 0\r\n", "OK\r\n"},
+		"more than a loop does": {strings.Repeat("get k0\r\n", 100),
+			strings.Repeat("VALUE k0 0 1\r\n0\r\nEND\r\n", 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage := looptest.New(t.Context())
@@ -151,19 +150,20 @@ func TestTurn(t *testing.T) {
 					t.Errorf("%d connections are in the loop, want 9", n)
 				}
 				close(stage.Release)
-				odd.answer(t, map[string]string{"a lookup that waits": "END\r\n", "a write that waits": "STORED\r\n"}[name])
+				odd.answer(t, map[string]string{"a lookup that waits": "END\r\n",
+					"a write that waits": "STORED\r\n"}[name])
 			case "a lookup that panics", "the end":
 				if b, err := io.ReadAll(odd.r); len(b) > 0 || err != nil {
 					t.Errorf("%q, %v", b, err)
 				}
-				until(t, "it is gone", func() bool { return server.Looped() == 9 })
+				testutil.Until(t, "it is gone", func() bool { return server.Looped() == 9 })
 				return
 			case "half a line":
 				odd.want(t, "END\r\n", "t no\r\n")
 			case "half a value":
 				odd.want(t, "STORED\r\n", "4567890\r\n")
 			}
-			until(t, "all are in the loop", func() bool {
+			testutil.Until(t, "all are in the loop", func() bool {
 				odd.want(t, "MN\r\n", "mn\r\n")
 				return server.Looped() == 10
 			})
@@ -195,7 +195,7 @@ func TestLoopReaderStops(t *testing.T) {
 			p.want(t, "END\r\n", "get no\r\n")
 		}
 	}
-	until(t, "it is gone", func() bool { return server.Looped() == 4 })
+	testutil.Until(t, "it is gone", func() bool { return server.Looped() == 4 })
 }
 
 // TestLoopClose: a Server ends though connections enter and leave loops.

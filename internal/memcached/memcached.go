@@ -80,7 +80,8 @@ const version = "1.6.18-kvd"
 type Options struct {
 	// Client is the namespace to serve. Required. The Server does not close it.
 	Client client.API
-	// Count counts the keys for `stats`. Default: Client's Count, which counts those of other databases in the namespace, too.
+	// Count counts the keys for `stats`. Default: Client's Count, which counts those of other databases in the
+	// namespace, too.
 	Count func(context.Context) (uint64, error)
 	// AuthFile names a file of users, a line NAME:PASSWORD for each, as memcached -Y has it; it must exist. A
 	// connection then has to say a name and a password first. Empty: none has to.
@@ -130,7 +131,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("no Client"))
 	}
 	if o.MaxValueBytes < 0 || o.MaxValueBytes > client.MaxValueLen {
-		errs = append(errs, fmt.Errorf("MaxValueBytes: %s, want 1 byte to %s", units.Bytes(o.MaxValueBytes), units.Bytes(client.MaxValueLen)))
+		errs = append(errs, fmt.Errorf("MaxValueBytes: %s, want 1 byte to %s", units.Bytes(o.MaxValueBytes),
+			units.Bytes(client.MaxValueLen)))
 	}
 	if o.IOTimeout < 0 {
 		errs = append(errs, fmt.Errorf("IOTimeout: %v, want > 0", o.IOTimeout))
@@ -181,8 +183,10 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	var err error
-	s.net, err = netsrv.New(netsrv.Options{Handle: s.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
-		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }}})
+	s.net, err = netsrv.New(
+		netsrv.Options{Handle: s.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr,
+			Logger: o.Logger,
+			Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }}})
 	if err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
@@ -260,8 +264,6 @@ func (s *Server) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{s.stats.seconds, collector{s}}
 }
 
-// ---- counting ----------------------------------------------------------------
-
 type command uint8
 
 const (
@@ -296,8 +298,10 @@ const (
 	numCommands
 )
 
-var commandNames = [numCommands]string{"get", "gets", "gat", "gats", "set", "add", "replace", "append", "prepend", "cas", "delete",
-	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "noop", "sasl", "unknown"}
+var commandNames = [numCommands]string{"get", "gets", "gat", "gats", "set", "add", "replace", "append", "prepend",
+	"cas", "delete",
+	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me",
+	"noop", "sasl", "unknown"}
 
 var commandOf = func() map[string]command {
 	m := map[string]command{"bget": cmdGet}
@@ -365,15 +369,17 @@ func (c *counters) load() (t tally) {
 }
 
 var (
-	descCommands = prometheus.NewDesc("kvd_memcached_commands_total", "Commands answered.", []string{"command", "result"}, nil)
+	descCommands = prometheus.NewDesc("kvd_memcached_commands_total", "Commands answered.",
+		[]string{"command", "result"}, nil)
 	descConns    = prometheus.NewDesc("kvd_memcached_connections", "Open connections.", nil, nil)
 	descAccepted = prometheus.NewDesc("kvd_memcached_connections_total", "Connections accepted.", nil, nil)
-	descRefused  = prometheus.NewDesc("kvd_memcached_connections_refused_total", "Connections over the limit.", nil, nil)
-	descHits     = prometheus.NewDesc("kvd_memcached_hits_total", "Lookups that found their key.", nil, nil)
-	descMisses   = prometheus.NewDesc("kvd_memcached_misses_total", "Lookups that did not find their key.", nil, nil)
-	descAuth     = prometheus.NewDesc("kvd_memcached_auth_failures_total", "Wrong passwords.", nil, nil)
-	descRead     = prometheus.NewDesc("kvd_memcached_bytes_read_total", "Bytes received.", nil, nil)
-	descWritten  = prometheus.NewDesc("kvd_memcached_bytes_written_total", "Bytes sent.", nil, nil)
+	descRefused  = prometheus.NewDesc("kvd_memcached_connections_refused_total", "Connections over the limit.", nil,
+		nil)
+	descHits    = prometheus.NewDesc("kvd_memcached_hits_total", "Lookups that found their key.", nil, nil)
+	descMisses  = prometheus.NewDesc("kvd_memcached_misses_total", "Lookups that did not find their key.", nil, nil)
+	descAuth    = prometheus.NewDesc("kvd_memcached_auth_failures_total", "Wrong passwords.", nil, nil)
+	descRead    = prometheus.NewDesc("kvd_memcached_bytes_read_total", "Bytes received.", nil, nil)
+	descWritten = prometheus.NewDesc("kvd_memcached_bytes_written_total", "Bytes sent.", nil, nil)
 )
 
 // collector gives the counters to Prometheus when it asks.
@@ -445,12 +451,14 @@ func (s *Server) generalStats() []stat {
 	}
 	now := s.o.Now()
 	stats := []stat{
-		{"pid", os.Getpid()}, {"uptime", int64(now.Sub(s.start).Seconds())}, {"time", now.Unix()}, {"version", version}, {"pointer_size", 64},
+		{"pid", os.Getpid()}, {"uptime", int64(now.Sub(s.start).Seconds())}, {"time", now.Unix()}, {"version", version},
+		{"pointer_size", 64},
 		{"max_connections", s.maxConns()}, {"curr_connections", s.net.Conns()}, {"total_connections", s.net.Accepted()},
 		{"rejected_connections", s.net.Refused()},
 		{"cmd_get", t.hits - b.hits + t.misses - b.misses},
 		{"cmd_set", all(cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas, cmdMs)},
-		{"cmd_flush", all(cmdFlushAll)}, {"cmd_touch", all(cmdTouch, cmdGat, cmdGats)}, {"cmd_meta", all(cmdMg, cmdMs, cmdMd, cmdMa, cmdMn, cmdMe)},
+		{"cmd_flush", all(cmdFlushAll)}, {"cmd_touch", all(cmdTouch, cmdGat, cmdGats)},
+		{"cmd_meta", all(cmdMg, cmdMs, cmdMd, cmdMa, cmdMn, cmdMe)},
 		{"get_hits", t.hits - b.hits}, {"get_misses", t.misses - b.misses},
 		{"delete_hits", sum(resOK, cmdDelete, cmdMd)}, {"delete_misses", sum(resMiss, cmdDelete, cmdMd)},
 		{"incr_hits", sum(resOK, cmdIncr)}, {"incr_misses", sum(resMiss, cmdIncr)},
@@ -493,7 +501,8 @@ func (s *Server) countItems() (uint64, error) {
 func (s *Server) maxConns() int { return cmp.Or(s.o.MaxConns, 10_000) }
 
 func (s *Server) settingStats() []stat {
-	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"stat_key_prefix", string(prefixEnd)},
+	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"},
+		{"flush_enabled", "yes"}, {"stat_key_prefix", string(prefixEnd)},
 		{"detail_enabled", yesNo(s.detail.on.Load())}, {"binding_protocol", "auto-negotiate"}}
 }
 
@@ -523,7 +532,8 @@ func (s *Server) connStats() (stats []stat) {
 			state, since = "conn_read", max(0, time.Now().UnixMilli()-idle)/1000
 		}
 		name := strconv.FormatUint(c.number, 10)
-		stats = append(stats, stat{name + ":addr", c.peer.Network() + ":" + c.peer.String()}, stat{name + ":state", state},
+		stats = append(stats, stat{name + ":addr", c.peer.Network() + ":" + c.peer.String()},
+			stat{name + ":state", state},
 			stat{name + ":secs_since_last_cmd", since})
 	}
 	return stats

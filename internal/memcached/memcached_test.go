@@ -22,14 +22,14 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/cockroachdb/datadriven"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,10 +42,7 @@ func serve(t testing.TB, o memcached.Options) (addr string, s *memcached.Server)
 		t.Fatal(err)
 	}
 	s.SetCalm(testCalm)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -68,7 +65,7 @@ func talk(t testing.TB, addr, say string) string {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -120,7 +117,8 @@ func TestTranscripts(t *testing.T) {
 				mu.Unlock()
 				return ""
 			case "fail":
-				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable, "unknown": client.ErrUnknownOutcome,
+				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable,
+					"unknown": client.ErrUnknownOutcome,
 					"deleted": client.ErrNoNamespace, "corrupt": client.ErrCorrupt}
 				err, key := errs[d.CmdArgs[0].Key], ""
 				d.MaybeScanArgs(t, "key", &key)
@@ -254,7 +252,8 @@ func TestPipelining(t *testing.T) {
 func TestValues(t *testing.T) {
 	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
 	var say, want strings.Builder
-	for i, n := range []int{0, 1, 1022, 1023, 1024, 4096, 16<<10 - 3, 16<<10 - 2, 16<<10 - 1, 16 << 10, 16<<10 + 1, 40_000, 64 << 10, 200_000, 3, 15_000, 15_000} {
+	for i, n := range []int{0, 1, 1022, 1023, 1024, 4096, 16<<10 - 3, 16<<10 - 2, 16<<10 - 1, 16 << 10, 16<<10 + 1,
+		40_000, 64 << 10, 200_000, 3, 15_000, 15_000} {
 		value := make([]byte, n)
 		for k := range value {
 			value[k] = byte('a' + (i+k/7)%26)
@@ -277,7 +276,7 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	r := bufio.NewReader(c)
 	for _, x := range []struct{ say, want string }{
 		{"get a\r\nge", "END\r\n"},
@@ -295,7 +294,8 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 // A peer that says only half of something is not waited for without end, one that is
 // silent is.
 func TestHostile(t *testing.T) {
-	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 50 * time.Millisecond, MaxConns: 16})
+	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}),
+		IOTimeout: 50 * time.Millisecond, MaxConns: 16})
 	idle, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -306,7 +306,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		io.WriteString(c, say)
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: %q, %v", say, b, err)
@@ -317,10 +317,12 @@ func TestHostile(t *testing.T) {
 	if got, err := bufio.NewReader(idle).ReadString('\n'); got != "MN\r\n" {
 		t.Errorf("an idle connection: %q, %v", got, err)
 	}
-	if got := talk(t, addr, "get "+strings.Repeat("k ", 200_000)+"\r\nversion\r\n"); got != "CLIENT_ERROR line too long\r\n" {
+	if got := talk(t, addr, "get "+strings.Repeat("k ", 200_000)+"\r\nversion\r\n"); got !=
+		"CLIENT_ERROR line too long\r\n" {
 		t.Errorf("a long line: %q", got)
 	}
-	for _, say := range []string{strings.Repeat("x", 20_000), "getx " + strings.Repeat("k ", 10_000), "ms k " + strings.Repeat("0", 20_000)} {
+	for _, say := range []string{strings.Repeat("x", 20_000), "getx " + strings.Repeat("k ", 10_000),
+		"ms k " + strings.Repeat("0", 20_000)} {
 		if got := talk(t, addr, say+"\r\nversion\r\n"); got != "" {
 			t.Errorf("%.8q: a line as long as no command is: %q", say, got)
 		}
@@ -330,7 +332,8 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%q of 10,000 keys: %.100q", say, got)
 		}
 	}
-	for _, say := range []string{"POST / HTTP/1.1\r\nset stolen 0 0 1\r\n1\r\n", "GET / HTTP/1.1\r\nHost: x\r\nset stolen 0 0 1\r\n1\r\n"} {
+	for _, say := range []string{"POST / HTTP/1.1\r\nset stolen 0 0 1\r\n1\r\n",
+		"GET / HTTP/1.1\r\nHost: x\r\nset stolen 0 0 1\r\n1\r\n"} {
 		if got := talk(t, addr, say) + talk(t, addr, "get stolen\r\n"); got != "END\r\n" {
 			t.Errorf("a browser: %q", got)
 		}
@@ -343,10 +346,11 @@ func TestHostile(t *testing.T) {
 		t.Errorf("a get of 1,000 keys: %.100q", got)
 	}
 	big := strings.Repeat("x", 1<<20)
-	if got := talk(t, addr, "set big 3 0 1048576\r\n"+big+"\r\nget big\r\n"); got != "STORED\r\nVALUE big 3 1048576\r\n"+big+"\r\nEND\r\n" {
+	if got := talk(t, addr, "set big 3 0 1048576\r\n"+big+"\r\nget big\r\n"); got !=
+		"STORED\r\nVALUE big 3 1048576\r\n"+big+"\r\nEND\r\n" {
 		t.Errorf("a long value: %d bytes, %.100q", len(got), got)
 	}
-	n, err := testutil.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
+	n, err := promtest.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
 	if err != nil || n != 6 {
 		t.Errorf("%d counts, %v", n, err)
 	}
@@ -354,7 +358,8 @@ func TestHostile(t *testing.T) {
 
 // TestOthersMemory: a command that waits for memory that others have is not late.
 func TestOthersMemory(t *testing.T) {
-	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: time.Second, Budget: netsrv.NewBudget(1 << 20)}
+	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: time.Second,
+		Budget: netsrv.NewBudget(1 << 20)}
 	addr, _ := serve(t, o)
 	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
 		s := o.Budget.Share(func(int64) {})
@@ -368,7 +373,7 @@ func TestOthersMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	// A line that comes in two parts: its time has begun before the value needs memory.
 	io.WriteString(c, "version\r\nset a 0 0 ")
 	r := bufio.NewReader(c)
@@ -407,7 +412,7 @@ kvd_memcached_hits_total 2
 # TYPE kvd_memcached_misses_total counter
 kvd_memcached_misses_total 1
 `
-	if err := testutil.GatherAndCompare(registry(t, s), strings.NewReader(want), "kvd_memcached_commands_total",
+	if err := promtest.GatherAndCompare(registry(t, s), strings.NewReader(want), "kvd_memcached_commands_total",
 		"kvd_memcached_hits_total", "kvd_memcached_misses_total"); err != nil {
 		t.Error(err)
 	}
@@ -472,11 +477,14 @@ func TestGomemcache(t *testing.T) {
 
 // The server neither panics nor stops answering, whatever is sent.
 func FuzzConn(f *testing.F) {
-	for _, s := range []string{"get a b\r\n", "set a 0 0 1\r\nx\r\n", "ms a 1 T1 c\r\nx\r\n", "mg a v k O1 q\r\n", "ma a N0 J5 v\r\n",
-		"cas a 1 2 3 4\r\nabc\r\n", "md YQ== b\r\n", "gat 1 a\r\n", "incr a 1 noreply\r\n", "flush_all 0\r\n", "stats\r\n", "me a\r\n", "touch a -1\n"} {
+	for _, s := range []string{"get a b\r\n", "set a 0 0 1\r\nx\r\n", "ms a 1 T1 c\r\nx\r\n", "mg a v k O1 q\r\n",
+		"ma a N0 J5 v\r\n",
+		"cas a 1 2 3 4\r\nabc\r\n", "md YQ== b\r\n", "gat 1 a\r\n", "incr a 1 noreply\r\n", "flush_all 0\r\n",
+		"stats\r\n", "me a\r\n", "touch a -1\n"} {
 		f.Add([]byte(s))
 	}
-	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}), IOTimeout: time.Second})
+	addr, _ := serve(f, memcached.Options{Client: clienttest.New(clienttest.Options{MaxBytes: 1 << 20, Evict: true}),
+		IOTimeout: time.Second})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got := talk(t, addr, string(b))
 		if strings.HasSuffix(got, "\n") != (len(got) > 0) {
@@ -487,8 +495,6 @@ func FuzzConn(f *testing.F) {
 		}
 	})
 }
-
-// ---- against memcached itself --------------------------------------------------
 
 var (
 	casText = regexp.MustCompile(`(?m)^(VALUE \S+ \d+ \d+) (\d+)`)
@@ -516,7 +522,7 @@ func dial(t *testing.T, addr string) *dialogue {
 
 // ask returns the answer with versions and times taken out.
 func (d *dialogue) ask(t *testing.T, say string) string {
-	d.c.SetDeadline(time.Now().Add(waiting.Limit))
+	d.c.SetDeadline(time.Now().Add(testutil.Limit))
 	if _, err := io.WriteString(d.c, strings.ReplaceAll(say, "$CAS", d.cas)+"mn\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -538,7 +544,8 @@ func (d *dialogue) ask(t *testing.T, say string) string {
 	for _, m := range casMeta.FindAllStringSubmatch(failed.ReplaceAllString(got, ""), -1) {
 		d.cas = m[1]
 	}
-	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") || won.MatchString(got) {
+	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") ||
+		won.MatchString(got) {
 		d.cas = "1" // here they change the version
 	}
 	got = casText.ReplaceAllString(got, "$1 CAS")
@@ -565,7 +572,8 @@ func TestSameAsMemcached(t *testing.T) {
 			say := sentence(rng)
 			said = append(said, say)
 			if x, y := a.ask(t, say), b.ask(t, say); x != y {
-				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q\nbefore that: %q", seed, i, say, x, y, said[max(0, len(said)-40):])
+				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q\nbefore that: %q", seed, i, say, x, y,
+					said[max(0, len(said)-40):])
 			}
 		}
 	}
@@ -637,7 +645,9 @@ func sentence(rng *rand.Rand) string {
 	case 12:
 		return "touch " + key() + " " + exp() + noreply() + "\r\n"
 	case 13:
-		return pick("verbosity\r\n", "verbosity 1\r\n", "flush_all\r\n", "flush_all 0\r\n", "foo\r\n", "\r\n", "get\r\n", "set\r\n", "incr n1\r\n", "mg\r\n", "md\r\n", "touch a\r\n", "delete\r\n", "stats reset\r\n", "stats what\r\n", "me\r\n")
+		return pick("verbosity\r\n", "verbosity 1\r\n", "flush_all\r\n", "flush_all 0\r\n", "foo\r\n", "\r\n",
+			"get\r\n", "set\r\n", "incr n1\r\n", "mg\r\n", "md\r\n", "touch a\r\n", "delete\r\n", "stats reset\r\n",
+			"stats what\r\n", "me\r\n")
 	case 14, 15, 16: // h and l are told from other accesses there
 		return "mg " + key() + meta("ckOqsvfTtuNRILPMbS!") + "\r\n"
 	case 17, 18, 19:
@@ -648,16 +658,19 @@ func sentence(rng *rand.Rand) string {
 	case 20:
 		return "md " + key() + meta("kOqCITv") + "\r\n"
 	case 21, 22: // without T, which memcached gives to the item that goes if the number gets longer
-		return "ma " + num() + pick(meta("ckOqtvDI"), " N0"+meta("ckOtvDJqC")) + pick("", "", " MI", " MD", " MX") + "\r\n"
+		return "ma " + num() + pick(meta("ckOqtvDI"), " N0"+meta("ckOtvDJqC")) + pick("", "", " MI", " MD", " MX") +
+			"\r\n"
 	case 23:
-		return pick("mg YWJjZA== b v", "mg YWJjZA== v b", "ms YWJjZA== 0 b\r\n\r\nms YWJjZA== 0 b", "mg wrong b") + pick("", " k", " O1") + "\r\n\r\n"
+		return pick("mg YWJjZA== b v", "mg YWJjZA== v b", "ms YWJjZA== 0 b\r\n\r\nms YWJjZA== 0 b", "mg wrong b") +
+			pick("", " k", " O1") + "\r\n\r\n"
 	case 24:
 		return fmt.Sprintf("set %s 0 0 %d\r\n%s\r\n", key(), 3, pick("abcd", "abcdef", "abc"))
 	}
 	if rng.IntN(50) == 0 { // with too long a key, too, memcached hangs up
 		return "set a 0 0 2000000\r\n" + strings.Repeat("x", 2_000_000) + "\r\n"
 	}
-	return pick("mg a Z\r\n", "ms a x\r\n", "ms a\r\n", "mg a v v\r\n", "ma n1 Dx\r\n", "mg %% b\r\n", "set a 0 0 -1\r\n", "set a 0 0\r\n")
+	return pick("mg a Z\r\n", "ms a x\r\n", "ms a\r\n", "mg a v v\r\n", "ma n1 Dx\r\n", "mg %% b\r\n",
+		"set a 0 0 -1\r\n", "set a 0 0\r\n")
 }
 
 func numberSet(key, v string) string {
@@ -689,10 +702,7 @@ func (c writing) Write(b []byte) (int, error) {
 func TestOneWrite(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	_, s := serve(t, memcached.Options{Client: store})
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := testutil.Listen(t)
 	l := &writes{Listener: inner}
 	go s.Serve(l) //nolint:errcheck // Close ends it
 	var ask, answer strings.Builder

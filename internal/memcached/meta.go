@@ -41,8 +41,8 @@ type meta struct {
 }
 
 const (
-	// metaFlags are those that some meta command knows. Every one takes all of them, and leaves alone those that are not
-	// its own; P and L are for proxies.
+	// metaFlags are those that some meta command knows. Every one takes all of them, and leaves alone those that are
+	// not its own; P and L are for proxies.
 	metaFlags = "bcfhklqstuvCDFIJLMNOPRT"
 	// metaOrdered are those that an answer shows, and those that change what is shown behind them.
 	metaOrdered = "cfhklstONRT"
@@ -257,8 +257,8 @@ func (c *conn) flag(f byte, n int64) {
 	c.out().Write(strconv.AppendInt(append(c.num[:0], ' ', f), n, 10))
 }
 
-// metaItem answers with the item that a mg or ma leaves, whose expiry was v.item.Expires before, and its value if that is
-// wanted.
+// metaItem answers with the item that a mg or ma leaves, whose expiry was v.item.Expires before, and its value if that
+// is wanted.
 func (c *conn) metaItem(m *meta, v *visit, value []byte, version uint64) {
 	if m.value {
 		c.out().WriteString("VA ")
@@ -472,8 +472,8 @@ func (c *conn) metaSet(toks [][]byte) (reply, error) {
 	return c.metaEnd(m, err), nil
 }
 
-// putStale makes of op, a Put with a version, a write that also replaces a newer item: it is stale then, and expires when
-// that did.
+// putStale makes of op, a Put with a version, a write that also replaces a newer item: it is stale then, and expires
+// when that did.
 func putStale(op *client.Op) {
 	put := *op
 	op.Kind, op.Update = client.OpUpdate, func(cur client.Item, present bool) (client.Change, error) {
@@ -497,7 +497,8 @@ func (c *conn) metaDelete(toks [][]byte) reply {
 		return r
 	case m.invalidate:
 		_, give, err := c.update(m.key, func(cur client.Item, present bool) (client.Change, error) {
-			ch := client.Change{Value: cur.Value, Expires: cur.Expires, Flags: cur.Flags, Note: uint64(note(cur.Note)&^noteWon | noteStale)}
+			ch := client.Change{Value: cur.Value, Expires: cur.Expires, Flags: cur.Flags,
+				Note: uint64(note(cur.Note)&^noteWon | noteStale)}
 			switch {
 			case !present:
 				return ch, client.ErrNotFound
@@ -587,6 +588,7 @@ func (c *conn) metaDebug(toks [][]byte) reply {
 	if n&noteHit != 0 {
 		fetched = "yes"
 	}
-	return reply{fmt.Sprintf("ME %s exp=%d la=%d cas=%d fetch=%s size=%d", m.sent, exp, n.sinceAccess(c.s.o.Now().Unix()), it.Version,
+	return reply{fmt.Sprintf("ME %s exp=%d la=%d cas=%d fetch=%s size=%d", m.sent, exp,
+		n.sinceAccess(c.s.o.Now().Unix()), it.Version,
 		fetched, len(it.Value)), resOK}
 }

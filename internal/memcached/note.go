@@ -85,7 +85,8 @@ func (m *meta) visitItem(now time.Time, it client.Item, present bool) (v visit, 
 	return v, nil
 }
 
-// noteOfSum is the note of an item whose number incr or decr makes sum: a number that got longer is a new item to memcached.
+// noteOfSum is the note of an item whose number incr or decr makes sum: a number that got longer is a new item to
+// memcached.
 func noteOfSum(cur client.Item, sum []byte) uint64 {
 	if len(sum) > len(cur.Value) {
 		return 0

@@ -12,10 +12,11 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// Of many clients that miss an item, or find it stale or about to expire, one is told to renew it, whichever gateway it asks.
+// Of many clients that miss an item, or find it stale or about to expire, one is told to renew it, whichever gateway it
+// asks.
 func TestOneWins(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	a, _ := serve(t, memcached.Options{Client: store})
@@ -23,7 +24,8 @@ func TestOneWins(t *testing.T) {
 	for round := range 30 {
 		for _, x := range []struct{ before, say string }{
 			{"", fmt.Sprintf("mg miss%d v N30", round)},
-			{fmt.Sprintf("set stale%d 0 0 1\r\nx\r\nmd stale%d I\r\n", round, round), fmt.Sprintf("mg stale%d v", round)},
+			{fmt.Sprintf("set stale%d 0 0 1\r\nx\r\nmd stale%d I\r\n", round, round),
+				fmt.Sprintf("mg stale%d v", round)},
 			{fmt.Sprintf("set old%d 0 20 1\r\nx\r\n", round), fmt.Sprintf("mg old%d v R30", round)},
 		} {
 			talk(t, a, x.before)
@@ -38,7 +40,7 @@ func TestOneWins(t *testing.T) {
 						return
 					}
 					defer c.Close()
-					c.SetDeadline(time.Now().Add(waiting.Limit))
+					c.SetDeadline(time.Now().Add(testutil.Limit))
 					io.WriteString(c, x.say+"\r\n") //nolint:errcheck // reading tells
 					heads[i], _ = bufio.NewReader(c).ReadString('\n')
 				})

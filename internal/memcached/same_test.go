@@ -21,11 +21,11 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// TestSame plays testdata/same: our answers and memcached's are one text. With KVD_COMPAT=1, memcached itself has to give
-// them, too (and -rewrite then writes what it says). See player for the commands.
+// TestSame plays testdata/same: our answers and memcached's are one text. With KVD_COMPAT=1, memcached itself has to
+// give them, too (and -rewrite then writes what it says). See player for the commands.
 func TestSame(t *testing.T) {
 	t.Run("kvd", func(t *testing.T) {
 		if os.Getenv("KVD_COMPAT") == "1" && datadrivenRewrites() {
@@ -87,7 +87,7 @@ func (p *player) dial(t *testing.T) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	return &line{c, bufio.NewReader(c)}
 }
 
@@ -174,23 +174,27 @@ func (p *player) talk(t *testing.T, lines string) string {
 		if answer == "" {
 			answer = "(nothing)\n"
 		}
-		out.WriteString(casOf.ReplaceAllStringFunc(strings.ReplaceAll(answer, strings.Repeat("k", 100), "#"), func(s string) string {
-			m := casOf.FindStringSubmatch(s)
-			return m[1] + p.ordinal(m[2])
-		}))
+		out.WriteString(casOf.ReplaceAllStringFunc(strings.ReplaceAll(answer, strings.Repeat("k", 100), "#"),
+			func(s string) string {
+				m := casOf.FindStringSubmatch(s)
+				return m[1] + p.ordinal(m[2])
+			}))
 	}
 	return out.String()
 }
 
-// opcodes by name; q behind one is the quiet one.
-var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "delete": 4, "incr": 5, "decr": 6, "quit": 7, "flush": 8, "getq": 9, "noop": 10,
-	"version": 11, "getk": 12, "getkq": 13, "append": 14, "prepend": 15, "stat": 16, "setq": 17, "addq": 18, "replaceq": 19, "deleteq": 20,
-	"incrq": 21, "decrq": 22, "quitq": 23, "flushq": 24, "appendq": 25, "prependq": 26, "verbosity": 27, "touch": 28, "gat": 29, "gatq": 30,
+// opcodeOf has opcodes by name; q behind one is the quiet one.
+var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "delete": 4, "incr": 5, "decr": 6, "quit": 7,
+	"flush": 8, "getq": 9, "noop": 10,
+	"version": 11, "getk": 12, "getkq": 13, "append": 14, "prepend": 15, "stat": 16, "setq": 17, "addq": 18,
+	"replaceq": 19, "deleteq": 20,
+	"incrq": 21, "decrq": 22, "quitq": 23, "flushq": 24, "appendq": 25, "prependq": 26, "verbosity": 27, "touch": 28,
+	"gat": 29, "gatq": 30,
 	"saslmechs": 32, "saslauth": 33, "saslstep": 34, "gatk": 35, "gatkq": 36}
 
-// request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key; \s is a space), v (the value), c (cas), o (the opaque),
-// f, e (flags, exptime; their order is the extras'), d, i (delta, initial), b (a body length that is not true), n (a key length likewise),
-// x (extras in hex). # stands for a hundred k.
+// request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key; \s is a
+// space), v (the value), c (cas), o (the opaque), f, e (flags, exptime; their order is the extras'), d, i (delta,
+// initial), b (a body length that is not true), n (a key length likewise), x (extras in hex). # stands for a hundred k.
 func request(t testing.TB, say string) []byte {
 	t.Helper()
 	words := strings.Fields(strings.ReplaceAll(say, "#", strings.Repeat("k", 100)))
@@ -258,7 +262,8 @@ func (p *player) bin(t *testing.T, lines string) string {
 		if p.binary == nil {
 			p.binary = p.dial(t)
 		}
-		p.binary.Write(slices.Concat(request(t, p.fill(t, say)), request(t, fmt.Sprint("noop o=", sentinel)))) //nolint:errcheck // reading tells
+		both := slices.Concat(request(t, p.fill(t, say)), request(t, fmt.Sprint("noop o=", sentinel)))
+		p.binary.Write(both) //nolint:errcheck // reading tells
 		answer := ""
 		for {
 			s, end, err := p.response()
@@ -296,7 +301,8 @@ func (p *player) response() (s string, end bool, err error) {
 		return "", true, nil
 	}
 	cas := strconv.FormatUint(binary.BigEndian.Uint64(h[16:]), 10)
-	s = fmt.Sprintf("%#02x op=%#02x status=%#02x type=%d cas=%s opaque=%d", h[0], h[1], binary.BigEndian.Uint16(h[6:]), h[5], p.ordinal(cas), opaque)
+	s = fmt.Sprintf("%#02x op=%#02x status=%#02x type=%d cas=%s opaque=%d", h[0], h[1], binary.BigEndian.Uint16(h[6:]),
+		h[5], p.ordinal(cas), opaque)
 	if ext > 0 {
 		s += fmt.Sprintf(" ext=%x", body[:ext])
 	}
@@ -315,7 +321,8 @@ func TestBinarySameAsMemcached(t *testing.T) {
 		t.Skip("needs memcached 1.6 installed: set KVD_COMPAT=1")
 	}
 	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
-	ours, theirs := &player{addr: addr, ordinals: make(map[string]int)}, &player{addr: startMemcached(t), ordinals: make(map[string]int)}
+	ours, theirs := &player{addr: addr, ordinals: make(map[string]int)},
+		&player{addr: startMemcached(t), ordinals: make(map[string]int)}
 	defer ours.hangUp()
 	defer theirs.hangUp()
 	ask := func(p *player, say string) string {
@@ -340,8 +347,8 @@ func TestBinarySameAsMemcached(t *testing.T) {
 	}
 }
 
-// binarySentence is a request, mostly a good one. Numbers have keys of their own, since memcached pads them, and stay below
-// 2⁶³; see sentence.
+// binarySentence is a request, mostly a good one. Numbers have keys of their own, since memcached pads them, and stay
+// below 2⁶³; see sentence.
 func binarySentence(rng *rand.Rand) string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
 	key := func() string { return " k=" + pick("a", "b", "c", "d\xff") }
@@ -363,13 +370,16 @@ func binarySentence(rng *rand.Rand) string {
 	case 8:
 		say = q("delete") + pick(key(), num()) + cas()
 	case 9, 10:
-		say = q(pick("incr", "decr")) + pick(num()+" d="+pick("0", "1", "100")+" i="+pick("5", "1000")+exp()+cas(), key()+" d=1 i=1 e=0xffffffff")
+		say = q(pick("incr", "decr")) + pick(num()+" d="+pick("0", "1", "100")+" i="+pick("5", "1000")+exp()+cas(),
+			key()+" d=1 i=1 e=0xffffffff")
 	case 11:
 		say = pick("touch", "gat", "gatq", "gatk", "gatkq") + key() + exp()
 	case 12:
-		say = pick("noop", "stat k=reset", "stat k=no", "saslmechs", "flush", "flush e=0", "flushq", "0x40"+value(), "quit", "quitq")
+		say = pick("noop", "stat k=reset", "stat k=no", "saslmechs", "flush", "flush e=0", "flushq", "0x40"+value(),
+			"quit", "quitq")
 	default: // wrong: one part too many
-		say = pick("get", "set", "incr", "noop", "version", "delete", "gat", "append") + key() + pick("", " x=00", " v=x", " x=0000000000")
+		say = pick("get", "set", "incr", "noop", "version", "delete", "gat", "append") + key() +
+			pick("", " x=00", " v=x", " x=0000000000")
 	}
 	return say + fmt.Sprint(" o=", rng.Uint32N(1000))
 }

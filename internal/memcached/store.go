@@ -12,12 +12,13 @@ import (
 )
 
 // The text commands that write: a client that sends a value may add, replace or join it, and one that sends a number
-// may count. Those of the meta and of the binary protocol end in the same write, join, touch and number. Each of them is a
-// single operation of the store, so that it takes effect at once or not at all, whatever other gateways do.
+// may count. Those of the meta and of the binary protocol end in the same write, join, touch and number. Each of them
+// is a single operation of the store, so that it takes effect at once or not at all, whatever other gateways do.
 
-// store performs set, add, replace, append, prepend and cas, whose words toks are, name, key, flags, exptime and length first;
-// it reads the value behind the line. An error ends the connection: it was not read whole, so that nobody knows where the next
-// command begins. A value that is refused for its length alone is passed over, and the connection goes on.
+// store performs set, add, replace, append, prepend and cas, whose words toks are, name, key, flags, exptime and length
+// first; it reads the value behind the line. An error ends the connection: it was not read whole, so that nobody knows
+// where the next command begins. A value that is refused for its length alone is passed over, and the connection goes
+// on.
 func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	flags, err := strconv.ParseUint(string(toks[2]), 10, 32)
 	exp, okExp := c.expiry(toks[3])
@@ -68,8 +69,8 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	}
 }
 
-// refuseLarge passes over a value of n bytes, more than are stored. If the old value goes, a client that sets a key does not
-// find it afterwards.
+// refuseLarge passes over a value of n bytes, more than are stored. If the old value goes, a client that sets a key
+// does not find it afterwards.
 func (c *conn) refuseLarge(key []byte, n int, oldGoes bool) (reply, error) {
 	if err := c.skipValue(n); err != nil {
 		return tooLarge, err
@@ -135,7 +136,8 @@ func (c *conn) join(op *client.Op, behind bool, vivify *time.Time) {
 		if !behind {
 			a, b = b, a
 		}
-		return client.Change{Value: append(append(make([]byte, 0, len(a)+len(b)), a...), b...), Expires: cur.Expires, Flags: cur.Flags}, nil
+		return client.Change{Value: append(append(make([]byte, 0, len(a)+len(b)), a...), b...), Expires: cur.Expires,
+			Flags: cur.Flags}, nil
 	}
 }
 

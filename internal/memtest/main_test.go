@@ -58,8 +58,9 @@ func childMain(cfg childConfig) error {
 		return err
 	}
 	ctx := context.Background()
-	c, err := client.Open(ctx, client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace, Provider: cfg.Provider,
-		Devices: []*rdma.Device{device}, Name: cfg.Name})
+	c, err := client.Open(ctx, client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace,
+		Provider: cfg.Provider,
+		Devices:  []*rdma.Device{device}, Name: cfg.Name})
 	if err != nil {
 		return err
 	}
@@ -97,8 +98,8 @@ func childMain(cfg childConfig) error {
 // mixKeys is how many keys transactions and single writes meet at.
 const mixKeys = 64
 
-// mix performs a transaction on some keys of a prefix, and writes or deletes one by itself. Others may do so at the same time, so that it
-// is an answer, too, that a condition does not hold.
+// mix performs a transaction on some keys of a prefix, and writes or deletes one by itself. Others may do so at the
+// same time, so that it is an answer, too, that a condition does not hold.
 func mix(ctx context.Context, c *client.Client, prefix string, size int) error {
 	var ops []client.Op
 	for _, i := range rand.Perm(mixKeys + 1)[:3+rand.IntN(3)] {
@@ -121,7 +122,8 @@ func mix(ctx context.Context, c *client.Client, prefix string, size int) error {
 	}
 	c.Do(ctx, single)
 	for _, err := range []error{c.MultiCAS(ctx, ops), single[0].Err} {
-		if err != nil && !errors.Is(err, client.ErrNotFound) && !errors.Is(err, client.ErrExists) && !errors.Is(err, client.ErrConflict) {
+		if err != nil && !errors.Is(err, client.ErrNotFound) && !errors.Is(err, client.ErrExists) &&
+			!errors.Is(err, client.ErrConflict) {
 			return err
 		}
 	}

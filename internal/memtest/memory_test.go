@@ -140,7 +140,8 @@ func loadAndFlush(t *testing.T) {
 		if flushed := flusher.flush(nil); flushed == 0 || flushed > n {
 			t.Errorf("cycle %d: %d keys flushed of %d", cycle, flushed, n)
 		}
-		t.Logf("cycle %d: loaded in %v, flushed in %v", cycle, loaded.Round(time.Millisecond), (time.Since(began) - loaded).Round(time.Millisecond))
+		t.Logf("cycle %d: loaded in %v, flushed in %v", cycle, loaded.Round(time.Millisecond),
+			(time.Since(began) - loaded).Round(time.Millisecond))
 	}
 }
 
@@ -237,15 +238,17 @@ func killedWhenFull(t *testing.T) {
 		n := u.flush(func(key []byte) bool { return numberOf(key)%5 < 2 })
 		left := r.part()
 		u.fill(fmt.Sprintf("n%d", round), 0.75, func(int) int { return next })
-		t.Logf("round %d: killed at %.1f %%, %d keys deleted, which leaves %.1f %%; 75 %% live %v after the kill", round, 100*full, n, 100*left,
+		t.Logf("round %d: killed at %.1f %%, %d keys deleted, which leaves %.1f %%; 75 %% live %v after the kill",
+			round, 100*full, n, 100*left,
 			time.Since(began).Round(time.Millisecond))
 		u.flush(nil)
 		u.close()
 	}
 }
 
-// Client processes perform transactions, which commit, are refused or are aborted by each other, and single writes of the same
-// keys. A process is killed amid them. The memory that it held, with intents and all that they name, comes back.
+// Client processes perform transactions, which commit, are refused or are aborted by each other, and single writes of
+// the same keys. A process is killed amid them. The memory that it held, with intents and all that they name, comes
+// back.
 func killedInTransactions(t *testing.T) {
 	const (
 		writers = 3
@@ -271,7 +274,8 @@ func killedInTransactions(t *testing.T) {
 			n, err := c.reply()
 			r.wroteElsewhere("fill", 3*n, size/2)
 			if err != nil {
-				r.fail("a client process stops after %d of %d transactions, with %.1f %% live at most: %v", n, count, 100*r.part(), err)
+				r.fail("a client process stops after %d of %d transactions, with %.1f %% live at most: %v", n, count,
+					100*r.part(), err)
 				r.check()
 			}
 		}
@@ -287,14 +291,17 @@ func killedInTransactions(t *testing.T) {
 		for _, c := range all[1:] {
 			c.kill()
 		}
-		t.Logf("round %d: %d transactions, 75 %% live %v after the kill", round, (writers-1)*count, took.Round(time.Millisecond))
+		t.Logf("round %d: %d transactions, 75 %% live %v after the kill", round, (writers-1)*count,
+			took.Round(time.Millisecond))
 		u.close()
-		// No key is left, so that nothing is linked once the killed one's intents are settled: an insert that was not decided is in no
-		// scan. A janitor may have free memory, and a little that is lost is recalled when somebody needs it.
+		// No key is left, so that nothing is linked once the killed one's intents are settled: an insert that was not
+		// decided is in no scan. A janitor may have free memory, and a little that is lost is recalled when somebody
+		// needs it.
 		r.until("nothing is linked", scale().limit, func() string {
 			for _, g := range r.status().GetUsage() {
 				if slices.Contains(r.pgs, g.GetPgId()) && (!g.GetEstimated() || g.GetLiveUnits() > 0) {
-					return fmt.Sprintf("placement group %d: of %d units granted, %d are live, %d lost, %d leaked", g.GetPgId(), g.GetGrantedUnits(),
+					return fmt.Sprintf("placement group %d: of %d units granted, %d are live, %d lost, %d leaked",
+						g.GetPgId(), g.GetGrantedUnits(),
 						g.GetLiveUnits(), g.GetLostUnits(), g.GetLeakedUnits())
 				}
 			}
@@ -398,10 +405,12 @@ func secondClient(t *testing.T) {
 	took := time.Since(began)
 	granted := float64(b.c.Stats().GrantedUnits*layout.UnitSize) / mib
 	if kept < most {
-		r.fail("the second client, with %.1f MiB granted, has no %.2f of the first one's rate in %d windows of %d within %v; its sets of the first one's in windows of %d sets: %q",
+		r.fail("the second client, with %.1f MiB granted, has no %.2f of the first one's rate in %d windows of %d "+
+			"within %v; its sets of the first one's in windows of %d sets: %q",
 			granted, share, most, row, shareLimit, window, seen)
 	} else {
-		t.Logf("the second client, with %.1f MiB granted, has its share after %v; its sets of the first one's in windows of %d sets: %q",
+		t.Logf("the second client, with %.1f MiB granted, has its share after %v; its sets of the first one's in "+
+			"windows of %d sets: %q",
 			granted, took.Round(time.Millisecond), window, seen)
 	}
 	close(done)
@@ -549,14 +558,16 @@ func smallKeys(t *testing.T) {
 	r.until("what was deleted is home", homeLimit, func() string {
 		used, held := int64(a.c.Stats().LiveUnits)*layout.UnitSize, b.held()
 		if max(used, held) > bound {
-			return fmt.Sprintf("%.1f MiB are in use for the client that wrote, %.1f with the one that deleted; want at most %.1f of each",
+			return fmt.Sprintf("%.1f MiB are in use for the client that wrote, %.1f with the one that deleted; want "+
+				"at most %.1f of each",
 				float64(used)/mib, float64(held)/mib, float64(bound)/mib)
 		}
 		return ""
 	})
 	home := time.Since(deleted)
 	again := load(r.open("c")) // while both are there
-	t.Logf("%d keys: loaded in %v, flushed in %v, home %v later, loaded again in %v", scale().keys, loaded.Round(time.Millisecond),
+	t.Logf("%d keys: loaded in %v, flushed in %v, home %v later, loaded again in %v", scale().keys,
+		loaded.Round(time.Millisecond),
 		flushed.Round(time.Millisecond), home.Round(time.Millisecond), again.Round(time.Millisecond))
 }
 
@@ -564,7 +575,8 @@ func smallKeys(t *testing.T) {
 // memory of all of them is used before a write fails.
 func allPlacementGroups(t *testing.T) {
 	r := newStore(t, devstore.Options{Nodes: 7, CapacityBytes: scale().wideNode})
-	r.create(&dirpb.CreateNamespaceRequest{Name: "wide", Replicas: 1, Shards: 16, BytesPerNode: uint64(scale().wideNode)})
+	r.create(&dirpb.CreateNamespaceRequest{Name: "wide", Replicas: 1, Shards: 16,
+		BytesPerNode: uint64(scale().wideNode)})
 	r.use("wide")
 	u := r.open("a")
 	rng := rand.New(rand.NewPCG(11, 0))
@@ -579,7 +591,8 @@ func allPlacementGroups(t *testing.T) {
 			r.live.put(key, size, 0)
 		}
 	}
-	t.Logf("the first write fails with %.1f %% live, after %.1f MiB: %v", 100*r.part(), float64(r.live.bytes())/mib, err)
+	t.Logf("the first write fails with %.1f %% live, after %.1f MiB: %v", 100*r.part(), float64(r.live.bytes())/mib,
+		err)
 	if !errors.Is(err, client.ErrFull) {
 		r.fail("%v", err)
 	}

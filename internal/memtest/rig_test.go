@@ -47,11 +47,14 @@ type form struct {
 var scale = sync.OnceValue(func() form {
 	switch os.Getenv("KVD_MEMORY") {
 	case "full":
-		return form{memory: 512 * mib, times: 10, keys: 1e6, keySize: 16, limit: 4 * time.Minute, rounds: 3, wideNode: 64 * mib}
+		return form{memory: 512 * mib, times: 10, keys: 1e6, keySize: 16, limit: 4 * time.Minute, rounds: 3,
+			wideNode: 64 * mib}
 	case "half":
-		return form{memory: 256 * mib, times: 4, keys: 5e5, keySize: 16, limit: 4 * time.Minute, rounds: 2, wideNode: 64 * mib}
+		return form{memory: 256 * mib, times: 4, keys: 5e5, keySize: 16, limit: 4 * time.Minute, rounds: 2,
+			wideNode: 64 * mib}
 	}
-	return form{memory: 128 * mib, times: 2.5, keys: 1e5, keySize: 100, limit: 2 * time.Minute, rounds: 1, wideNode: 32 * mib}
+	return form{memory: 128 * mib, times: 2.5, keys: 1e5, keySize: 100, limit: 2 * time.Minute, rounds: 1,
+		wideNode: 32 * mib}
 })
 
 // rig is a store, one of its namespaces, and the model of what is live in it.
@@ -101,7 +104,8 @@ func newStore(t *testing.T, o devstore.Options) *rig {
 		o.Logger = slog.New(slog.NewTextHandler(f, nil))
 	}
 	r := &rig{t: t}
-	timed, end := context.WithTimeoutCause(t.Context(), scale().limit, fmt.Errorf("the case takes longer than %v", scale().limit))
+	timed, end := context.WithTimeoutCause(t.Context(), scale().limit,
+		fmt.Errorf("the case takes longer than %v", scale().limit))
 	t.Cleanup(end)
 	r.ctx, r.stop = context.WithCancelCause(timed)
 	var err error
@@ -234,7 +238,8 @@ func (r *rig) fail(format string, a ...any) {
 		return
 	}
 	text := fmt.Sprintf(format, a...)
-	r.t.Errorf("%s\nafter %v and %.0f MiB (%.2f times the memory), %.1f %% live\n%s", text, time.Since(r.began).Round(time.Millisecond),
+	r.t.Errorf("%s\nafter %v and %.0f MiB (%.2f times the memory), %.1f %% live\n%s", text,
+		time.Since(r.began).Round(time.Millisecond),
 		float64(written)/mib, float64(written)/float64(r.heap), 100*r.part(), r.usage())
 	r.stop(errors.New(text))
 }
@@ -266,7 +271,8 @@ func (r *rig) usage() string {
 		m := u.ProtoReflect()
 		for i := range m.Descriptor().Fields().Len() {
 			f := m.Descriptor().Fields().Get(i)
-			if name, ok := strings.CutSuffix(string(f.Name()), "_units"); ok && f.Kind() == protoreflect.Uint64Kind && !f.IsList() {
+			if name, ok := strings.CutSuffix(string(f.Name()), "_units"); ok && f.Kind() == protoreflect.Uint64Kind &&
+				!f.IsList() {
 				fmt.Fprintf(&b, " %s %.1f", name, float64(m.Get(f).Uint()*layout.UnitSize)/mib)
 			}
 		}
@@ -278,7 +284,8 @@ func (r *rig) usage() string {
 		}
 	}
 	for _, j := range st.GetJobs() {
-		fmt.Fprintf(&b, "  job %d: %v of placement group %d, %d of %d, %s %s\n", j.GetId(), j.GetKind(), j.GetPgId(), j.GetDone(), j.GetTotal(), j.GetReason(), j.GetTrouble())
+		fmt.Fprintf(&b, "  job %d: %v of placement group %d, %d of %d, %s %s\n", j.GetId(), j.GetKind(), j.GetPgId(),
+			j.GetDone(), j.GetTotal(), j.GetReason(), j.GetTrouble())
 	}
 	r.mu.Lock()
 	users := slices.Clone(r.mu.users)
@@ -286,7 +293,8 @@ func (r *rig) usage() string {
 	for _, u := range users {
 		s := u.c.Stats()
 		m := func(units uint64) float64 { return float64(units*layout.UnitSize) / mib }
-		fmt.Fprintf(&b, "  client %s: granted %.1f free %.1f limbo %.1f live %.1f MiB, %d evicted, %d expired\n", u.name,
+		fmt.Fprintf(&b, "  client %s: granted %.1f free %.1f limbo %.1f live %.1f MiB, %d evicted, %d expired\n",
+			u.name,
 			m(s.GrantedUnits), m(s.FreeUnits), m(s.LimboUnits), m(s.LiveUnits), s.Evicted, s.Expired)
 	}
 	return b.String()
@@ -309,12 +317,12 @@ func (r *rig) report() {
 	if !r.t.Failed() { // else it has been shown
 		usage = r.usage()
 	}
-	r.t.Logf("memory %.1f MiB, %.0f MiB written (%.1f times), %d writes in %v: p50 %v p99 %v max %v, %d waited; %.1f %% live at the end\n%s",
-		float64(r.heap)/mib, float64(written)/mib, float64(written)/float64(r.heap), len(w), time.Since(r.began).Round(time.Millisecond),
+	r.t.Logf("memory %.1f MiB, %.0f MiB written (%.1f times), %d writes in %v: p50 %v p99 %v max %v, %d waited; %.1f "+
+		"%% live at the end\n%s",
+		float64(r.heap)/mib, float64(written)/mib, float64(written)/float64(r.heap), len(w),
+		time.Since(r.began).Round(time.Millisecond),
 		at(0.5), at(0.99), at(1), len(w)-n, 100*r.part(), usage)
 }
-
-// ---- the model -------------------------------------------------------------
 
 // unitsOf is the memory of a record.
 func unitsOf(keyLen, size int) int64 {
@@ -390,8 +398,6 @@ func (l *ledger) bytes() int64 {
 	}
 	return l.units * layout.UnitSize
 }
-
-// ---- clients ---------------------------------------------------------------
 
 // keyOf names value i of a client that writes values of this size.
 func keyOf(prefix string, i, size int) string { return fmt.Sprintf("%s/%d/%d", prefix, i, size) }
@@ -534,13 +540,14 @@ func (u *user) checkKey(key string, size int, mayBeGone bool) error {
 	return err
 }
 
-// flush deletes every key as FLUSHDB does, a page at a time, and returns how many it found; only, if not nil, chooses. The scan may
-// give a key twice, if its shard moves meanwhile: then it is deleted once.
+// flush deletes every key as FLUSHDB does, a page at a time, and returns how many it found; only, if not nil, chooses.
+// The scan may give a key twice, if its shard moves meanwhile: then it is deleted once.
 func (u *user) flush(only func(key []byte) bool) (n int) {
 	u.r.t.Helper()
 	for cur := (client.Cursor{}); !cur.Done; {
 		var names [][]byte
-		for kv, err := range u.c.Scan(u.r.ctx, client.ScanOptions{Cursor: &cur, Count: 1000, KeysOnly: true, Expired: true, Match: only}) {
+		for kv, err := range u.c.Scan(u.r.ctx, client.ScanOptions{Cursor: &cur, Count: 1000, KeysOnly: true,
+			Expired: true, Match: only}) {
 			if err != nil {
 				u.r.fail("client %s: scan: %v", u.name, err)
 				return n

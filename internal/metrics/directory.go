@@ -17,41 +17,67 @@ var (
 	dirLeader      = dirFamily.desc("leader", "1 on the directory node that leads, else 0.")
 	dirLeaderKnown = dirFamily.desc("leader_known", "1 while this directory node leads or knows who does, else 0.")
 	dirVoters      = dirFamily.desc("voters", "Directory nodes with a vote.")
-	dirNodeUp      = dirFamily.desc("node_up", "1 for a memory node that is heard, 0 for one that counts as lost.", "node")
-	dirNodeAwaited = dirFamily.desc("node_awaited", "1 for a silent memory node for which the store waits, since it has an only copy, else 0; on the leader only.", "node")
-	dirNodeDrain   = dirFamily.desc("node_draining", "1 for a memory node that is being emptied, else 0.", "node")
-	dirNodeBytes   = dirFamily.desc("node_capacity_bytes", "Memory that a memory node lends at most.", "node")
-	dirNodeUsed    = dirFamily.desc("node_used_bytes", "Memory of a memory node that is given to regions.", "node")
-	dirSessions    = dirFamily.desc("sessions", "Sessions by namespace and state: live, or fencing (lost, and some memory node has not confirmed).", "namespace", "state")
-	dirPGs         = dirFamily.desc("placement_groups", "Placement groups by namespace and state: creating, active, frozen or lost.", "namespace", "state")
-	dirShards      = dirFamily.desc("shards", "Shards of a namespace.", "namespace")
-	dirMoving      = dirFamily.desc("shards_moving", "Shards that split or migrate.", "namespace")
-	dirJobs        = dirFamily.desc("jobs", "Background jobs that are not finished, by kind.", "kind")
-	dirTroubled    = dirFamily.desc("jobs_in_trouble", "Background jobs that do not get on; on the leader only.")
-	dirRecalls     = dirFamily.desc("extents_recalled", "Extents that nobody may allocate from, since they are recalled.", "namespace")
-	dirMapVersion  = dirFamily.desc("map_version", "Version of the map.")
-	dirEpoch       = dirFamily.desc("reclaim_epoch", "Reclaim epoch; on the leader only.")
-	dirMinEpoch    = dirFamily.desc("reclaim_epoch_min", "Oldest reclaim epoch that a session may still work in; on the leader only.")
-	dirNSInfo      = dirFamily.desc("namespace_info", "1, with a namespace's mode, store or cache, and its number of copies.", "namespace", "mode", "replicas")
-	dirNSHeap      = dirFamily.desc("namespace_heap_bytes", "Memory for records in a namespace, each copy counted once.", "namespace")
-	dirNSLimit     = dirFamily.desc("namespace_limit_bytes", "Memory that sessions may hold in a namespace at most; all of the heap if there is no limit.", "namespace")
-	dirNSGranted   = dirFamily.desc("namespace_granted_bytes", "Memory that sessions hold, for records or to allocate from.", "namespace")
-	dirNSReturned  = dirFamily.desc("namespace_returned_bytes", "Memory that was handed back and waits, or is ready, to be granted.", "namespace")
-	dirNSLeaked    = dirFamily.desc("namespace_leaked_bytes", "Memory that nobody holds and no slot names, by the last scrub.", "namespace")
-	dirNSIndex     = dirFamily.desc("namespace_index_used_bytes", "Index that shards occupy.", "namespace")
-	dirNSIndexAll  = dirFamily.desc("namespace_index_bytes", "Index that shards can occupy.", "namespace")
-	dirNSStatus    = dirFamily.desc("status_blocks", "Blocks of status words of transactions by namespace and state: held by sessions, or dead. Dead ones are of ended sessions, until SETTLE jobs have gone through the namespace.", "namespace", "state")
-	dirNSLost      = dirFamily.desc("scrub_lost_records", "Records of which the last scrub of each placement group found no good copy.", "namespace")
-	dirNSRepaired  = dirFamily.desc("scrub_repaired_records", "Copies that the last scrub of each placement group repaired.", "namespace")
-	dirPGHeap      = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.", "namespace", "pg")
-	dirPGMemory    = dirFamily.desc("pg_memory_bytes", "Memory of a placement group by state. Granted memory is live (records), limbo, coming (on its way home), lost, or with sessions: free if granted to them, foreign if granted to others. The leader alone knows these. The rest is waiting (for reclaim epochs) or room (to be granted now). Memory that is recalled is one of the former, too.", "namespace", "pg", "state")
-	dirPGShort     = dirFamily.desc("pg_short", "1 while sessions find too little memory in a placement group, else 0; on the leader only.", "namespace", "pg")
-	dirLost        = dirFamily.desc("lost_total", "Times that a placement group lost all its copies, and with them what it held.", "namespace")
-	dirLosses      = dirFamily.desc("losses", "Placement groups that lost all their copies, which nobody has accepted yet (kvctl namespace accept-loss).", "namespace")
-	dirMissing     = dirFamily.desc("copies_missing", "Copies that placement groups lack.", "namespace")
-	dirHomeless    = dirFamily.desc("copies_without_room", "Placement groups that lack a copy, or have none, and for which no memory node has room.", "namespace")
-	dirMemberUp    = dirFamily.desc("member_up", "1 for a directory node that answers the leader, 0 for one that does not; on the leader only.", "id")
-	dirApplied     = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
+	dirNodeUp      = dirFamily.desc("node_up", "1 for a memory node that is heard, 0 for one that counts as lost.",
+		"node")
+	dirNodeAwaited = dirFamily.desc("node_awaited", "1 for a silent memory node for which the store waits, since it "+
+		"has an only copy, else 0; on the leader only.", "node")
+	dirNodeDrain = dirFamily.desc("node_draining", "1 for a memory node that is being emptied, else 0.", "node")
+	dirNodeBytes = dirFamily.desc("node_capacity_bytes", "Memory that a memory node lends at most.", "node")
+	dirNodeUsed  = dirFamily.desc("node_used_bytes", "Memory of a memory node that is given to regions.", "node")
+	dirSessions  = dirFamily.desc("sessions", "Sessions by namespace and state: live, or fencing (lost, and some "+
+		"memory node has not confirmed).", "namespace", "state")
+	dirPGs = dirFamily.desc("placement_groups", "Placement groups by namespace and state: creating, active, "+
+		"frozen or lost.", "namespace", "state")
+	dirShards   = dirFamily.desc("shards", "Shards of a namespace.", "namespace")
+	dirMoving   = dirFamily.desc("shards_moving", "Shards that split or migrate.", "namespace")
+	dirJobs     = dirFamily.desc("jobs", "Background jobs that are not finished, by kind.", "kind")
+	dirTroubled = dirFamily.desc("jobs_in_trouble", "Background jobs that do not get on; on the leader only.")
+	dirRecalls  = dirFamily.desc("extents_recalled", "Extents that nobody may allocate from, since they are "+
+		"recalled.", "namespace")
+	dirMapVersion = dirFamily.desc("map_version", "Version of the map.")
+	dirEpoch      = dirFamily.desc("reclaim_epoch", "Reclaim epoch; on the leader only.")
+	dirMinEpoch   = dirFamily.desc("reclaim_epoch_min", "Oldest reclaim epoch that a session may still work in; on "+
+		"the leader only.")
+	dirNSInfo = dirFamily.desc("namespace_info", "1, with a namespace's mode, store or cache, and its number of "+
+		"copies.", "namespace", "mode", "replicas")
+	dirNSHeap = dirFamily.desc("namespace_heap_bytes",
+		"Memory for records in a namespace, each copy counted once.", "namespace")
+	dirNSLimit = dirFamily.desc("namespace_limit_bytes", "Memory that sessions may hold in a namespace at most; "+
+		"all of the heap if there is no limit.", "namespace")
+	dirNSGranted = dirFamily.desc("namespace_granted_bytes",
+		"Memory that sessions hold, for records or to allocate from.", "namespace")
+	dirNSReturned = dirFamily.desc("namespace_returned_bytes",
+		"Memory that was handed back and waits, or is ready, to be granted.", "namespace")
+	dirNSLeaked = dirFamily.desc("namespace_leaked_bytes",
+		"Memory that nobody holds and no slot names, by the last scrub.", "namespace")
+	dirNSIndex    = dirFamily.desc("namespace_index_used_bytes", "Index that shards occupy.", "namespace")
+	dirNSIndexAll = dirFamily.desc("namespace_index_bytes", "Index that shards can occupy.", "namespace")
+	dirNSStatus   = dirFamily.desc("status_blocks", "Blocks of status words of transactions by namespace and state: "+
+		"held by sessions, or dead. Dead ones are of ended sessions, "+
+		"until SETTLE jobs have gone through the namespace.",
+		"namespace", "state")
+	dirNSLost = dirFamily.desc("scrub_lost_records", "Records without a good copy, as the last scrub of each "+
+		"placement group found.", "namespace")
+	dirNSRepaired = dirFamily.desc("scrub_repaired_records",
+		"Copies that the last scrub of each placement group repaired.", "namespace")
+	dirPGHeap = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.",
+		"namespace", "pg")
+	dirPGMemory = dirFamily.desc("pg_memory_bytes", "Memory of a placement group by state. Granted memory is live "+
+		"(records), limbo, coming (on its way home), lost, or with sessions: free if granted to them, foreign if "+
+		"granted to others. The leader alone knows these. The rest is waiting (for reclaim epochs) or room (to be "+
+		"granted now). Memory that is recalled is one of the former, too.", "namespace", "pg", "state")
+	dirPGShort = dirFamily.desc("pg_short", "1 while sessions find too little memory in a placement group, else "+
+		"0; on the leader only.", "namespace", "pg")
+	dirLost = dirFamily.desc("lost_total", "Times that a placement group lost all its copies, and with them "+
+		"what it held.", "namespace")
+	dirLosses = dirFamily.desc("losses", "Placement groups that lost all their copies, which nobody has "+
+		"accepted yet (kvctl namespace accept-loss).", "namespace")
+	dirMissing  = dirFamily.desc("copies_missing", "Copies that placement groups lack.", "namespace")
+	dirHomeless = dirFamily.desc("copies_without_room", "Placement groups that lack a copy, or have none, and for "+
+		"which no memory node has room.", "namespace")
+	dirMemberUp = dirFamily.desc("member_up", "1 for a directory node that answers the leader, 0 for one that "+
+		"does not; on the leader only.", "id")
+	dirApplied = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
 )
 
 // Status is what [Directory] asks; *server.Node answers it about itself, without the network.
@@ -65,7 +91,8 @@ func Directory(id string, d Status) prometheus.Collector { return directory{dirF
 // Renewals shows how often sessions have renewed their leases.
 func Renewals(n interface{ Renewals() uint64 }) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "kvd_directory_renewals_total", Help: "Renewals of sessions' leases that this directory node has answered, as the leader.",
+		Name: "kvd_directory_renewals_total", Help: "Renewals of sessions' leases that this directory node has " +
+			"answered, as the leader.",
 	}, func() float64 { return float64(n.Renewals()) })
 }
 
@@ -140,8 +167,9 @@ func (directory) namespaces(out sink, st *dirpb.StatusReply) {
 	for _, ns := range overview.Namespaces(st) {
 		out.gauge(dirNSInfo, 1, ns.Name, ns.Mode, strconv.Itoa(ns.Replicas))
 		for d, v := range map[*prometheus.Desc]uint64{
-			dirNSHeap: ns.HeapBytes, dirNSLimit: ns.LimitBytes, dirNSGranted: ns.GrantedBytes, dirNSReturned: ns.ReturnedBytes,
-			dirNSLeaked: ns.LeakedBytes, dirNSIndex: ns.IndexUsedBytes, dirNSIndexAll: ns.IndexBytes,
+			dirNSHeap: ns.HeapBytes, dirNSLimit: ns.LimitBytes, dirNSGranted: ns.GrantedBytes,
+			dirNSReturned: ns.ReturnedBytes,
+			dirNSLeaked:   ns.LeakedBytes, dirNSIndex: ns.IndexUsedBytes, dirNSIndexAll: ns.IndexBytes,
 			dirNSLost: ns.LostRecords, dirNSRepaired: ns.RepairedRecords,
 			dirShards: uint64(ns.Shards), dirMoving: uint64(ns.Moving), dirRecalls: uint64(ns.Recalled),
 			dirLosses: uint64(ns.Losses), dirMissing: uint64(ns.Missing), dirHomeless: uint64(ns.Homeless),

@@ -30,11 +30,13 @@ type Janitor struct {
 func NewJanitor() *Janitor {
 	j := &Janitor{
 		jobs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_jobs_total",
-			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed (handed back, to be tried again)."}, []string{"kind", "result"}),
+			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed " +
+				"(handed back, to be tried again)."}, []string{"kind", "result"}),
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_transferred_bytes_total",
-			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. Of a join that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
+			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. For a join " +
+				"that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
 		j.seconds.WithLabelValues(overview.JobKind(k))
@@ -46,7 +48,7 @@ func NewJanitor() *Janitor {
 	return j
 }
 
-// Count counts a job, which took so much time and transferred so many bytes.
+// Count counts a job with the time that it took and the bytes that it transferred.
 func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration, bytes uint64) {
 	j.jobs.WithLabelValues(overview.JobKind(kind), string(r)).Inc()
 	j.seconds.WithLabelValues(overview.JobKind(kind)).Add(took.Seconds())

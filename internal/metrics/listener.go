@@ -12,8 +12,12 @@ var (
 	listenerConns      = listenerFamily.desc("connections", "Open connections.", "listener")
 	listenerHandshakes = listenerFamily.desc("handshakes", "Open connections whose handshake is not over.", "listener")
 	listenerAccepted   = listenerFamily.desc("connections_total", "Connections let in.", "listener")
-	listenerRefused    = listenerFamily.desc("connections_refused_total", "Connections refused or closed, by reason. full is the limit in all, address that of one address. handshake: it gave way to another before its handshake, or a request, was there whole. timeout: those took too long. idle: it did nothing, and gave way.", "listener", "reason")
-	listenerFailures   = listenerFamily.desc("accept_failures_total", "Times that no connection could be accepted, for want of file descriptors or memory.", "listener")
+	listenerRefused    = listenerFamily.desc("connections_refused_total", "Connections refused or closed, by reason. "+
+		"full is the limit in all, address that of one address. handshake: it gave way to another before its "+
+		"handshake, or a request, was there whole. timeout: those took too long. idle: it did nothing, and gave way.",
+		"listener", "reason")
+	listenerFailures = listenerFamily.desc("accept_failures_total",
+		"Times that no connection could be accepted, for want of file descriptors or memory.", "listener")
 )
 
 // Listeners shows who comes in by each of some listeners. Those that are nil are left out.

@@ -66,22 +66,27 @@ func (f fakeStatus) Status(context.Context, *dirpb.StatusRequest) (*dirpb.Status
 func TestDirectory(t *testing.T) {
 	st := &dirpb.StatusReply{
 		ClusterId: "c", RaftApplied: 9, Epoch: 70, MinEpoch: 60, AnsweredBy: "d1", Leads: true,
-		Directory: []*dirpb.DirectoryNode{{Id: "d1", Leader: true, Voter: true}, {Id: "d2", Voter: true, SilentMillis: 4000}, {Id: "d3"}},
+		Directory: []*dirpb.DirectoryNode{{Id: "d1", Leader: true, Voter: true},
+			{Id: "d2", Voter: true, SilentMillis: 4000}, {Id: "d3"}},
 		Sessions: []*dirpb.SessionInfo{
-			{Namespace: "a", Life: dirpb.SessionLife_SESSION_LIVE}, {Namespace: "a", Life: dirpb.SessionLife_SESSION_FENCING},
+			{Namespace: "a", Life: dirpb.SessionLife_SESSION_LIVE},
+			{Namespace: "a", Life: dirpb.SessionLife_SESSION_FENCING},
 			{Namespace: "gone", Life: dirpb.SessionLife_SESSION_LIVE},
 		},
 		Jobs: []*dirpb.Job{{Kind: dirpb.JobKind_JOB_MOVE}, {Kind: dirpb.JobKind_JOB_MOVE, Trouble: "no room"}},
 		Usage: []*dirpb.PGUsage{
-			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64, LastScrub: &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3},
+			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64,
+				LastScrub:  &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3},
 				StatusHeld: 7, StatusDead: 2,
-				WaitingUnits: 4, RecalledUnits: 16, LiveUnits: 30, FreeUnits: 8, ForeignUnits: 5, LimboUnits: 3, ComingUnits: 2, LostUnits: 2, Short: true, Estimated: true},
+				WaitingUnits: 4, RecalledUnits: 16, LiveUnits: 30, FreeUnits: 8, ForeignUnits: 5, LimboUnits: 3,
+				ComingUnits: 2, LostUnits: 2, Short: true, Estimated: true},
 			{PgId: 2, HeapUnits: 100, Estimated: true}, {PgId: 9, HeapUnits: 1, Estimated: true},
 		},
 		Map: &dirpb.Map{
 			Version: 5,
 			Nodes: []*dirpb.Node{
-				{Name: "m1", State: dirpb.NodeState_NODE_UP, CapacityBytes: 1000, UsedBytes: 500, Draining: true, Waiting: true},
+				{Name: "m1", State: dirpb.NodeState_NODE_UP, CapacityBytes: 1000, UsedBytes: 500, Draining: true,
+					Waiting: true},
 				{Name: "m2", State: dirpb.NodeState_NODE_DOWN},
 			},
 			Namespaces: []*dirpb.Namespace{
@@ -90,7 +95,8 @@ func TestDirectory(t *testing.T) {
 					Losses: []*dirpb.Loss{{PgId: 2, Times: 3, Node: "m2"}}},
 			},
 			Pgs: []*dirpb.PlacementGroup{
-				{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, IndexBytes: 4096 + 640, Recalled: []uint32{3, 4}},
+				{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, IndexBytes: 4096 + 640,
+					Recalled: []uint32{3, 4}},
 				{Id: 2, NamespaceId: 2, State: dirpb.PGState_PG_LOST},
 			},
 			Shards: []*dirpb.Shard{{NamespaceId: 1, PgId: 1, Move: &dirpb.Move{}}, {NamespaceId: 1, PgId: 1}},
@@ -98,29 +104,44 @@ func TestDirectory(t *testing.T) {
 	}
 	got := scrape(t, Directory("d1", fakeStatus{st: st}))
 	wantLines(t, got,
-		`kvd_directory_info{cluster="c",id="d1"} 1`, "kvd_directory_leader 1", "kvd_directory_leader_known 1", "kvd_directory_voters 2",
-		"kvd_directory_map_version 5", "kvd_directory_applied_index 9", "kvd_directory_reclaim_epoch 70", "kvd_directory_reclaim_epoch_min 60",
-		`kvd_directory_node_up{node="m1"} 1`, `kvd_directory_node_up{node="m2"} 0`, `kvd_directory_node_awaited{node="m1"} 1`, `kvd_directory_node_awaited{node="m2"} 0`, `kvd_directory_node_draining{node="m1"} 1`,
+		`kvd_directory_info{cluster="c",id="d1"} 1`, "kvd_directory_leader 1", "kvd_directory_leader_known 1",
+		"kvd_directory_voters 2",
+		"kvd_directory_map_version 5", "kvd_directory_applied_index 9", "kvd_directory_reclaim_epoch 70",
+		"kvd_directory_reclaim_epoch_min 60",
+		`kvd_directory_node_up{node="m1"} 1`, `kvd_directory_node_up{node="m2"} 0`,
+		`kvd_directory_node_awaited{node="m1"} 1`, `kvd_directory_node_awaited{node="m2"} 0`,
+		`kvd_directory_node_draining{node="m1"} 1`,
 		`kvd_directory_node_capacity_bytes{node="m1"} 1000`, `kvd_directory_node_used_bytes{node="m1"} 500`,
-		`kvd_directory_sessions{namespace="a",state="live"} 1`, `kvd_directory_sessions{namespace="a",state="fencing"} 1`, `kvd_directory_sessions{namespace="b",state="live"} 0`,
+		`kvd_directory_sessions{namespace="a",state="live"} 1`,
+		`kvd_directory_sessions{namespace="a",state="fencing"} 1`,
+		`kvd_directory_sessions{namespace="b",state="live"} 0`,
 		`kvd_directory_jobs{kind="move"} 2`, `kvd_directory_jobs{kind="scrub"} 0`, "kvd_directory_jobs_in_trouble 1",
 		`kvd_directory_placement_groups{namespace="a",state="active"} 1`, `kvd_directory_placement_groups{namespace="b",state="lost"} 1`,
-		`kvd_directory_shards{namespace="a"} 2`, `kvd_directory_shards_moving{namespace="a"} 1`, `kvd_directory_extents_recalled{namespace="a"} 2`,
+		`kvd_directory_shards{namespace="a"} 2`, `kvd_directory_shards_moving{namespace="a"} 1`,
+		`kvd_directory_extents_recalled{namespace="a"} 2`,
 		`kvd_directory_namespace_info{mode="cache",namespace="a",replicas="2"} 1`,
-		`kvd_directory_namespace_heap_bytes{namespace="a"} 6400`, `kvd_directory_namespace_limit_bytes{namespace="a"} 4096`,
-		`kvd_directory_namespace_limit_bytes{namespace="b"} 6400`, `kvd_directory_namespace_granted_bytes{namespace="a"} 3200`,
-		`kvd_directory_namespace_returned_bytes{namespace="a"} 640`, `kvd_directory_namespace_leaked_bytes{namespace="a"} 64`,
-		`kvd_directory_namespace_index_bytes{namespace="a"} 640`, `kvd_directory_namespace_index_used_bytes{namespace="a"} 64`,
-		`kvd_directory_status_blocks{namespace="a",state="held"} 7`, `kvd_directory_status_blocks{namespace="a",state="dead"} 2`,
+		`kvd_directory_namespace_heap_bytes{namespace="a"} 6400`,
+		`kvd_directory_namespace_limit_bytes{namespace="a"} 4096`,
+		`kvd_directory_namespace_limit_bytes{namespace="b"} 6400`,
+		`kvd_directory_namespace_granted_bytes{namespace="a"} 3200`,
+		`kvd_directory_namespace_returned_bytes{namespace="a"} 640`,
+		`kvd_directory_namespace_leaked_bytes{namespace="a"} 64`,
+		`kvd_directory_namespace_index_bytes{namespace="a"} 640`,
+		`kvd_directory_namespace_index_used_bytes{namespace="a"} 64`,
+		`kvd_directory_status_blocks{namespace="a",state="held"} 7`,
+		`kvd_directory_status_blocks{namespace="a",state="dead"} 2`,
 		`kvd_directory_status_blocks{namespace="b",state="dead"} 0`,
 		`kvd_directory_scrub_lost_records{namespace="a"} 2`, `kvd_directory_scrub_repaired_records{namespace="a"} 3`,
-		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_short{namespace="a",pg="1"} 1`, `kvd_directory_pg_short{namespace="b",pg="2"} 0`,
+		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_short{namespace="a",pg="1"} 1`,
+		`kvd_directory_pg_short{namespace="b",pg="2"} 0`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="live"} 1920`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="free"} 512`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="foreign"} 320`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="limbo"} 192`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="coming"} 128`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="lost"} 128`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="waiting"} 256`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="recalled"} 1024`,
-		`kvd_directory_lost_total{namespace="a"} 0`, `kvd_directory_lost_total{namespace="b"} 5`, `kvd_directory_losses{namespace="a"} 0`, `kvd_directory_losses{namespace="b"} 1`,
-		`kvd_directory_copies_missing{namespace="a"} 2`, `kvd_directory_copies_missing{namespace="b"} 1`, `kvd_directory_copies_without_room{namespace="b"} 1`,
+		`kvd_directory_lost_total{namespace="a"} 0`, `kvd_directory_lost_total{namespace="b"} 5`,
+		`kvd_directory_losses{namespace="a"} 0`, `kvd_directory_losses{namespace="b"} 1`,
+		`kvd_directory_copies_missing{namespace="a"} 2`, `kvd_directory_copies_missing{namespace="b"} 1`,
+		`kvd_directory_copies_without_room{namespace="b"} 1`,
 		`kvd_directory_member_up{id="d1"} 1`, `kvd_directory_member_up{id="d2"} 0`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="room"} 2944`, `kvd_directory_pg_memory_bytes{namespace="b",pg="2",state="lost"} 0`,
 	)
@@ -130,19 +151,23 @@ func TestDirectory(t *testing.T) {
 	// A follower leaves out what only a leader knows.
 	st.Leads, st.AnsweredBy = false, "d2"
 	for _, u := range st.Usage {
-		u.LiveUnits, u.FreeUnits, u.ForeignUnits, u.LimboUnits, u.ComingUnits, u.LostUnits, u.Short, u.Estimated = 0, 0, 0, 0, 0, 0, false, false
+		u.LiveUnits, u.FreeUnits, u.ForeignUnits, u.LimboUnits, u.ComingUnits, u.LostUnits, u.Short, u.Estimated = 0, 0,
+			0, 0, 0, 0, false, false
 	}
 	got = scrape(t, Directory("d2", fakeStatus{st: st}))
 	wantLines(t, got, "kvd_directory_leader 0", "kvd_directory_leader_known 1", `kvd_directory_jobs{kind="move"} 2`,
 		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="waiting"} 256`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="recalled"} 1024`)
-	for _, name := range []string{"kvd_directory_member_up", "kvd_directory_node_awaited", "kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble", "kvd_directory_pg_short",
-		`pg="1",state="live"`, `pg="1",state="free"`, `pg="1",state="foreign"`, `pg="1",state="limbo"`, `pg="1",state="coming"`, `pg="1",state="lost"`} {
+	for _, name := range []string{"kvd_directory_member_up", "kvd_directory_node_awaited",
+		"kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble", "kvd_directory_pg_short",
+		`pg="1",state="live"`, `pg="1",state="free"`, `pg="1",state="foreign"`, `pg="1",state="limbo"`,
+		`pg="1",state="coming"`, `pg="1",state="lost"`} {
 		if strings.Contains(got, name) {
 			t.Errorf("a follower shows %s", name)
 		}
 	}
-	if err := testutil.CollectAndCompare(Directory("d1", fakeStatus{err: errors.New("closed")}), strings.NewReader("")); err == nil || !strings.Contains(err.Error(), "closed") {
+	if err := testutil.CollectAndCompare(Directory("d1", fakeStatus{err: errors.New("closed")}),
+		strings.NewReader("")); err == nil || !strings.Contains(err.Error(), "closed") {
 		t.Errorf("no status: %v", err)
 	}
 }
@@ -153,7 +178,8 @@ func TestRaft(t *testing.T) {
 		t.Error("two sinks")
 	}
 	gometrics.MeasureSince([]string{"raft", "commitTime"}, time.Now().Add(-20*time.Millisecond))
-	gometrics.AddSampleWithLabels([]string{"raft", "replication", "appendEntries", "rpc"}, 2, []gometrics.Label{{Name: "peer_id", Value: "d2"}})
+	gometrics.AddSampleWithLabels([]string{"raft", "replication", "appendEntries", "rpc"}, 2,
+		[]gometrics.Label{{Name: "peer_id", Value: "d2"}})
 	gometrics.IncrCounter([]string{"raft", "state", "leader"}, 1)
 	gometrics.IncrCounter([]string{"raft", "apply"}, 3)
 	gometrics.IncrCounter([]string{"raft", "apply"}, -1) // would panic
@@ -162,7 +188,8 @@ func TestRaft(t *testing.T) {
 	got := scrape(t, Raft())
 	wantLines(t, got, `kvd_raft_commit_seconds_bucket{le="0.01"} 0`, `kvd_raft_commit_seconds_count 1`,
 		`kvd_raft_append_rpc_seconds_bucket{le="0.003"} 1`, `kvd_raft_append_rpc_seconds_bucket{le="0.001"} 0`,
-		`kvd_raft_transitions_total{to="leader"} 1`, `kvd_raft_transitions_total{to="follower"} 0`, "kvd_raft_proposals_total 3")
+		`kvd_raft_transitions_total{to="leader"} 1`, `kvd_raft_transitions_total{to="follower"} 0`,
+		"kvd_raft_proposals_total 3")
 	if strings.Contains(got, "peer") {
 		t.Error("a series for each peer")
 	}
@@ -173,7 +200,8 @@ type fakeRaft server.RaftState
 func (f fakeRaft) Raft() server.RaftState { return server.RaftState(f) }
 
 func TestRaftLog(t *testing.T) {
-	wantLines(t, scrape(t, RaftLog(fakeRaft{Term: 3, LastIndex: 12, Commit: 11, Applied: 10, SnapshotIndex: 8, SnapshotEntries: 4})),
+	wantLines(t, scrape(
+		t, RaftLog(fakeRaft{Term: 3, LastIndex: 12, Commit: 11, Applied: 10, SnapshotIndex: 8, SnapshotEntries: 4})),
 		"kvd_raft_term 3", "kvd_raft_last_index 12", "kvd_raft_commit_index 11", "kvd_raft_snapshot_index 8")
 }
 
@@ -184,9 +212,12 @@ func TestJanitor(t *testing.T) {
 	j.Count(dirpb.JobKind_JOB_SCRUB, JobFailed, 250*time.Millisecond, 0)
 	j.Count(dirpb.JobKind_JOB_MOVE, JobGivenUp, time.Second, 0)
 	// Kinds of which there were none are there as well: rate needs their first 0.
-	wantLines(t, scrape(t, j), `kvd_janitor_jobs_total{kind="scrub",result="done"} 2`, `kvd_janitor_jobs_total{kind="scrub",result="failed"} 1`,
-		`kvd_janitor_jobs_total{kind="move",result="given_up"} 1`, `kvd_janitor_jobs_total{kind="recover",result="done"} 0`,
-		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_transferred_bytes_total{kind="scrub"} 15`, `kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
+	wantLines(t, scrape(t, j), `kvd_janitor_jobs_total{kind="scrub",result="done"} 2`,
+		`kvd_janitor_jobs_total{kind="scrub",result="failed"} 1`,
+		`kvd_janitor_jobs_total{kind="move",result="given_up"} 1`,
+		`kvd_janitor_jobs_total{kind="recover",result="done"} 0`,
+		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_transferred_bytes_total{kind="scrub"} 15`,
+		`kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
 }
 
 // The figures of a store's parts agree with what was done.
@@ -214,10 +245,13 @@ func TestParts(t *testing.T) {
 		}
 	}
 	got := scrape(t, Client("n", one))
-	wantLines(t, got, `kvd_client_operations_total{namespace="n",op="put"} 5`, `kvd_client_operations_total{namespace="n",op="get"} 0`,
+	wantLines(t, got, `kvd_client_operations_total{namespace="n",op="put"} 5`,
+		`kvd_client_operations_total{namespace="n",op="get"} 0`,
 		`kvd_client_hint_hits_total{namespace="n"} 4`, `kvd_client_connections{namespace="n",provider="tcp"} 1`,
-		`kvd_client_unknown_outcomes_total{namespace="n"} 0`, `kvd_client_memory_bytes{namespace="n",state="live"} 1088`,
-		`kvd_client_memory_bytes{namespace="n",state="foreign"} 0`, `kvd_client_memory_handed_back_bytes_total{namespace="n"} 0`,
+		`kvd_client_unknown_outcomes_total{namespace="n"} 0`,
+		`kvd_client_memory_bytes{namespace="n",state="live"} 1088`,
+		`kvd_client_memory_bytes{namespace="n",state="foreign"} 0`,
+		`kvd_client_memory_handed_back_bytes_total{namespace="n"} 0`,
 		`kvd_client_memory_lost_bytes_total{namespace="n"} 0`, `kvd_client_memory_refused_bytes_total{namespace="n"} 0`)
 	// Two clients in one registry.
 	reg := prometheus.NewPedanticRegistry()
@@ -242,9 +276,11 @@ func TestParts(t *testing.T) {
 		}
 	}
 	got = scrape(t, Directory("d1", s.DirectoryNodes()[0]))
-	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`, `kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1",
+	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`,
+		`kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1",
 		`kvd_directory_pg_short{namespace="default",pg="1"} 0`)
-	for _, state := range []string{"live", "free", "foreign", "limbo", "coming", "lost", "waiting", "recalled", "room"} {
+	for _, state := range []string{"live", "free", "foreign", "limbo", "coming", "lost", "waiting", "recalled",
+		"room"} {
 		if !strings.Contains(got, `kvd_directory_pg_memory_bytes{namespace="default",pg="1",state="`+state+`"}`) {
 			t.Errorf("a leader does not show state %s:\n%s", state, got)
 		}

@@ -41,15 +41,21 @@ func newRaftSink() *raftSink {
 	for _, m := range []struct{ key, name, help string }{
 		{"raft.commitTime", "commit_seconds", "Time from a proposal to its commit, on the leader."},
 		{"raft.fsm.applyBatch", "apply_seconds", "Time that the state machine took for a batch of entries."},
-		{"raft.leader.dispatchLog", "leader_store_seconds", "Time that the leader's log took to be stored, fsync included."},
-		{"raft.rpc.appendEntries.storeLogs", "follower_store_seconds", "Time that a follower's log took to be stored, fsync included."},
-		{"raft.replication.appendEntries.rpc", "append_rpc_seconds", "Time of a call that sends entries to a follower."},
-		{"raft.leader.lastContact", "leader_contact_age_seconds", "Age of a follower's last contact, when the leader looked."},
+		{"raft.leader.dispatchLog", "leader_store_seconds", "Time that the leader's log took to be stored, fsync " +
+			"included."},
+		{"raft.rpc.appendEntries.storeLogs", "follower_store_seconds",
+			"Time that a follower's log took to be stored, fsync included."},
+		{"raft.replication.appendEntries.rpc", "append_rpc_seconds",
+			"Time of a call that sends entries to a follower."},
+		{"raft.leader.lastContact", "leader_contact_age_seconds",
+			"Age of a follower's last contact, when the leader looked."},
 		{"raft.snapshot.takeSnapshot", "snapshot_seconds", "Time that a snapshot took."},
-		{"raft.rpc.installSnapshot", "install_snapshot_seconds", "Time that a snapshot of the leader's took to be installed."},
+		{"raft.rpc.installSnapshot", "install_snapshot_seconds",
+			"Time that a snapshot of the leader's took to be installed."},
 	} {
 		h := prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "kvd_raft_" + m.name, Help: m.help, Buckets: []float64{.0001, .0003, .001, .003, .01, .03, .1, .3, 1, 3, 10},
+			Name: "kvd_raft_" + m.name, Help: m.help, Buckets: []float64{.0001, .0003, .001, .003, .01, .03, .1, .3, 1,
+				3, 10},
 		})
 		s.samples[m.key] = h
 		s.all = append(s.all, h)
@@ -64,7 +70,8 @@ func newRaftSink() *raftSink {
 	for _, m := range []struct{ key, name, help string }{
 		{"raft.apply", "proposals_total", "Commands proposed, on the leader."},
 		{"raft.transition.heartbeat_timeout", "heartbeat_timeouts_total", "Times that a follower missed its leader."},
-		{"raft.transition.leader_lease_timeout", "leader_lease_timeouts_total", "Times that a leader stepped down since it missed a quorum."},
+		{"raft.transition.leader_lease_timeout", "leader_lease_timeouts_total",
+			"Times that a leader stepped down since it missed a quorum."},
 	} {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "kvd_raft_" + m.name, Help: m.help})
 		s.counters[m.key] = c
@@ -120,10 +127,12 @@ func (*raftSink) EmitKey([]string, float32)                               {}
 var logFamily = &family{prefix: "kvd_raft_"}
 
 var (
-	raftTerm     = logFamily.desc("term", "Raft's term, as this directory node knows it.")
-	raftLast     = logFamily.desc("last_index", "Last entry of raft's log on this directory node.")
-	raftCommit   = logFamily.desc("commit_index", "Last entry of raft's log that this directory node knows to be committed.")
-	raftSnapshot = logFamily.desc("snapshot_index", "Last entry of raft's log that this directory node's snapshot covers; 0 without one.")
+	raftTerm   = logFamily.desc("term", "Raft's term, as this directory node knows it.")
+	raftLast   = logFamily.desc("last_index", "Last entry of raft's log on this directory node.")
+	raftCommit = logFamily.desc("commit_index", "Last entry of raft's log that this directory node knows to be "+
+		"committed.")
+	raftSnapshot = logFamily.desc("snapshot_index", "Last entry of raft's log that this directory node's snapshot "+
+		"covers; 0 without one.")
 )
 
 // RaftLog shows where n's log stands. The metric kvd_directory_applied_index tells how far n has applied it.

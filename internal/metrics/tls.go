@@ -11,9 +11,12 @@ import (
 
 var (
 	tlsExpiry = prometheus.NewDesc("kvd_tls_certificate_expiry_seconds",
-		"Seconds until a certificate in use expires, negative afterwards. Those are the process's own, those that come with it, its authorities', and lists of revoked certificates. The serial of a list is its number.", []string{"file", "identity", "serial"}, nil)
+		"Seconds until a certificate in use expires, negative afterwards. Those are the process's own, those that "+
+			"come with it, its authorities', and lists of revoked certificates. The serial of a list is its number.",
+		[]string{"file", "identity", "serial"}, nil)
 	tlsReloads = prometheus.NewDesc("kvd_tls_reloads_total",
-		"Changed files of certificates, by result: taken, or refused (counted every second while they stay unusable; those in use are kept).", []string{"file", "result"}, nil)
+		"Changed files of certificates, by result: taken, or refused (counted every second while they stay unusable; "+
+			"those in use are kept).", []string{"file", "result"}, nil)
 )
 
 // TLS shows certificates in use and how their files were taken over. sources may give others each time.
@@ -38,15 +41,18 @@ func (c tlsCollector) Collect(ch chan<- prometheus.Metric) {
 				continue
 			}
 			shown[k] = true
-			ch <- prometheus.MustNewConstMetric(tlsExpiry, prometheus.GaugeValue, h.NotAfter.Sub(now).Seconds(), text(h.File), text(h.Identity), k.serial)
+			ch <- prometheus.MustNewConstMetric(tlsExpiry, prometheus.GaugeValue, h.NotAfter.Sub(now).Seconds(),
+				text(h.File), text(h.Identity), k.serial)
 		}
 		file := s.Files().Cert
 		taken[file] += s.Taken()
 		refused[file] += s.Refused()
 	}
 	for file := range taken {
-		ch <- prometheus.MustNewConstMetric(tlsReloads, prometheus.CounterValue, float64(taken[file]), text(file), "taken")
-		ch <- prometheus.MustNewConstMetric(tlsReloads, prometheus.CounterValue, float64(refused[file]), text(file), "refused")
+		ch <- prometheus.MustNewConstMetric(tlsReloads, prometheus.CounterValue, float64(taken[file]), text(file),
+			"taken")
+		ch <- prometheus.MustNewConstMetric(tlsReloads, prometheus.CounterValue, float64(refused[file]), text(file),
+			"refused")
 	}
 }
 

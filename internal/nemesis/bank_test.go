@@ -17,8 +17,9 @@ import (
 	"github.com/kvd-project/kvd/client"
 )
 
-// The bank: transfers between accounts, by transactions of all clients, while others read all accounts together or write one of them. The sum
-// of the accounts never changes. Each transfer notes its number in its mover's journal, in the same transaction.
+// The bank: transfers between accounts, by transactions of all clients, while others read all accounts together or
+// write one of them. The sum of the accounts never changes. Each transfer notes its number in its mover's journal, in
+// the same transaction.
 const (
 	bankPrefix = "bank/"
 	accounts   = 64
@@ -190,7 +191,8 @@ func (l *loader) move(mover int) {
 // errJournal: a journal that contradicts what its mover was answered.
 var errJournal = errors.New("the journal is wrong")
 
-// transfer is what a transfer reads and writes. Nobody else writes the journal, so it is judged whatever becomes of the transaction.
+// transfer is what a transfer reads and writes. Nobody else writes the journal, so it is judged whatever becomes of the
+// transaction.
 func transfer(tx *client.Tx, mover string, n, from, to, amount int, told outcomes) error {
 	book := journalKey(mover)
 	if err := tx.Load(book, accountKey(from), accountKey(to)); err != nil {
@@ -246,12 +248,13 @@ func (l *loader) rewrite() {
 	rng := rand.New(rand.NewPCG(uint64(l.Client)<<32|uint64(l.Life), 99))
 	for l.rest(time.Duration(rng.Int64N(int64(2*l.BankPace) + 1))) {
 		key := accountKey(rng.IntN(accounts))
-		ops := []client.Op{{Kind: client.OpUpdate, Key: key, Update: func(cur client.Item, present bool) (client.Change, error) {
-			if !present {
-				return client.Change{}, errBalance
-			}
-			return client.Change{Value: cur.Value}, nil
-		}}}
+		ops := []client.Op{
+			{Kind: client.OpUpdate, Key: key, Update: func(cur client.Item, present bool) (client.Change, error) {
+				if !present {
+					return client.Change{}, errBalance
+				}
+				return client.Change{Value: cur.Value}, nil
+			}}}
 		if l.c.Do(context.Background(), ops); errors.Is(ops[0].Err, errBalance) {
 			l.bad("%q is not there", key)
 			return
@@ -259,8 +262,6 @@ func (l *loader) rewrite() {
 		l.outcome("bank: rewrite", ops[0].Err)
 	}
 }
-
-// ---- the harness's side ------------------------------------------------------
 
 // bankBook is what clients say of the bank.
 type bankBook struct {
@@ -416,14 +417,26 @@ func TestBankJudge(t *testing.T) {
 		"a transfer is noted twice": {func(_ *bankBook, v map[string]string) {
 			edit(v, func(j *journal) { j.Last = append(j.Last, j.Last[len(j.Last)-1]) })
 		}, true},
-		"a refused transfer is noted":    {func(b *bankBook, _ map[string]string) { b.told["1.1.0"][72] = outNo }, true},
-		"an account has too much":        {func(_ *bankBook, v map[string]string) { v[string(accountKey(5))] += "0" }, true},
-		"an account is not there":        {func(_ *bankBook, v map[string]string) { delete(v, string(accountKey(63))) }, true},
-		"half of a transfer was done":    {func(_ *bankBook, v map[string]string) { edit(v, func(j *journal) { j.Net[7]++ }) }, true},
-		"a journal cannot be read":       {func(_ *bankBook, v map[string]string) { v[string(journalKey("0.1.0"))] = "{" }, true},
-		"nobody has read all accounts":   {func(b *bankBook, _ map[string]string) { b.sweeps = 0 }, true},
-		"no transfer was acknowledged":   {func(b *bankBook, _ map[string]string) { b.counts[outOK] = 0 }, true},
-		"unknown transfers may be noted": {func(b *bankBook, _ map[string]string) { b.told["1.1.0"][72] = outUnknown }, false},
+		"a refused transfer is noted": {func(b *bankBook, _ map[string]string) {
+			b.told["1.1.0"][72] = outNo
+		}, true},
+		"an account has too much": {func(_ *bankBook, v map[string]string) {
+			v[string(accountKey(5))] += "0"
+		}, true},
+		"an account is not there": {func(_ *bankBook, v map[string]string) {
+			delete(v, string(accountKey(63)))
+		}, true},
+		"half of a transfer was done": {func(_ *bankBook, v map[string]string) {
+			edit(v, func(j *journal) { j.Net[7]++ })
+		}, true},
+		"a journal cannot be read": {func(_ *bankBook, v map[string]string) {
+			v[string(journalKey("0.1.0"))] = "{"
+		}, true},
+		"nobody has read all accounts": {func(b *bankBook, _ map[string]string) { b.sweeps = 0 }, true},
+		"no transfer was acknowledged": {func(b *bankBook, _ map[string]string) { b.counts[outOK] = 0 }, true},
+		"unknown transfers may be noted": {func(b *bankBook, _ map[string]string) {
+			b.told["1.1.0"][72] = outUnknown
+		}, false},
 	} {
 		b, values := fresh()
 		x.harm(b, values)

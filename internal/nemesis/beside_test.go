@@ -27,8 +27,8 @@ var oneCopy = []struct {
 	{pages, []string{"--replicas", "1", "--bytes", "16MiB", "--mode", "cache"}},
 }
 
-// fewLeases is how soon what does not wait for a dead memory node is back. The quickest of a run's kills has to be: any other may be
-// slow with the machine.
+// fewLeases is how soon what does not wait for a dead memory node is back. The quickest of a run's kills has to be: any
+// other may be slow with the machine.
 const fewLeases = 5
 
 // namespaces are those that clients use: the run's first.
@@ -51,7 +51,8 @@ func (h *harness) createBeside() error {
 	return nil
 }
 
-// heardGone takes word that a probe found nothing where it had written. A cache may do that; the store only where its only copy was killed.
+// heardGone takes word that a probe found nothing where it had written. A cache may do that; the store only where its
+// only copy was killed.
 func (h *harness) heardGone(client int, f []string) error {
 	if len(f) != 2 {
 		return fmt.Errorf("client %d said gone with %d fields", client, len(f))
@@ -63,7 +64,8 @@ func (h *harness) heardGone(client int, f []string) error {
 	h.probes.mu.Lock()
 	defer h.probes.mu.Unlock()
 	if f[0] != pages && !h.probes.mayLack[uint32(pg)] {
-		return fmt.Errorf("client %d: what it had written to placement group %d of %s is gone, whose memory node was not killed", client, pg, f[0])
+		return fmt.Errorf("client %d: what it had written to placement group %d of %s is gone, whose memory node was "+
+			"not killed", client, pg, f[0])
 	}
 	return nil
 }
@@ -73,7 +75,9 @@ func (h *harness) victim(st *dirpb.StatusReply) string {
 	from := placementOf(st, namespace).holders() // the last victim may still be empty
 	if h.beside {
 		cached := placementOf(st, pages).holders()
-		if both := slices.DeleteFunc(slices.Clone(from), func(n string) bool { return !slices.Contains(cached, n) }); len(both) > 0 {
+		if both := slices.DeleteFunc(slices.Clone(from), func(n string) bool {
+			return !slices.Contains(cached, n)
+		}); len(both) > 0 {
 			from = both
 		}
 	}
@@ -107,11 +111,15 @@ func (h *harness) killNode(name string, alone bool) error {
 
 // back waits until what a kill took away is back.
 func (h *harness) back(k *kill) error {
-	return h.until(fmt.Sprintf("keys of %s that %s had are back", k.place.namespace, k.victim), recoverLimit, func() string { return h.probes.missing(k) })
+	return h.until(fmt.Sprintf("keys of %s that %s had are back", k.place.namespace, k.victim), recoverLimit,
+		func() string {
+			return h.probes.missing(k)
+		})
 }
 
-// killAndMiss kills a memory node, and starts it again when everything is back that has to be back without it: the run's namespace has
-// another copy, and a cache starts over elsewhere. Of the only copies of the store the status says that they are waited for, and of nothing else.
+// killAndMiss kills a memory node, and starts it again when everything is back that has to be back without it: the
+// run's namespace has another copy, and a cache starts over elsewhere. Of the only copies of the store the status says
+// that they are waited for, and of nothing else.
 func (h *harness) killAndMiss(victim string) error {
 	f := &fault{kind: killMemnode, victims: []string{victim}}
 	h.logf("begin %s %s, until it is missed no more", f.kind, victim)
@@ -145,7 +153,8 @@ func waitsAlone(all []overview.Problem, victim string) string {
 		if !strings.Contains(p.What, "memory node "+victim+" is silent and has the only copy of") {
 			continue
 		}
-		if !strings.Contains(p.What, "of namespace "+single) || strings.Contains(p.What, namespace) || strings.Contains(p.What, pages) {
+		if !strings.Contains(p.What, "of namespace "+single) || strings.Contains(p.What, namespace) ||
+			strings.Contains(p.What, pages) {
 			return p.What
 		}
 		return ""
@@ -162,13 +171,15 @@ func (h *harness) soonBack() error {
 		case kills == 0:
 			return fmt.Errorf("no kill concerned namespace %s", ns)
 		case len(all) == 0 || all[0] > fewLeases*h.lease:
-			return fmt.Errorf("namespace %s was back %v after kills, want one of them within %d leases of %v", ns, all, fewLeases, h.lease)
+			return fmt.Errorf("namespace %s was back %v after kills, want one of them within %d leases of %v", ns, all,
+				fewLeases, h.lease)
 		}
 	}
 	return nil
 }
 
-// besideLate wants a cache to serve, and nothing to wait for it, while a memory node that had all of one of its placement groups stays away.
+// besideLate wants a cache to serve, and nothing to wait for it, while a memory node that had all of one of its
+// placement groups stays away.
 func (h *harness) besideLate(late string) error {
 	began := time.Now()
 	err := h.until("the cache serves without "+late, recoverLimit, func() string {
@@ -184,6 +195,7 @@ func (h *harness) besideLate(late string) error {
 		}
 		return ""
 	})
-	h.logf("while %s is waited for, every placement group of the cache serves after %v", late, time.Since(began).Round(time.Millisecond))
+	h.logf("while %s is waited for, every placement group of the cache serves after %v", late,
+		time.Since(began).Round(time.Millisecond))
 	return err
 }

@@ -22,7 +22,8 @@ const (
 	slowLink      = "slow-link"
 )
 
-var kinds = []string{killMemnode, stopMemnode, killDirectory, stopDirectory, quorum, killClient, stopClient, cutOneWay, cutBothWays, slowLink}
+var kinds = []string{killMemnode, stopMemnode, killDirectory, stopDirectory, quorum, killClient, stopClient, cutOneWay,
+	cutBothWays, slowLink}
 
 // fault is something that goes wrong for a while.
 type fault struct {
@@ -106,9 +107,11 @@ func (s *scope) one(rng *rand.Rand, kind string) *fault {
 	case cutOneWay, cutBothWays:
 		// Pairs that talk: directory nodes with all, clients with memory nodes.
 		for f.to == "" {
-			a, b := pick(slices.Concat(s.directories, s.memnodes, s.clients)), pick(slices.Concat(s.directories, s.memnodes, s.clients))
+			a, b := pick(slices.Concat(s.directories, s.memnodes, s.clients)),
+				pick(slices.Concat(s.directories, s.memnodes, s.clients))
 			served := func(x, y string) bool {
-				return slices.Contains(s.directories, x) || slices.Contains(s.memnodes, x) && slices.Contains(s.clients, y)
+				return slices.Contains(s.directories, x) || slices.Contains(s.memnodes, x) &&
+					slices.Contains(s.clients, y)
 			}
 			if a != b && (served(a, b) || served(b, a)) {
 				f.victims, f.to = []string{a}, b

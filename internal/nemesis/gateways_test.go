@@ -46,11 +46,12 @@ func redisMain(cfg redisConfig) error {
 	var wg sync.WaitGroup
 	var out sync.Mutex
 	for n := range cfg.Clients {
-		c := &redisClient{cfg: cfg, n: n, key: fmt.Sprint("redis/", n), pace: redisPace, printf: func(format string, a ...any) {
-			out.Lock()
-			defer out.Unlock()
-			fmt.Printf(format+"\n", a...)
-		}}
+		c := &redisClient{cfg: cfg, n: n, key: fmt.Sprint("redis/", n), pace: redisPace,
+			printf: func(format string, a ...any) {
+				out.Lock()
+				defer out.Unlock()
+				fmt.Printf(format+"\n", a...)
+			}}
 		if cfg.Silent > 0 && n%cfg.Silent == 0 {
 			c.pace = silentPace
 		}
@@ -115,7 +116,8 @@ func (r *redisClient) run(ctx context.Context) {
 // holds now.
 func (r *redisClient) saw(what string, now, before int64) {
 	if before != r.sum && !(r.doubt && before == r.sum+1) {
-		r.printf("bad\t%q", fmt.Sprintf("Redis client %d: %s: %q held %d, but its only writer counted to %d", r.n, what, r.key, before, r.sum))
+		r.printf("bad\t%q", fmt.Sprintf("Redis client %d: %s: %q held %d, but its only writer counted to %d", r.n, what,
+			r.key, before, r.sum))
 	}
 	r.sum, r.doubt = now, false
 }
@@ -242,7 +244,8 @@ func (s *probes) redisServed(since int64, clients int) string {
 	defer s.mu.Unlock()
 	for c := range clients {
 		if s.counted[c] < since {
-			return fmt.Sprintf("Redis client %d last counted %v ago", c, time.Duration(now()-s.counted[c]).Round(time.Millisecond))
+			return fmt.Sprintf("Redis client %d last counted %v ago", c, time.Duration(now()-s.counted[c]).Round(
+				time.Millisecond))
 		}
 	}
 	return ""
@@ -261,5 +264,8 @@ func (h *harness) launchRedis(p *proc, self string) error {
 	if err != nil {
 		return err
 	}
-	return p.start(h.net, environ("KVD_NEMESIS_PROGRAM=redis", "KVD_NEMESIS_LOAD="+string(doc)), []string{self}, func(l string) { h.heard(0, 0, l) })
+	return p.start(h.net, environ("KVD_NEMESIS_PROGRAM=redis", "KVD_NEMESIS_LOAD="+string(doc)), []string{self},
+		func(l string) {
+			h.heard(0, 0, l)
+		})
 }

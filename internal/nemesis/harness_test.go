@@ -2,7 +2,6 @@ package nemesis
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -50,7 +49,8 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	// restarts: only workers of memory nodes are killed; control: or memory nodes, for they have no keepers. See restarts_test.go.
+	// restarts: only workers of memory nodes are killed; control: or memory nodes, for they have no keepers. See
+	// restarts_test.go.
 	restarts, control bool
 	keep              bool // memory nodes have keepers
 	only              []string
@@ -151,7 +151,8 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 			return h, err
 		}
 	}
-	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis", "g0"})
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways,
+		[]string{"op", "redis", "g0"})
 	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
 	if err != nil {
 		return h, err
@@ -164,16 +165,18 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 		}
 	}
 	for _, name := range hosts {
-		h.procs[name] = &proc{name: name, urgent: s.stops > 0 || s.restarts, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
-			h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
-		}}
+		h.procs[name] = &proc{name: name, urgent: s.stops > 0 || s.restarts, log: filepath.Join(h.work, name+".log"),
+			died: func(p *proc, st *os.ProcessState) {
+				h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
+			}}
 	}
 	// Rounds are short enough for about 2,000 operations a key.
 	round := 4 * time.Second
 	if s.zombies > 0 {
 		round = 2 * time.Second
 	}
-	h.checker = newChecker(filepath.Join(h.work, "histories"), filepath.Join(h.work, "failed"), round, h.fail, h.probes.touched)
+	h.checker = newChecker(filepath.Join(h.work, "histories"), filepath.Join(h.work, "failed"), round, h.fail,
+		h.probes.touched)
 	return h, h.up()
 }
 
@@ -181,7 +184,8 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 func environ(more ...string) []string {
 	var env []string
 	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") && !strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
+		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") &&
+			!strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
 			env = append(env, e)
 		}
 	}
@@ -280,7 +284,8 @@ func (h *harness) launch(name string, ready func()) error {
 	ip := h.net.ip(name)
 	switch name[0] {
 	case 'd':
-		argv := []string{filepath.Join(h.bin, "kvd"), "directory", "--id", name, "--data-dir", filepath.Join(h.work, name, "data"),
+		argv := []string{filepath.Join(h.bin, "kvd"), "directory", "--id", name, "--data-dir",
+			filepath.Join(h.work, name, "data"),
 			"--listen", ip + ":7400", "--raft-listen", ip + ":7401", "--lease", h.lease.String(),
 			"--epoch-interval", h.epochInterval.String(), "--scrub-interval", h.lease.String(), "--insecure"}
 		if name == h.scope.directories[0] {
@@ -290,7 +295,8 @@ func (h *harness) launch(name string, ready func()) error {
 		}
 		return p.start(h.net, environ(), argv, announced)
 	case 'm':
-		argv := []string{filepath.Join(h.bin, "kvd"), "memnode", "--name", name, "--directory", strings.Join(h.directories(), ","),
+		argv := []string{filepath.Join(h.bin, "kvd"), "memnode", "--name", name, "--directory",
+			strings.Join(h.directories(), ","),
 			"--memory", h.memory, "--listen-tcp", ip + ":7500", "--insecure"}
 		if h.provider == "shm" {
 			argv = append(argv, "--shm-socket", filepath.Join(h.work, name+".sock"))
@@ -302,7 +308,8 @@ func (h *harness) launch(name string, ready func()) error {
 		}
 		return p.start(h.net, environ(), argv, announced)
 	case 'g':
-		argv := []string{filepath.Join(h.bin, "kvd"), "gateway", "--directory", strings.Join(h.directories(), ","), "--databases", namespace,
+		argv := []string{filepath.Join(h.bin, "kvd"), "gateway", "--directory", strings.Join(h.directories(), ","),
+			"--databases", namespace,
 			"--listen", ip + ":6379", "--listen-memcached", "off", "--http-listen", "off", "--insecure"}
 		return p.start(h.net, environ(), argv, announced)
 	case 'r':
@@ -323,9 +330,11 @@ func (h *harness) launchClient(p *proc, self string) error {
 		return err
 	}
 	st, _ := h.status.get()
-	cfg := loadConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: n, Life: p.life + 1,
+	cfg := loadConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: n,
+		Life:      p.life + 1,
 		Histories: h.checker.dir, Round: h.checker.round, Keys: 8, Workers: 4, Pace: 4 * time.Millisecond,
-		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10, Churn: h.zombies > 0,
+		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10,
+		Churn:    h.zombies > 0,
 		BankPace: 15 * time.Millisecond}
 	// At most 8 clients use a key, with at most about 2,000 operations.
 	cfg.Sets = (h.clients*cfg.Workers + 7) / 8
@@ -485,180 +494,10 @@ func (h *harness) serving(since int64) error {
 	if len(h.scope.gateways) == 0 {
 		return nil
 	}
-	return h.until("every Redis client is served", recoverLimit, func() string { return h.probes.redisServed(since, redisClients) })
+	return h.until("every Redis client is served", recoverLimit, func() string {
+		return h.probes.redisServed(since, redisClients)
+	})
 }
-
-// ---- faults ----------------------------------------------------------------
-
-// inflict lets f begin.
-func (h *harness) inflict(f *fault, alone bool) error {
-	h.faults[f.kind]++
-	switch f.kind {
-	case killMemnode:
-		return h.killNode(f.victims[0], alone)
-	case killDirectory:
-		return h.procs[f.victims[0]].kill()
-	case killClient:
-		return h.killClient(f.victims[0])
-	case stopMemnode, stopDirectory, stopClient:
-		return h.procs[f.victims[0]].stop()
-	case quorum:
-		var errs []error
-		for _, d := range f.victims {
-			if f.hard {
-				errs = append(errs, h.procs[d].kill())
-			} else {
-				errs = append(errs, h.procs[d].stop())
-			}
-		}
-		return errors.Join(errs...)
-	case cutOneWay:
-		return h.net.cut(f.victims[0], f.to)
-	case cutBothWays:
-		return errors.Join(h.net.cut(f.victims[0], f.to), h.net.cut(f.to, f.victims[0]))
-	case slowLink:
-		return h.net.slow(f.victims[0])
-	}
-	return fmt.Errorf("fault of unknown kind %q", f.kind)
-}
-
-func (h *harness) killClient(name string) error {
-	p := h.procs[name]
-	err := p.kill()
-	n, _ := strconv.Atoi(name[1:]) // made by newHarness
-	h.checker.died(n, p.life)
-	return err
-}
-
-// relieve ends f.
-func (h *harness) relieve(f *fault) error {
-	switch f.kind {
-	case killMemnode, killDirectory, killClient:
-		return h.launch(f.victims[0], nil)
-	case stopMemnode, stopDirectory, stopClient:
-		return h.procs[f.victims[0]].resume()
-	case quorum:
-		var errs []error
-		for _, d := range f.victims {
-			if f.hard {
-				errs = append(errs, h.launch(d, nil))
-			} else {
-				errs = append(errs, h.procs[d].resume())
-			}
-		}
-		return errors.Join(errs...)
-	case cutOneWay:
-		return h.net.mend(f.victims[0], f.to)
-	case cutBothWays:
-		return errors.Join(h.net.mend(f.victims[0], f.to), h.net.mend(f.to, f.victims[0]))
-	case slowLink:
-		return h.net.fast(f.victims[0])
-	}
-	return nil
-}
-
-// suffer lets faults happen together, and returns when all have ended.
-func (h *harness) suffer(faults []*fault) error {
-	type step struct {
-		at time.Duration
-		do func() error
-	}
-	var steps []step
-	for _, f := range faults {
-		alone := len(faults) == 1
-		var silent int64 // when all directory nodes were silent
-		steps = append(steps, step{f.after, func() error {
-			h.logf("begin %v", f)
-			err := h.inflict(f, alone)
-			silent = now()
-			return err
-		}}, step{f.after + f.hold, func() error {
-			// No lease outlives the directory's silence, and over tcp, where nothing
-			// else tells a client that it is fenced, nothing is answered without one.
-			if late := h.probes.lastWrite(); f.kind == quorum && h.provider == "tcp" && late > silent+int64(h.lease) {
-				h.fail(fmt.Sprintf("a write that was called %v after all directory nodes fell silent succeeded; the lease is %v",
-					time.Duration(late-silent), h.lease))
-			}
-			h.logf("end   %s %s", f.kind, strings.Join(f.victims, ","))
-			return h.relieve(f)
-		}})
-	}
-	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
-	began := time.Now()
-	for _, s := range steps {
-		if err := h.sleep(max(0, s.at-time.Since(began))); err != nil {
-			return err
-		}
-		if err := s.do(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// awaitServing waits until the store is whole and serves everybody.
-func (h *harness) awaitServing() error {
-	healed := now()
-	if err := h.whole(wholeLimit); err != nil {
-		return err
-	}
-	return h.serving(healed)
-}
-
-// calm is awaitServing, and then lo to hi leases without a fault.
-func (h *harness) calm(lo, hi float64) error {
-	if err := h.awaitServing(); err != nil {
-		return err
-	}
-	return h.sleep(h.scope.leases(h.rng, lo, hi))
-}
-
-// mixed breaks things for the run's duration.
-func (h *harness) mixed() error {
-	for end := time.Now().Add(h.duration); time.Now().Before(end); {
-		if err := h.calm(0, 1); err != nil {
-			return err
-		}
-		if err := h.suffer(h.scope.round(h.rng)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// onlyKills kills one memory node after another, and nothing else.
-func (h *harness) onlyKills() error {
-	for n := range h.kills {
-		if err := h.calm(0.5, 1.5); err != nil {
-			return err
-		}
-		st, _ := h.status.get()
-		victim, before := h.victim(st), len(h.probes.kills)
-		if n%2 == 0 {
-			if err := h.killAndMiss(victim); err != nil {
-				return err
-			}
-		} else if err := h.suffer([]*fault{{kind: killMemnode, victims: []string{victim}, hold: h.scope.leases(h.rng, 0.2, 4)}}); err != nil {
-			return err
-		}
-		for _, k := range h.probes.kills[before:] { // appended by this goroutine alone
-			if err := h.back(k); err != nil {
-				return err
-			}
-		}
-	}
-	if err := h.soonBack(); err != nil {
-		return err
-	}
-	h.probes.mu.Lock()
-	defer h.probes.mu.Unlock()
-	if n := len(h.probes.offends); n > 0 {
-		h.fail(fmt.Sprintf("%d errors on keys that no kill concerns, the first: %s", n, h.probes.offends[0]))
-	}
-	return nil
-}
-
-// ---- end -------------------------------------------------------------------
 
 // finish mends everything, stops the clients and checks the memory.
 func (h *harness) finish() error {
@@ -787,7 +626,8 @@ func (h *harness) summary() string {
 		}
 		fmt.Fprintf(&b, "recovery   of %s: %d of %d kills alone", ns, len(all), kills)
 		if len(all) > 0 {
-			fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)), leases(percentile(all, 99)), leases(all[len(all)-1]))
+			fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)),
+				leases(percentile(all, 99)), leases(all[len(all)-1]))
 		}
 		b.WriteString("\n")
 	}

@@ -85,8 +85,6 @@ func now() int64 {
 	return ts.Nano()
 }
 
-// ---- values ----------------------------------------------------------------
-
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // makeValue is a value of at least size bytes that says what it is, so that any
@@ -114,7 +112,8 @@ func parseValue(key string, b []byte) (id string, err error) {
 	i, _, ok := bytes.Cut(rest, []byte{0})
 	switch {
 	case crc32.Checksum(body, castagnoli) != sum:
-		return "", fmt.Errorf("value of %q is torn: %d bytes begin with %.80q and do not match their checksum", key, len(b), b)
+		return "", fmt.Errorf("value of %q is torn: %d bytes begin with %.80q and do not match their checksum", key,
+			len(b), b)
 	case !ok:
 		return "", fmt.Errorf("value of %q names no writer: %.80q", key, b)
 	case string(k) != key:
@@ -122,8 +121,6 @@ func parseValue(key string, b []byte) (id string, err error) {
 	}
 	return string(i), nil
 }
-
-// ---- files -----------------------------------------------------------------
 
 // historyFile holds what one life of a client did to the keys of one round.
 func historyFile(dir string, client, life int, round int64) string {
@@ -191,8 +188,6 @@ func saveHistory(file string, h []event) error {
 	}
 	return os.WriteFile(file, b.Bytes(), 0o644)
 }
-
-// ---- verdict ---------------------------------------------------------------
 
 // model is one key: the id of its value, "" when absent.
 var model = porcupine.Model{

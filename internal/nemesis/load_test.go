@@ -127,8 +127,9 @@ func (l *loader) open(device *rdma.Device, namespace string) (*client.Client, er
 	for {
 		open, end := context.WithTimeout(l.ctx, 5*time.Second)
 		c, err := client.Open(open, client.Options{Directory: l.Directory, Namespace: namespace, Provider: l.Provider,
-			Devices: []*rdma.Device{device}, Name: fmt.Sprintf("nemesis c%d.%d", l.Client, l.Life), OpTimeout: l.OpTimeout,
-			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
+			Devices: []*rdma.Device{device}, Name: fmt.Sprintf("nemesis c%d.%d", l.Client, l.Life),
+			OpTimeout: l.OpTimeout,
+			Logger:    slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
 		end()
 		switch {
 		case err == nil:
@@ -192,13 +193,12 @@ func (l *loader) outcome(what string, err error) (out, text string) {
 		return outConflict, ""
 	case client.Outcome(err) == rdma.Unknown:
 		return outUnknown, err.Error()
-	case !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrFull) && !errors.Is(err, client.ErrClosed) && !errors.Is(err, client.ErrTxnContended):
+	case !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrFull) &&
+		!errors.Is(err, client.ErrClosed) && !errors.Is(err, client.ErrTxnContended):
 		l.print("bad", strconv.Quote(fmt.Sprintf("client %d: %s: an error of no known type: %v", l.Client, what, err)))
 	}
 	return outNo, err.Error()
 }
-
-// ---- workers ---------------------------------------------------------------
 
 // worker does one operation after another.
 type worker struct {
@@ -422,8 +422,6 @@ func (w *worker) call(e *event, value []byte, counter bool) (r reply, bad error)
 	return r, bad
 }
 
-// ---- recorder --------------------------------------------------------------
-
 // recorder writes each line with a write(2) of its own: what was written
 // survives the process.
 type recorder struct {
@@ -439,7 +437,8 @@ func (r *recorder) of(round int64) (*os.File, error) {
 	if f := r.files[round]; f != nil {
 		return f, nil
 	}
-	f, err := os.OpenFile(historyFile(r.cfg.Histories, r.cfg.Client, r.cfg.Life, round), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	f, err := os.OpenFile(historyFile(r.cfg.Histories, r.cfg.Client, r.cfg.Life, round),
+		os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -477,8 +476,6 @@ func writeLine(f *os.File, v any) error {
 	_, err = f.Write(append(b, '\n'))
 	return err
 }
-
-// ---- probes ----------------------------------------------------------------
 
 // missedWrite is in the text of a probe that does not read what it wrote.
 const missedWrite = "but its only writer last wrote"

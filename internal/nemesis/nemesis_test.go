@@ -25,11 +25,13 @@ var (
 	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies alone 200ms")
 	memory   = flag.String("memory", "256MiB", "that each memory node lends")
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
-	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers, of a memory node and of a gateway, by SIGTERM and by SIGKILL each")
-	restarts = flag.Bool("restarts", false, "nothing but kills of memory nodes' workers, whose memory their keepers hold, one every 2s; with -zombies, one for each of them")
-	control  = flag.Bool("control", false, "-restarts without keepers: the run has to notice what is lost")
-	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
-	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
+	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers, of a "+
+		"memory node and of a gateway, by SIGTERM and by SIGKILL each")
+	restarts = flag.Bool("restarts", false, "nothing but kills of memory nodes' workers, whose memory their keepers "+
+		"hold, one every 2s; with -zombies, one for each of them")
+	control = flag.Bool("control", false, "-restarts without keepers: the run has to notice what is lost")
+	zombies = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
+	only    = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
 )
 
 // TestMain is also the programs inside of the namespaces.
@@ -41,7 +43,9 @@ func TestMain(m *testing.M) {
 	case "load":
 		var cfg loadConfig
 		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil {
-			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error { return loadMain(ctx, d, cfg) })
+			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error {
+				return loadMain(ctx, d, cfg)
+			})
 		}
 	case "watch":
 		err = watchMain(strings.Split(os.Getenv("KVD_NEMESIS_DIRECTORY"), ","))
@@ -53,7 +57,9 @@ func TestMain(m *testing.M) {
 	case "soak", "measure":
 		var cfg soakConfig
 		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil && p == "soak" {
-			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error { return soakMain(ctx, d, cfg) })
+			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error {
+				return soakMain(ctx, d, cfg)
+			})
 		} else if err == nil {
 			err = measureMain(cfg)
 		}
@@ -104,7 +110,8 @@ func flagged(t *testing.T, variable, target string) settings {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
-		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, restarts: *restarts, control: *control}
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops,
+		zombies: *zombies, restarts: *restarts, control: *control}
 	if *only != "" {
 		s.only = strings.Split(*only, ",")
 	}

@@ -16,9 +16,10 @@ import (
 // stored is what each namespace holds before the power goes.
 const stored = "before"
 
-// powerLoss kills every process of the store at the same time: directory nodes, memory nodes with the keepers of their memory, a
-// gateway and clients with operations under way. Only the directory's disks are left, and behind the ends of their logs is the beginning
-// of a write that was not finished. The store comes up by itself, says what is gone, and serves.
+// powerLoss kills every process of the store at the same time: directory nodes, memory nodes with the keepers of their
+// memory, a gateway and clients with operations under way. Only the directory's disks are left, and behind the ends of
+// their logs is the beginning of a write that was not finished. The store comes up by itself, says what is gone, and
+// serves.
 func (h *harness) powerLoss() error {
 	for _, ns := range h.namespaces() {
 		if out, err := h.kvctl("put", stored, "v", "--namespace", ns); err != nil {
@@ -97,7 +98,8 @@ func (h *harness) givenUp(late string) error {
 	}
 	began := time.Now()
 	out, err := h.kvctl("get", stored, "--namespace", single, "--timeout", "1s")
-	h.logf("while %s is waited for, a get says after %v: %s", late, time.Since(began).Round(time.Millisecond), lastLineOf(out))
+	h.logf("while %s is waited for, a get says after %v: %s", late, time.Since(began).Round(time.Millisecond),
+		lastLineOf(out))
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		return fmt.Errorf("get of what %s holds: %w, want exit status 3: %q", late, err, out)
@@ -135,8 +137,8 @@ func (h *harness) cutPower(names []string) error {
 	return nil
 }
 
-// tear puts behind the end of a directory node's newest write-ahead log what a write leaves that was under way: room that was
-// made for it, a record without its end, or one with other bytes than its checksum says.
+// tear puts behind the end of a directory node's newest write-ahead log what a write leaves that was under way: room
+// that was made for it, a record without its end, or one with other bytes than its checksum says.
 func tear(dir string, how int) error {
 	logs, err := filepath.Glob(filepath.Join(dir, "*.log"))
 	if err != nil || len(logs) == 0 {
@@ -182,7 +184,8 @@ func (h *harness) lostAll(ns string) error {
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(out, "not found") {
 		return fmt.Errorf("get of what %s lost: %w, want exit status 1: %q", ns, err, out)
 	}
-	for _, args := range [][]string{{"put", "after", "w"}, {"get", "after"}, {"check"}, {"namespace", "accept-loss", ns}} {
+	for _, args := range [][]string{{"put", "after", "w"}, {"get", "after"}, {"check"},
+		{"namespace", "accept-loss", ns}} {
 		if out, err = h.kvctl(append(args, "--namespace", ns)...); err != nil {
 			return fmt.Errorf("%s: %w\n%s", ns, err, out)
 		}

@@ -76,7 +76,8 @@ type probes struct {
 }
 
 func newProbes() *probes {
-	return &probes{written: map[where]int64{}, last: map[where]probe{}, counted: map[int]int64{}, mayLack: map[uint32]bool{}}
+	return &probes{written: map[where]int64{}, last: map[where]probe{}, counted: map[int]int64{},
+		mayLack: map[uint32]bool{}}
 }
 
 // killed opens a kill's window in one namespace; nil for a victim that held nothing of it.
@@ -114,7 +115,8 @@ func (s *probes) saw(p probe) {
 		switch {
 		case !k.touches(p.pg):
 			if p.out == outNo || p.out == outUnknown {
-				s.offends = append(s.offends, fmt.Sprintf("kill of %s: client %d, placement group %d, %s after %v: %s %s",
+				s.offends = append(s.offends, fmt.Sprintf("kill of %s: client %d, placement group %d, %s after %v: "+
+					"%s %s",
 					k.victim, p.client, p.pg, p.verb, time.Duration(p.retn-k.at), p.out, p.errText))
 			}
 		case p.out != outOK:
@@ -146,7 +148,8 @@ func (s *probes) touched(h []event) {
 				continue
 			}
 			if pg := k.place.pg(e.Key); !k.touches(pg) {
-				s.offends = append(s.offends, fmt.Sprintf("kill of %s: client %d, placement group %d, %s of %q after %v: %s",
+				s.offends = append(s.offends, fmt.Sprintf("kill of %s: client %d, placement group %d, %s of %q after "+
+					"%v: %s",
 					k.victim, e.Client, pg, e.Verb, e.Key, time.Duration(e.Return-k.at), e.Err))
 			}
 		}

@@ -42,8 +42,9 @@ func (p *proc) holds(name string) bool {
 	})
 }
 
-// killWorker kills a keeper's worker, waiting for one that is about to start, and returns when it has gone. While no memory is kept it does
-// nothing: such a worker would be followed by nobody. The worker stands still while its keeper is looked at.
+// killWorker kills a keeper's worker, waiting for one that is about to start, and returns when it has gone. While no
+// memory is kept it does nothing: such a worker would be followed by nobody. The worker stands still while its keeper
+// is looked at.
 func (p *proc) killWorker() (killed bool, err error) {
 	for end := time.Now().Add(recoverLimit); time.Now().Before(end); time.Sleep(200 * time.Microsecond) {
 		pid := p.worker()
@@ -97,8 +98,8 @@ func (h *harness) restartAny() error {
 	return errors.New("no memory node holds anything")
 }
 
-// onlyRestarts kills workers of memory nodes for the run's duration: one, or every third time all at once, and sees when every client
-// is served again. Files that were stored before are read back afterwards.
+// onlyRestarts kills workers of memory nodes for the run's duration: one, or every third time all at once, and sees
+// when every client is served again. Files that were stored before are read back afterwards.
 func (h *harness) onlyRestarts() error {
 	if err := h.awaitServing(); err != nil {
 		return err
@@ -212,8 +213,10 @@ func (h *harness) restartTable() string {
 	}
 	all := slices.Sorted(slices.Values(h.restarted))
 	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
-	return fmt.Sprintf("restarts   %d; every client is served again after: median %v, p99 %v (%.2f leases), max %v; %d keys of %d stored before are lost\n",
-		len(all), ms(percentile(all, 50)), ms(percentile(all, 99)), float64(percentile(all, 99))/float64(h.lease), ms(all[len(all)-1]),
+	return fmt.Sprintf("restarts   %d; every client is served again after: median %v, p99 %v (%.2f leases), max %v; "+
+		"%d keys of %d stored before are lost\n",
+		len(all), ms(percentile(all, 50)), ms(percentile(all, 99)), float64(percentile(all, 99))/float64(h.lease),
+		ms(all[len(all)-1]),
 		h.filesLost, keptFiles)
 }
 

@@ -103,9 +103,11 @@ func slots(heap uint64) (n int) {
 	return n
 }
 
-func openSoak(ctx context.Context, cfg soakConfig, device *rdma.Device, more func(*client.Options)) (*client.Client, error) {
-	o := client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace, Provider: cfg.Provider, Devices: []*rdma.Device{device},
-		Name: fmt.Sprintf("nemesis c%d.%d", cfg.Client, cfg.Life), OpTimeout: cfg.OpTimeout,
+func openSoak(ctx context.Context, cfg soakConfig, device *rdma.Device, more func(*client.Options)) (*client.Client,
+	error) {
+	o := client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace, Provider: cfg.Provider,
+		Devices: []*rdma.Device{device},
+		Name:    fmt.Sprintf("nemesis c%d.%d", cfg.Client, cfg.Life), OpTimeout: cfg.OpTimeout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
 	if more != nil {
 		more(&o)
@@ -256,7 +258,9 @@ func measureMain(cfg soakConfig) error {
 	}
 	defer device.Close()
 	ctx := context.Background()
-	c, err := openSoak(ctx, cfg, device, func(o *client.Options) { o.ReadOnly, o.NoEviction, o.Name = true, true, "nemesis measure" })
+	c, err := openSoak(ctx, cfg, device, func(o *client.Options) {
+		o.ReadOnly, o.NoEviction, o.Name = true, true, "nemesis measure"
+	})
 	if err != nil {
 		return err
 	}
@@ -271,8 +275,6 @@ func measureMain(cfg soakConfig) error {
 	fmt.Println(units)
 	return c.Close()
 }
-
-// ---- the harness's part ----------------------------------------------------
 
 // soakBook is what soakers tell. It may be used concurrently.
 type soakBook struct {
@@ -326,8 +328,10 @@ func (b *soakBook) summary() string {
 	t := b.between(0, 1<<62)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	out := fmt.Sprintf("soak       %d writes of %.0f MiB, %.1f times the memory; %d waited, the longest %v; %d full, %d other errors\n",
-		t.Writes, float64(t.Bytes)/(1<<20), float64(t.Bytes)/float64(max(1, b.heap)*layout.UnitSize), t.Waited, t.Longest.Round(time.Millisecond), t.Full, t.Bad)
+	out := fmt.Sprintf("soak       %d writes of %.0f MiB, %.1f times the memory; %d waited, the longest %v; %d full, "+
+		"%d other errors\n",
+		t.Writes, float64(t.Bytes)/(1<<20), float64(t.Bytes)/float64(max(1, b.heap)*layout.UnitSize), t.Waited,
+		t.Longest.Round(time.Millisecond), t.Full, t.Bad)
 	for _, f := range b.facts {
 		out += "           " + f + "\n"
 	}
@@ -343,7 +347,8 @@ func (h *harness) soakConfig(client, life int) soakConfig {
 	h.soaked.mu.Lock()
 	h.soaked.heap = heap
 	h.soaked.mu.Unlock()
-	return soakConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: client, Life: life, Seed: h.seed,
+	return soakConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: client,
+		Life: life, Seed: h.seed,
 		Slots: slots(heap * layout.UnitSize), Workers: 4, Pace: 15 * time.Millisecond, OpTimeout: 10 * time.Second}
 }
 
@@ -356,7 +361,10 @@ func (h *harness) launchSoaker(p *proc, self string) error {
 	if err != nil {
 		return err
 	}
-	return p.start(h.net, environ("KVD_NEMESIS_PROGRAM=soak", "KVD_NEMESIS_LOAD="+string(doc)), []string{self}, func(l string) { h.soakHeard(n, l) })
+	return p.start(h.net, environ("KVD_NEMESIS_PROGRAM=soak", "KVD_NEMESIS_LOAD="+string(doc)), []string{self},
+		func(l string) {
+			h.soakHeard(n, l)
+		})
 }
 
 // soakHeard takes a line of a soaker.
@@ -382,7 +390,8 @@ func (h *harness) soakHeard(client int, line string) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if err == nil && len(b.full) < 3 {
-			b.full = append(b.full, fmt.Sprintf("after %.1fs, client %d: %s", time.Duration(now()-h.began).Seconds(), client, text))
+			b.full = append(b.full, fmt.Sprintf("after %.1fs, client %d: %s", time.Duration(now()-h.began).Seconds(),
+				client, text))
 		}
 	case "bad":
 		if err == nil {
@@ -395,7 +404,9 @@ func (h *harness) soakHeard(client int, line string) {
 
 // soaking waits until every soaker has written.
 func (h *harness) soaking(since int64) error {
-	return h.until("every client writes", recoverLimit, func() string { return h.soaked.served(since, len(h.scope.clients)) })
+	return h.until("every client writes", recoverLimit, func() string {
+		return h.soaked.served(since, len(h.scope.clients))
+	})
 }
 
 // usage is what the directory knows of the namespace's memory, in units.
@@ -493,9 +504,11 @@ func (h *harness) soakAndKill() error {
 	h.rates(firstFrom, lastFrom, stopped, window)
 	if slices.Sort(held); len(held) > 0 {
 		m := held[len(held)/2]
-		h.logf("%s", h.soaked.fact("held       %.0f %% of the memory is granted and not live, by the median of the second half", 100*m))
+		h.logf("%s", h.soaked.fact("held       %.0f %% of the memory is granted and not live, by the median of the "+
+			"second half", 100*m))
 		if m > heldLimit {
-			h.fail(fmt.Sprintf("%.0f %% of the memory is granted and not live, want at most %.0f %%", 100*m, 100*heldLimit))
+			h.fail(fmt.Sprintf("%.0f %% of the memory is granted and not live, want at most %.0f %%", 100*m,
+				100*heldLimit))
 		}
 	}
 	if t := h.soaked.between(0, stopped); t.Full > 0 {
@@ -512,10 +525,12 @@ func (h *harness) rates(firstFrom, lastFrom, end int64, window time.Duration) {
 	rate := func(t tally) float64 { return float64(t.Writes) / float64(max(t.Reads, 1)) }
 	second := func(t tally) float64 { return float64(t.Writes) / max(t.Seconds, 1e-3) }
 	kept := rate(last) / max(rate(first), 1e-3)
-	h.logf("%s", h.soaked.fact("throughput %.1f writes/s of a client in the first %v, %.1f in the last; %.2f and %.2f to a read of its reader: %.2f",
+	h.logf("%s", h.soaked.fact("throughput %.1f writes/s of a client in the first %v, %.1f in the last; %.2f and "+
+		"%.2f to a read of its reader: %.2f",
 		second(first), window.Round(time.Second), second(last), rate(first), rate(last), kept))
 	if h.duration >= longSoak && kept < keptRate { // in a short run the windows are of a few seconds
-		h.fail(fmt.Sprintf("in the end a client writes to one read %.2f of what it wrote in the beginning, want %.2f", kept, keptRate))
+		h.fail(fmt.Sprintf("in the end a client writes to one read %.2f of what it wrote in the beginning, want %.2f",
+			kept, keptRate))
 	}
 }
 
@@ -558,7 +573,9 @@ func (h *harness) leak() error {
 	if err != nil {
 		return err
 	}
-	h.logf("%s", h.soaked.fact("leak       %.1f MiB by the directory's account, as for 3 leases, %v after the last kill", inMiB(u.lost), time.Since(killed).Round(100*time.Millisecond)))
+	h.logf("%s", h.soaked.fact(
+		"leak       %.1f MiB by the directory's account, as for 3 leases, %v after the last kill", inMiB(u.lost),
+		time.Since(killed).Round(100*time.Millisecond)))
 	for _, c := range h.scope.clients {
 		if err := h.procs[c].end(endLimit); err != nil {
 			return err
@@ -585,7 +602,8 @@ func (h *harness) leak() error {
 	if err = h.until("what is granted is live", leakLimit, settled(limit)); err != nil {
 		return err
 	}
-	h.logf("%s", h.soaked.fact("leak       %.1f MiB %v after the last kill, %v after the others closed: %s", inMiB(lost), time.Since(killed).Round(100*time.Millisecond),
+	h.logf("%s", h.soaked.fact("leak       %.1f MiB %v after the last kill, %v after the others closed: %s",
+		inMiB(lost), time.Since(killed).Round(100*time.Millisecond),
 		time.Since(ended).Round(100*time.Millisecond), left))
 	h.count()
 	began := time.Now()
@@ -595,6 +613,7 @@ func (h *harness) leak() error {
 	if err = h.until("all that is granted is live", leakLimit, settled(0)); err != nil {
 		return err
 	}
-	h.logf("%s", h.soaked.fact("leak       0 after a check, which took %v: %s", time.Since(began).Round(100*time.Millisecond), left))
+	h.logf("%s", h.soaked.fact("leak       0 after a check, which took %v: %s",
+		time.Since(began).Round(100*time.Millisecond), left))
 	return nil
 }

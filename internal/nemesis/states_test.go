@@ -208,7 +208,8 @@ func (h *harness) refusedOrServes(d, want string) error {
 		return errors.Join(err, still.resume())
 	case <-time.After(endLimit):
 		p.dump()
-		return errors.Join(fmt.Errorf("%s was ready, and neither ends nor commits\n%s", d, tail(p.log, 20000)), still.resume())
+		return errors.Join(fmt.Errorf("%s was ready, and neither ends nor commits\n%s", d, tail(p.log, 20000)),
+			still.resume())
 	}
 }
 
@@ -222,7 +223,8 @@ func (h *harness) readOnlyDisk() error {
 		return err
 	}
 	h.procs[d].asked.Store(true)
-	if err := errors.Join(h.refused(d, "read-only file system"), run("mount", "-o", "remount,rw", at), h.launch(d, nil)); err != nil {
+	if err := errors.Join(h.refused(d, "read-only file system"), run("mount", "-o", "remount,rw", at),
+		h.launch(d, nil)); err != nil {
 		return err
 	}
 	return h.awaitServing()
@@ -327,11 +329,13 @@ func (h *harness) busy(hosts []string, d time.Duration) (map[string]float64, err
 	used := func() (map[string]float64, error) {
 		out := map[string]float64{}
 		for _, name := range hosts {
-			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmp.Or(h.procs[name].worker(), h.procs[name].cmd.Process.Pid)))
+			b, err := os.ReadFile(
+				fmt.Sprintf("/proc/%d/stat", cmp.Or(h.procs[name].worker(), h.procs[name].cmd.Process.Pid)))
 			if err != nil {
 				return nil, err
 			}
-			for _, s := range strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))[11:13] { // utime, stime; proc(5)
+			for _, s := range strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))[11:13] {
+				// utime, stime; proc(5)
 				n, err := strconv.Atoi(s)
 				if err != nil {
 					return nil, err

@@ -61,7 +61,8 @@ func (s *probes) partingLocked(call, retn int64, out string, own bool, what stri
 			continue
 		}
 		if len(p.examples) < 3 {
-			p.examples = append(p.examples, fmt.Sprintf("%v after the signal: %s: %s", time.Duration(retn-p.begin), out, what))
+			p.examples = append(p.examples, fmt.Sprintf("%v after the signal: %s: %s", time.Duration(retn-p.begin), out,
+				what))
 		}
 	}
 }
@@ -74,7 +75,8 @@ func (s *probes) partingTable() string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-12s %-8s %5s %8s %8s %8s %8s %13s %14s %12s\n", "stop of", "signal", "times", "unknown", "own keys", "refused", "sessions", "longest stall", "median longest", "longest stop")
+	fmt.Fprintf(&b, "%-12s %-8s %5s %8s %8s %8s %8s %13s %14s %12s\n", "stop of", "signal", "times", "unknown",
+		"own keys", "refused", "sessions", "longest stall", "median longest", "longest stop")
 	for _, who := range []string{leaderNode, followerNode, memoryNode, gatewayNode} {
 		for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			sum, stalls, took := parting{}, []time.Duration{}, time.Duration(0)
@@ -82,7 +84,8 @@ func (s *probes) partingTable() string {
 				if p.who != who || p.how != how {
 					continue
 				}
-				sum.unknown, sum.own, sum.refused, sum.lost = sum.unknown+p.unknown, sum.own+p.own, sum.refused+p.refused, sum.lost+p.lost
+				sum.unknown, sum.own, sum.refused, sum.lost = sum.unknown+p.unknown, sum.own+p.own, sum.refused+
+					p.refused, sum.lost+p.lost
 				stalls, took = append(stalls, p.longest), max(took, p.took)
 			}
 			if len(stalls) == 0 {
@@ -90,8 +93,10 @@ func (s *probes) partingTable() string {
 			}
 			slices.Sort(stalls)
 			signal := map[syscall.Signal]string{syscall.SIGTERM: "SIGTERM", syscall.SIGKILL: "SIGKILL"}[how]
-			fmt.Fprintf(&b, "%-12s %-8s %5d %8d %8d %8d %8d %13v %14v %12v\n", who, signal, len(stalls), sum.unknown, sum.own, sum.refused, sum.lost,
-				stalls[len(stalls)-1].Round(time.Millisecond), percentile(stalls, 50).Round(time.Millisecond), took.Round(time.Millisecond))
+			fmt.Fprintf(&b, "%-12s %-8s %5d %8d %8d %8d %8d %13v %14v %12v\n", who, signal, len(stalls), sum.unknown,
+				sum.own, sum.refused, sum.lost,
+				stalls[len(stalls)-1].Round(time.Millisecond), percentile(stalls, 50).Round(time.Millisecond),
+				took.Round(time.Millisecond))
 		}
 	}
 	return b.String()
@@ -109,7 +114,8 @@ func (s *probes) rude() (out []string) {
 			unknown = p.own
 		}
 		if p.how == syscall.SIGTERM && (unknown > 0 || p.refused > 0 || p.lost > 0) {
-			out = append(out, fmt.Sprintf("SIGTERM of a %s: %d unknown outcomes, %d refused, %d sessions lost: %s", p.who, p.unknown, p.refused, p.lost, strings.Join(p.examples, "; ")))
+			out = append(out, fmt.Sprintf("SIGTERM of a %s: %d unknown outcomes, %d refused, %d sessions lost: %s",
+				p.who, p.unknown, p.refused, p.lost, strings.Join(p.examples, "; ")))
 		}
 	}
 	return out

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,10 +19,12 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-var testScope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"}, clients: []string{"c0", "c1"},
-	lease: time.Second, replicas: 2}
+var testScope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"},
+	clients: []string{"c0", "c1"},
+	lease:   time.Second, replicas: 2}
 
 // statusNode is a directory node that knows a status, or none.
 type statusNode struct {
@@ -73,7 +74,8 @@ func TestLeaderStatus(t *testing.T) {
 // A follower's status is no account of memory.
 func TestUsageOfFollower(t *testing.T) {
 	st := &dirpb.StatusReply{
-		Map:   &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: namespace}}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}},
+		Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: namespace}}, Pgs: []*dirpb.PlacementGroup{
+			{Id: 1, NamespaceId: 1}}},
 		Usage: []*dirpb.PGUsage{{PgId: 1, HeapUnits: 10, GrantedUnits: 5}},
 	}
 	if u := usageOf(st); u.known || u.heap != 10 {
@@ -274,29 +276,41 @@ func TestVerdict(t *testing.T) {
 		{"a stale read", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put b - ok -"), ev(5, 6, "get - - ok a")}, false},
 		{"a lost write", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "get - - notfound -")}, false},
 		{"a value of nobody", []event{ev(1, 2, "get - - ok z")}, false},
-		{"concurrent writes in either order", []event{ev(1, 9, "put a - ok -"), ev(2, 8, "put b - ok -"), ev(10, 11, "get - - ok a")}, true},
+		{"concurrent writes in either order", []event{ev(1, 9, "put a - ok -"), ev(2, 8, "put b - ok -"),
+			ev(10, 11, "get - - ok a")}, true},
 		{"reads that disagree about the order", []event{ev(1, 9, "put a - ok -"), ev(1, 9, "put b - ok -"),
 			ev(10, 11, "get - - ok a"), ev(12, 13, "get - - ok b")}, false},
-		{"an unknown write that shows late", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put b - unknown -"), ev(5, 6, "get - - ok a"), ev(7, 8, "get - - ok b")}, true},
-		{"an unknown write that never shows", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put b - unknown -"), ev(5, 6, "get - - ok a")}, true},
+		{"an unknown write that shows late", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put b - unknown -"),
+			ev(5, 6, "get - - ok a"), ev(7, 8, "get - - ok b")}, true},
+		{"an unknown write that never shows", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put b - unknown -"),
+			ev(5, 6, "get - - ok a")}, true},
 		{"a dead client's write", []event{ev(1, 0, "put a - - -"), ev(5, 6, "get - - ok a")}, true},
-		{"an unknown write cannot show twice", []event{ev(1, 2, "put b - unknown -"), ev(3, 4, "get - - ok b"), ev(5, 6, "del - - ok -"), ev(7, 8, "get - - ok b")}, false},
+		{"an unknown write cannot show twice", []event{ev(1, 2, "put b - unknown -"), ev(3, 4, "get - - ok b"),
+			ev(5, 6, "del - - ok -"), ev(7, 8, "get - - ok b")}, false},
 		{"a write that did not happen shows", []event{ev(1, 2, "put a - no -"), ev(3, 4, "get - - ok a")}, false},
 		{"two inserts", []event{ev(1, 9, "add a - ok -"), ev(2, 8, "add b - ok -")}, false},
 		{"an insert and a refusal", []event{ev(1, 9, "add a - ok -"), ev(2, 8, "add b - exists -")}, true},
 		{"a refusal without a reason", []event{ev(1, 2, "add b - exists -")}, false},
 		{"cas", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "cas b a ok -"), ev(5, 6, "get - - ok b")}, true},
-		{"cas of what is gone", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put c - ok -"), ev(5, 6, "cas b a ok -")}, false},
-		{"two cas of one version", []event{ev(1, 2, "put a - ok -"), ev(3, 9, "cas b a ok -"), ev(3, 9, "cas c a ok -")}, false},
+		{"cas of what is gone", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "put c - ok -"), ev(5, 6, "cas b a ok -")},
+			false},
+		{"two cas of one version", []event{ev(1, 2, "put a - ok -"), ev(3, 9, "cas b a ok -"),
+			ev(3, 9, "cas c a ok -")}, false},
 		{"a conflict without a reason", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "cas b a conflict -")}, false},
-		{"a conflict because of a dead client", []event{ev(1, 2, "put a - ok -"), ev(3, 0, "put d - - -"), ev(5, 6, "cas b a conflict -")}, true},
-		{"delete", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "del - - ok -"), ev(5, 6, "get - - notfound -"), ev(7, 8, "del - - notfound -")}, true},
-		{"a deleted key comes back", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "del - - ok -"), ev(5, 6, "get - - ok a")}, false},
-		{"delif", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "delif - a ok -"), ev(5, 6, "delif - a notfound -")}, true},
+		{"a conflict because of a dead client", []event{ev(1, 2, "put a - ok -"), ev(3, 0, "put d - - -"),
+			ev(5, 6, "cas b a conflict -")}, true},
+		{"delete", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "del - - ok -"), ev(5, 6, "get - - notfound -"),
+			ev(7, 8, "del - - notfound -")}, true},
+		{"a deleted key comes back", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "del - - ok -"),
+			ev(5, 6, "get - - ok a")}, false},
+		{"delif", []event{ev(1, 2, "put a - ok -"), ev(3, 4, "delif - a ok -"), ev(5, 6, "delif - a notfound -")},
+			true},
 		{"counting", []event{ev(1, 2, "incr 2 - ok 2"), ev(3, 4, "incr 3 - ok 5"), ev(5, 6, "get - - ok 5")}, true},
 		{"a lost count", []event{ev(1, 9, "incr 1 - ok 1"), ev(2, 8, "incr 1 - ok 1")}, false},
-		{"a count that may have happened", []event{ev(1, 2, "incr 1 - ok 1"), ev(3, 0, "incr 1 - - -"), ev(5, 6, "incr 1 - ok 3")}, true},
-		{"a count that happened twice", []event{ev(1, 2, "incr 1 - ok 1"), ev(3, 0, "incr 1 - - -"), ev(5, 6, "incr 1 - ok 4")}, false},
+		{"a count that may have happened", []event{ev(1, 2, "incr 1 - ok 1"), ev(3, 0, "incr 1 - - -"),
+			ev(5, 6, "incr 1 - ok 3")}, true},
+		{"a count that happened twice", []event{ev(1, 2, "incr 1 - ok 1"), ev(3, 0, "incr 1 - - -"),
+			ev(5, 6, "incr 1 - ok 4")}, false},
 	} {
 		if err := linearizable(tc.h, time.Minute); (err == nil) != tc.ok {
 			t.Errorf("%s: %v", tc.name, err)
@@ -314,7 +328,8 @@ func TestNoVerdict(t *testing.T) {
 		h = append(h, ev(1, 1000, fmt.Sprintf("get - - ok v%d", i)))
 	}
 	h = append(h, ev(2000, 2001, "get - - notfound -"))
-	if err := linearizable(h, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no verdict on 81 operations") {
+	if err := linearizable(h, 50*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "no verdict on 81 operations") {
 		t.Errorf("%v, want no verdict", err)
 	}
 }
@@ -330,7 +345,8 @@ func TestVersions(t *testing.T) {
 		h    []event
 		want string
 	}{
-		{"good", []event{at("put a.1 - ok -", 5, 0), at("get - - ok a.1", 5, 0), at("cas b.1 a.1 ok -", 7, 5), at("incr 1 - ok 1", 0, 0)}, ""},
+		{"good", []event{at("put a.1 - ok -", 5, 0), at("get - - ok a.1", 5, 0), at("cas b.1 a.1 ok -", 7, 5),
+			at("incr 1 - ok 1", 0, 0)}, ""},
 		{"a counter's value comes again", []event{at("get - - ok 1", 5, 0), at("get - - ok 1", 6, 0)}, ""},
 		{"shared", []event{at("put a.1 - ok -", 5, 0), at("put b.1 - ok -", 5, 0)}, "version 5 is both"},
 		{"moved", []event{at("put a.1 - ok -", 5, 0), at("get - - ok a.1", 6, 0)}, "has versions 5 and 6"},
@@ -378,7 +394,8 @@ func TestChecker(t *testing.T) {
 	if len(failed) != 1 || !strings.Contains(failed[0], `key "k": no order`) {
 		t.Fatalf("failures: %q", failed)
 	}
-	if b, err := os.ReadFile(filepath.Join(keep, "history-k.jsonl")); err != nil || strings.Count(string(b), "\n") != 2 {
+	if b, err := os.ReadFile(filepath.Join(keep, "history-k.jsonl")); err != nil ||
+		strings.Count(string(b), "\n") != 2 {
 		t.Errorf("kept %q, %v", b, err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 0 {
@@ -395,13 +412,15 @@ func testStatus() *dirpb.StatusReply {
 	}
 	member := func(id uint32) *dirpb.Member { return &dirpb.Member{NodeId: id, Incarnation: uint64(id) * 100} }
 	pg := func(id, a, b uint32) *dirpb.PlacementGroup {
-		return &dirpb.PlacementGroup{Id: id, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{member(a), member(b)}}
+		return &dirpb.PlacementGroup{Id: id, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{
+			member(a), member(b)}}
 	}
 	return &dirpb.StatusReply{Directory: []*dirpb.DirectoryNode{{Id: "d1", Leader: true}}, Map: &dirpb.Map{
 		Nodes:      []*dirpb.Node{node(1, "m1"), node(2, "m2"), node(3, "m3")},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: namespace, Replicas: 2, HashSeed: 42}},
 		Pgs:        []*dirpb.PlacementGroup{pg(1, 1, 2), pg(2, 2, 3), pg(3, 3, 1)},
-		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, Prefix: 0, Depth: 2, PgId: 1}, {Id: 2, NamespaceId: 1, Prefix: 1, Depth: 2, PgId: 2},
+		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, Prefix: 0, Depth: 2, PgId: 1},
+			{Id: 2, NamespaceId: 1, Prefix: 1, Depth: 2, PgId: 2},
 			{Id: 3, NamespaceId: 1, Prefix: 1, Depth: 1, PgId: 3}},
 	}}
 }
@@ -449,7 +468,8 @@ func TestPlacement(t *testing.T) {
 
 func TestCrowd(t *testing.T) {
 	st := testStatus()
-	st.Map.Shards = []*dirpb.Shard{{NamespaceId: 1, Depth: 1, Prefix: 0, Segments: 3, PgId: 1}, {NamespaceId: 1, Depth: 1, Prefix: 1, Segments: 3, PgId: 2}}
+	st.Map.Shards = []*dirpb.Shard{{NamespaceId: 1, Depth: 1, Prefix: 0, Segments: 3, PgId: 1},
+		{NamespaceId: 1, Depth: 1, Prefix: 1, Segments: 3, PgId: 2}}
 	c := placementOf(st, namespace).crowd()
 	groups := map[group]bool{}
 	for round := range int64(20) {
@@ -510,7 +530,8 @@ func TestRecovery(t *testing.T) {
 	if len(s.offends) != 2 {
 		t.Errorf("offends: %q, want the probe and one of the load", s.offends)
 	}
-	if _, missing := s.served(1850, []int{0}, []uint32{1, 3}); !strings.HasPrefix(missing, "client 0, placement group 1,") {
+	if _, missing := s.served(1850, []int{0}, []uint32{1, 3}); !strings.HasPrefix(missing,
+		"client 0, placement group 1,") {
 		t.Errorf("served since 1850, but for %q", missing)
 	}
 	if _, missing := s.served(1400, []int{0}, []uint32{1, 3}); missing != "" {
@@ -518,12 +539,14 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// A namespace beside counts for itself: a kill judges the keys of its namespace alone, and only keys whose memory node was killed may be gone.
+// A namespace beside counts for itself: a kill judges the keys of its namespace alone, and only keys whose memory node
+// was killed may be gone.
 func TestBeside(t *testing.T) {
 	h := &harness{settings: settings{beside: true}, probes: newProbes()}
 	st := testStatus()
 	st.Map.Namespaces = append(st.Map.Namespaces, &dirpb.Namespace{Id: 2, Name: single, Replicas: 1, HashSeed: 43})
-	st.Map.Pgs = append(st.Map.Pgs, &dirpb.PlacementGroup{Id: 4, NamespaceId: 2, State: dirpb.PGState_PG_LOST, Members: st.Map.Pgs[0].Members[:1]})
+	st.Map.Pgs = append(st.Map.Pgs, &dirpb.PlacementGroup{Id: 4, NamespaceId: 2, State: dirpb.PGState_PG_LOST,
+		Members: st.Map.Pgs[0].Members[:1]})
 	if err := lost(st); err != nil {
 		t.Errorf("the only copy beside: %v", err)
 	}
@@ -542,7 +565,8 @@ func TestBeside(t *testing.T) {
 		t.Error("what may be gone is not told apart")
 	}
 	what := "memory node m1 is silent and has the only copy of placement group 4 of namespace "
-	for text, alone := range map[string]bool{what + single: true, what + pages: false, what + single + ", 1 of namespace " + namespace: false, "other": false} {
+	for text, alone := range map[string]bool{what + single: true, what + pages: false, what + single +
+		", 1 of namespace " + namespace: false, "other": false} {
 		if left := waitsAlone([]overview.Problem{{What: text}}, "m1"); (left == "") != alone {
 			t.Errorf("%q: %q", text, left)
 		}
@@ -587,13 +611,10 @@ func TestSettings(t *testing.T) {
 // A Redis client sends again what was refused and what it could not send; what has no reply it
 // does not know.
 func TestRedisClient(t *testing.T) {
-	const closed, silent, refuses, wrong = "", "silent", "-LOADING kvd: the gateway is stopping; nothing was done\r\n", "-ERR unknown outcome: x\r\n"
+	const closed, silent, refuses, wrong = "", "silent", "-LOADING kvd: the gateway is stopping; nothing was done\r\n",
+		"-ERR unknown outcome: x\r\n"
 	serve := func(reply string) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
+		l := testutil.Listen(t)
 		go func() {
 			for {
 				c, err := l.Accept()
@@ -620,7 +641,8 @@ func TestRedisClient(t *testing.T) {
 		first  string
 		unsure bool
 	}{{":7\r\n", false}, {refuses, false}, {silent, true}, {wrong, true}} {
-		r := redisClient{cfg: redisConfig{Gateways: []string{serve(c.first), good}, Timeout: 10 * time.Second}, key: "k"}
+		r := redisClient{cfg: redisConfig{Gateways: []string{serve(c.first), good}, Timeout: 10 * time.Second},
+			key: "k"}
 		got, err := r.add(t.Context(), 1)
 		var unsure *unsureError
 		if errors.As(err, &unsure) != c.unsure || !c.unsure && (got != 7 || err != nil) {

@@ -30,7 +30,9 @@ const watchEvery = 100 * time.Millisecond
 
 // leaderStatus asks for the status, by a Call of a directory of so many nodes, until the
 // leader tells it, who alone knows where memory is; or, after as many answers, whoever does.
-func leaderStatus(ctx context.Context, call func(context.Context, func(context.Context, dirpb.DirectoryClient) error) error, nodes int) (st *dirpb.StatusReply, err error) {
+func leaderStatus(ctx context.Context,
+	call func(context.Context, func(context.Context, dirpb.DirectoryClient) error) error, nodes int) (
+	st *dirpb.StatusReply, err error) {
 	answers := 0
 	err = call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		got, err := d.Status(ctx, &dirpb.StatusRequest{})

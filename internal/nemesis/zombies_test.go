@@ -27,8 +27,9 @@ type zombie struct {
 // others reuse the memory that theirs was. Every other one is cut off from the
 // memory nodes first, so that its verbs wait in the kernel and are sent when it is
 // fenced already. Every other one cannot reach the directory for a while after it
-// woke, and goes on as if nothing had happened. A third runs at any time. With -restarts the worker of a memory node is killed
-// whenever a client has been stopped, and the next one takes its memory over while that client's verbs are under way.
+// woke, and goes on as if nothing had happened. A third runs at any time. With -restarts the worker of a memory node is
+// killed whenever a client has been stopped, and the next one takes its memory over while that client's verbs are under
+// way.
 func (h *harness) undead() error {
 	if err := h.awaitServing(); err != nil {
 		return err

@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// Answered is a command that a server has answered, as it tells who traces commands. It has nothing that the client said.
+// Answered is a command that a server has answered, as it tells who traces commands. It has nothing that the client
+// said.
 type Answered struct {
 	Command  string // its name in the server's own list, such as "get" or "config|set"
 	Database string // the namespace
 	Took     time.Duration
-	// Error is the class of the error that was the answer, such as "WRONGTYPE"; empty: it was none. Unknown says of an error that the
-	// command may have happened; any other did not.
+	// Error is the class of the error that was the answer, such as "WRONGTYPE"; empty: it was none. Unknown says of an
+	// error that the command may have happened; any other did not.
 	Error   string
 	Unknown bool
 	Client  net.Addr

@@ -111,8 +111,8 @@ func forced() uint32 {
 	return m.NumForcedGC
 }
 
-// TestCollectorRests: the collector is not made to run again and again, garbage that it has had by itself is no garbage any
-// more.
+// TestCollectorRests: the collector is not made to run again and again, garbage that it has had by itself is no garbage
+// any more.
 func TestCollectorRests(t *testing.T) {
 	const total = 1 << 20
 	b := NewBudget(total)

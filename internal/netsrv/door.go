@@ -32,9 +32,9 @@ type Limits struct {
 	// lose nothing by that, and for some hundred connections at most. A new one over a limit looks at all
 	// connections.
 	Replace bool
-	// Light says that a connection is cheap to make and to have, so new ones matter more than old ones. A new one does not wait
-	// until the server is done with the one that gave way to it. net/http takes half a second for that after a request that it
-	// could not read, and nobody came in meanwhile.
+	// Light says that a connection is cheap to make and to have, so new ones matter more than old ones. A new one does
+	// not wait until the server is done with the one that gave way to it. net/http takes half a second for that after a
+	// request that it could not read, and nobody came in meanwhile.
 	Light bool
 	// Refuse, if not nil, may say last words to a connection that is refused, unless it speaks TLS. It runs in the
 	// goroutine that accepts, and the connection has a deadline already.
@@ -114,12 +114,13 @@ func (r Reason) String() string {
 // Door decides which connections of one or several listeners are let in, and counts them until they are
 // released. Nothing has been read from a connection when it decides, so a stranger costs a descriptor and no more.
 //
-// A connection over a limit takes the place of one whose handshake is not over. That is the oldest of the address that has most
-// of those, or, over MaxPerAddr, the oldest of the same address. So a flood of half handshakes takes places from itself first. If
-// there is none, the new connection is refused. With Replace, an open connection that is not busy gives way to it instead. The
-// first to give way is one whose handshake is not over, then one that has done nothing for half a second. The next is one of the
-// address that has most connections, then the one that has done nothing for longest. Each has 10 ms first, so that whoever comes
-// amid a flood is heard: if all are younger than that, accepting waits.
+// A connection over a limit takes the place of one whose handshake is not over. That is the oldest of the address that
+// has most of those, or, over MaxPerAddr, the oldest of the same address. So a flood of half handshakes takes places
+// from itself first. If there is none, the new connection is refused. With Replace, an open connection that is not busy
+// gives way to it instead. The first to give way is one whose handshake is not over, then one that has done nothing for
+// half a second. The next is one of the address that has most connections, then the one that has done nothing for
+// longest. Each has 10 ms first, so that whoever comes amid a flood is heard: if all are younger than that, accepting
+// waits.
 //
 // If the process is out of descriptors, a connection gives way likewise, and accepting pauses for 5 ms
 // up to a second. The listener lives on.
@@ -263,7 +264,8 @@ func (d *Door) Accept(l net.Listener, stop <-chan struct{}) (net.Conn, *Guest, e
 func (d *Door) outOfDescriptors(l net.Listener, err error, backoff time.Duration) {
 	n := d.failures.Add(1)
 	if mayTell(&d.toldFailed) {
-		d.o.Logger.Warn("accept failed: connections wait", "listener", l.Addr(), "error", err, "retry", backoff, "failures", n)
+		d.o.Logger.Warn("accept failed: connections wait", "listener", l.Addr(), "error", err, "retry", backoff,
+			"failures", n)
 	}
 	d.mu.Lock()
 	goes, _ := d.removeLeastWelcomeLocked(nil)
@@ -317,8 +319,8 @@ func (d *Door) admit(c net.Conn, stop <-chan struct{}) *Guest {
 	return g
 }
 
-// addGuest adds g, and gives the connection that has to go for it, if any, or why g is refused, or how long to wait because all
-// that could go have only just come.
+// addGuest adds g, and gives the connection that has to go for it, if any, or why g is refused, or how long to wait
+// because all that could go have only just come.
 func (d *Door) addGuest(g *Guest) (goes *Guest, why Reason, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -421,7 +423,8 @@ func (d *Door) count(why Reason, c net.Conn) {
 	n := d.refused[why].Add(1)
 	if mayTell(&d.toldRefused) {
 		s := d.Stats()
-		d.o.Logger.Warn("too many connections: some are refused or closed", "listener", c.LocalAddr(), "peer", c.RemoteAddr(), "reason", why,
+		d.o.Logger.Warn("too many connections: some are refused or closed", "listener", c.LocalAddr(), "peer",
+			c.RemoteAddr(), "reason", why,
 			"so_far", n, "open", s.Conns, "most", d.o.MaxConns, "handshakes", s.Handshakes)
 	}
 }
@@ -499,8 +502,8 @@ func (g *Guest) Finish() bool {
 	return !g.gone
 }
 
-// Err is why the Door closed the connection: nil if it did not, an os.ErrDeadlineExceeded if the handshake took too long,
-// else ErrGaveWay.
+// Err is why the Door closed the connection: nil if it did not, an os.ErrDeadlineExceeded if the handshake took too
+// long, else ErrGaveWay.
 func (g *Guest) Err() error {
 	g.d.mu.Lock()
 	defer g.d.mu.Unlock()

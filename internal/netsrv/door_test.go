@@ -24,6 +24,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // serverTLS is the configuration of a server whose certificate is its own authority.
@@ -33,7 +35,8 @@ func serverTLS(t *testing.T) *tls.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +52,7 @@ func serveTLS(t *testing.T, limits Limits) (*Server, net.Listener) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(tls.NewListener(l, serverTLS(t))) //nolint:errcheck // Close ends it
 	return s, l
 }
@@ -89,7 +92,7 @@ func TestHandshakesEnd(t *testing.T) {
 			t.Errorf("%.10q: it is still open after %v", say, patience)
 		}
 	}
-	eventually(t, "all are gone", func() bool { return s.Conns() == 0 })
+	testutil.Until(t, "all are gone", func() bool { return s.Conns() == 0 })
 	if n := s.Door().Stats().Refused[ReasonTimeout]; n < 2 { // the others are no TLS at all
 		t.Errorf("%d timeouts are counted", n)
 	}
@@ -100,19 +103,20 @@ func TestHandshakesEnd(t *testing.T) {
 func TestHalfHandshakesGiveWay(t *testing.T) {
 	const most, flood = 16, 1000
 	var log bytes.Buffer
-	s, l := serveTLS(t, Limits{MaxHandshakes: most, HandshakeTimeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s, l := serveTLS(t, Limits{MaxHandshakes: most, HandshakeTimeout: time.Hour,
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	open, err := greetTLS(from(t, "127.0.0.3", l))
 	if err != nil {
 		t.Fatal(err)
 	}
 	began := from(t, "127.0.0.3", l)
-	eventually(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
+	testutil.Until(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
 	before := inUse()
 	for i := range flood {
 		c := from(t, "127.0.0.2", l)
 		io.WriteString(c, beginnings[i%3])
 	}
-	eventually(t, "all were let in", func() bool { return s.Door().Stats().Accepted == flood+2 })
+	testutil.Until(t, "all were let in", func() bool { return s.Door().Stats().Accepted == flood+2 })
 	grown := inUse() - before
 	t.Logf("%d half handshakes, at most %d at a time: %.2f MB", flood, most, float64(grown)/1e6)
 	st := s.Door().Stats()
@@ -182,10 +186,13 @@ func TestAddresses(t *testing.T) {
 		why    Reason
 	}{
 		{"one address", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"192.0.2.1"}, 10, ReasonAddress},
-		{"it by IPv6, too", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"192.0.2.1", "::ffff:192.0.2.1"}, 10, ReasonAddress},
+		{"it by IPv6, too", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"192.0.2.1", "::ffff:192.0.2.1"}, 10,
+			ReasonAddress},
 		{"two", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"192.0.2.1", "192.0.2.2"}, 20, ReasonAddress},
-		{"a network", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"2001:db8::1", "2001:db8::2", "2001:db8::ffff:1"}, 10, ReasonAddress},
-		{"two networks", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"2001:db8::1", "2001:db8:0:1::1"}, 20, ReasonAddress},
+		{"a network", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"2001:db8::1", "2001:db8::2", "2001:db8::ffff:1"},
+			10, ReasonAddress},
+		{"two networks", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"2001:db8::1", "2001:db8:0:1::1"}, 20,
+			ReasonAddress},
 		{"by default", Limits{MaxConns: 100}, []string{"192.0.2.1"}, 75, ReasonAddress},
 		{"many", Limits{MaxConns: 100}, []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}, 100, ReasonFull},
 		{"this machine", Limits{MaxConns: 100, MaxPerAddr: 10}, []string{"127.0.0.1", "::1", "unix"}, 100, ReasonFull},
@@ -230,8 +237,8 @@ func age(d *Door) {
 	}
 }
 
-// TestReplaceKeeps: whoever has shown what it is, with several connections, keeps them beside a flood of half handshakes, each from another
-// address; and nobody gives way who has only just come, so accepting waits.
+// TestReplaceKeeps: whoever has shown what it is, with several connections, keeps them beside a flood of half
+// handshakes, each from another address; and nobody gives way who has only just come, so accepting waits.
 func TestReplaceKeeps(t *testing.T) {
 	const most = 8
 	d, err := NewDoor(Limits{MaxConns: most, Replace: true})
@@ -241,7 +248,8 @@ func TestReplaceKeeps(t *testing.T) {
 	stranger := 0
 	next := func() *Guest {
 		stranger++
-		return &Guest{d: d, from: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(stranger)}), 32), since: time.Now(), released: make(chan struct{})}
+		return &Guest{d: d, from: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(stranger)}), 32),
+			since: time.Now(), released: make(chan struct{})}
 	}
 	var peers []*Guest
 	for range 3 {
@@ -281,7 +289,8 @@ func TestReplaceKeeps(t *testing.T) {
 	}
 }
 
-// TestLight: a connection that gave way, and whose server goes on for a while, keeps nobody waiting if it is a light one.
+// TestLight: a connection that gave way, and whose server goes on for a while, keeps nobody waiting if it is a light
+// one.
 func TestLight(t *testing.T) {
 	for _, light := range []bool{false, true} {
 		d, err := NewDoor(Limits{MaxConns: 1, Replace: true, Light: light})
@@ -301,8 +310,9 @@ func TestLight(t *testing.T) {
 	}
 }
 
-// TestReplace: connections that do nothing give way to new ones, first those whose handshake is not over, then those of the address
-// with most, and of those the ones that have done nothing for longest. Busy ones do not, and those that have just done something come last.
+// TestReplace: connections that do nothing give way to new ones, first those whose handshake is not over, then those of
+// the address with most, and of those the ones that have done nothing for longest. Busy ones do not, and those that
+// have just done something come last.
 func TestReplace(t *testing.T) {
 	d, err := NewDoor(Limits{MaxConns: 4, MaxPerAddr: 4, Replace: true})
 	if err != nil {
@@ -353,7 +363,7 @@ func TestListen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := d.Listen(listen(t, "tcp", "127.0.0.1:0"))
+	l := d.Listen(testutil.Listen(t))
 	dial(t, l)
 	c, err := l.Accept()
 	if err != nil {
@@ -467,7 +477,7 @@ func runShortOfDescriptors(t *testing.T) {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: shortOf, Max: shortOf}); err != nil {
 		t.Fatal(err)
 	}
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(l) //nolint:errcheck // Close ends it
 	fmt.Printf("ADDR %s\n", l.Addr())
 	for asked := bufio.NewScanner(os.Stdin); asked.Scan(); {
@@ -499,9 +509,9 @@ func (b *lockedBuffer) String() string {
 func TestNoDescriptorsGiveWay(t *testing.T) {
 	s, l := serveTLS(t, Limits{HandshakeTimeout: time.Hour})
 	dial(t, l)
-	eventually(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
+	testutil.Until(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
 	s.Door().outOfDescriptors(l, syscall.EMFILE, minBackoff)
-	eventually(t, "it has gone", func() bool { return s.Conns() == 0 })
+	testutil.Until(t, "it has gone", func() bool { return s.Conns() == 0 })
 	if st := s.Door().Stats(); st.Failures != 1 || st.Refused[ReasonHandshake] != 1 {
 		t.Errorf("%+v", st)
 	}

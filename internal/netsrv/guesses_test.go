@@ -15,7 +15,8 @@ func TestGuessesByAddress(t *testing.T) {
 	for range guessFree + 1 {
 		g.Wrong(bad)
 	}
-	for addr, want := range map[string]time.Duration{"10.0.0.1:2": GuessDelay, "[::ffff:10.0.0.1]:3": GuessDelay, "10.0.0.2:1": 0, "[2001:db8::1]:1": 0} {
+	for addr, want := range map[string]time.Duration{"10.0.0.1:2": GuessDelay, "[::ffff:10.0.0.1]:3": GuessDelay,
+		"10.0.0.2:1": 0, "[2001:db8::1]:1": 0} {
 		if got := g.Delay(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(addr))); got != want {
 			t.Errorf("%s waits %v, want %v", addr, got, want)
 		}

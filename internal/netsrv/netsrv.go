@@ -2,7 +2,7 @@
 // each address. There are not more than allowed, and handshakes end.
 //
 // A [Door] does that for every listener of the store. A [Server] adds what the servers of other people's
-// protocols (RESP, memcached) need: a goroutine for each connection, none of which outlives the server.
+// protocols (RESP, memcached) need: a goroutine for each connection, which does not outlive the server.
 // A [Budget] bounds the memory that their connections have in flight, whichever of the servers they belong to.
 //
 // It leaves what is said on a connection to Options.Handle, which has it for
@@ -131,7 +131,8 @@ func (s *Server) handle(c net.Conn, g *Guest) {
 		g.Release()
 		// A request of one connection must not end the process that serves the others.
 		if r := recover(); r != nil {
-			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack", string(debug.Stack()))
+			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack",
+				string(debug.Stack()))
 		}
 	}()
 	raw, _ := rawConn(c)

@@ -1,9 +1,9 @@
-// Package number reads numbers in text as C's library does, on which Redis and Lua rely: strtod(3), strtold(3) and strtoul(3) of
-// glibc on x86.
+// Package number reads numbers in text as C's library does, on which Redis and Lua rely: strtod(3), strtold(3) and
+// strtoul(3) of glibc on x86.
 //
-// It leaves to its callers which numbers they take: whether white space, infinity, or what is out of range is good. Start with
-// [Double] and [LongDouble]; each tells how many bytes the number has, so that a caller sees what stands behind it.
-// All functions may be called concurrently, and keep nothing of their arguments.
+// It leaves to its callers which numbers they take: whether white space, infinity, or what is out of range is good.
+// Start with [Double] and [LongDouble]; each tells how many bytes the number has, so that a caller sees what stands
+// behind it. All functions may be called concurrently, and keep nothing of their arguments.
 package number
 
 import (
@@ -145,9 +145,9 @@ func exponent[T text](s T, i int, letter byte) int {
 	return i
 }
 
-// Double is strtod(3): the number at the beginning of s, behind white space, and how many bytes both have; 0: there is no number.
-// inRange is false where strtod sets ERANGE: the number is too large, and infinite, or too small. A number that is too small has
-// fewer digits as a double, and may be 0.
+// Double is strtod(3): the number at the beginning of s, behind white space, and how many bytes both have; 0: there is
+// no number. inRange is false where strtod sets ERANGE: the number is too large, and infinite, or too small. A number
+// that is too small has fewer digits as a double, and may be 0.
 func Double[T text](s T) (f float64, used int, inRange bool) {
 	n := scan(s)
 	switch n.kind {
@@ -266,9 +266,9 @@ const LongDoubleMax = 16384
 // longDoubleHalf is the exponent of the power of 2 that is half of the least long double.
 const longDoubleHalf = -16446
 
-// LongDouble is strtold(3), and otherwise Double. NaN, which a big.Float cannot be, is no number. A number that is too large is infinite and
-// not in range, and one that is too small is 0 and not in range. A number of fewer bits than LongDoubleBits is in range.
-// It takes time that grows with the square of the length of s.
+// LongDouble is strtold(3), and otherwise Double. NaN, which a big.Float cannot be, is no number. A number that is too
+// large is infinite and not in range, and one that is too small is 0 and not in range. A number of fewer bits than
+// LongDoubleBits is in range. It takes time that grows with the square of the length of s.
 func LongDouble[T text](s T) (f *big.Float, used int, inRange bool) {
 	n := scan(s)
 	f = new(big.Float).SetPrec(LongDoubleBits)
@@ -308,8 +308,8 @@ func LongDouble[T text](s T) (f *big.Float, used int, inRange bool) {
 	return f, n.end, true
 }
 
-// Unsigned is strtoul(3): the number at the beginning of s, behind white space, in a base from 2 to 36. A number with a minus is counted
-// from 2^64 down, and one that is too large is the greatest, and not in range.
+// Unsigned is strtoul(3): the number at the beginning of s, behind white space, in a base from 2 to 36. A number with a
+// minus is counted from 2^64 down, and one that is too large is the greatest, and not in range.
 func Unsigned[T text](s T, base int) (u uint64, used int, inRange bool) {
 	i := 0
 	for i < len(s) && IsSpace(s[i]) {

@@ -1,11 +1,11 @@
-// Package otlp exports what a process does by OTLP, the protocol of OpenTelemetry. It exports as spans the commands that its
-// servers answer. It also exports its metrics, which are those for Prometheus.
+// Package otlp exports what a process does by OTLP, the protocol of OpenTelemetry. It exports as spans the commands
+// that its servers answer. It also exports its metrics, which are those for Prometheus.
 //
-// It leaves queues, retries, connections and most of the variables OTEL_* to OpenTelemetry's SDK. Only a kvd with the tag otel links it: the SDK and its
-// exporters have some 2 MB.
+// It leaves queues, retries, connections and most of the variables OTEL_* to OpenTelemetry's SDK. Only a kvd with the
+// tag otel links it: the SDK and its exporters have some 2 MB.
 //
-// Start with [Open]; methods of the Exporter may be called concurrently. A collector that is slow, or gone, costs spans and
-// nothing else. Spans wait in a queue of OTEL_BSP_MAX_QUEUE_SIZE, and those that do not fit are dropped.
+// Start with [Open]; methods of the Exporter may be called concurrently. A collector that is slow, or gone, costs spans
+// and nothing else. Spans wait in a queue of OTEL_BSP_MAX_QUEUE_SIZE, and those that do not fit are dropped.
 package otlp
 
 import (
@@ -63,9 +63,11 @@ type exporter struct {
 	told                   atomic.Int64  // Unix ns of the last trouble that was logged
 }
 
-// Open begins to export. service and version are service.name and service.version, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES
-// say otherwise; log receives trouble with the collector. Variables that it cannot follow are errors; a collector that cannot be reached is none.
-func Open(ctx context.Context, service, version string, metrics prometheus.Gatherer, log *slog.Logger) (_ netsrv.Exporter, err error) {
+// Open begins to export. service and version are service.name and service.version, unless OTEL_SERVICE_NAME or
+// OTEL_RESOURCE_ATTRIBUTES say otherwise; log receives trouble with the collector. Variables that it cannot follow are
+// errors; a collector that cannot be reached is none.
+func Open(ctx context.Context, service, version string, metrics prometheus.Gatherer, log *slog.Logger) (
+	_ netsrv.Exporter, err error) {
 	e := &exporter{log: log}
 	withSpans, withMetrics, err := checkVariables()
 	if err != nil {
@@ -75,7 +77,8 @@ func Open(ctx context.Context, service, version string, metrics prometheus.Gathe
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(e.trouble))
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
 	// No resource.WithProcess: command lines may have a password.
-	res, err := resource.New(ctx, resource.WithService(), resource.WithAttributes(semconv.ServiceName(service), semconv.ServiceVersion(version)),
+	res, err := resource.New(ctx, resource.WithService(), resource.WithAttributes(semconv.ServiceName(service),
+		semconv.ServiceVersion(version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
@@ -111,15 +114,18 @@ func Open(ctx context.Context, service, version string, metrics prometheus.Gathe
 			return nil, fmt.Errorf("exporter of metrics: %w", err)
 		}
 		p := metric.NewMeterProvider(metric.WithResource(res),
-			metric.WithReader(metric.NewPeriodicReader(x, metric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(metrics))))))
+			metric.WithReader(
+				metric.NewPeriodicReader(
+					x, metric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(metrics))))))
 		e.ends = append(e.ends, p.Shutdown)
 	}
 	log.Info("exports by OTLP", "spans", withSpans, "metrics", withMetrics)
 	return e, nil
 }
 
-// shareOf is the share of commands that a sampler of the SDK takes. Each command is the root of a trace of its own, so chance alone decides, and asking
-// the SDK costs more than many a command does. 1 leaves it to the SDK, which knows whether the values are wrong.
+// shareOf is the share of commands that a sampler of the SDK takes. Each command is the root of a trace of its own, so
+// chance alone decides, and asking the SDK costs more than many a command does. 1 leaves it to the SDK, which knows
+// whether the values are wrong.
 func shareOf(sampler, arg string) float64 {
 	switch strings.TrimPrefix(strings.ToLower(strings.TrimSpace(sampler)), "parentbased_") {
 	case "always_off":
@@ -132,7 +138,8 @@ func shareOf(sampler, arg string) float64 {
 	return 1
 }
 
-// checkVariables refuses what the SDK would pass over, or do otherwise than asked, and tells which signals are exported.
+// checkVariables refuses what the SDK would pass over, or do otherwise than asked, and tells which signals are
+// exported.
 func checkVariables() (spans, metrics bool, err error) {
 	var errs []error
 	check := func(name, want string, ok func(v string) bool) {
@@ -144,14 +151,19 @@ func checkVariables() (spans, metrics bool, err error) {
 		n, err := strconv.Atoi(v)
 		return err == nil && n > 0
 	}
-	for _, name := range []string{"OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_EXPORT_TIMEOUT",
+	for _, name := range []string{"OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+		"OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_EXPORT_TIMEOUT",
 		"OTEL_METRIC_EXPORT_INTERVAL", "OTEL_METRIC_EXPORT_TIMEOUT"} {
 		check(name, "a number > 0", number)
 	}
-	check("OTEL_SDK_DISABLED", "true or false", func(v string) bool { return strings.EqualFold(v, "true") || strings.EqualFold(v, "false") })
+	check("OTEL_SDK_DISABLED", "true or false", func(v string) bool {
+		return strings.EqualFold(v, "true") || strings.EqualFold(v, "false")
+	})
 	for _, signal := range []string{"", "TRACES_", "METRICS_"} {
 		check("OTEL_EXPORTER_OTLP_"+signal+"TIMEOUT", "a number of milliseconds > 0", number)
-		check("OTEL_EXPORTER_OTLP_"+signal+"COMPRESSION", "gzip or none", func(v string) bool { return v == "gzip" || v == "none" })
+		check("OTEL_EXPORTER_OTLP_"+signal+"COMPRESSION", "gzip or none", func(v string) bool {
+			return v == "gzip" || v == "none"
+		})
 		check("OTEL_EXPORTER_OTLP_"+signal+"PROTOCOL", "grpc", func(v string) bool { return v == "grpc" })
 		check("OTEL_EXPORTER_OTLP_"+signal+"ENDPOINT", "http://HOST:PORT, or https:// for TLS", func(v string) bool {
 			u, err := url.Parse(v)
@@ -167,7 +179,8 @@ func checkVariables() (spans, metrics bool, err error) {
 	}
 	exports := func(signal string) bool {
 		check("OTEL_"+signal+"_EXPORTER", "otlp or none", func(v string) bool { return v == "otlp" || v == "none" })
-		return os.Getenv("OTEL_"+signal+"_EXPORTER") != "none" && !strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true")
+		return os.Getenv("OTEL_"+signal+"_EXPORTER") != "none" && !strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"),
+			"true")
 	}
 	spans, metrics = exports("TRACES"), exports("METRICS")
 	return spans, metrics, errors.Join(errs...)
@@ -221,7 +234,8 @@ func (c counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan)
 	return err
 }
 
-// operationKey is a command of a protocol in a database. There are as many as commands, which are a server's own, and databases.
+// operationKey is a command of a protocol in a database. There are as many as commands, which are a server's own, and
+// databases.
 type operationKey struct{ protocol, command, database string }
 
 // operation is what all spans of an operationKey have.
@@ -260,8 +274,10 @@ func (e *exporter) operation(k operationKey) *operation {
 	if o, ok := e.names.Load(k); ok {
 		return o.(*operation)
 	}
-	o := &operation{span: k.command + " " + k.database, start: trace.WithAttributes(semconv.DBSystemNameKey.String("kvd"),
-		semconv.DBNamespace(k.database), semconv.DBOperationName(k.command), semconv.NetworkProtocolName(k.protocol))}
+	o := &operation{span: k.command + " " + k.database,
+		start: trace.WithAttributes(semconv.DBSystemNameKey.String("kvd"),
+			semconv.DBNamespace(k.database), semconv.DBOperationName(k.command),
+			semconv.NetworkProtocolName(k.protocol))}
 	e.names.Store(k, o)
 	return o
 }

@@ -52,11 +52,13 @@ func Memories(st *dirpb.StatusReply) []*Memory {
 		heap, granted, waiting := u.GetHeapUnits(), u.GetGrantedUnits(), u.GetWaitingUnits()
 		m := &Memory{
 			Namespace: n, PG: u.GetPgId(),
-			Heap: heap, Granted: granted, Waiting: waiting, Recalled: u.GetRecalledUnits(), Room: heap - min(heap, granted+waiting),
+			Heap: heap, Granted: granted, Waiting: waiting, Recalled: u.GetRecalledUnits(),
+			Room:  heap - min(heap, granted+waiting),
 			Known: u.GetEstimated(),
 		}
 		if m.Known {
-			m.Live, m.Free, m.Foreign, m.Limbo = u.GetLiveUnits(), u.GetFreeUnits(), u.GetForeignUnits(), u.GetLimboUnits()
+			m.Live, m.Free, m.Foreign, m.Limbo = u.GetLiveUnits(), u.GetFreeUnits(), u.GetForeignUnits(),
+				u.GetLimboUnits()
 			m.Coming, m.Lost, m.Short = u.GetComingUnits(), u.GetLostUnits(), u.GetShort()
 		}
 		for _, v := range m.numbers() {
@@ -64,7 +66,9 @@ func Memories(st *dirpb.StatusReply) []*Memory {
 		}
 		all = append(all, m)
 	}
-	slices.SortFunc(all, func(a, b *Memory) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.PG, b.PG)) })
+	slices.SortFunc(all, func(a, b *Memory) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.PG, b.PG))
+	})
 	return all
 }
 
@@ -89,5 +93,6 @@ func Sums(all []*Memory) []*Memory {
 }
 
 func (m *Memory) numbers() []*uint64 {
-	return []*uint64{&m.Heap, &m.Granted, &m.Waiting, &m.Recalled, &m.Room, &m.Live, &m.Free, &m.Foreign, &m.Limbo, &m.Coming, &m.Lost}
+	return []*uint64{&m.Heap, &m.Granted, &m.Waiting, &m.Recalled, &m.Room, &m.Live, &m.Free, &m.Foreign, &m.Limbo,
+		&m.Coming, &m.Lost}
 }

@@ -30,7 +30,7 @@ type Namespace struct {
 	IndexBytes, IndexUsedBytes uint64
 	// Blocks of status words: that sessions have, and dead ones, which wait until no intent is left that may name them.
 	StatusHeld, StatusDead int
-	// Of the last scrub of each placement group.
+	// The counts of the last scrub of each placement group.
 	LostRecords, RepairedRecords uint64
 	Shards, Moving               int
 	PGs, Recalled                int // placement groups; extents
@@ -52,7 +52,8 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 	for _, n := range st.GetMap().GetNamespaces() {
 		ns := &Namespace{
 			Name: n.GetName(), Mode: Mode(n.GetMode()), Deleting: n.GetDeleting(), Replicas: int(n.GetReplicas()),
-			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
+			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(),
+			Losses: len(n.GetLosses()),
 		}
 		all = append(all, ns)
 		byID[n.GetId()], byName[ns.Name] = ns, ns

@@ -26,7 +26,8 @@ func NodeMemories(st *dirpb.StatusReply) []*NodeMemory {
 	var all []*NodeMemory
 	byID := make(map[uint32]*NodeMemory)
 	for _, n := range st.GetMap().GetNodes() {
-		m := &NodeMemory{Node: n, Memory: Memory{Known: true}, Other: n.GetUsedBytes(), Spare: n.GetCapacityBytes() - min(n.GetUsedBytes(), n.GetCapacityBytes())}
+		m := &NodeMemory{Node: n, Memory: Memory{Known: true}, Other: n.GetUsedBytes(),
+			Spare: n.GetCapacityBytes() - min(n.GetUsedBytes(), n.GetCapacityBytes())}
 		all = append(all, m)
 		byID[n.GetId()] = m
 	}
@@ -55,7 +56,8 @@ type Span struct {
 	From, To float64
 }
 
-// Spans tells which hashes each shard of a namespace has, ascending. A shard of a depth that hashes do not have is left out.
+// Spans tells which hashes each shard of a namespace has, ascending. A shard of a depth that hashes do not have is left
+// out.
 func Spans(m *dirpb.Map, namespace uint32) []*Span {
 	var all []*Span
 	for _, s := range m.GetShards() {

@@ -10,12 +10,15 @@ import (
 func pictured() *dirpb.StatusReply {
 	up := dirpb.NodeState_NODE_UP
 	return &dirpb.StatusReply{Map: &dirpb.Map{
-		Nodes: []*dirpb.Node{{Id: 1, Name: "m1", State: up, CapacityBytes: 10000, UsedBytes: 5000}, {Id: 2, Name: "m2", State: up, CapacityBytes: 3000, UsedBytes: 4000},
+		Nodes: []*dirpb.Node{{Id: 1, Name: "m1", State: up, CapacityBytes: 10000, UsedBytes: 5000},
+			{Id: 2, Name: "m2", State: up, CapacityBytes: 3000, UsedBytes: 4000},
 			{Id: 3, Name: "m3", State: up, CapacityBytes: 100}},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 2}, {Id: 2, Name: "b", Replicas: 1}},
 		Pgs: []*dirpb.PlacementGroup{
-			{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 2000, Members: []*dirpb.Member{{NodeId: 1}, {NodeId: 2}, {NodeId: 77}}},
-			{Id: 2, NamespaceId: 2, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 1000, Members: []*dirpb.Member{{NodeId: 1}}},
+			{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 2000, Members: []*dirpb.Member{
+				{NodeId: 1}, {NodeId: 2}, {NodeId: 77}}},
+			{Id: 2, NamespaceId: 2, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 1000, Members: []*dirpb.Member{
+				{NodeId: 1}}},
 		},
 	}, Usage: []*dirpb.PGUsage{
 		{PgId: 1, HeapUnits: 20, GrantedUnits: 12, LiveUnits: 8, FreeUnits: 4, Estimated: true},
@@ -23,7 +26,8 @@ func pictured() *dirpb.StatusReply {
 	}}
 }
 
-// A memory node's memory is that of each copy that lies there; what is in no chain, and what no region has, is shown too.
+// A memory node's memory is that of each copy that lies there; what is in no chain, and what no region has, is shown
+// too.
 func TestNodeMemories(t *testing.T) {
 	const unit = 64
 	st := pictured()
@@ -48,8 +52,10 @@ func TestNodeMemories(t *testing.T) {
 // Shards are in the order of their hashes; those whose place cannot be is in no picture.
 func TestSpans(t *testing.T) {
 	m := &dirpb.Map{Shards: []*dirpb.Shard{
-		{Id: 1, NamespaceId: 1, Prefix: 3, Depth: 2}, {Id: 2, NamespaceId: 1, Prefix: 0, Depth: 1}, {Id: 3, NamespaceId: 1, Prefix: 2, Depth: 2},
-		{Id: 4, NamespaceId: 2}, {Id: 5, NamespaceId: 1, Prefix: 4, Depth: 2}, {Id: 6, NamespaceId: 1, Depth: 64}, {Id: 7, NamespaceId: 3, Prefix: 1<<32 - 1, Depth: 32},
+		{Id: 1, NamespaceId: 1, Prefix: 3, Depth: 2}, {Id: 2, NamespaceId: 1, Prefix: 0, Depth: 1},
+		{Id: 3, NamespaceId: 1, Prefix: 2, Depth: 2},
+		{Id: 4, NamespaceId: 2}, {Id: 5, NamespaceId: 1, Prefix: 4, Depth: 2}, {Id: 6, NamespaceId: 1, Depth: 64},
+		{Id: 7, NamespaceId: 3, Prefix: 1<<32 - 1, Depth: 32},
 	}}
 	for namespace, want := range map[uint32][][3]float64{
 		1: {{2, 0, 0.5}, {3, 0.5, 0.75}, {1, 0.75, 1}},

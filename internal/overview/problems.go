@@ -35,7 +35,9 @@ func Copies(p *dirpb.PlacementGroup) int {
 func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
 	members := p.GetMembers()
 	if Copies(p) == 0 { // its members have nothing: they are waited for
-		members = slices.DeleteFunc(slices.Clone(members), func(x *dirpb.Member) bool { return !isUp(m, x.GetNodeId()) })
+		members = slices.DeleteFunc(slices.Clone(members), func(x *dirpb.Member) bool {
+			return !isUp(m, x.GetNodeId())
+		})
 	}
 	if len(members) >= want || p.GetPlanned() != nil {
 		return false
@@ -47,8 +49,8 @@ func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
 	})
 }
 
-// InUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are. Those that
-// are not, such as a drain leaves, serve no key: nobody misses a copy there.
+// InUse are the placement groups that have a shard, or are to get one. In a namespace without shards all are. Those
+// that are not, such as a drain leaves, serve no key: nobody misses a copy there.
 func InUse(m *dirpb.Map) func(*dirpb.PlacementGroup) bool {
 	has, of := make(map[uint32]bool), make(map[uint32]bool) // by placement group, by namespace
 	for _, sh := range m.GetShards() {
@@ -74,16 +76,22 @@ func Problems(st *dirpb.StatusReply) []Problem {
 	if ahead := st.GetAhead(); len(ahead) > 0 {
 		var names []string
 		for _, a := range ahead {
-			names = append(names, fmt.Sprintf("%s (told of entry %d, term %d)", a.GetName(), a.GetPosition().GetIndex(), a.GetPosition().GetTerm()))
+			names = append(names, fmt.Sprintf("%s (told of entry %d, term %d)", a.GetName(), a.GetPosition().GetIndex(),
+				a.GetPosition().GetTerm()))
 		}
-		add("start the directory with its latest data folders; if they are gone for good, or a node has stopped since the others lack what it has: stop all, and go on from the folder that has that entry: kvctl directory recover --id ID --data-dir DIR",
-			"the directory's data folders are older (entry %d, term %d) than what memory nodes were told, as after a backup was put back: %s. It grants nothing, memory nodes do not follow it, and sessions end as their leases run out",
+		add("start the directory with its latest data folders; if they are gone for good, or a node has stopped "+
+			"since the others lack what it has: stop all, and go on from the folder that has that entry: kvctl "+
+			"directory recover --id ID --data-dir DIR",
+			"the directory's data folders are older (entry %d, term %d) than what memory nodes were told, as after a "+
+				"backup was put back: %s. It grants nothing, memory nodes do not follow it, and sessions end as "+
+				"their leases run out",
 			st.GetPosition().GetIndex(), st.GetPosition().GetTerm(), strings.Join(names, ", "))
 	}
 	leader := slices.ContainsFunc(st.GetDirectory(), (*dirpb.DirectoryNode).GetLeader)
 	if !leader && len(st.GetDirectory()) > 0 {
 		add("start those that are down: kvd directory --id ID --data-dir DIR",
-			"the directory has no leader: %d of its %d nodes must run and reach each other. Until then there are no new sessions and no new memory, and operations end as leases run out",
+			"the directory has no leader: %d of its %d nodes must run and reach each other. Until then there are no "+
+				"new sessions and no new memory, and operations end as leases run out",
 			len(st.GetDirectory())/2+1, len(st.GetDirectory()))
 	}
 	for _, n := range st.GetMap().GetNamespaces() {
@@ -108,18 +116,22 @@ func Problems(st *dirpb.StatusReply) []Problem {
 		}
 		if len(doubted) > 0 {
 			add(fmt.Sprintf("kvctl --namespace %s check; then kvctl namespace accept-loss %[1]s", n.GetName()),
-				"namespace %s may lack keys: the directory was recovered without the entries by which something moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
+				"namespace %s may lack keys: the directory was recovered without the entries by which something "+
+					"moved to placement group %s", n.GetName(), strings.Join(doubted, ", "))
 		}
 		if len(pgs) == 0 {
 			continue
 		}
-		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, the last one with memory node %s at %s",
-			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(time.RFC3339))
+		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, "+
+			"the last one with memory node %s at %s",
+			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(
+				time.RFC3339))
 	}
 	all = append(all, copyProblems(st)...)
 	for _, n := range st.GetMap().GetNodes() {
 		if n.GetState() != dirpb.NodeState_NODE_UP {
-			add(fmt.Sprintf("kvd memnode --name %s; or, if it is gone for good: kvctl nodes remove %s --force", n.GetName(), n.GetName()),
+			add(fmt.Sprintf("kvd memnode --name %s; or, if it is gone for good: kvctl nodes remove %s --force",
+				n.GetName(), n.GetName()),
 				"memory node %s is down", n.GetName())
 		}
 		if n.GetTrouble() != "" {
@@ -127,24 +139,30 @@ func Problems(st *dirpb.StatusReply) []Problem {
 				"memory node %s does not come up: %s", n.GetName(), n.GetTrouble())
 		}
 		if n.GetRival() != "" {
-			add(fmt.Sprintf("give one of the two another name (kvd memnode --name), or stop it; kvctl nodes shows the address of %s", n.GetName()),
-				"another process wants the name of memory node %s and is refused: the one at %s has it, and the other is at %s", n.GetName(), dirpb.Addresses(n.GetEndpoints()), n.GetRival())
+			add(fmt.Sprintf("give one of the two another name (kvd memnode --name), or stop it; kvctl nodes shows "+
+				"the address of %s", n.GetName()),
+				"another process wants the name of memory node %s and is refused: the one at %s has it, and the "+
+					"other is at %s", n.GetName(), dirpb.Addresses(n.GetEndpoints()), n.GetRival())
 		}
 		if n.GetWaiting() {
-			add(fmt.Sprintf("kvd memnode --name %s; or, if its memory is gone for good: kvctl nodes give-up %s", n.GetName(), n.GetName()),
+			add(fmt.Sprintf("kvd memnode --name %s; or, if its memory is gone for good: kvctl nodes give-up %s",
+				n.GetName(), n.GetName()),
 				"memory node %s is silent and has the only copy of %s", n.GetName(), waitingFor(st.GetMap(), n))
 		}
 	}
 	for _, g := range st.GetGateways() {
 		if g.GetTrouble() != "" {
-			add("set listen-peers (or advertise-peers) of gateways to addresses that the others reach, and give them certificates for these: kvctl certs issue NAME --role gateway --ip ADDRESS",
+			add("set listen-peers (or advertise-peers) of gateways to addresses that the others reach, and give them "+
+				"certificates for these: kvctl certs issue NAME --role gateway --ip ADDRESS",
 				"gateway %s does not hear all others, or is not heard by them: %s", g.GetAddr(), g.GetTrouble())
 		}
 	}
 	for _, d := range st.GetDirectory() {
 		if d.GetSilentMillis() > 0 {
-			add(fmt.Sprintf("kvd directory --id %s --data-dir DIR; or, if it is gone for good: kvctl directory remove %s", d.GetId(), d.GetId()),
-				"directory node %s has not answered for %v", d.GetId(), (time.Duration(d.GetSilentMillis()) * time.Millisecond).Round(time.Second/10))
+			add(fmt.Sprintf("kvd directory --id %s --data-dir DIR; or, if it is gone for good: kvctl directory "+
+				"remove %s", d.GetId(), d.GetId()),
+				"directory node %s has not answered for %v", d.GetId(),
+				(time.Duration(d.GetSilentMillis()) * time.Millisecond).Round(time.Second/10))
 		}
 	}
 	return all
@@ -166,7 +184,8 @@ func waitingFor(m *dirpb.Map, n *dirpb.Node) string {
 		}
 		parts = append(parts, fmt.Sprintf("placement groups %s of namespace %s", strings.Join(pgs, ", "), ns.GetName()))
 		if ns.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
-			why = "since it may come back with what it holds, and no other memory node has room for the cache to start over"
+			why = "since it may come back with what it holds, and no other memory node has room for the cache to " +
+				"start over"
 		}
 	}
 	return strings.Join(parts, ", ") + ": operations there wait, " + why
@@ -185,16 +204,19 @@ func copyProblems(st *dirpb.StatusReply) (all []Problem) {
 			var k Problem
 			switch {
 			case Copies(p) == 0 && p.GetState() == dirpb.PGState_PG_LOST:
-				k = Problem{"no copy: their keys cannot be read or written", "start their memory nodes; if they are gone for good: kvctl nodes remove NODE --force"}
+				k = Problem{"no copy: their keys cannot be read or written",
+					"start their memory nodes; if they are gone for good: kvctl nodes remove NODE --force"}
 			case Copies(p) == 0:
 				k = Problem{"no copy yet: memory nodes are making them", "kvctl nodes shows who is down"}
 			default:
-				k = Problem{fmt.Sprintf("%d of %d copies: new ones are being made", Copies(p), want), "kvctl jobs shows how far they are"}
+				k = Problem{fmt.Sprintf("%d of %d copies: new ones are being made", Copies(p), want),
+					"kvctl jobs shows how far they are"}
 			}
 			if homeless(st.GetMap(), p, want) {
 				k.What, _, _ = strings.Cut(k.What, ":")
 				k.What += ", and no other memory node has room for one"
-				k.Mend = "start another memory node with room (kvd memnode --name NAME --memory SIZE), or one that is down"
+				k.Mend = "start another memory node with room (kvd memnode --name NAME --memory SIZE), or one that " +
+					"is down"
 			}
 			groups[k.What], mends[k.What] = append(groups[k.What], number(p.GetId())), k.Mend
 		}
@@ -203,7 +225,9 @@ func copyProblems(st *dirpb.StatusReply) (all []Problem) {
 			if len(groups[what]) > 1 {
 				noun += "s"
 			}
-			all = append(all, Problem{fmt.Sprintf("namespace %s: %s %s: %s", n.GetName(), noun, strings.Join(groups[what], ", "), what), mends[what]})
+			all = append(all,
+				Problem{fmt.Sprintf("namespace %s: %s %s: %s", n.GetName(), noun, strings.Join(groups[what], ", "),
+					what), mends[what]})
 		}
 	}
 	return all
@@ -219,5 +243,6 @@ func Answer(st *dirpb.StatusReply) string {
 	if ms := st.GetAgeMillis(); ms >= 0 {
 		age = fmt.Sprintf("%v old", (time.Duration(ms) * time.Millisecond).Round(time.Second/10))
 	}
-	return fmt.Sprintf("this is the answer of directory node %s, which does not lead: it is %s, and lacks what only a leader knows", st.GetAnsweredBy(), age)
+	return fmt.Sprintf("this is the answer of directory node %s, which does not lead: it is %s, and lacks what only "+
+		"a leader knows", st.GetAnsweredBy(), age)
 }

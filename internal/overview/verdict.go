@@ -45,7 +45,8 @@ func Summary(st *dirpb.StatusReply) (line, mend string) {
 	switch all := Problems(st); len(all) {
 	case 0:
 		n, g, j := len(st.GetMap().GetNodes()), len(st.GetMap().GetPgs()), len(st.GetJobs())
-		why = fmt.Sprintf("%s up, %s with all copies, %s under way", plural(n, "memory node"), plural(g, "placement group"), plural(j, "job"))
+		why = fmt.Sprintf("%s up, %s with all copies, %s under way", plural(n, "memory node"),
+			plural(g, "placement group"), plural(j, "job"))
 	case 1:
 		why, mend = all[0].What, all[0].Mend
 	default:

@@ -20,22 +20,31 @@ func TestVerdictOf(t *testing.T) {
 	waiting.Waiting = true
 	one := &dirpb.Member{NodeId: 1}
 	namespace := []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 1}}
-	state := func(d []*dirpb.DirectoryNode, n *dirpb.Node, ns []*dirpb.Namespace, p *dirpb.PlacementGroup) *dirpb.StatusReply {
-		return &dirpb.StatusReply{AnsweredBy: "d1", Leads: true, Directory: d, Map: &dirpb.Map{Nodes: []*dirpb.Node{n}, Namespaces: ns, Pgs: []*dirpb.PlacementGroup{p}}}
+	state := func(d []*dirpb.DirectoryNode, n *dirpb.Node, ns []*dirpb.Namespace,
+		p *dirpb.PlacementGroup) *dirpb.StatusReply {
+		return &dirpb.StatusReply{AnsweredBy: "d1", Leads: true, Directory: d,
+			Map: &dirpb.Map{Nodes: []*dirpb.Node{n}, Namespaces: ns, Pgs: []*dirpb.PlacementGroup{p}}}
 	}
 	active := group(dirpb.PGState_PG_ACTIVE, one)
 	for name, c := range map[string]struct {
 		st   *dirpb.StatusReply
 		want Verdict
 	}{
-		"all well":              {state(leader, up, namespace, active), Healthy},
-		"a node is down":        {state(leader, node(dirpb.NodeState_NODE_DOWN), namespace, active), Degraded},
-		"a copy is missing":     {state(leader, up, []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 2}}, active), Degraded},
-		"no leader":             {state([]*dirpb.DirectoryNode{{Id: "d1"}}, up, namespace, active), Unavailable},
-		"no copy":               {state(leader, up, namespace, group(dirpb.PGState_PG_LOST)), Unavailable},
-		"waits for a node":      {state(leader, waiting, namespace, active), Unavailable},
-		"keys are gone":         {state(leader, up, []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 1, Losses: []*dirpb.Loss{{PgId: 1, Times: 1}}}}, active), Lost},
-		"no copy and keys gone": {state(leader, up, []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 1, Losses: []*dirpb.Loss{{PgId: 1, Times: 1}}}}, group(dirpb.PGState_PG_LOST)), Lost},
+		"all well":       {state(leader, up, namespace, active), Healthy},
+		"a node is down": {state(leader, node(dirpb.NodeState_NODE_DOWN), namespace, active), Degraded},
+		"a copy is missing": {state(leader, up, []*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 2}}, active),
+			Degraded},
+		"no leader":        {state([]*dirpb.DirectoryNode{{Id: "d1"}}, up, namespace, active), Unavailable},
+		"no copy":          {state(leader, up, namespace, group(dirpb.PGState_PG_LOST)), Unavailable},
+		"waits for a node": {state(leader, waiting, namespace, active), Unavailable},
+		"keys are gone": {
+			state(leader, up,
+				[]*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 1, Losses: []*dirpb.Loss{{PgId: 1, Times: 1}}}},
+				active), Lost},
+		"no copy and keys gone": {
+			state(leader, up,
+				[]*dirpb.Namespace{{Id: 1, Name: "a", Replicas: 1, Losses: []*dirpb.Loss{{PgId: 1, Times: 1}}}},
+				group(dirpb.PGState_PG_LOST)), Lost},
 	} {
 		got := VerdictOf(c.st)
 		if got != c.want {
@@ -51,15 +60,18 @@ func TestVerdictOf(t *testing.T) {
 func TestSummary(t *testing.T) {
 	st := pictured()
 	st.Map.Pgs[0].Members = st.Map.Pgs[0].Members[:2]
-	if line, mend := Summary(st); line != "healthy: 3 memory nodes up, 2 placement groups with all copies, 0 jobs under way" || mend != "" {
+	if line, mend := Summary(st); line != "healthy: 3 memory nodes up, 2 placement groups with all copies, 0 jobs "+
+		"under way" || mend != "" {
 		t.Errorf("%q, %q", line, mend)
 	}
 	st.Map.Nodes[2].State = dirpb.NodeState_NODE_DOWN
-	if line, mend := Summary(st); line != "degraded: memory node m3 is down" || !strings.HasPrefix(mend, "kvd memnode --name m3") {
+	if line, mend := Summary(st); line != "degraded: memory node m3 is down" ||
+		!strings.HasPrefix(mend, "kvd memnode --name m3") {
 		t.Errorf("%q, %q", line, mend)
 	}
 	st.Map.Pgs[1].State = dirpb.PGState_PG_LOST
-	if line, mend := Summary(st); !strings.HasPrefix(line, "unavailable: 2 problems, first: namespace b: placement group 2: no copy") || mend != Problems(st)[0].Mend {
+	if line, mend := Summary(st); !strings.HasPrefix(line, "unavailable: 2 problems, first: namespace b: placement "+
+		"group 2: no copy") || mend != Problems(st)[0].Mend {
 		t.Errorf("%q, %q", line, mend)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // rawCodec sends bytes as they are, and does not look at what comes.
@@ -45,29 +44,28 @@ func (rawCodec) Name() string { return "proto" }
 // forger is a peer that sends whatever it likes: to each stream a first reply, and then the other one over and over.
 func forger(t *testing.T, r *peerstest.Room, id string, first, reply []byte) (streams *atomic.Int32) {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	streams = new(atomic.Int32)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		var q []byte
-		if err := stream.RecvMsg(&q); err != nil {
-			return err
-		}
-		streams.Add(1)
-		if err := stream.SendMsg(&first); err != nil {
-			return err
-		}
-		for {
-			if err := stream.SendMsg(&reply); err != nil {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			var q []byte
+			if err := stream.RecvMsg(&q); err != nil {
 				return err
 			}
-		}
-	}))
+			streams.Add(1)
+			if err := stream.SendMsg(&first); err != nil {
+				return err
+			}
+			for {
+				if err := stream.SendMsg(&reply); err != nil {
+					return err
+				}
+			}
+		}))
 	go func() { _ = s.Serve(lis) }()
 	t.Cleanup(s.Stop)
-	if _, err := r.Meet(t.Context(), &dirpb.MeetRequest{Id: []byte(strings.Repeat(id, 16)), Addr: lis.Addr().String(), HostId: hostid.ID()}); err != nil {
+	if _, err := r.Meet(t.Context(), &dirpb.MeetRequest{Id: []byte(strings.Repeat(id, 16)), Addr: lis.Addr().String(),
+		HostId: hostid.ID()}); err != nil {
 		t.Fatal(err)
 	}
 	return streams
@@ -101,8 +99,8 @@ func message(channel string) []byte {
 	return b
 }
 
-// A peer that sends what nobody asked for, or more at once than a queue holds, is cut off before it is decoded, and takes little of
-// this gateway's memory; nothing of it goes on.
+// A peer that sends what nobody asked for, or more at once than a queue holds, is cut off before it is decoded, and
+// takes little of this gateway's memory; nothing of it goes on.
 func TestForgedReplies(t *testing.T) {
 	const budget, bomb = 64 << 20, 150 << 20
 	heard := func(n uint64) []byte {
@@ -153,8 +151,8 @@ func TestForgedReplies(t *testing.T) {
 			p.Want(c.ask.messages, c.ask.keys)
 			e := &ear{}
 			p.Start(e.deliver, e.lose, nil)
-			eventually(t, "the peer is cut off, and the log says why", log.says(c.why))
-			eventually(t, "it is tried again", func() bool { return streams.Load() > 1 })
+			testutil.Until(t, "the peer is cut off, and the log says why", log.says(c.why))
+			testutil.Until(t, "it is tried again", func() bool { return streams.Load() > 1 })
 			if !e.is(func(e *ear) bool { return len(e.messages)+len(e.keys)+e.all == 0 })() {
 				t.Errorf("%d messages and %d keys went on", len(e.messages), len(e.keys))
 			}
@@ -180,7 +178,7 @@ func TestLongestMessage(t *testing.T) {
 	r := peerstest.NewRoom()
 	a, _ := begin(t, r, peers.Options{})
 	b, eb := begin(t, r, peers.Options{})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	for i := range 20 {
 		want(t, b, true, true)
 		for k := range 200 {
@@ -192,7 +190,9 @@ func TestLongestMessage(t *testing.T) {
 	}
 	want(t, b, true, false)
 	a.Publish(false, []byte("ch"), make([]byte, 128<<20))
-	eventually(t, "it comes", eb.is(func(e *ear) bool { return strings.Contains(strings.Join(e.messages, " "), fmt.Sprint(128<<20)) }))
+	testutil.Until(t, "it comes", eb.is(func(e *ear) bool {
+		return strings.Contains(strings.Join(e.messages, " "), fmt.Sprint(128<<20))
+	}))
 	if s := b.Stats(); s.Following != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -216,7 +216,8 @@ func TestQueuesAreCharged(t *testing.T) {
 		if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 			t.Fatal(err)
 		}
-		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10))
+		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(),
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,11 +226,12 @@ func TestQueuesAreCharged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Send(&peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true}); err != nil && err != io.EOF {
+		if err := s.Send(&peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true}); err != nil &&
+			err != io.EOF {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "all are there", func() bool { return a.Stats().Followers == 4 && a.WantsKeys() })
+	testutil.Until(t, "all are there", func() bool { return a.Stats().Followers == 4 && a.WantsKeys() })
 	most := livepeak.Watch(false)
 	for range 200 {
 		a.Publish(false, []byte("ch"), make([]byte, 256<<10))
@@ -245,10 +247,11 @@ func TestQueuesAreCharged(t *testing.T) {
 		t.Error("nothing was dropped")
 	}
 	cancel()
-	eventually(t, "all is given back", func() bool { return b.Used() == 0 && a.Stats().Followers == 0 })
+	testutil.Until(t, "all is given back", func() bool { return b.Used() == 0 && a.Stats().Followers == 0 })
 }
 
-// A peer that the directory does not name any more, since its right was taken, hears nothing more, though it holds on to its stream.
+// A peer that the directory does not name any more, since its right was taken, hears nothing more, though it holds on
+// to its stream.
 func TestUnnamedPeersPart(t *testing.T) {
 	r := peerstest.NewRoom()
 	wire := peerstest.Listen(t)
@@ -257,8 +260,9 @@ func TestUnnamedPeersPart(t *testing.T) {
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: id, Number: 1, Messages: true})
-	eventually(t, "it is followed", func() bool { return a.WantsMessages() })
+	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+		Id: id, Number: 1, Messages: true})
+	testutil.Until(t, "it is followed", func() bool { return a.WantsMessages() })
 	q := meetRequest(id)
 	q.Leaves = true
 	if _, err := r.Meet(t.Context(), q); err != nil {
@@ -278,8 +282,8 @@ func TestUnnamedPeersPart(t *testing.T) {
 		if !strings.Contains(err.Error(), "does not name") {
 			t.Error(err)
 		}
-	case <-time.After(waiting.Limit):
+	case <-time.After(testutil.Limit):
 		t.Fatal("it still hears")
 	}
-	eventually(t, "nobody wants anything", func() bool { return !a.WantsMessages() && a.Stats().Followers == 0 })
+	testutil.Until(t, "nobody wants anything", func() bool { return !a.WantsMessages() && a.Stats().Followers == 0 })
 }

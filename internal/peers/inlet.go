@@ -18,9 +18,9 @@ import (
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 )
 
-// inlet is what a stream takes from a peer: no more than was asked for, and no more memory than the Budget has. It counts bytes as
-// they come, since gRPC holds a reply until it is whole, and looks at a reply before it is decoded, since two bytes may become a
-// hundred.
+// inlet is what a stream takes from a peer: no more than was asked for, and no more memory than the Budget has. It
+// counts bytes as they come, since gRPC holds a reply until it is whole, and looks at a reply before it is decoded,
+// since two bytes may become a hundred.
 type inlet struct {
 	ctx   context.Context
 	share *netsrv.Share
@@ -42,8 +42,8 @@ type ask struct {
 }
 
 const (
-	// freeBytes may come in any case: replies that bring nothing, and what keeps the connection alive, of which there may be
-	// freeRate bytes a second.
+	// freeBytes may come in any case: replies that bring nothing, and what keeps the connection alive, of which there
+	// may be freeRate bytes a second.
 	freeBytes, freeRate = 64 << 10, 1 << 10
 	takeStep            = 1 << 20
 	maxAsked            = 64

@@ -19,7 +19,8 @@ type (
 	SlowCommand = peerspb.SlowCommand
 )
 
-// Operated is a gateway as operators see it. Its methods may be called concurrently, and what they return is the caller's.
+// Operated is a gateway as operators see it. Its methods may be called concurrently, and what they return is the
+// caller's.
 type Operated interface {
 	Describe() *Description
 	// Clients are its connections, in the order of their ids.
@@ -44,7 +45,8 @@ func (s service) Describe(context.Context, *peerspb.DescribeRequest) (*peerspb.D
 }
 
 // ListClients lists the connections.
-func (s service) ListClients(_ *peerspb.ListClientsRequest, stream grpc.ServerStreamingServer[peerspb.ListClientsReply]) error {
+func (s service) ListClients(_ *peerspb.ListClientsRequest,
+	stream grpc.ServerStreamingServer[peerspb.ListClientsReply]) error {
 	if s.p.operated == nil {
 		return errNotOperated
 	}
@@ -79,6 +81,7 @@ func (s service) KillClient(ctx context.Context, q *peerspb.KillClientRequest) (
 	if from, ok := peer.FromContext(ctx); ok && from.Addr != nil {
 		remote = from.Addr.String()
 	}
-	s.p.o.Logger.Info("an operator ended a client's connection", "identity", rights.Caller(ctx).String(), "remote", remote, "id", q.Id, "peer", addr)
+	s.p.o.Logger.Info("an operator ended a client's connection", "identity", rights.Caller(ctx).String(), "remote",
+		remote, "id", q.Id, "peer", addr)
 	return &peerspb.KillClientReply{Found: true, Addr: addr}, nil
 }

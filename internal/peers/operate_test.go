@@ -75,13 +75,15 @@ func TestOperators(t *testing.T) {
 	ca := identitytest.New(t)
 	conf := func(role string) *tls.Config { return ca.Config(ca.Role(role, "x")) }
 	wire, log, o := peerstest.Listen(t), &logged{}, &operated{clients: 1000}
-	p := peerstest.NewRoom().New(t, peers.Options{Listener: wire, TLS: conf("gateway"), Logger: slog.New(slog.NewTextHandler(log, nil))})
+	p := peerstest.NewRoom().New(
+		t, peers.Options{Listener: wire, TLS: conf("gateway"), Logger: slog.New(slog.NewTextHandler(log, nil))})
 	p.Start((&ear{}).deliver, func() {}, o)
 	t.Cleanup(func() { p.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, role := range []string{"operator", "gateway", "client", "memnode", "directory", "janitor", "archive"} {
-		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(conf(role))))
+		conn, err := grpc.NewClient("passthrough:///"+wire.Addr().String(),
+			grpc.WithTransportCredentials(credentials.NewTLS(conf(role))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +115,8 @@ func TestOperators(t *testing.T) {
 	if len(o.killed) != 1 || o.killed[0] != 3 {
 		t.Errorf("killed: %v, want 3", o.killed)
 	}
-	if text := log.String(); !strings.Contains(text, "an operator ended a client's connection") || !strings.Contains(text, "/kvd/operator/x") || !strings.Contains(text, "peer=10.0.0.9:41000") {
+	if text := log.String(); !strings.Contains(text, "an operator ended a client's connection") ||
+		!strings.Contains(text, "/kvd/operator/x") || !strings.Contains(text, "peer=10.0.0.9:41000") {
 		t.Errorf("the log has no line of who did it: %s", text)
 	}
 }

@@ -1,12 +1,13 @@
-// Package peers has the gateways that serve the same databases tell each other what happens: messages that are published, and
-// keys that are written. Operators ask a gateway about its clients at the same place. They find each other through the directory
-// (Meet), and each follows every other one by a stream of its own (peerspb). The stream says what its follower wants to hear: a
-// gateway without subscribers and without clients that cache is told nothing.
+// Package peers has the gateways that serve the same databases tell each other what happens: messages that are
+// published, and keys that are written. Operators ask a gateway about its clients at the same place. They find each
+// other through the directory (Meet), and each follows every other one by a stream of its own (peerspb). The stream
+// says what its follower wants to hear: a gateway without subscribers and without clients that cache is told nothing.
 //
-// Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted. It is told that
-// any key may have changed instead of which; so is one whose stream ended. Queues and replies are charged to the gateway's
-// buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a stream have the role
-// gateway. The caller shows the id that it has registered, which the directory tells only gateways of the same databases.
+// Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted. It is
+// told that any key may have changed, instead of the keys; so is one whose stream ended. Queues and replies are charged
+// to the gateway's buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a
+// stream have the role gateway. The caller shows the id that it has registered, which the directory tells only gateways
+// of the same databases.
 //
 // The meaning of messages is left to internal/gateway. Start with [Peers] and [Options]. A Peers' methods may be called
 // concurrently. Those that a gateway calls while it serves do nothing on a nil *Peers: it is alone then.
@@ -62,8 +63,8 @@ type Options struct {
 	Meet func(context.Context, *dirpb.MeetRequest) (*dirpb.MeetReply, error)
 	// Budget has the memory for what peers have still to be told, and for what they tell. Default: one of its own.
 	Budget *netsrv.Budget
-	// PartAfter is after how long streams end with peers that the directory does not name any more. A new leader of the directory
-	// knows nobody for a moment. Default 10 s.
+	// PartAfter is after how long streams end with peers that the directory does not name any more. A new leader of the
+	// directory knows nobody for a moment. Default 10 s.
 	PartAfter time.Duration
 	// Logger receives background errors. Default: discard.
 	Logger *slog.Logger
@@ -151,13 +152,16 @@ func New(o Options) (*Peers, error) {
 	p.mu.following = make(map[string]*following)
 	p.mu.unnamed = make(map[string]time.Time)
 	if err := p.uncovered(); err != nil {
-		o.Logger.Warn("other gateways and operators cannot call this gateway: give it a certificate for that address, or set the setting to one that the certificate covers", "addr", p.addr, "err", err)
+		o.Logger.Warn("other gateways and operators cannot call this gateway: give it a certificate for that "+
+			"address, or set the setting to one that the certificate covers", "addr", p.addr, "err", err)
 	}
 	var err error
-	if p.door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: connectFor, Logger: o.Logger}); err != nil {
+	if p.door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: connectFor,
+		Logger: o.Logger}); err != nil {
 		return nil, err
 	}
-	so := []grpc.ServerOption{grpc.ConnectionTimeout(connectFor), grpc.MaxConcurrentStreams(16), grpc.MaxRecvMsgSize(4 << 10), grpc.MaxHeaderListSize(maxHeader),
+	so := []grpc.ServerOption{grpc.ConnectionTimeout(connectFor), grpc.MaxConcurrentStreams(16),
+		grpc.MaxRecvMsgSize(4 << 10), grpc.MaxHeaderListSize(maxHeader),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true})}
 	if o.TLS != nil {
@@ -170,17 +174,19 @@ func New(o Options) (*Peers, error) {
 	return p, nil
 }
 
-// Start begins to meet and to follow. deliver takes what each peer tells, in its order; those of several peers are called at the
-// same time. lost says that a peer may have written keys of which nobody will tell: its stream began or ended. o answers operators.
+// Start begins to meet and to follow. deliver takes what each peer tells, in its order; those of several peers are
+// called at the same time. lost says that a peer may have written keys without telling: its stream began or ended. o
+// answers operators.
 func (p *Peers) Start(deliver func(Heard), lost func(), o Operated) {
 	p.mu.Lock()
 	p.deliver, p.lost, p.operated, p.mu.started = deliver, lost, o, true
 	p.mu.Unlock()
-	p.wg.Go(func() { _ = p.grpc.Serve(p.door.Listen(p.o.Listener)) }) // nil after Stop; a lost listener shows in peers that cannot call
+	// nil after Stop; a lost listener shows in peers that cannot call
+	p.wg.Go(func() { _ = p.grpc.Serve(p.door.Listen(p.o.Listener)) })
 	p.wg.Go(p.meet)
 }
 
-// Close says goodbye to the directory, as far as that is there, and ends the streams.
+// Close says goodbye to the directory, if that is there, and ends the streams.
 func (p *Peers) Close() error {
 	p.mu.Lock()
 	started := p.mu.started
@@ -193,7 +199,8 @@ func (p *Peers) Close() error {
 	p.wg.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, _ = p.o.Meet(ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, Leaves: true}) // else it is forgotten after some seconds
+	// else it is forgotten after some seconds
+	_, _ = p.o.Meet(ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, Leaves: true})
 	return nil
 }
 
@@ -233,13 +240,12 @@ func (p *Peers) changedLocked() {
 	p.mu.changed = make(chan struct{})
 }
 
-// ---- meeting -----------------------------------------------------------------
-
 // meet keeps the list of peers.
 func (p *Peers) meet() {
 	news, failures := uint64(0), 0
 	for p.ctx.Err() == nil {
-		r, err := p.o.Meet(p.ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, HostId: hostid.ID(), Trouble: p.trouble(), News: news, WaitMillis: uint64(meetWait.Milliseconds())})
+		r, err := p.o.Meet(p.ctx, &dirpb.MeetRequest{Id: []byte(p.id), Addr: p.addr, HostId: hostid.ID(),
+			Trouble: p.trouble(), News: news, WaitMillis: uint64(meetWait.Milliseconds())})
 		if err != nil {
 			if failures++; failures == 1 && p.ctx.Err() == nil {
 				p.o.Logger.Warn("the directory does not name other gateways", "err", err)
@@ -265,7 +271,8 @@ func (p *Peers) pause(d time.Duration) {
 	}
 }
 
-// partUnnamed ends the streams with peers that the directory has not named for long: they may have lost the right to hear.
+// partUnnamed ends the streams with peers that the directory has not named for long: they may have lost the right to
+// hear.
 func (p *Peers) partUnnamed(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -296,8 +303,8 @@ func (p *Peers) partUnnamed(now time.Time) {
 	}
 }
 
-// learn takes a new list of peers. A peer that is not in it any more, as after a change of the directory's leader, is followed for
-// a while yet.
+// learn takes a new list of peers. A peer that is not in it any more, as after a change of the directory's leader, is
+// followed for a while yet.
 func (p *Peers) learn(list []*dirpb.PeerGateway) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -317,7 +324,8 @@ func (p *Peers) learn(list []*dirpb.PeerGateway) {
 		}
 		if !reachable(g) {
 			p.mu.afar = append(p.mu.afar, g.Addr)
-			p.o.Logger.Warn("a gateway on another machine listens for peers on its own only: set its listen-peers", "addr", g.Addr)
+			p.o.Logger.Warn("a gateway on another machine listens for peers on its own only: set its listen-peers",
+				"addr", g.Addr)
 			continue
 		}
 		f := &following{peer: g, kick: make(chan struct{}, 1)}
@@ -336,8 +344,6 @@ func reachable(g *dirpb.PeerGateway) bool {
 	ip := net.ParseIP(host)
 	return host != "localhost" && (ip == nil || !ip.IsLoopback()) || hostid.Same(g.HostId, hostid.ID())
 }
-
-// ---- interest ----------------------------------------------------------------
 
 // Want says what this gateway wants to hear from now on. A peer that is met later hears it first of all.
 func (p *Peers) Want(messages, keys bool) {
@@ -360,8 +366,8 @@ func (p *Peers) Want(messages, keys bool) {
 	}
 }
 
-// AwaitHeard waits until the peers that are followed have heard what was wanted last, at most until ctx ends. It calls waits, if
-// not nil, before it waits.
+// AwaitHeard waits until the peers that are followed have heard what was wanted last, at most until ctx ends. It calls
+// waits, if not nil, before it waits.
 func (p *Peers) AwaitHeard(ctx context.Context, waits func()) {
 	if p == nil {
 		return
@@ -393,8 +399,6 @@ func (p *Peers) isHeardLocked(number uint64) bool {
 	}
 	return true
 }
-
-// ---- what is told ------------------------------------------------------------
 
 // Publish tells peers of a message, which it copies. It never waits.
 func (p *Peers) Publish(shard bool, channel, payload []byte) {

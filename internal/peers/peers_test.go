@@ -22,15 +22,10 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-const patience = waiting.Limit
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
+const patience = testutil.Limit
 
 // ear takes what a gateway hears.
 type ear struct {
@@ -104,7 +99,7 @@ func TestInterest(t *testing.T) {
 	a, ea := begin(t, r, peers.Options{})
 	b, eb := begin(t, r, peers.Options{})
 	c, ec := begin(t, r, peers.Options{})
-	eventually(t, "all follow all", following(2, a, b, c))
+	testutil.Until(t, "all follow all", following(2, a, b, c))
 	if a.WantsMessages() || a.WantsKeys() {
 		t.Error("wanted by nobody")
 	}
@@ -114,13 +109,13 @@ func TestInterest(t *testing.T) {
 	a.Publish(true, []byte("ch"), nil)
 	a.Changed([]byte("k"), []byte("l"))
 	a.Changed()
-	eventually(t, "b hears messages", eb.is(func(e *ear) bool {
+	testutil.Until(t, "b hears messages", eb.is(func(e *ear) bool {
 		return slices.Equal(e.messages, []string{"ch=hello 5 false", "ch= 0 true"}) && len(e.keys) == 0 && e.all == 0
 	}))
-	eventually(t, "c hears keys", ec.is(func(e *ear) bool { return len(e.messages) == 0 && e.all == 1 }))
+	testutil.Until(t, "c hears keys", ec.is(func(e *ear) bool { return len(e.messages) == 0 && e.all == 1 }))
 	want(t, b, false, false)
 	want(t, c, false, false)
-	eventually(t, "nobody wants anything", func() bool { return !a.WantsMessages() && !a.WantsKeys() })
+	testutil.Until(t, "nobody wants anything", func() bool { return !a.WantsMessages() && !a.WantsKeys() })
 	if !ea.is(func(e *ear) bool { return len(e.messages)+len(e.keys)+e.all == 0 })() {
 		t.Error("a heard itself")
 	}
@@ -132,18 +127,23 @@ func TestCutAndDeath(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire})
 	b, eb := begin(t, r, peers.Options{})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	want(t, b, true, true)
 	lost := 0
 	eb.is(func(e *ear) bool { lost = e.lost; return true })()
 	wire.Cut()
-	eventually(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool { return e.lost >= lost+2 }))
-	eventually(t, "they follow each other again", following(1, a, b))
+	testutil.Until(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool {
+		return e.lost >= lost+2
+	}))
+	testutil.Until(t, "they follow each other again", following(1, a, b))
 	want(t, b, true, true)
 	a.Publish(false, []byte("ch"), []byte("x"))
-	eventually(t, "b hears", eb.is(func(e *ear) bool { return slices.Contains(e.messages, "ch=x 1 false") }))
+	testutil.Until(t, "b hears", eb.is(func(e *ear) bool { return slices.Contains(e.messages, "ch=x 1 false") }))
 	a.Close()
-	eventually(t, "b forgets a", func() bool { s := b.Stats(); return s.Known == 0 && s.Following == 0 && s.Followers == 0 })
+	testutil.Until(t, "b forgets a", func() bool {
+		s := b.Stats()
+		return s.Known == 0 && s.Following == 0 && s.Followers == 0
+	})
 	if b.WantsMessages() || b.WantsKeys() {
 		t.Error("a wants something, and is gone")
 	}
@@ -151,8 +151,10 @@ func TestCutAndDeath(t *testing.T) {
 }
 
 // follow is a follower that does nothing by itself.
-func follow(t *testing.T, addr string, creds credentials.TransportCredentials, q *peerspb.FollowRequest) grpc.BidiStreamingClient[peerspb.FollowRequest, peerspb.FollowReply] {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10),
+func follow(t *testing.T, addr string, creds credentials.TransportCredentials,
+	q *peerspb.FollowRequest) grpc.BidiStreamingClient[peerspb.FollowRequest, peerspb.FollowReply] {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
+		grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
 	if err != nil {
 		t.Fatal(err)
@@ -168,8 +170,8 @@ func follow(t *testing.T, addr string, creds credentials.TransportCredentials, q
 	return s
 }
 
-// A follower that reads too slowly misses messages, which are counted, and is told that any key may have changed; nobody waits
-// for it, and what it has still to be told is bounded.
+// A follower that reads too slowly misses messages, which are counted, and is told that any key may have changed;
+// nobody waits for it, and what it has still to be told is bounded.
 func TestSlowFollower(t *testing.T) {
 	r := peerstest.NewRoom()
 	wire := peerstest.Listen(t)
@@ -178,8 +180,9 @@ func TestSlowFollower(t *testing.T) {
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: id, Number: 1, Messages: true, Keys: true})
-	eventually(t, "it is followed", func() bool { return a.WantsKeys() })
+	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+		Id: id, Number: 1, Messages: true, Keys: true})
+	testutil.Until(t, "it is followed", func() bool { return a.WantsKeys() })
 	payload := make([]byte, 1<<20)
 	for i := 0; a.Stats().Dropped == 0; i++ {
 		if i > 1000 {
@@ -208,7 +211,8 @@ func TestStrangers(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire})
 	for _, id := range []string{"", "x", strings.Repeat("x", 16)} {
-		_, err := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{Id: []byte(id), Number: 1, Messages: true}).Recv()
+		_, err := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
+			Id: []byte(id), Number: 1, Messages: true}).Recv()
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%q: %v", id, err)
 		}
@@ -226,19 +230,21 @@ func TestRoles(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire, TLS: conf("gateway", "g1")})
 	b, eb := begin(t, r, peers.Options{TLS: conf("gateway", "g2")})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	want(t, b, true, false)
 	a.Publish(false, []byte("ch"), []byte("x"))
-	eventually(t, "b hears", eb.is(func(e *ear) bool { return len(e.messages) == 1 }))
+	testutil.Until(t, "b hears", eb.is(func(e *ear) bool { return len(e.messages) == 1 }))
 
 	c, _ := begin(t, r, peers.Options{TLS: conf("memnode", "m1")})
-	eventually(t, "all are known", func() bool { return a.Stats().Known == 2 && c.Stats().Known == 2 })
+	testutil.Until(t, "all are known", func() bool { return a.Stats().Known == 2 && c.Stats().Known == 2 })
 	id := []byte(strings.Repeat("i", 16))
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)
 	}
-	for role, want := range map[string]codes.Code{"memnode": codes.PermissionDenied, "client": codes.PermissionDenied, "gateway": codes.OK} {
-		s := follow(t, wire.Addr().String(), credentials.NewTLS(conf(role, "x")), &peerspb.FollowRequest{Id: id, Number: 1})
+	for role, want := range map[string]codes.Code{"memnode": codes.PermissionDenied, "client": codes.PermissionDenied,
+		"gateway": codes.OK} {
+		s := follow(t, wire.Addr().String(), credentials.NewTLS(conf(role, "x")), &peerspb.FollowRequest{
+			Id: id, Number: 1})
 		if _, err := s.Recv(); status.Code(err) != want {
 			t.Errorf("%s: %v", role, err)
 		}

@@ -38,8 +38,8 @@ type follower struct {
 }
 
 const (
-	// maxQueue bounds what a follower has still to be told, in bytes; a message that is longer goes alone. perItem is what each
-	// message or key takes besides its bytes.
+	// maxQueue bounds what a follower has still to be told, in bytes; a message that is longer goes alone. perItem is
+	// what each message or key takes besides its bytes.
 	maxQueue, perItem = 16 << 20, 64
 	// introduceFor is how long a follower that the directory has not named yet may wait for that.
 	introduceFor = 3 * time.Second
@@ -223,7 +223,8 @@ func (p *Peers) introduced(ctx context.Context, id string) error {
 		case <-p.ctx.Done():
 			return status.Error(codes.Unavailable, "the gateway stops")
 		case <-ctx.Done():
-			return status.Error(codes.PermissionDenied, "the directory names no such gateway among those that serve the same databases")
+			return status.Error(codes.PermissionDenied, "the directory names no such gateway among those that serve "+
+				"the same databases")
 		}
 	}
 }
@@ -232,7 +233,8 @@ func (p *Peers) introduced(ctx context.Context, id string) error {
 type following struct {
 	peer *dirpb.PeerGateway
 	kick chan struct{} // capacity 1: the interest has changed
-	// Guarded by Peers.mu: the latest request that the peer has heard, 0 while there is no stream, and what ends the stream.
+	// Guarded by Peers.mu: the latest request that the peer has heard, 0 while there is no stream, and what ends the
+	// stream.
 	heard  uint64
 	cancel context.CancelCauseFunc
 	// Guarded likewise: since when it is not followed, zero if it is, and why.
@@ -302,8 +304,11 @@ func (p *Peers) follow(f *following) error {
 		}
 		return inletConn{c, in}, nil
 	}
-	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr, grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(), grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
-		grpc.WithMaxHeaderListSize(maxHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply), grpc.ForceCodecV2(in.codec())),
+	conn, err := grpc.NewClient("passthrough:///"+f.peer.Addr,
+		grpc.WithTransportCredentials(wrongport.Creds(creds, "a gateway's listen-peers", nil)), grpc.WithNoProxy(),
+		grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
+		grpc.WithMaxHeaderListSize(maxHeader), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply),
+			grpc.ForceCodecV2(in.codec())),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * keepaliveTime, Timeout: keepaliveTimeout}))
 	if err != nil {
 		return err
@@ -315,7 +320,8 @@ func (p *Peers) follow(f *following) error {
 	}
 	send := func() error {
 		p.mu.Lock()
-		q := &peerspb.FollowRequest{Number: p.mu.interest.Number + 1, Messages: p.mu.interest.Messages, Keys: p.mu.interest.Keys}
+		q := &peerspb.FollowRequest{Number: p.mu.interest.Number + 1, Messages: p.mu.interest.Messages,
+			Keys: p.mu.interest.Keys}
 		p.mu.Unlock()
 		q.Id = []byte(p.id)
 		in.asks(q)

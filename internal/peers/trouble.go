@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// quietFor is how long a peer may not be followed before others are told: the directory names one that was killed for some seconds.
+	// quietFor is how long a peer may not be followed before others are told: the directory names one that was killed
+	// for some seconds.
 	quietFor = 10 * time.Second
 	// maxTrouble bounds what the directory is told, in bytes.
 	maxTrouble = 400
@@ -29,7 +30,8 @@ func (p *Peers) setting() string {
 	return "listen-peers"
 }
 
-// uncovered says why no peer that calls Addr takes this gateway's certificate; nil: it does. It goes by the certificate in use.
+// uncovered says why no peer that calls Addr takes this gateway's certificate; nil: it does. It goes by the certificate
+// in use.
 func (p *Peers) uncovered() error {
 	if p.o.TLS == nil {
 		return nil
@@ -51,7 +53,8 @@ func (p *Peers) uncovered() error {
 	}
 	if err := leaf.VerifyHostname(conf.ServerName); err != nil {
 		if conf.ServerName != host {
-			return fmt.Errorf("its certificate does not cover %s (tls.server-name), by which others call it: %w", conf.ServerName, err)
+			return fmt.Errorf("its certificate does not cover %s (tls.server-name), by which others call it: %w",
+				conf.ServerName, err)
 		}
 		return fmt.Errorf("its certificate does not cover %s, where others call it (%s): %w", host, p.setting(), err)
 	}

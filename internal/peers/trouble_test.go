@@ -15,9 +15,11 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// A gateway that others cannot call, for what its certificate says, tells so in its log when it starts, and the directory until it has another one.
+// A gateway that others cannot call, for what its certificate says, tells so in its log when it starts, and the
+// directory until it has another one.
 func TestCertificateDoesNotCover(t *testing.T) {
 	ca := identitytest.New(t)
 	at := func(ips []net.IP, names ...string) tls.Certificate {
@@ -32,20 +34,26 @@ func TestCertificateDoesNotCover(t *testing.T) {
 		want       string // empty: all is well
 	}{
 		{"the listener's address", at(here), "", "", ""},
-		{"another address", at(elsewhere), "", "", "its certificate does not cover 127.0.0.1, where others call it (listen-peers): x509: certificate is valid for 10.0.0.31, not 127.0.0.1"},
-		{"no address", at(nil, "g.example.org"), "", "", "does not cover 127.0.0.1, where others call it (listen-peers)"},
+		{"another address", at(elsewhere), "", "", "its certificate does not cover 127.0.0.1, where others call it " +
+			"(listen-peers): x509: certificate is valid for 10.0.0.31, not 127.0.0.1"},
+		{"no address", at(nil, "g.example.org"), "", "",
+			"does not cover 127.0.0.1, where others call it (listen-peers)"},
 		{"the advertised address", at(elsewhere), "10.0.0.31:7404", "", ""},
 		{"an advertised name", at(nil, "g.example.org"), "g.example.org:7404", "", ""},
-		{"another advertised address", at(here), "10.0.0.32:7404", "", "does not cover 10.0.0.32, where others call it (advertise-peers)"},
-		{"another advertised name", at(here, "g.example.org"), "h.example.org:7404", "", "does not cover h.example.org, where others call it (advertise-peers)"},
+		{"another advertised address", at(here), "10.0.0.32:7404", "",
+			"does not cover 10.0.0.32, where others call it (advertise-peers)"},
+		{"another advertised name", at(here, "g.example.org"), "h.example.org:7404", "",
+			"does not cover h.example.org, where others call it (advertise-peers)"},
 		{"one name of all", at(nil, "kvd.internal"), "10.0.0.32:7404", "kvd.internal", ""},
-		{"not the name of all", at(here), "", "kvd.internal", "does not cover kvd.internal (tls.server-name), by which others call it"},
+		{"not the name of all", at(here), "", "kvd.internal",
+			"does not cover kvd.internal (tls.server-name), by which others call it"},
 	} {
 		conf := ca.Config(c.cert)
 		conf.ServerName = c.serverName
 		trouble := make(chan string, 1)
 		var log bytes.Buffer
-		p, err := peers.New(peers.Options{Listener: peerstest.Listen(t), Advertise: c.advertise, TLS: conf, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		p, err := peers.New(peers.Options{Listener: peerstest.Listen(t), Advertise: c.advertise, TLS: conf,
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			Meet: func(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply, error) {
 				if !q.Leaves {
 					select {
@@ -65,7 +73,8 @@ func TestCertificateDoesNotCover(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
-		if c.want == "" && got+said != "" || !strings.Contains(got, c.want) || c.want != "" && !strings.Contains(said, c.want) {
+		if c.want == "" && got+said != "" || !strings.Contains(got, c.want) || c.want != "" &&
+			!strings.Contains(said, c.want) {
 			t.Errorf("%s: the directory hears %q, the log has %q; want %q", c.what, got, said, c.want)
 		}
 	}
@@ -83,12 +92,13 @@ func TestCertificateDoesNotCover(t *testing.T) {
 	}
 	r := peerstest.NewRoom()
 	begin(t, r, peers.Options{TLS: conf})
-	eventually(t, "trouble", func() bool { return strings.Join(r.Troubles(), "") != "" })
+	testutil.Until(t, "trouble", func() bool { return strings.Join(r.Troubles(), "") != "" })
 	cert.Store(&renewed)
-	eventually(t, "no trouble", func() bool { return strings.Join(r.Troubles(), "") == "" })
+	testutil.Until(t, "no trouble", func() bool { return strings.Join(r.Troubles(), "") == "" })
 }
 
-// A gateway says which others it cannot call: one whose certificate is not for its address, and one that listens on another machine alone.
+// A gateway says which others it cannot call: one whose certificate is not for its address, and one that listens on
+// another machine alone.
 func TestTellsWhomItCannotCall(t *testing.T) {
 	ca := identitytest.New(t)
 	r := peerstest.NewRoom()
@@ -108,12 +118,18 @@ func TestTellsWhomItCannotCall(t *testing.T) {
 	if _, err := r.Meet(t.Context(), far); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "word of a gateway on another machine", troubles("it cannot call 1 of 1 others of its databases, such as 127.0.0.1:9 of another machine: it listens for others on its own only (listen-peers)"))
+	testutil.Until(t, "word of a gateway on another machine",
+		troubles("it cannot call 1 of 1 others of its databases, "+
+			"such as 127.0.0.1:9 of another machine: it listens for others on its own only (listen-peers)"))
 	far.Leaves = true
 	if _, err := r.Meet(t.Context(), far); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no trouble", troubles())
-	begin(t, r, peers.Options{TLS: ca.Config(ca.Role("gateway", "b", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 31)} }))})
-	eventually(t, "word of a certificate", troubles("its certificate does not cover 127.0.0.1", "it cannot call 1 of 1 others of its databases, such as 127.0.0.1:", "certificate is valid for 10.0.0.31, not 127.0.0.1"))
+	testutil.Until(t, "no trouble", troubles())
+	begin(t, r, peers.Options{TLS: ca.Config(ca.Role("gateway", "b", func(c *x509.Certificate) {
+		c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 31)}
+	}))})
+	testutil.Until(t, "word of a certificate", troubles("its certificate does not cover 127.0.0.1",
+		"it cannot call 1 of 1 others of its databases, such as 127.0.0.1:",
+		"certificate is valid for 10.0.0.31, not 127.0.0.1"))
 }

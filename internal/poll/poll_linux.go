@@ -47,7 +47,8 @@ func (p *Poller) Close() {
 
 // Add begins to watch fd, which its user leaves non-blocking.
 func (p *Poller) Add(fd int) error {
-	err := unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)})
+	err := unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP,
+		Fd: int32(fd)})
 	if err != nil {
 		return fmt.Errorf("epoll_ctl add %d: %w", fd, err)
 	}
@@ -70,12 +71,13 @@ func (p *Poller) Slept() bool { return p.slept }
 
 // countEvents is how many events there are.
 func (p *Poller) countEvents() int {
-	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
+	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])),
+		uintptr(len(p.events)), 0, 0, 0)
 	return max(int(k), 0)
 }
 
-// Look looks again and again, for d at most, and reports whether Wait would return at once. In between, other threads may have
-// the processor. It is for the goroutine that calls Wait.
+// Look looks again and again, for d at most, and reports whether Wait would return at once. In between, other threads
+// may have the processor. It is for the goroutine that calls Wait.
 func (p *Poller) Look(d time.Duration) bool {
 	for began := time.Now(); ; {
 		switch {

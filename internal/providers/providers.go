@@ -69,7 +69,8 @@ var openers = []struct {
 		return rdma.NewDevice("shm", d), nil
 	}},
 	{"tcp", func(o Options) (*rdma.Device, error) {
-		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient, Door: o.TCPDoor, Socket: o.TCPSocket})
+		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient, Door: o.TCPDoor,
+			Socket: o.TCPSocket})
 		if err != nil {
 			return nil, err
 		}

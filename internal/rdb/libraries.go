@@ -24,7 +24,8 @@ func AppendLibraries(b []byte, sources [][]byte) []byte {
 	return seal(b, at)
 }
 
-// ParseLibraries reads such a payload. The sources have limit bytes together at most, and alias the payload where they can.
+// ParseLibraries reads such a payload. The sources have limit bytes together at most, and alias the payload where they
+// can.
 func ParseLibraries(b []byte, limit int) (sources [][]byte, err error) {
 	b, err = unseal(b)
 	if err != nil {

@@ -1,9 +1,10 @@
-// Package rdb is the serialized form of one value, as DUMP returns it and RESTORE takes it, and that of libraries of functions.
-// The form is that of Redis 7.0's RDB files (rdb.c; version 10), with its version and a CRC-64 behind it.
+// Package rdb is the serialized form of one value, as DUMP returns it and RESTORE takes it, and that of libraries of
+// functions. The form is that of Redis 7.0's RDB files (rdb.c; version 10), with its version and a CRC-64 behind it.
 //
-// Values are written in the encodings that every version of Redis reads, but for streams, which are 7.0's. They are read in all
-// that versions up to 7.0 write, but for modules and the zipmaps of versions before 2.6. It is pure. A payload is hostile until
-// checked. Memory for what it holds is bounded by the caller's limit, and bytes that are no value are ErrFormat, never a panic.
+// Values are written in the encodings that every version of Redis reads, but for streams, which are 7.0's. They are
+// read in all that versions up to 7.0 write, but for modules and the zipmaps of versions before 2.6. It is pure. A
+// payload is hostile until checked. Memory for what it holds is bounded by the caller's limit, and bytes that are no
+// value are ErrFormat, never a panic.
 package rdb
 
 import (
@@ -152,8 +153,8 @@ func appendString(b, s []byte) []byte {
 	return append(appendLen(b, len(s)), s...)
 }
 
-// Parse reads a payload. limit bounds what the value takes in memory, in bytes: its parts, and 24 for each of them. For a stream,
-// it bounds the stream, and its entries of one listpack.
+// Parse reads a payload. limit bounds what the value takes in memory, in bytes: its parts, and 24 for each of them. For
+// a stream, it bounds the stream, and its entries of one listpack.
 func Parse(b []byte, limit int) (Value, error) {
 	b, err := unseal(b)
 	if err != nil {

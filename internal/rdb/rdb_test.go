@@ -16,7 +16,8 @@ import (
 // Payloads that a redis-server 7.0.15 returned to DUMP are in internal/gateway, which compares with one.
 func TestAppend(t *testing.T) {
 	// As in the documentation of DUMP, for version 10.
-	if got, want := Append(nil, Value{Parts: [][]byte{[]byte("10")}}), "\x00\xc0\n\n\x00n\x9f\x11Z\x11\xd9\xb1c"; !strings.HasPrefix(string(got), want[:5]) {
+	if got, want := Append(nil, Value{Parts: [][]byte{[]byte("10")}}),
+		"\x00\xc0\n\n\x00n\x9f\x11Z\x11\xd9\xb1c"; !strings.HasPrefix(string(got), want[:5]) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	for _, v := range []Value{
@@ -49,7 +50,8 @@ func TestAppend(t *testing.T) {
 func streamOf(n int) *collection.Stream {
 	s, _ := collection.ParseStream(nil)
 	for i := range n {
-		texts := [][]byte{[]byte("field"), bytes.Repeat([]byte("x"), i), []byte("n"), strconv.AppendInt(nil, int64(i)*7919-3000, 10)}
+		texts := [][]byte{[]byte("field"), bytes.Repeat([]byte("x"), i), []byte("n"),
+			strconv.AppendInt(nil, int64(i)*7919-3000, 10)}
 		s.Add(collection.StreamID{MS: 1 << 40 * uint64(1+i/3), Seq: uint64(i % 3)}, texts[:4-2*(i%5/4)])
 	}
 	s.Added, s.MaxDeleted = math.MaxUint64, collection.StreamID{MS: 1, Seq: 1 << 40}
@@ -57,14 +59,16 @@ func streamOf(n int) *collection.Stream {
 		g := &collection.StreamGroup{Name: []byte(name), Last: collection.StreamID{MS: 7}, Read: int64(len(name)) - 1}
 		for i := range len(name) {
 			c, _ := g.See([]byte{byte('a' + i)}, 1<<41)
-			g.Put(collection.PendingEntry{ID: collection.StreamID{MS: uint64(9 - i)}, Delivered: 1 << 41, Times: 70_000, Consumer: c})
+			g.Put(collection.PendingEntry{ID: collection.StreamID{MS: uint64(9 - i)}, Delivered: 1 << 41, Times: 70_000,
+				Consumer: c})
 		}
 		s.AddGroup(g)
 	}
 	return s
 }
 
-// TestStream: what a stream is written as is the stream again, whatever has changed on the way is none, and so is what takes more than the limit.
+// TestStream: what a stream is written as is the stream again, whatever has changed on the way is none, and so is what
+// takes more than the limit.
 func TestStream(t *testing.T) {
 	for _, n := range []int{0, 1, 30, 260} {
 		s := streamOf(n)
@@ -86,7 +90,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestOldStream: of the form of Redis 5 and 6, which does not say what has been added and read, both are worked out as Redis does.
+// TestOldStream: of the form of Redis 5 and 6, which does not say what has been added and read, both are worked out as
+// Redis does.
 func TestOldStream(t *testing.T) {
 	s, _ := collection.ParseStream(nil)
 	for seq := range uint64(3) {
@@ -151,7 +156,8 @@ func sealed(b []byte) []byte {
 
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
-		"\x00\x05hello", "\x00\xc3\x0b\x41\x2c\x01aa\xe0\x7f\x00", "\x01\x02\x01a\x01b", "\x04\x01\x01f\x01v", "\x03\x01\x01m\x031.5",
+		"\x00\x05hello", "\x00\xc3\x0b\x41\x2c\x01aa\xe0\x7f\x00", "\x01\x02\x01a\x01b", "\x04\x01\x01f\x01v",
+		"\x03\x01\x01m\x031.5",
 		"\x0b\x0c\x02\x00\x00\x00\x02\x00\x00\x00\x01\x00\x02\x00",
 		"\x10\x0f\x0f\x00\x00\x00\x02\x00\x81f\x02\x81v\x02\x01\x01\xff",
 		"\x12\x01\x02\x0b\x0b\x00\x00\x00\x01\x00\x81a\x02\xff",
@@ -182,11 +188,13 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestLibraries: the payload is one that a redis-server 7.0.15 returned to FUNCTION DUMP, the second library of it compressed.
+// TestLibraries: the payload is one that a redis-server 7.0.15 returned to FUNCTION DUMP, the second library of it
+// compressed.
 func TestLibraries(t *testing.T) {
 	want := []string{"#!LUA name=b\nredis.register_function(\"zz\", function() return 1 end)",
 		"#!lua name=lib1\nredis.register_function(\"f\", function(keys,args) return {keys,args} end)"}
-	payload := "\xf5@C" + want[0] + "\xf5\xc3@P@X\x1f#!lua name=lib1\nredis.register_f\x0cunction(\"f\", \xe0\x00\r\x12keys,args) return {\xe0\x00\x12\x05} end)\n\x00:e=\xd3p92\xac"
+	payload := "\xf5@C" + want[0] + "\xf5\xc3@P@X\x1f#!lua name=lib1\nredis.register_f\x0cunction(\"f\", " +
+		"\xe0\x00\r\x12keys,args) return {\xe0\x00\x12\x05} end)\n\x00:e=\xd3p92\xac"
 	parse := func(payload []byte) []string {
 		t.Helper()
 		sources, err := ParseLibraries(payload, 1<<20)
@@ -208,7 +216,8 @@ func TestLibraries(t *testing.T) {
 	if got := AppendLibraries(nil, nil); string(got) != "\n\x00]\x9b\\@\x0f\x7f\xa2\xda" || parse(got) != nil {
 		t.Errorf("of no libraries: %q", got)
 	}
-	for body, want := range map[string]error{"\xf6\x01x": ErrOldLibrary, "\x00\x01x": ErrNoLibrary, "\xf5": ErrLibrary, "\xf5\x05x": ErrLibrary, "\xf5\x01x\xf5\xff": ErrLibrary,
+	for body, want := range map[string]error{"\xf6\x01x": ErrOldLibrary, "\x00\x01x": ErrNoLibrary, "\xf5": ErrLibrary,
+		"\xf5\x05x": ErrLibrary, "\xf5\x01x\xf5\xff": ErrLibrary,
 		"\xf5\xc3\x02\x40\xff\x00x": ErrLibrary} {
 		if _, err := ParseLibraries(sealed([]byte(body)), 100); err != want {
 			t.Errorf("%q: %v, want %v", body, err, want)
@@ -224,7 +233,8 @@ func TestLibraries(t *testing.T) {
 
 // FuzzLibraries is about payloads of FUNCTION RESTORE.
 func FuzzLibraries(f *testing.F) {
-	for _, s := range []string{"", "\xf5\x05hello", "\xf5\x01a\xf5\x01b", "\xf5\xc0\x05", "\xf5\xc3\x0b\x41\x2c\x01aa\xe0\x7f\x00", "\xf6\x01a", "\xf5\x80\x00\x00\x00\x01a"} {
+	for _, s := range []string{"", "\xf5\x05hello", "\xf5\x01a\xf5\x01b", "\xf5\xc0\x05",
+		"\xf5\xc3\x0b\x41\x2c\x01aa\xe0\x7f\x00", "\xf6\x01a", "\xf5\x80\x00\x00\x00\x01a"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -26,8 +26,6 @@ const (
 // pendingSize is about what a pending entry or a consumer takes beside its name.
 const pendingSize = 40
 
-// ---- writing -----------------------------------------------------------------
-
 // appendStream appends a stream.
 func appendStream(b []byte, s *collection.Stream) []byte {
 	nodes := nodesOf(s)
@@ -213,7 +211,8 @@ func (p *packer) end(at int) {
 	p.n++
 }
 
-// backLen is how many bytes the length of an element of n bytes takes behind it. From two on, Redis does not use the last length of each.
+// backLen is how many bytes the length of an element of n bytes takes behind it. From two on, Redis does not use the
+// last length of each.
 func backLen(n int) int {
 	switch {
 	case n < 1<<7:
@@ -227,8 +226,6 @@ func backLen(n int) int {
 	}
 	return 5
 }
-
-// ---- reading -----------------------------------------------------------------
 
 // IsStream reports whether a payload is of a stream, if it is one of anything.
 func IsStream(payload []byte) bool {
@@ -276,8 +273,8 @@ func (r *reader) rawID() collection.StreamID {
 	return id
 }
 
-// stream reads a stream, in the form of Redis 5 if old. All that is in order in what Redis has written must be so: entries,
-// groups, consumers and what is pending.
+// stream reads a stream, in the form of Redis 5 if old. All that is in order in what Redis has written must be so:
+// entries, groups, consumers and what is pending.
 func (r *reader) stream(old bool) *collection.Stream {
 	s, _ := collection.ParseStream(nil)
 	for i, n := 0, r.count(); i < n && !r.bad; i++ {
@@ -375,8 +372,8 @@ func (r *reader) group(g *collection.StreamGroup) {
 	}
 }
 
-// entries adds the entries of a listpack to s. The memory of s is within what is left of the limit, and so is that of the listpack's
-// elements.
+// entries adds the entries of a listpack to s. The memory of s is within what is left of the limit, and so is that of
+// the listpack's elements.
 func (r *reader) entries(s *collection.Stream, id collection.StreamID, pack []byte) {
 	if r.bad {
 		return
@@ -410,7 +407,8 @@ func (r *reader) entries(s *collection.Stream, id collection.StreamID, pack []by
 			}
 			texts = append(texts, e.next(2*n)...)
 		}
-		if parts := had - len(e.parts); e.int() != int64(parts) || flags&^(entryDeleted|entrySameFields) != 0 || len(texts) == 0 {
+		if parts := had - len(e.parts); e.int() != int64(parts) || flags&^(entryDeleted|entrySameFields) != 0 ||
+			len(texts) == 0 {
 			e.bad = true
 		}
 		if flags&entryDeleted != 0 {

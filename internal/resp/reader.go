@@ -219,8 +219,9 @@ func (d *Reader) line(tooLong string) (line []byte, n int, err error) {
 	return b[:i], i + 2, nil
 }
 
-// short is the number behind byte want in the line at pos, and the length of the line with its end, if it has up to four digits. n is 0 for all
-// other lines, right or wrong: line and ParseInt are for them, and say the same of those that short takes.
+// short is the number behind byte want in the line at pos, and the length of the line with its end, if it has up to
+// four digits. n is 0 for all other lines, right or wrong: line and ParseInt are for them, and say the same of those
+// that short takes.
 func (d *Reader) short(want byte) (number, n int) {
 	b := d.buf[d.r+d.pos : d.w]
 	if len(b) < 4 || b[0] != want || b[1] == '0' && b[2] != '\r' {

@@ -43,7 +43,8 @@ func parse(src io.Reader, l Limits) (cmds [][]string, err error) {
 	}
 }
 
-// TestVectors reads commands (Go string escapes) and writes replies. Input that arrives byte by byte must mean the same.
+// TestVectors reads commands (Go string escapes) and writes replies. Input that arrives byte by byte must mean the
+// same.
 func TestVectors(t *testing.T) {
 	datadriven.RunTest(t, "testdata/commands", func(t *testing.T, d *datadriven.TestData) string {
 		l := testLimits()
@@ -117,52 +118,53 @@ func (p *pieces) Read(b []byte) (int, error) { return p.Reader.Read(b[:min(len(b
 func TestWriter(t *testing.T) {
 	for _, proto := range []int{2, 3} {
 		t.Run(strconv.Itoa(proto), func(t *testing.T) {
-			datadriven.RunTest(t, fmt.Sprintf("testdata/replies%d", proto), func(t *testing.T, d *datadriven.TestData) string {
-				w := Writer{Proto: proto}
-				for _, line := range strings.Split(d.Input, "\n") {
-					name, arg, _ := strings.Cut(line, " ")
-					n, _ := strconv.Atoi(arg)
-					f, _ := strconv.ParseFloat(arg, 64)
-					s, err := strconv.Unquote(`"` + arg + `"`)
-					if err != nil {
-						t.Fatal(err)
+			datadriven.RunTest(t, fmt.Sprintf("testdata/replies%d", proto),
+				func(t *testing.T, d *datadriven.TestData) string {
+					w := Writer{Proto: proto}
+					for _, line := range strings.Split(d.Input, "\n") {
+						name, arg, _ := strings.Cut(line, " ")
+						n, _ := strconv.Atoi(arg)
+						f, _ := strconv.ParseFloat(arg, 64)
+						s, err := strconv.Unquote(`"` + arg + `"`)
+						if err != nil {
+							t.Fatal(err)
+						}
+						switch name {
+						case "simple":
+							w.Simple(s)
+						case "error":
+							w.Error(s)
+						case "int":
+							i, _ := strconv.ParseInt(arg, 10, 64)
+							w.Int(i)
+						case "bulk":
+							w.Bulk([]byte(s))
+						case "null":
+							w.Null()
+						case "nullarray":
+							w.NullArray()
+						case "array":
+							w.Array(n)
+						case "map":
+							w.Map(n)
+						case "set":
+							w.Set(n)
+						case "push":
+							w.Push(n)
+						case "double":
+							w.Double(f)
+						case "bool":
+							w.Bool(arg == "true")
+						case "big":
+							w.BigNumber(s)
+						case "verbatim":
+							w.Verbatim("txt", s)
+						default:
+							t.Fatalf("%s?", name)
+						}
 					}
-					switch name {
-					case "simple":
-						w.Simple(s)
-					case "error":
-						w.Error(s)
-					case "int":
-						i, _ := strconv.ParseInt(arg, 10, 64)
-						w.Int(i)
-					case "bulk":
-						w.Bulk([]byte(s))
-					case "null":
-						w.Null()
-					case "nullarray":
-						w.NullArray()
-					case "array":
-						w.Array(n)
-					case "map":
-						w.Map(n)
-					case "set":
-						w.Set(n)
-					case "push":
-						w.Push(n)
-					case "double":
-						w.Double(f)
-					case "bool":
-						w.Bool(arg == "true")
-					case "big":
-						w.BigNumber(s)
-					case "verbatim":
-						w.Verbatim("txt", s)
-					default:
-						t.Fatalf("%s?", name)
-					}
-				}
-				return strings.ReplaceAll(strings.Trim(strconv.Quote(string(w.Bytes())), `"`), `\r\n`, "\\r\\n\n")
-			})
+					return strings.ReplaceAll(strings.Trim(strconv.Quote(string(w.Bytes())), `"`), `\r\n`, "\\r\\n\n")
+				})
 		})
 	}
 }
@@ -302,7 +304,8 @@ func TestParseInt(t *testing.T) {
 			t.Errorf("%s is %d, %v", s, n, ok)
 		}
 	}
-	for _, s := range []string{"", "-", "-0", "01", "+1", " 1", "1 ", "9223372036854775808", "-9223372036854775809", "18446744073709551617", "1e3", "0x1"} {
+	for _, s := range []string{"", "-", "-0", "01", "+1", " 1", "1 ", "9223372036854775808", "-9223372036854775809",
+		"18446744073709551617", "1e3", "0x1"} {
 		if n, ok := ParseInt([]byte(s)); ok {
 			t.Errorf("%q is %d", s, n)
 		}
@@ -312,7 +315,8 @@ func TestParseInt(t *testing.T) {
 // FuzzReader: whatever the bytes and their cuts, the reader neither panics nor
 // returns other commands than at once, nor keeps more than it was sent.
 func FuzzReader(f *testing.F) {
-	for _, s := range []string{"*1\r\n$4\r\nPING\r\n", "PING\r\n", "set a \"b\\x00\" 'c'\r\n", "*2\r\n$-1\r\n", "*-1\r\n\r\n*0\r\nx\n", "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$100\r\n"} {
+	for _, s := range []string{"*1\r\n$4\r\nPING\r\n", "PING\r\n", "set a \"b\\x00\" 'c'\r\n", "*2\r\n$-1\r\n",
+		"*-1\r\n\r\n*0\r\nx\n", "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$100\r\n"} {
 		f.Add([]byte(s), uint16(3))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {

@@ -46,7 +46,8 @@ func WithHealth(t Table) Table {
 // knows it, PERMISSION_DENIED one with another role. Either way nothing was done. log gets a line of each refusal.
 // welcome, if not nil, is asked about the connection of each request and of each message of a stream. A connection may
 // outlive the reasons for which it was accepted. The error of welcome is an UNAUTHENTICATED.
-func (t Table) ServerOptions(m identity.Mapping, welcome func(tls.ConnectionState) error, log *slog.Logger) []grpc.ServerOption {
+func (t Table) ServerOptions(m identity.Mapping, welcome func(tls.ConnectionState) error,
+	log *slog.Logger) []grpc.ServerOption {
 	refuse := func(method string, i identity.Identity, from string, err error) error {
 		log.Warn("a call was refused", "rpc", method, "identity", i.String(), "remote", from, "err", err)
 		return Refusal(err)
@@ -77,14 +78,16 @@ func (t Table) ServerOptions(m identity.Mapping, welcome func(tls.ConnectionStat
 		return context.WithValue(ctx, callerKey{}, caller{i, groups}), still, still()
 	}
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo,
+			next grpc.UnaryHandler) (any, error) {
 			ctx, _, err := admit(ctx, info.FullMethod)
 			if err != nil {
 				return nil, err
 			}
 			return next(ctx, q)
 		}),
-		grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
+			next grpc.StreamHandler) error {
 			ctx, still, err := admit(s.Context(), info.FullMethod)
 			if err != nil {
 				return err

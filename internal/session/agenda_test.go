@@ -57,7 +57,8 @@ func newAgenda(t *testing.T) *agenda {
 
 func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 	a := &agenda{t: t, now: second}
-	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
+	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
+		Devices: []*rdma.Device{d},
 		Control: lanesControl{a: a}, Broken: func(err error) { a.broken = append(a.broken, err) },
 		Nanos: func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
 	if err != nil {
@@ -69,7 +70,8 @@ func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 		}
 	})
 	a.core = core
-	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause, FencePause: 2 * pause, SplitPause: 3 * pause,
+	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause,
+		FencePause: 2 * pause, SplitPause: 3 * pause,
 		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms, Token: []byte("first"), TokenNumber: 1})
 	return a
 }
@@ -84,7 +86,8 @@ func (a *agenda) view(version uint64, generation uint32, recalled ...uint32) {
 
 // group is a placement group as the directory tells of it, whose heap is [heapLo,heapHi).
 func group(id, generation uint32) *dirpb.PlacementGroup {
-	return &dirpb.PlacementGroup{Id: id, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
+	return &dirpb.PlacementGroup{Id: id, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
+		Members:     []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
 		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: generation}
 }
 
@@ -104,7 +107,6 @@ func (a *agenda) heap() *heap.Heap { return a.core.HeapOf(&a.core.View().PGs[1].
 
 func none() (uint64, bool) { return 0, false }
 
-// renewal is the renewal that is due.
 func (a *agenda) renewal() session.Ask {
 	a.t.Helper()
 	q, ok := a.DueRenewal(none)
@@ -121,7 +123,6 @@ func (a *agenda) idle() {
 	}
 }
 
-// answer answers a renewal.
 func (a *agenda) answer(q session.Ask, p *dirpb.RenewReply) {
 	if p.Term == 0 {
 		p.Term = 4
@@ -150,7 +151,8 @@ func (a *agenda) wants(units uint32) session.Ask {
 }
 
 func (a *agenda) grant(q session.Ask, term, mapVersion uint64, runs ...*dirpb.ReturnedRun) {
-	a.Answer(q, session.Reply{Grant: &dirpb.GrantExtentReply{Runs: runs, Term: term, MapVersion: mapVersion}, Sent: a.now})
+	a.Answer(q, session.Reply{Grant: &dirpb.GrantExtentReply{Runs: runs, Term: term, MapVersion: mapVersion},
+		Sent: a.now})
 }
 
 func (a *agenda) granted(want uint64) {
@@ -166,7 +168,8 @@ func fresh(generation, unit, units uint32) *dirpb.ReturnedRun {
 
 func delivery(ps ...heap.Place) (out []*dirpb.FreePlaces) {
 	for _, p := range ps {
-		out = append(out, &dirpb.FreePlaces{PgId: 1, Generation: 1, Unit: p.Unit, Places: []uint32{p.Units<<10 | uint32(p.Ver)}})
+		out = append(out, &dirpb.FreePlaces{PgId: 1, Generation: 1, Unit: p.Unit,
+			Places: []uint32{p.Units<<10 | uint32(p.Ver)}})
 	}
 	return out
 }
@@ -181,7 +184,8 @@ func TestAgendaRenews(t *testing.T) {
 	}
 	a.view(3, 1)
 	q := a.renewal()
-	if want := (&dirpb.RenewRequest{SessionId: 7, AckedMapVersion: 3, QuiescedMapVersion: 3, Number: 1, Term: 4, TokenNumber: 1}); !proto.Equal(q.Renew, want) {
+	if want := (&dirpb.RenewRequest{SessionId: 7, AckedMapVersion: 3, QuiescedMapVersion: 3, Number: 1, Term: 4,
+		TokenNumber: 1}); !proto.Equal(q.Renew, want) {
 		t.Fatalf("asked %v, want %v", q.Renew, want)
 	}
 	a.view(4, 1)
@@ -193,7 +197,8 @@ func TestAgendaRenews(t *testing.T) {
 		t.Fatalf("epoch %d, lease %v, term %d", a.core.Epoch(), a.core.LeaseValid(), a.Term())
 	}
 	q, ok := a.DueRenewal(func() (uint64, bool) { return 6, true })
-	if want := (&dirpb.RenewRequest{SessionId: 7, ReportEpoch: 6, AckedMapVersion: 4, QuiescedMapVersion: 4, Number: 2, Term: 5, TokenNumber: 1}); !ok || !proto.Equal(q.Renew, want) {
+	if want := (&dirpb.RenewRequest{SessionId: 7, ReportEpoch: 6, AckedMapVersion: 4, QuiescedMapVersion: 4, Number: 2,
+		Term: 5, TokenNumber: 1}); !ok || !proto.Equal(q.Renew, want) {
 		t.Fatalf("asked %v, want %v", q.Renew, want)
 	}
 	a.answer(q, &dirpb.RenewReply{Term: 5})
@@ -217,7 +222,8 @@ func TestAgendaQuiet(t *testing.T) {
 	a.view(3, 1)
 	term := uint64(4)
 	reply := func(minEpoch uint64) *dirpb.RenewReply {
-		return &dirpb.RenewReply{Term: term, Epoch: minEpoch + 1, MinEpoch: minEpoch, QuietMillis: uint64(quiet / 1e6), LeaseMillis: 10_000}
+		return &dirpb.RenewReply{Term: term, Epoch: minEpoch + 1, MinEpoch: minEpoch, QuietMillis: uint64(quiet / 1e6),
+			LeaseMillis: 10_000}
 	}
 	next := func(what string, want int64) {
 		t.Helper()
@@ -379,7 +385,8 @@ func TestAgendaWantsMemory(t *testing.T) {
 	a.answer(a.renewal(), &dirpb.RenewReply{})
 	a.WantMemory(2, 10) // not in the map
 	q := a.wants(5)
-	if want := (&dirpb.GrantExtentRequest{SessionId: 7, PgId: 1, WantUnits: 1 << 14, PlaceUnits: 10}); !proto.Equal(q.Grant, want) {
+	if want := (&dirpb.GrantExtentRequest{SessionId: 7, PgId: 1, WantUnits: 1 << 14, PlaceUnits: 10}); !proto.Equal(
+		q.Grant, want) {
 		t.Fatalf("asked %v, want %v", q.Grant, want)
 	}
 	a.WantMemory(1, 20000)
@@ -389,7 +396,8 @@ func TestAgendaWantsMemory(t *testing.T) {
 	if q = a.wants(1); q.Grant.WantUnits != 1<<15 || q.Grant.PlaceUnits != 20000 {
 		t.Fatalf("asked %v", q.Grant)
 	}
-	for i, r := range []session.Reply{{Err: errLost}, {Grant: &dirpb.GrantExtentReply{Term: 4, ComingUnits: 1}}, {Grant: &dirpb.GrantExtentReply{Term: 4}}} {
+	for i, r := range []session.Reply{{Err: errLost}, {Grant: &dirpb.GrantExtentReply{Term: 4, ComingUnits: 1}},
+		{Grant: &dirpb.GrantExtentReply{Term: 4}}} {
 		a.Answer(q, r)
 		if got := a.core.Exhausted(1); got != (i > 0) {
 			t.Fatalf("%v: exhausted %v", r, got)
@@ -407,7 +415,8 @@ func TestAgendaWantsMemory(t *testing.T) {
 		t.Fatalf("asked %v", q.Grant)
 	}
 	// Runs that cannot be memory of the placement group are not taken.
-	a.grant(q, 4, 3, fresh(1, heapLo-1, 2), fresh(1, 1<<20-1, 2), fresh(1, heapLo, 5), fresh(2, heapLo+1<<14, 5), fresh(1, heapLo+1<<14, 5))
+	a.grant(q, 4, 3, fresh(1, heapLo-1, 2), fresh(1, 1<<20-1, 2), fresh(1, heapLo, 5), fresh(2, heapLo+1<<14, 5),
+		fresh(1, heapLo+1<<14, 5))
 	a.granted(1<<14 + 5)
 	if n := a.Counts().Refused; n != 2+2+5 {
 		t.Fatalf("refused %d units", n)
@@ -426,15 +435,18 @@ func TestAgendaBadGrant(t *testing.T) {
 		"across its end":   {3, fresh(1, heapHi-1, 2), "outside its heap"},
 		"behind it":        {3, fresh(1, heapHi+1, 2), "outside its heap"},
 		"at the last unit": {3, fresh(1, 1<<32-1, 2), "outside its heap"},
-		"another's":        {3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1}, "of placement group 2"},
-		"a later map's":    {4, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1}, "of placement group 2"},
+		"another's": {3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1},
+			"of placement group 2"},
+		"a later map's": {4, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1},
+			"of placement group 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgenda(t)
 			a.view(3, 1)
 			a.grant(a.wants(10), 4, tc.version, tc.run)
 			a.granted(0)
-			if n := a.Counts().Refused; n != 2 || len(a.broken) != 1 || !strings.Contains(a.broken[0].Error(), tc.want) {
+			if n := a.Counts().Refused; n != 2 || len(a.broken) != 1 ||
+				!strings.Contains(a.broken[0].Error(), tc.want) {
 				t.Fatalf("refused %d units: %v", n, a.broken)
 			}
 			a.now += pause
@@ -520,13 +532,15 @@ func TestAgendaHandsBackOnce(t *testing.T) {
 	a.view(3, 1)
 	a.answer(a.renewal(), &dirpb.RenewReply{})
 	h := a.heap()
-	for _, p := range []heap.Place{{Unit: 1000, Units: 3, Ver: 1023}, {Unit: 1003, Units: 5, Ver: 7}, {Unit: 2000, Units: 1}} {
+	for _, p := range []heap.Place{{Unit: 1000, Units: 3, Ver: 1023}, {Unit: 1003, Units: 5, Ver: 7},
+		{Unit: 2000, Units: 1}} {
 		h.Free(p)
 	}
 	a.core.Settle(1, 1, 0)
 	a.now += second
 	q := a.renewal()
-	want := []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1000, Places: []uint32{3 << 10, 5<<10 | 8}}, {PgId: 1, Generation: 1, Unit: 2000, Places: []uint32{1<<10 | 1}}}
+	want := []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1000, Places: []uint32{3 << 10, 5<<10 | 8}},
+		{PgId: 1, Generation: 1, Unit: 2000, Places: []uint32{1<<10 | 1}}}
 	if !slices.EqualFunc(q.Renew.HandBacks, want, func(x, y *dirpb.FreePlaces) bool { return proto.Equal(x, y) }) {
 		t.Fatalf("handed back %v, want %v", q.Renew.HandBacks, want)
 	}
@@ -539,7 +553,8 @@ func TestAgendaHandsBackOnce(t *testing.T) {
 	// Its fate is not known: another try, of its own number.
 	h.Free(heap.Place{Unit: 3000, Units: 2})
 	again := a.Again(q)
-	if r := again.Renew; len(r.HandBacks)+len(r.Returns)+len(r.Held) > 0 || r.Number != q.Renew.Number+1 || r.AckedMapVersion != 3 || r.SessionId != 7 || r.Term != 4 {
+	if r := again.Renew; len(r.HandBacks)+len(r.Returns)+len(r.Held) > 0 || r.Number != q.Renew.Number+1 ||
+		r.AckedMapVersion != 3 || r.SessionId != 7 || r.Term != 4 {
 		t.Fatalf("asked again %v after %v", r, q.Renew)
 	}
 	a.Answer(again, session.Reply{Err: errLost})
@@ -597,15 +612,20 @@ func TestAgendaDeliveries(t *testing.T) {
 		t.Fatalf("term %d", a.Term())
 	}
 	before := a.Counts()
-	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: delivery(ps[2], heap.Place{Unit: ps[5].Unit, Units: 9}, heap.Place{Unit: 1<<20 + 5, Units: 3})})
+	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: delivery(ps[2], heap.Place{Unit: ps[5].Unit, Units: 9},
+		heap.Place{Unit: 1<<20 + 5, Units: 3})})
 	free(10)
-	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 2, Unit: ps[5].Unit, Places: []uint32{10 << 10}}, {PgId: 9, Generation: 1, Unit: ps[5].Unit, Places: []uint32{10 << 10}}}})
+	a.renew(&dirpb.RenewReply{
+		Term: 6, Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 2, Unit: ps[5].Unit, Places: []uint32{10 << 10}},
+			{PgId: 9, Generation: 1, Unit: ps[5].Unit, Places: []uint32{10 << 10}}}})
 	free(10)
 	if n := a.Counts(); n.Refused != before.Refused+10+9+3+10+10 || n.Received != 20 {
 		t.Fatalf("counts %+v, before %+v", n, before)
 	}
 	// Places that adjoin, and of an extent that is being recalled.
-	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: ps[6].Unit, Places: []uint32{10<<10 | 3, 10<<10 | 4}}}})
+	a.renew(&dirpb.RenewReply{
+		Term: 6, Deliveries: []*dirpb.FreePlaces{
+			{PgId: 1, Generation: 1, Unit: ps[6].Unit, Places: []uint32{10<<10 | 3, 10<<10 | 4}}}})
 	free(30)
 	a.view(4, 1, 0)
 	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: delivery(ps[9])})
@@ -693,7 +713,8 @@ func TestAgendaSurplus(t *testing.T) {
 	free(600)
 	// Not named in a reply: it has room again, and the same floor unless all were to be named.
 	a.now += second
-	if r := a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 600, GiveUnits: 0, ShareUnits: 5})); len(r.Held) != 1 {
+	if r := a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 600, GiveUnits: 0, ShareUnits: 5})); len(r.Held) !=
+		1 {
 		t.Fatalf("asked %v", r)
 	}
 	a.Hurry()
@@ -725,8 +746,10 @@ func TestAgendaKeepsWhatItUses(t *testing.T) {
 	a.now += second
 	floor := &dirpb.RenewReply{Supply: []*dirpb.Supply{{PgId: 1, FloorUnits: 100}}}
 	r := a.renew(floor)
-	if n := h.Stats(); n.Free < 90_000 || n.Free > 91_000 || n.ForeignFree < 90_000 || n.ForeignFree > 91_000 || len(r.HandBacks) == 0 {
-		t.Fatalf("kept %+v of which 90,000 were used: %d returned, %d handed back, taken %d", n, len(r.Returns), len(r.HandBacks), f.Taken())
+	if n := h.Stats(); n.Free < 90_000 || n.Free > 91_000 || n.ForeignFree < 90_000 || n.ForeignFree > 91_000 ||
+		len(r.HandBacks) == 0 {
+		t.Fatalf("kept %+v of which 90,000 were used: %d returned, %d handed back, taken %d", n, len(r.Returns),
+			len(r.HandBacks), f.Taken())
 	}
 	// A few seconds later they are not used any more.
 	for range 6 {

@@ -20,8 +20,8 @@ func (a *agenda) ahead() (q session.Ask, due bool) {
 	return asks[0], true
 }
 
-// A session that takes much between two renewals asks for memory before an operation misses some, until it has as much free, or
-// there is no more. A session that takes little, or has enough, does not.
+// A session that takes much between two renewals asks for memory before an operation misses some, until it has as much
+// free, or there is no more. A session that takes little, or has enough, does not.
 func TestAgendaAsksAhead(t *testing.T) {
 	a := newAgenda(t)
 	a.view(3, 1)

@@ -26,8 +26,8 @@ func TestAgendaCloseLeaked(t *testing.T) {
 	}
 }
 
-// A session that closes hands back a bounded number of runs and places, of all its placement groups together. It counts them, and says that it
-// leaks if there are more.
+// A session that closes hands back a bounded number of runs and places, of all its placement groups together. It counts
+// them, and says that it leaks if there are more.
 func TestAgendaCloseBounds(t *testing.T) {
 	const most = 1 << 16
 	for _, more := range [][2]uint32{{0, 0}, {1, 0}, {0, 1}} { // runs, places

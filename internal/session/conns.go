@@ -43,8 +43,8 @@ func (a *Agenda) WantConn(l *engine.Lane, node uint32) {
 	a.stirLocked()
 	e, now := end{uint32(l.ID()), node}, a.core.Nanos()
 	x := &link{pause: a.o.DialPause}
-	// A connection that ends as soon as it is there may have been refused the keys of the map, whose successor is under way:
-	// those of a memory node's last process, perhaps.
+	// A connection that ends as soon as it is there may have been refused the keys of the map, whose successor is under
+	// way: those of a memory node's last process, perhaps.
 	if had, ok := a.mu.lately[e]; ok && now-had.since < a.o.DialPauseMost && had.version == a.version() {
 		x.awaits, x.dialAt, x.pause = true, now+had.pause, min(2*had.pause, a.o.DialPauseMost)
 	}
@@ -69,8 +69,8 @@ func (a *Agenda) awaitedLocked() {
 	}
 }
 
-// Has reports whether the session's map has the memory that a queue pair reaches, which was attached under a version of the map. Otherwise it is
-// closed without waiting for its peer.
+// Has reports whether the session's map has the memory that a queue pair reaches, which was attached under a version of
+// the map. Otherwise it is closed without waiting for its peer.
 func (a *Agenda) Has(node uint32, incarnation, version uint64) bool {
 	v := a.core.View()
 	return v != nil && v.Nodes[node].Has(incarnation, version)
@@ -97,7 +97,8 @@ func (a *Agenda) linksDue(now int64) (asks []Ask) {
 		}
 		if x.old != nil {
 			x.asked = true
-			asks = append(asks, Ask{Kind: AskHangup, Lane: l, Node: e.node, QP: x.old, Incarnation: x.incarnation, Version: x.version})
+			asks = append(asks, Ask{Kind: AskHangup, Lane: l, Node: e.node, QP: x.old, Incarnation: x.incarnation,
+				Version: x.version})
 			continue
 		}
 		if a.isUp(e.node) {
@@ -147,7 +148,6 @@ func (a *Agenda) hungUp(q Ask) {
 	q.Lane.Deliver(func(l *engine.Lane) { l.Closed(q.Node) })
 }
 
-// dialed takes what came of a dial.
 func (a *Agenda) dialed(q Ask, r Reply, now int64) {
 	e := end{uint32(q.Lane.ID()), q.Node}
 	switch x := a.mu.links[e]; {

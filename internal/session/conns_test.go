@@ -93,7 +93,9 @@ func (c *conns) upWith(incarnation uint64, member uint32) {
 	}
 	v, err := engine.ViewOf(&dirpb.Map{Version: c.version, Nodes: []*dirpb.Node{n}, Pgs: []*dirpb.PlacementGroup{{
 		Id: 1, NamespaceId: 1, Epoch: uint32(c.version), State: dirpb.PGState_PG_ACTIVE,
-		Members:     []*dirpb.Member{{NodeId: member, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
+		Members: []*dirpb.Member{
+			{NodeId: member, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{
+				{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
 		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize + layout.SegmentSize, Generation: 1,
 	}}, Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 1}}}, 1)
 	if err != nil {
@@ -104,7 +106,6 @@ func (c *conns) upWith(incarnation uint64, member uint32) {
 	c.l.Pump()
 }
 
-// dial is the dial that is due.
 func (c *conns) dial() session.Ask {
 	c.t.Helper()
 	q := c.due(session.AskDial)
@@ -126,7 +127,6 @@ func (c *conns) attach(q session.Ask, incarnation uint64) *rdma.QP {
 	return qp
 }
 
-// hangUp performs a hang-up.
 func (c *conns) hangUp(q session.Ask) {
 	c.t.Helper()
 	if err := q.QP.Close(); err != nil {
@@ -186,7 +186,8 @@ func TestAgendaDialsAnew(t *testing.T) {
 	c.rests(c.now + ms)
 }
 
-// refuse ends the queue pair by a verb that the memory node refuses, as it refuses those under rkeys that it does not know.
+// refuse ends the queue pair by a verb that the memory node refuses, as it refuses those under rkeys that it does not
+// know.
 func (c *conns) refuse() {
 	c.t.Helper()
 	c.refused()
@@ -234,7 +235,8 @@ func TestAgendaAwaitsMap(t *testing.T) {
 	c.attach(c.dial(), 1)
 }
 
-// An operation that hangs at a memory node which is up, and was lost to some placement group since the connection was made, is closed without waiting for it, once.
+// An operation that hangs at a memory node which is up, and was lost to some placement group since the connection was
+// made, is closed without waiting for it, once.
 func TestAgendaHangsUpSilent(t *testing.T) {
 	c := newConns(t)
 	old := c.attach(c.dial(), 1)
@@ -377,7 +379,8 @@ func TestAgendaNodeUnused(t *testing.T) {
 	c.l.Pump()
 }
 
-// A connection that was made since the memory node was lost to some placement group is good: its hang-up waits for the peer.
+// A connection that was made since the memory node was lost to some placement group is good: its hang-up waits for the
+// peer.
 func TestAgendaHangsUpSince(t *testing.T) {
 	c := newConns(t)
 	c.lost = c.version + 1

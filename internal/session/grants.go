@@ -26,7 +26,7 @@ type grant struct {
 	ahead bool   // no operation misses it yet
 }
 
-// WantMemory notes that an operation misses a place of so many units.
+// WantMemory notes that an operation misses a place of that number of units.
 func (a *Agenda) WantMemory(pg, units uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -56,7 +56,8 @@ func (a *Agenda) grantDue(pg uint32, now int64) (Ask, bool) {
 	delete(a.mu.wants, pg)
 	g := &grant{view: a.core.View().Version, units: units, ahead: ahead}
 	a.mu.grants[pg] = g
-	return Ask{Kind: AskGrant, grant: g, Ahead: ahead, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.Session(), PgId: pg,
+	return Ask{Kind: AskGrant, grant: g, Ahead: ahead, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.Session(),
+		PgId:      pg,
 		WantUnits: max(p.grow, firstGrant, units), PlaceUnits: units}}, true
 }
 
@@ -115,9 +116,9 @@ func (a *Agenda) granted(q Ask, r Reply, now int64) {
 	}
 }
 
-// wantAhead wants memory before an operation misses some: one that does waits for the directory's decision, and so do those that
-// are performed together with it. A session keeps as much free as it took between the last two renewals, since what it unlinks
-// meanwhile comes out of limbo with a later one.
+// wantAhead wants memory before an operation misses some: one that does waits for the directory's decision, and so do
+// those that are performed together with it. A session keeps as much free as it took between the last two renewals,
+// since what it unlinks meanwhile comes out of limbo with a later one.
 func (a *Agenda) wantAhead(m engine.Memory, p *agendaPG) {
 	v := a.core.View()
 	if v == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation || p.pace <= firstGrant ||

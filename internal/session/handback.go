@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// A renewal hands back so many places at most, of all placement groups together, and more if memory of any is short.
+	// A renewal hands back so many places at most, of all placement groups together, and more if memory of any is
+	// short.
 	handBacks, handBacksShort = 1 << 14, 1 << 15
 	// It returns so many own runs at most, none shorter than leastReturn units unless memory
 	// is short.
@@ -38,7 +39,7 @@ type Counts struct {
 	Refused    uint64 // come home or granted, and not taken in
 }
 
-// Counts tells how much memory went which way.
+// Counts tells how much memory went which way, in units, since the session was opened.
 func (a *Agenda) Counts() Counts {
 	return Counts{a.handedBack.Load(), a.returned.Load(), a.received.Load(), a.refused.Load()}
 }
@@ -107,7 +108,8 @@ func sameHeld(a, b *dirpb.Held) bool {
 
 // foreign hands back free places that others were granted, but for as many as the session
 // used lately.
-func (a *Agenda) foreign(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply, places *int, now int64) {
+func (a *Agenda) foreign(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply,
+	places *int, now int64) {
 	free, keep := m.Heap.Stats().ForeignFree, p.used(now, f.Taken(), s.Short)
 	if free <= keep || *places <= 0 {
 		a.mu.backlog = a.mu.backlog || free > keep
@@ -141,7 +143,8 @@ func freePlaces(m engine.Memory, list []heap.Place) (out []*dirpb.FreePlaces) {
 }
 
 // surplus returns own memory that the session has no use for.
-func (a *Agenda) surplus(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply, now int64) {
+func (a *Agenda) surplus(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply,
+	now int64) {
 	if !s.Known || !s.Short && (a.mu.wants[m.PG] > 0 || a.mu.grants[m.PG] != nil) {
 		return // the session lacks memory itself
 	}
@@ -172,7 +175,8 @@ func (a *Agenda) surplus(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f 
 		runs = m.Heap.TakeOwn(free-keep, least, most)
 	}
 	for _, r := range runs {
-		q.Returns = append(q.Returns, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+		q.Returns = append(q.Returns, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit,
+			Units: r.Units, Fresh: r.Fresh})
 		n += uint64(r.Units)
 	}
 	a.returned.Add(n)
@@ -206,7 +210,8 @@ func (p *agendaPG) used(now int64, taken uint64, haste bool) uint64 {
 func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q := &dirpb.CloseSessionRequest{SessionId: a.core.Session(), Leaked: a.core.Leaked() || a.mu.unsure || len(a.mu.grants) > 0}
+	q := &dirpb.CloseSessionRequest{SessionId: a.core.Session(), Leaked: a.core.Leaked() || a.mu.unsure ||
+		len(a.mu.grants) > 0}
 	v, places := a.core.View(), maxReturned
 	a.takeEarly()
 	for _, r := range a.mu.early {
@@ -220,7 +225,8 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 		own, foreign := m.Heap.Drain()
 		for _, r := range own {
 			if len(q.Runs) < maxReturned {
-				q.Runs = append(q.Runs, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+				q.Runs = append(q.Runs, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit,
+					Units: r.Units, Fresh: r.Fresh})
 				a.returned.Add(uint64(r.Units))
 			} else {
 				q.Leaked = true
@@ -241,5 +247,6 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	return q
 }
 
-// maxReturned bounds the runs, and the places, that one session hands back as it closes, since a request has a bound; recall finds the rest.
+// maxReturned bounds the runs, and the places, that one session hands back as it closes, since a request has a bound;
+// recall finds the rest.
 const maxReturned = 1 << 16

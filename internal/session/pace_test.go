@@ -22,8 +22,8 @@ func paced(t *testing.T) (a *agenda, take func(units, after int64)) {
 	}
 }
 
-// A session asks ahead by what it took between two renewals, about in time; ones in a hurry do not count, and what was taken over a
-// longer time says nothing of its pace.
+// A session asks ahead by what it took between two renewals, about in time; ones in a hurry do not count, and what was
+// taken over a longer time says nothing of its pace.
 func TestAgendaPace(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do   func(take func(units, after int64))
@@ -35,10 +35,22 @@ func TestAgendaPace(t *testing.T) {
 		"too late":                 {func(take func(units, after int64)) { take(60_000, 2*renewEvery) }, false},
 		"in a hurry":               {func(take func(units, after int64)) { take(60_000, renewEvery/2-1) }, false},
 		"hardly in a hurry":        {func(take func(units, after int64)) { take(60_000, renewEvery/2) }, true},
-		"in a hurry and in time":   {func(take func(units, after int64)) { take(10_000, ms); take(10_000, renewEvery-ms) }, true},
-		"before, and not since":    {func(take func(units, after int64)) { take(60_000, renewEvery); take(0, renewEvery) }, false},
-		"before, and in a hurry":   {func(take func(units, after int64)) { take(60_000, renewEvery); take(0, ms) }, true},
-		"before, and soon":         {func(take func(units, after int64)) { take(60_000, renewEvery); take(0, renewEvery/2) }, false},
+		"in a hurry and in time": {func(take func(units, after int64)) {
+			take(10_000, ms)
+			take(10_000, renewEvery-ms)
+		}, true},
+		"before, and not since": {func(take func(units, after int64)) {
+			take(60_000, renewEvery)
+			take(0, renewEvery)
+		}, false},
+		"before, and in a hurry": {func(take func(units, after int64)) {
+			take(60_000, renewEvery)
+			take(0, ms)
+		}, true},
+		"before, and soon": {func(take func(units, after int64)) {
+			take(60_000, renewEvery)
+			take(0, renewEvery/2)
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, take := paced(t)
@@ -88,7 +100,8 @@ func TestAgendaPaceAnew(t *testing.T) {
 	}
 }
 
-// The pace of one placement group says nothing of another, and a session that was refused memory that it needs asks for none ahead.
+// The pace of one placement group says nothing of another, and a session that was refused memory that it needs asks for
+// none ahead.
 func TestAgendaPaceOfAnother(t *testing.T) {
 	a := newAgenda(t)
 	a.install(3, group(1, 1), group(2, 1))

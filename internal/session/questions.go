@@ -99,7 +99,8 @@ func (a *Agenda) WantSplit(shard uint32) bool {
 
 func (a *Agenda) splitsDue(now int64) (asks []Ask) {
 	for _, id := range questionsDue(a.mu.splits, now) {
-		asks = append(asks, Ask{Kind: AskSplit, Split: &dirpb.RequestSplitRequest{SessionId: a.core.Session(), ShardId: id}})
+		asks = append(asks,
+			Ask{Kind: AskSplit, Split: &dirpb.RequestSplitRequest{SessionId: a.core.Session(), ShardId: id}})
 	}
 	return asks
 }

@@ -136,7 +136,8 @@ func TestAgendaFence(t *testing.T) {
 	a.WantFenced(9)
 	a.WantFenced(8)
 	asks := a.DueWants()
-	if len(asks) != 2 || !proto.Equal(asks[0].Fence, &dirpb.SessionStateRequest{SessionId: 8}) || asks[1].Fence.GetSessionId() != 9 {
+	if len(asks) != 2 || !proto.Equal(asks[0].Fence, &dirpb.SessionStateRequest{SessionId: 8}) ||
+		asks[1].Fence.GetSessionId() != 9 {
 		t.Fatalf("due is %v", asks)
 	}
 	a.Answer(asks[0], session.Reply{Fence: &dirpb.SessionStateReply{Life: dirpb.SessionLife_SESSION_LIVE}})
@@ -154,7 +155,8 @@ func TestAgendaSplit(t *testing.T) {
 		if want := (&dirpb.RequestSplitRequest{SessionId: 7, ShardId: 5}); !proto.Equal(q.Split, want) {
 			t.Fatalf("asked %v, want %v", q.Split, want)
 		}
-		if a.Answer(q, session.Reply{Split: &dirpb.RequestSplitReply{Growing: growing}}); (a.core.NoGrowth(5) != 0) == growing {
+		if a.Answer(q, session.Reply{Split: &dirpb.RequestSplitReply{Growing: growing}}); (a.core.NoGrowth(5) != 0) ==
+			growing {
 			t.Fatalf("growing %v: no growth since renewal %d", growing, a.core.NoGrowth(5))
 		}
 		a.now += 3 * pause

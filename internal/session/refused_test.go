@@ -13,11 +13,12 @@ import (
 
 // refuse answers a grant with nothing.
 func (a *agenda) refuse(q session.Ask, coming uint64, quota string) {
-	a.Answer(q, session.Reply{Grant: &dirpb.GrantExtentReply{Term: 4, MapVersion: 3, ComingUnits: coming, Quota: quota}, Sent: a.now})
+	a.Answer(q, session.Reply{Grant: &dirpb.GrantExtentReply{Term: 4, MapVersion: 3, ComingUnits: coming, Quota: quota},
+		Sent: a.now})
 }
 
-// Operations act by what the directory says as it refuses memory: whether some is on its way, and of which quota there is no more. A
-// grant says that there is some.
+// Operations act by what the directory says as it refuses memory: whether some is on its way, and of which quota there
+// is no more. A grant says that there is some.
 func TestAgendaRefused(t *testing.T) {
 	a := newAgenda(t)
 	a.view(3, 1)
@@ -87,7 +88,8 @@ func TestAgendaIdleCache(t *testing.T) {
 	}
 }
 
-// A session asks for more with each grant, up to an extent, and pauses upon a run of another placement group as upon none. Memory up to the heap's last unit is taken.
+// A session asks for more with each grant, up to an extent, and pauses upon a run of another placement group as upon
+// none. Memory up to the heap's last unit is taken.
 func TestAgendaGrantsGrow(t *testing.T) {
 	a := newAgenda(t)
 	a.view(3, 1)

@@ -57,7 +57,7 @@ func (a *Agenda) stirLocked() bool {
 	return true
 }
 
-// NewMap notes that a map was installed.
+// NewMap notes that a map was installed: it is to be acknowledged soon, and connections that waited for it are dialed.
 func (a *Agenda) NewMap() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,7 +88,6 @@ func (a *Agenda) acked() acks {
 	return acks{acked, quiesced}
 }
 
-// renewalDue reports whether a renewal is to be sent now.
 func (a *Agenda) renewalDue(now int64) bool {
 	if a.mu.renewing {
 		return false
@@ -131,12 +130,13 @@ func (a *Agenda) Again(first Ask) Ask {
 	q := first.Renew
 	a.untold()
 	a.mu.number = a.core.BeginRenew()
-	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
-		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo,
+	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{
+		SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
+		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term,
+		Number: a.mu.number, InLimbo: q.InLimbo,
 		TokenNumber: a.mu.tokenNumber}}
 }
 
-// renewed takes what came of a renewal.
 func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 	latest := q.Renew.Number == a.mu.number
 	if latest {
@@ -149,7 +149,8 @@ func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 		return
 	}
 	p := r.Renew
-	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(time.Millisecond))
+	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(
+		time.Millisecond))
 	a.core.SetNewest(q.Renew.Number, p.GetMapVersion())
 	if !latest || p.GetTerm() < a.mu.term {
 		return // another one was sent since, or a leadership answers that has ended
@@ -213,7 +214,8 @@ const maxQuietMillis = 10_000
 func (a *Agenda) idle(now int64) bool {
 	v := a.core.View()
 	switch k := a.acked(); {
-	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version || k.quiesced < v.Version,
+	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version ||
+		k.quiesced < v.Version,
 		a.core.InLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
 		return false
 	}
@@ -222,7 +224,8 @@ func (a *Agenda) idle(now int64) bool {
 		if f == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
 			continue
 		}
-		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 || !sameHeld(p.told, heldOf(m, f)) {
+		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 ||
+			!sameHeld(p.told, heldOf(m, f)) {
 			return false
 		}
 	}
@@ -242,7 +245,8 @@ func (a *Agenda) untold() {
 func (a *Agenda) supplied(list []*dirpb.Supply, all bool) {
 	told := make(map[uint32]engine.Supply, len(list))
 	for _, x := range list {
-		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(), Share: x.GetShareUnits(), Give: x.GetGiveUnits(), Live: x.GetLiveUnits()}
+		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(),
+			Share: x.GetShareUnits(), Give: x.GetGiveUnits(), Live: x.GetLiveUnits()}
 	}
 	a.core.SetSupply(told, all)
 }

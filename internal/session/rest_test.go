@@ -39,7 +39,8 @@ func TestAgendaAgain(t *testing.T) {
 	}
 	tag := a.core.Unlinks() // between the two
 	again := a.Again(first)
-	if r := again.Renew; r.ReportEpoch != 6 || !r.InLimbo || len(r.Held) != 0 || r.QuiescedMapVersion != 3 || again.Within != first.Within {
+	if r := again.Renew; r.ReportEpoch != 6 || !r.InLimbo || len(r.Held) != 0 || r.QuiescedMapVersion != 3 ||
+		again.Within != first.Within {
 		t.Fatalf("asked again %v, first %v", r, first.Renew)
 	}
 	a.answer(first, &dirpb.RenewReply{Epoch: 20, MinEpoch: 19})
@@ -68,7 +69,8 @@ func TestAgendaAgain(t *testing.T) {
 	again = a.Again(first)
 	a.answer(again, &dirpb.RenewReply{Epoch: 30, MinEpoch: 24})
 	if q = a.hurried(0); len(q.Renew.Held) != 1 || !q.Renew.InLimbo {
-		t.Fatalf("asked %v: the directory does not know what the session holds, and that it has something in limbo", q.Renew)
+		t.Fatalf("asked %v: the directory does not know what the session holds, and that it has something in limbo",
+			q.Renew)
 	}
 	// A place that comes into limbo behind a renewal that told of limbo is told again.
 	a.core.Unlinks()
@@ -128,13 +130,17 @@ func TestAgendaNotQuiet(t *testing.T) {
 		"a grant of a later map": func(a *agenda) { a.grant(a.wants(10), 4, 9, fresh(2, heapLo, 100)) },
 		"memory that is missed":  func(a *agenda) { a.grant(a.wants(10), 4, 3) },
 		"another's place":        func(a *agenda) { a.heap().Free(heap.Place{Unit: 5000, Units: 4}) },
-		"another's place, again": func(a *agenda) { a.heap().Free(heap.Place{Unit: 5000, Units: 4}); a.core.Settle(1, 1, 0) },
-		"memory that is used":    func(a *agenda) { a.core.Flow(1, 1).Add(0, 10, 10) },
-		"memory that has come":   func(a *agenda) { a.core.Flow(1, 1).Add(10, 0, 0) },
-		"memory that is linked":  func(a *agenda) { a.core.Flow(1, 1).Add(0, 0, 10) },
+		"another's place, again": func(a *agenda) {
+			a.heap().Free(heap.Place{Unit: 5000, Units: 4})
+			a.core.Settle(1, 1, 0)
+		},
+		"memory that is used":   func(a *agenda) { a.core.Flow(1, 1).Add(0, 10, 10) },
+		"memory that has come":  func(a *agenda) { a.core.Flow(1, 1).Add(10, 0, 0) },
+		"memory that is linked": func(a *agenda) { a.core.Flow(1, 1).Add(0, 0, 10) },
 		"a map that lanes see not": func(a *agenda) {
 			v, err := engine.ViewOf(&dirpb.Map{Version: 4, Pgs: []*dirpb.PlacementGroup{{
-				Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
+				Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{
+					{NodeId: 1, Incarnation: 1}},
 				RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: 1}}}, 1)
 			if err != nil {
 				t.Fatal(err)
@@ -198,7 +204,8 @@ func TestAgendaStirredWhileGoingQuiet(t *testing.T) {
 	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
 	defer d.Close()
 	var a *session.Agenda
-	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
+	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16,
+		Devices: []*rdma.Device{d},
 		Stirred: func() { a.Stir() }, Nanos: func() int64 { return second }, Millis: func() uint64 { return 1 }})
 	if err != nil {
 		t.Fatal(err)
@@ -208,8 +215,10 @@ func TestAgendaStirredWhileGoingQuiet(t *testing.T) {
 	const groups = 256 // it looks at them after it has looked at limbo, which takes most of its time
 	m := &dirpb.Map{Version: 3}
 	for id := range uint32(groups) {
-		m.Pgs = append(m.Pgs, &dirpb.PlacementGroup{Id: 1 + id, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
-			Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}}, RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: 1})
+		m.Pgs = append(m.Pgs, &dirpb.PlacementGroup{Id: 1 + id, NamespaceId: 1, Epoch: 1,
+			State:   dirpb.PGState_PG_ACTIVE,
+			Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}}, RegionBytes: 64 << 20,
+			IndexBytes: layout.RegionPageSize, Generation: 1})
 	}
 	v, err := engine.ViewOf(m, 1)
 	if err != nil {
@@ -222,7 +231,8 @@ func TestAgendaStirredWhileGoingQuiet(t *testing.T) {
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4)) // so that they run at once whatever the machine has
 	answer := func(q session.Ask, epoch, quiet uint64) {
-		a.Answer(q, session.Reply{Renew: &dirpb.RenewReply{Term: 4, Epoch: epoch, MinEpoch: epoch, QuietMillis: quiet}, Sent: second})
+		a.Answer(q, session.Reply{Renew: &dirpb.RenewReply{Term: 4, Epoch: epoch, MinEpoch: epoch, QuietMillis: quiet},
+			Sent: second})
 	}
 	due := func() session.Ask {
 		a.Hurry()
@@ -296,11 +306,13 @@ func TestAgendaAckPauses(t *testing.T) {
 // has been granted all that it asked for does not.
 func TestAgendaLeaks(t *testing.T) {
 	for name, f := range map[string]func(a *agenda, q session.Ask){
-		"":         func(a *agenda, q session.Ask) { a.grant(q, 4, 3, fresh(1, heapLo, 100)) },
-		"nothing":  func(a *agenda, q session.Ask) { a.grant(q, 4, 3) },
-		"lost":     func(a *agenda, q session.Ask) { a.Answer(q, session.Reply{Err: errLost}) },
-		"late":     func(a *agenda, q session.Ask) { a.grant(q, 3, 3, fresh(1, heapLo, 100)) },
-		"anothers": func(a *agenda, q session.Ask) { a.grant(q, 4, 3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2}) },
+		"":        func(a *agenda, q session.Ask) { a.grant(q, 4, 3, fresh(1, heapLo, 100)) },
+		"nothing": func(a *agenda, q session.Ask) { a.grant(q, 4, 3) },
+		"lost":    func(a *agenda, q session.Ask) { a.Answer(q, session.Reply{Err: errLost}) },
+		"late":    func(a *agenda, q session.Ask) { a.grant(q, 3, 3, fresh(1, heapLo, 100)) },
+		"anothers": func(a *agenda, q session.Ask) {
+			a.grant(q, 4, 3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2})
+		},
 	} {
 		a := newAgenda(t)
 		a.view(3, 1)
@@ -326,7 +338,10 @@ func TestAgendaDeliveryGoesRound(t *testing.T) {
 	p, _ := a.heap().Alloc(10)
 	before := a.heap().Stats().Free
 	const end = 1 << 32
-	a.renew(&dirpb.RenewReply{Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: end - 16, Places: []uint32{(16 + p.Unit) << 10, p.Units<<10 | uint32(p.Ver)}}}})
+	a.renew(&dirpb.RenewReply{
+		Deliveries: []*dirpb.FreePlaces{
+			{PgId: 1, Generation: 1, Unit: end - 16,
+				Places: []uint32{(16 + p.Unit) << 10, p.Units<<10 | uint32(p.Ver)}}}})
 	if got := a.heap().Stats().Free; got != before {
 		t.Fatalf("%d units are free, want %d: a place in use came home", got, before)
 	}
@@ -367,7 +382,8 @@ func TestAgendaBacklog(t *testing.T) {
 		a.answer(q, &dirpb.RenewReply{QuietMillis: 3000, Epoch: 3, MinEpoch: 2})
 		soon := want == 1<<14
 		if at := a.Next(); soon != (at == a.now+renewEvery/4) || a.core.Quiet() && soon {
-			t.Fatalf("next in %d ms, quiet %v, with %d units left", (at-a.now)/ms, a.core.Quiet(), h.Stats().ForeignFree)
+			t.Fatalf("next in %d ms, quiet %v, with %d units left", (at-a.now)/ms, a.core.Quiet(),
+				h.Stats().ForeignFree)
 		}
 		a.now += renewEvery
 	}

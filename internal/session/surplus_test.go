@@ -8,8 +8,8 @@ import (
 	"github.com/kvd-project/kvd/internal/session"
 )
 
-// surplus is a session that has blocks of so many units free, apart from each other, of which none has been used, and that the directory
-// has told nothing.
+// surplus is a session that has blocks of so many units free, apart from each other, of which none has been used, and
+// that the directory has told nothing.
 func surplus(t *testing.T, blocks ...uint32) *agenda {
 	a := newAgenda(t)
 	a.view(3, 1)
@@ -57,8 +57,8 @@ func repeat(n int, units uint32) (list []uint32) {
 	return list
 }
 
-// Where memory is short, a session that lacks some returns what is too short for its record, the longest of the last seconds, and
-// nothing else.
+// Where memory is short, a session that lacks some returns what is too short for its record, the longest of the last
+// seconds, and nothing else.
 func TestAgendaReturnsWhatIsTooShort(t *testing.T) {
 	short := func() *dirpb.RenewReply { return told(&dirpb.Supply{Short: true}) }
 	blocks := []uint32{19, 20, 49, 50, 100_000}
@@ -99,8 +99,8 @@ func TestAgendaReturnsWhatIsTooShort(t *testing.T) {
 	a.returns("it lacks 50, and memory is not short", ms, told(&dirpb.Supply{}), 100_000)
 }
 
-// A session keeps what it used in the last three seconds, or in the last one where others lack memory and it does not; of what it has free
-// no more than half then.
+// A session keeps what it used in the last three seconds, or in the last one where others lack memory and it does not;
+// of what it has free no more than half then.
 func TestAgendaKeepsWhatItUsedLately(t *testing.T) {
 	for name, tc := range map[string]struct {
 		short, lacks bool
@@ -181,8 +181,8 @@ func TestAgendaKeepsForeignPlacesUsedLately(t *testing.T) {
 	}
 }
 
-// Where nobody lacks memory surplus goes back: nothing while the session wants some of the same placement group, no short runs, once a
-// second at most, and nothing before it is half as much again as the session keeps.
+// Where nobody lacks memory surplus goes back: nothing while the session wants some of the same placement group, no
+// short runs, once a second at most, and nothing before it is half as much again as the session keeps.
 func TestAgendaSurplusRules(t *testing.T) {
 	enough := func(floor uint64) *dirpb.RenewReply { return told(&dirpb.Supply{FloorUnits: floor}) }
 	a := surplus(t, 200_000)
@@ -306,8 +306,8 @@ func TestAgendaRenewalBounds(t *testing.T) {
 	}
 }
 
-// The holdings that a session tells of add up, however much its account has drifted, and are told again if one part has changed, or all is of
-// another generation.
+// The holdings that a session tells of add up, however much its account has drifted, and are told again if one part has
+// changed, or all is of another generation.
 func TestAgendaHoldings(t *testing.T) {
 	a := surplus(t, 100)
 	a.now += second

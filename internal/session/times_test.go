@@ -30,8 +30,8 @@ func TestAgendaTimesSince(t *testing.T) {
 	}
 }
 
-// A renewal is given up after five times the pause between two, but not within a second. A map that cannot be acknowledged is looked at as
-// often as renewals are sent, at least.
+// A renewal is given up after five times the pause between two, but not within a second. A map that cannot be
+// acknowledged is looked at as often as renewals are sent, at least.
 func TestAgendaShortPauses(t *testing.T) {
 	a := newAgenda(t)
 	a.Agenda = session.NewAgenda(a.core, session.AgendaOptions{Renew: second / 10, Term: 4})

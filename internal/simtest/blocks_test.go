@@ -9,8 +9,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// block is what the directory knows of the status words that a client is granted together. A session that ends leaves a dead one, which is
-// free when every placement group has been gone through by a SETTLE that began after that.
+// block is what the directory knows of the status words that a client is granted together. A session that ends leaves a
+// dead one, which is free when every placement group has been gone through by a SETTLE that began after that.
 type block struct {
 	at    []index.StatusAt
 	owner *cl
@@ -107,8 +107,8 @@ func (c *cl) inherit() {
 	}
 }
 
-// inherited takes what a status word holds. Its last owner may have had another transaction under way, whose number is spent with it: somebody may
-// still hold an intent of that which was lost with the only copy.
+// inherited takes what a status word holds. Its last owner may have had another transaction under way, whose number is
+// spent with it: somebody may still hold an intent of that which was lost with the only copy.
 func (c *cl) inherited(r *running, err error) {
 	x := r.grant
 	if err != nil {
@@ -120,8 +120,6 @@ func (c *cl) inherited(r *running, err error) {
 	c.tell(uint64(x.word))
 }
 
-// ---- the job -----------------------------------------------------------------------
-
 // isSweep reports whether j is the World's own, not the directory's.
 func isSweep(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE }
 
@@ -129,7 +127,9 @@ func isSweep(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE }
 func (w *World) sweepable() *dirpb.Job {
 	for _, pg := range w.st.PGs(1) {
 		if pg.State != dirpb.PGState_PG_ACTIVE || w.sweeps[pg.Id] != nil && !w.fenced(w.sweeps[pg.Id].janitor) ||
-			slices.ContainsFunc(w.st.Jobs(), func(j *dirpb.Job) bool { return j.PgId == pg.Id || j.TargetPgId == pg.Id }) {
+			slices.ContainsFunc(w.st.Jobs(), func(j *dirpb.Job) bool {
+				return j.PgId == pg.Id || j.TargetPgId == pg.Id
+			}) {
 			continue
 		}
 		if len(w.deadFor(pg.Id)) > 0 {
@@ -157,7 +157,8 @@ func (c *cl) claimJob(j *dirpb.Job) error {
 		w.touch()
 		return nil
 	}
-	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: c.id, JobId: j.Id}}}).Err
+	return w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: c.id, JobId: j.Id}}}).Err
 }
 
 // owns reports whether j is still c's.
@@ -195,7 +196,8 @@ func (w *World) blockSum() (h uint64) {
 	for _, b := range w.blocks {
 		x := uint64(b.state) | uint64(b.owner.i)<<8
 		for _, pg := range w.st.PGs(1) {
-			x = x<<2 | uint64(b2i(b.swept[pg.Id]))<<1 | uint64(b2i(w.sweeps[pg.Id] != nil && slices.Contains(w.sweeps[pg.Id].blocks, b)))
+			x = x<<2 | uint64(b2i(b.swept[pg.Id]))<<1 | uint64(
+				b2i(w.sweeps[pg.Id] != nil && slices.Contains(w.sweeps[pg.Id].blocks, b)))
 		}
 		h = h*31 + x
 	}

@@ -18,7 +18,9 @@ func TestEndReadsAllBytes(t *testing.T) {
 		"outside the heap": func(r *region, s *slot) {
 			binary.LittleEndian.PutUint64(r.bytes[s.off+8:], uint64(layout.MakeLive(1, 0, 0, 1)))
 		},
-		"is in the slot at": func(r *region, s *slot) { binary.LittleEndian.PutUint64(r.bytes[s.off+8:], uint64(s.now)) },
+		"is in the slot at": func(r *region, s *slot) {
+			binary.LittleEndian.PutUint64(r.bytes[s.off+8:], uint64(s.now))
+		},
 	} {
 		w, err := NewWorld(Config{Replicas: 2, Setup: []Step{k(Put, 0)}, Scripts: [][]Step{nil}}, false)
 		if err != nil {
@@ -33,7 +35,8 @@ func TestEndReadsAllBytes(t *testing.T) {
 		switch err := w.Finish(); {
 		case name == "" && err != nil:
 			t.Errorf("nothing was spoilt: %v", err)
-		case name != "" && (err == nil || !strings.Contains(err.Error(), "check: ") || !strings.Contains(err.Error(), name)):
+		case name != "" && (err == nil || !strings.Contains(err.Error(), "check: ") ||
+			!strings.Contains(err.Error(), name)):
 			t.Errorf("%s: %v", name, err)
 		}
 	}

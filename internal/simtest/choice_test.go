@@ -81,7 +81,8 @@ func (ch choice) String() string {
 	case chConnect:
 		return fmt.Sprintf("c%d connects to m%d", ch.c, ch.node-1)
 	case chGrant, chGranted, chAskSplit:
-		return fmt.Sprintf("c%d %s %d", ch.c, [...]string{"asks memory of pg", "is granted memory of pg", "asks to split shard"}[ch.kind-chGrant], ch.n)
+		return fmt.Sprintf("c%d %s %d", ch.c, [...]string{"asks memory of pg", "is granted memory of pg",
+			"asks to split shard"}[ch.kind-chGrant], ch.n)
 	case chDirectory:
 		return "directory: " + ch.w.due[0].Why
 	case chTakeBack:
@@ -97,7 +98,8 @@ func (ch choice) String() string {
 	case chAct:
 		return "begin " + ch.w.cfg.Acts[ch.n].String()
 	case chHear, chNodeBack, chNodeCrash, chDeaf, chAdopt, chRestart, chOvertaken:
-		return fmt.Sprintf("m%d %s", ch.node, map[choiceKind]string{chHear: "hears the directory again", chNodeBack: "comes back empty",
+		return fmt.Sprintf("m%d %s", ch.node, map[choiceKind]string{chHear: "hears the directory again",
+			chNodeBack:  "comes back empty",
 			chNodeCrash: "crashes", chDeaf: "falls silent", chRestart: "restarts", chAdopt: "adopts its memory",
 			chOvertaken: "is registered by its former process"}[ch.kind])
 	case chRot:
@@ -114,9 +116,12 @@ func (ch choice) String() string {
 	return fmt.Sprintf("c%d %s", ch.c, names[ch.kind])
 }
 
-var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two",
-	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served", chRenewReply: "renewal answered",
-	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after",
+var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job",
+	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two",
+	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served",
+	chRenewReply: "renewal answered",
+	chResume:     "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses",
+	chFailBefore: "fails before", chFailAfter: "fails after",
 	chLose: "gives up its renewal"}
 
 func (w *World) describeEvent(ch choice) string {
@@ -304,7 +309,8 @@ func (w *World) enabledJob(c *cl) {
 	case !c.janitor:
 	case c.gone() && !c.within(-1):
 		w.put(choice{kind: chGone, c: c.i})
-	case c.job != nil && len(c.run) < max(1, w.cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0) && c.canWork():
+	case c.job != nil && len(c.run) < max(1, w.cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0) &&
+		c.canWork():
 		w.put(choice{kind: chWork, c: c.i})
 	case c.job == nil && c.canClaim() != nil:
 		w.put(choice{kind: chClaim, c: c.i})
@@ -460,7 +466,8 @@ func (w *World) do(ch choice) {
 		}
 	}
 	switch ch.kind {
-	case chBegin, chBeginTwo, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork, chGone, chLearn, chResume:
+	case chBegin, chBeginTwo, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork, chGone,
+		chLearn, chResume:
 		c.doOwn(ch)
 	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
 		c.doRenewal(ch)

@@ -42,7 +42,8 @@ type cl struct {
 	agenda  *session.Agenda
 	asks    []*asked          // that it has given and that are not answered
 	granted map[uint32]uint32 // units, by placement group
-	growth  map[uint32]uint64 // by shard, the map version under which a split was served last: until the next the answer is the same
+	// by shard, the map version under which a split was served last: until the next the answer is the same
+	growth map[uint32]uint64
 
 	job    *dirpb.Job
 	plan   *janitor.Plan
@@ -172,7 +173,8 @@ func (w *World) addClient(janitor bool) error {
 	c := &cl{w: w, i: i, janitor: janitor, seen: map[int]ref{},
 		granted: map[uint32]uint32{}, growth: map[uint32]uint64{}}
 	epoch, _ := w.ld.Epochs()
-	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, Client: "c", Epoch: epoch}}})
+	res := w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, Client: "c", Epoch: epoch}}})
 	if res.Err != nil {
 		return res.Err
 	}
@@ -182,7 +184,8 @@ func (w *World) addClient(janitor bool) error {
 		return err
 	}
 	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
-	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator, Lanes: w.cfg.Lanes, CacheBytes: 1024,
+	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator,
+		Lanes: w.cfg.Lanes, CacheBytes: 1024,
 		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey,
 		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {

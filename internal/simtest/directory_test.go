@@ -146,7 +146,8 @@ func (w *World) plan() {
 	}
 }
 
-// checkAlone checks that nothing waits any more for a memory node that is silent, but what it has the only copy of, when the directory has nothing to do.
+// checkAlone checks that nothing waits any more for a memory node that is silent, but what it has the only copy of,
+// when the directory has nothing to do.
 func (w *World) checkAlone() {
 	if len(w.due) > 0 {
 		return
@@ -161,13 +162,15 @@ func (w *World) checkAlone() {
 			for _, x := range pg.Members {
 				has = has || x.NodeId == n.id
 				if x.NodeId == n.id && len(fsm.Copies(pg)) > 1 {
-					w.fail(fmt.Errorf("placement group %d waits for m%d, which is silent, and has another copy", pg.Id, n.i))
+					w.fail(fmt.Errorf("placement group %d waits for m%d, which is silent, and has another copy", pg.Id,
+						n.i))
 				}
 			}
 			has = has || pg.Planned.GetNodeId() == n.id || pg.Leaving.GetNodeId() == n.id
 		}
 		if ids := w.st.FenceWork(n.id, n.inc); len(ids) > 0 && !has {
-			w.fail(fmt.Errorf("sessions %d are not fenced before m%d is heard, which is silent and has nothing of their namespace", ids, n.i))
+			w.fail(fmt.Errorf("sessions %d are not fenced before m%d is heard, which is silent and has nothing of "+
+				"their namespace", ids, n.i))
 		}
 	}
 }
@@ -261,8 +264,6 @@ func (w *World) command(a Act) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}
 }
 
-// ---- time --------------------------------------------------------------------------
-
 // silent reports whether somebody's lease would run out if time passed.
 func (w *World) silent() bool {
 	for _, c := range w.cls {
@@ -271,7 +272,8 @@ func (w *World) silent() bool {
 		}
 	}
 	for _, n := range w.nodes {
-		if m := w.st.Node(n.id); n.mute() && !n.ranOut && m != nil && m.State == dirpb.NodeState_NODE_UP && m.Incarnation == n.inc {
+		if m := w.st.Node(n.id); n.mute() && !n.ranOut && m != nil && m.State == dirpb.NodeState_NODE_UP &&
+			m.Incarnation == n.inc {
 			return true
 		}
 	}
@@ -317,8 +319,6 @@ func (w *World) passTime() {
 	w.stale = len(w.due) == 0
 }
 
-// ---- what changed ------------------------------------------------------------------
-
 // directoryChanged looks at the chains anew.
 func (w *World) directoryChanged() {
 	w.effects++
@@ -342,7 +342,8 @@ func (w *World) directoryChanged() {
 		w.recalls = w.recalls || len(pg.Recalled) > 0
 		for _, m := range append(pg.Members[:len(pg.Members):len(pg.Members)], pg.Planned) {
 			if m != nil && w.parted[parted{pg.Id, m.NodeId, m.Incarnation, m.Since}] {
-				w.fail(fmt.Errorf("what m%d has of placement group %d, which went on without it, is a region of it again", m.NodeId-1, pg.Id))
+				w.fail(fmt.Errorf("what m%d has of placement group %d, which went on without it, is a region of it "+
+					"again", m.NodeId-1, pg.Id))
 			}
 		}
 		for _, m := range pg.Members {
@@ -380,7 +381,8 @@ func (w *World) directoryChanged() {
 			}
 			r.copied = true
 		}
-		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 && c[len(c)-1].unproven {
+		if c := w.chains[pg.Id]; pg.State == dirpb.PGState_PG_ACTIVE && pg.Joining && len(c) > 1 &&
+			c[len(c)-1].unproven {
 			w.checkRetained(c[len(c)-2], c[len(c)-1])
 		}
 	}
@@ -407,8 +409,6 @@ func (w *World) copies(pg uint32) []*region {
 	}
 	return c
 }
-
-// ---- losses that the protocol bears ---------------------------------------------------
 
 // mayLose reports whether every placement group keeps a copy if a memory node is lost.
 func (w *World) mayLose(n *node) bool {
@@ -437,8 +437,8 @@ func (w *World) mayLose(n *node) bool {
 	return true
 }
 
-// mayRestart reports whether every placement group keeps a copy if the process of a memory node ends: another one that stays, or all
-// that there are, since the directory waits for the last, unless that is a cache's.
+// mayRestart reports whether every placement group keeps a copy if the process of a memory node ends: another one that
+// stays, or all that there are, since the directory waits for the last, unless that is a cache's.
 func (w *World) mayRestart(n *node) bool {
 	if ok := w.mayLose(n); ok || w.cfg.Cache {
 		return ok

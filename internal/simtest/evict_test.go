@@ -93,7 +93,8 @@ func (c *cl) startEvict(s Step, lane int, x repair.Work, pick func(l []repair.Ca
 func (c *cl) evicted(r *running) {
 	w, op := c.w, &r.t.Op
 	switch err := op.Err; {
-	case err == nil, errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrLease):
+	case err == nil, errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn),
+		errors.Is(err, engine.ErrLease):
 	default:
 		w.fail(fmt.Errorf("eviction of client %d: %w", c.i, err))
 	}
@@ -131,7 +132,8 @@ func (w *World) evictedOne(c *cl, ev *evicting, x layout.Word, out Outcome, expi
 	if !ok || ev.expire {
 		return // a filler, or gone before
 	}
-	w.record(&Event{Client: c.i, Verb: Evict, Key: n, Old: l.value, Out: out, Expired: expired, Call: ev.call, Return: w.tick()})
+	w.record(&Event{Client: c.i, Verb: Evict, Key: n, Old: l.value, Out: out, Expired: expired, Call: ev.call,
+		Return: w.tick()})
 }
 
 // emptied notes what an eviction takes from a head, if the atomic is one's, and checks
@@ -143,7 +145,8 @@ func (w *World) emptied(ev sim.Event, r *region, off uint64, old layout.Word) {
 	for _, x := range w.took(ev, off, old) {
 		rec, err := w.recordAt(r, old)
 		if x.evict.expire && err == nil && (rec.Expiry == 0 || rec.Expiry > w.millis) {
-			w.fail(fmt.Errorf("client %d removes %q, which expires at %d, at %d", w.owners[ev.QP].c.i, rec.Key, rec.Expiry, w.millis))
+			w.fail(fmt.Errorf("client %d removes %q, which expires at %d, at %d", w.owners[ev.QP].c.i, rec.Key,
+				rec.Expiry, w.millis))
 		}
 	}
 }
@@ -171,8 +174,6 @@ func posted(o *index.Op, off uint64, old layout.Word) bool {
 		return a.Verb == index.CAS && a.Off == off && a.Expect == uint64(old)
 	})
 }
-
-// ---- evicting ahead of need ------------------------------------------------------
 
 // mustEvict reports whether the client lacks memory that the directory does not have, or a
 // slot, and does nothing about it.
@@ -237,8 +238,6 @@ func (w *World) groups() (list [][2]int) {
 	return list
 }
 
-// ---- the clock -------------------------------------------------------------------
-
 // expiring is a PutEx.
 type expiring struct {
 	e  *Event
@@ -247,8 +246,9 @@ type expiring struct {
 
 // mayExpire reports whether anything expires when the clock moves on. It does not move while
 // an operation on a key is under way: one judges by the clock what it read before, and by
-// that writes or answers after; expiry is linearizable only as far as clocks agree. Nor does it if an update of what expires
-// was left by its client: if its CAS at the head was executed, it is visible when the tail is lost, or somebody publishes it.
+// that writes or answers after; expiry is linearizable only as far as clocks agree. Nor does it if an update of what
+// expires was left by its client: if its CAS at the head was executed, it is visible when the tail is lost, or somebody
+// publishes it.
 func (w *World) mayExpire() bool {
 	for _, c := range w.cls {
 		if c.life == live && slices.ContainsFunc(c.run, func(r *running) bool { return r.e != nil }) {

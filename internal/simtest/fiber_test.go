@@ -104,7 +104,8 @@ func (c *cl) canBeginTwo() bool {
 // mayBeHinted reports whether the blocking client may try such a step without a task.
 func (v Verb) mayBeHinted() bool { return v == Get || v == Put || v == PutEx }
 
-// quickLane is the lane on which the client's next step is tried without a task: any lane may be the one of a processor.
+// quickLane is the lane on which the client's next step is tried without a task: any lane may be the one of a
+// processor.
 func (c *cl) quickLane() int { return c.pos % len(c.lanes) }
 
 func (c *cl) beginQuickly(lane int, rs ...*running) {
@@ -123,7 +124,8 @@ func (c *cl) quickly(lane int, rs []*running) {
 	ops := make([]*engine.Op, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
-		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check, Asker: r}
+		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check,
+			Asker: r}
 	}
 	l.Hinted(ops)
 	for i, r := range rs {
@@ -158,5 +160,6 @@ func (r *running) Take(rec *layout.Record, _ [][]byte) {
 
 // mayBeQuick reports whether the blocking client tries an operation without a task.
 func mayBeQuick(o *index.Op) bool {
-	return o.Cond == index.Always && (o.Kind == index.Get || o.Kind == index.Put) && len(o.Value) <= layout.MaxRecordSize && o.Whole == 0
+	return o.Cond == index.Always && (o.Kind == index.Get || o.Kind == index.Put) &&
+		len(o.Value) <= layout.MaxRecordSize && o.Whole == 0
 }

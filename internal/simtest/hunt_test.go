@@ -10,9 +10,12 @@ import (
 )
 
 var (
-	flagHunt     = flag.Duration("hunt", 0, "search for so long, or until something fails; -states bounds the exhaustive part of it")
-	flagHuntIn   = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like this; those with transactions if asked for")
-	flagHuntSeed = flag.Uint64("hunt-seed", 0, "the first seed of random schedules, so that a hunt goes on where another ended")
+	flagHunt = flag.Duration("hunt", 0, "search for so long, or until something fails; -states bounds the "+
+		"exhaustive part of it")
+	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like "+
+		"this; those with transactions if asked for")
+	flagHuntSeed = flag.Uint64("hunt-seed", 0, "the first seed of random schedules, so that a hunt goes on where "+
+		"another ended")
 )
 
 // TestHunt tries the scenarios and then searches, wide scopes in turn, until something fails.

@@ -108,7 +108,8 @@ func (w *World) before(c *cl, ev sim.Event) {
 		}
 		for _, x := range w.names(r, s.now) {
 			if x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, w.asWritten(r, off, ev.Len)) {
-				w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off, r.node.i))
+				w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off,
+					r.node.i))
 			}
 		}
 	}
@@ -121,7 +122,8 @@ func (w *World) before(c *cl, ev sim.Event) {
 			continue // sync copies it to a replica that lacks it
 		}
 		if o, x := w.begunBefore(u.step); o != nil {
-			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked while %v of client %d, still under way, had begun", ev, c.i, u.word, x, o.i))
+			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked while %v of client %d, still "+
+				"under way, had begun", ev, c.i, u.word, x, o.i))
 			return
 		}
 		delete(w.unlinked, p) // past limbo: the place lives again
@@ -196,7 +198,8 @@ func (w *World) after(ev sim.Event) {
 		w.emptied(ev, r, off, old)
 	}
 	// I5. The zeroes of an array that is wiped are no words.
-	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && !retained && w.inUse(r.pg, off) {
+	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && !retained &&
+		w.inUse(r.pg, off) {
 		w.fail(fmt.Errorf("I5: slot %#x of m%d holds %v again", off, r.node.i, now))
 	}
 	chain := w.chain(r.pg)
@@ -241,8 +244,8 @@ func (w *World) after(ev sim.Event) {
 	}
 }
 
-// goesBack reports whether a joiner that retains words takes one that the replica before it has left already: somebody brings the slot up from a
-// retained word, and the chain has taken that word once more meanwhile. Nobody believes it.
+// goesBack reports whether a joiner that retains words takes one that the replica before it has left already: somebody
+// brings the slot up from a retained word, and the chain has taken that word once more meanwhile. Nobody believes it.
 func (w *World) goesBack(r *region, s *slot, now layout.Word) bool {
 	chain := w.chain(r.pg)
 	prev := chain[len(chain)-2].find(s.off)
@@ -276,7 +279,8 @@ func (w *World) checkOrder(chain []*region, k int, s *slot) {
 		for ; prev != nil && i < len(prev.past) && prev.past[i] != x; i++ {
 		}
 		if prev == nil || i == len(prev.past) {
-			w.fail(fmt.Errorf("I2: slot %#x of m%d takes %v, which m%d has not held since", s.off, chain[k].node.i, s.now, chain[k-1].node.i))
+			w.fail(fmt.Errorf("I2: slot %#x of m%d takes %v, which m%d has not held since", s.off, chain[k].node.i,
+				s.now, chain[k-1].node.i))
 			return
 		}
 		i++
@@ -287,7 +291,9 @@ func (w *World) checkOrder(chain []*region, k int, s *slot) {
 func (w *World) links(pg uint32, x layout.Word) bool {
 	for _, r := range w.chain(pg) {
 		for _, s := range r.slots {
-			if s.shown().Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
+			if s.shown().Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool {
+				return y.Unit() == x.Unit()
+			}) {
 				return true
 			}
 		}
@@ -308,9 +314,11 @@ func (w *World) checkComplete(copies []*region, x layout.Word) {
 				_, err = value()
 			}
 			if err != nil {
-				w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %v: %w", copies[len(copies)-1].node.i, x, r.node.i, n, err))
+				w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %v: %w", copies[len(copies)-1].node.i, x, r.node.i,
+					n, err))
 			} else if own, err := w.recordAt(r, x); err == nil && string(own.Key) != string(rec.Key) {
-				w.fail(fmt.Errorf("I3: the tail m%d holds %v of %q, which names a record of %q", copies[len(copies)-1].node.i, x, own.Key, rec.Key))
+				w.fail(fmt.Errorf("I3: the tail m%d holds %v of %q, which names a record of %q",
+					copies[len(copies)-1].node.i, x, own.Key, rec.Key))
 			}
 		}
 	}
@@ -403,7 +411,8 @@ func (w *World) checkUnique(key string, fp uint16) {
 				if sh.PgId == pg.Id && (g == sh.Offset+home || g == sh.Offset+stash) {
 					x.strays = false
 				}
-				if mv := sh.Move; mv != nil && mv.PgId == pg.Id && (!mv.Split || layout.HashBit(hash, uint8(sh.Depth))) {
+				if mv := sh.Move; mv != nil && mv.PgId == pg.Id &&
+					(!mv.Split || layout.HashBit(hash, uint8(sh.Depth))) {
 					home, stash = layout.GroupOff(hash, sh.ChildSegments())
 					if g == mv.Offset+home || g == mv.Offset+stash {
 						x.child, x.strays = true, false
@@ -438,7 +447,8 @@ func (w *World) checkUnique(key string, fp uint16) {
 // fenced takes one.
 func (w *World) lockChanged(ev sim.Event, old layout.Lock) {
 	r, off := w.where(ev)
-	if r == nil || !r.used || off < layout.RegionPageSize || off >= w.indexBytes || (off-layout.RegionPageSize)%layout.GroupSize != layout.GroupLockOff {
+	if r == nil || !r.used || off < layout.RegionPageSize || off >= w.indexBytes ||
+		(off-layout.RegionPageSize)%layout.GroupSize != layout.GroupLockOff {
 		return
 	}
 	now := layout.Lock(w.wordOf(ev))
@@ -469,14 +479,16 @@ func (w *World) checkRecalled(pg, extent uint32) {
 				}
 				for _, x := range w.names(r, s.now) {
 					if x.Unit() < f.Unit+f.Units && f.Unit < x.Unit()+x.Units() {
-						w.fail(fmt.Errorf("I7: units [%d,+%d) of extent %d of pg %d are free, but slot %#x of m%d names %v", f.Unit, f.Units, extent, pg, s.off, r.node.i, x))
+						w.fail(fmt.Errorf("I7: units [%d,+%d) of extent %d of pg %d are free, but slot %#x of m%d "+
+							"names %v", f.Unit, f.Units, extent, pg, s.off, r.node.i, x))
 					}
 				}
 			}
 		}
 	}
 	if o, x := w.begunBefore(w.scannedAt[place{pg, extent}]); o != nil {
-		w.fail(fmt.Errorf("I4: extent %d of pg %d is free while %v of client %d, begun before its scan was done, is under way", extent, pg, x, o.i))
+		w.fail(fmt.Errorf("I4: extent %d of pg %d is free while %v of client %d, begun before its scan was done, is "+
+			"under way", extent, pg, x, o.i))
 	}
 	for p := range w.unlinked {
 		if p.pg == pg && p.unit/layout.ExtentUnits == extent {
@@ -534,7 +546,8 @@ func (w *World) checkBytes() {
 	r := atRest{w, &dirpb.StatusReply{Map: w.st.Map(nil), Usage: w.st.Usage()}}
 	for _, ns := range r.st.Map.Namespaces[:1] { // of another one nothing is checked
 		rep := check.NewReport()
-		if err := check.Run(context.Background(), rep, check.Options{Store: r, Namespace: ns, NowMillis: w.millis, Degraded: true}); err != nil {
+		if err := check.Run(context.Background(), rep, check.Options{Store: r, Namespace: ns, NowMillis: w.millis,
+			Degraded: true}); err != nil {
 			w.fail(err)
 			return
 		}
@@ -569,7 +582,8 @@ func (w *World) checkUnits() {
 			if x.Readable() {
 				for _, n := range w.names(chain[0], x) {
 					if !seen[n.Unit()] {
-						all = append(all, claim{n.Unit(), n.Unit() + n.Units(), fmt.Sprintf("%v in slot %#x", n, s.off)})
+						all = append(all,
+							claim{n.Unit(), n.Unit() + n.Units(), fmt.Sprintf("%v in slot %#x", n, s.off)})
 					}
 					seen[n.Unit()] = true
 				}
@@ -578,7 +592,9 @@ func (w *World) checkUnits() {
 		for _, f := range w.st.Heap(pg.Id).Free {
 			all = append(all, claim{f.Unit, f.Unit + f.Units, "free with the directory"})
 			if _, any := w.st.HomeOf(pg.Id, f.Unit, f.Units); any {
-				w.fail(fmt.Errorf("I7: units [%d,+%d) of pg %d are free with the directory, and some are a session's own", f.Unit, f.Units, pg.Id))
+				w.fail(fmt.Errorf(
+					"I7: units [%d,+%d) of pg %d are free with the directory, and some are a session's own", f.Unit,
+					f.Units, pg.Id))
 			}
 		}
 		for _, c := range w.cls {
@@ -604,17 +620,20 @@ func (w *World) checkUnits() {
 				for _, x := range own {
 					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d", c.i)})
 					if home, _ := w.st.HomeOf(pg.Id, x.Unit, x.Units); home != c.id {
-						w.fail(fmt.Errorf("I7: client %d has units [%d,+%d) of pg %d as its own, which the directory says are session %d's", c.i, x.Unit, x.Units, pg.Id, home))
+						w.fail(fmt.Errorf("I7: client %d has units [%d,+%d) of pg %d as its own, which the directory "+
+							"says are session %d's", c.i, x.Unit, x.Units, pg.Id, home))
 					}
 				}
 				for _, x := range foreign {
-					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d, which others were granted", c.i)})
+					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d, which others "+
+						"were granted", c.i)})
 				}
 			}
 		}
 		w.ld.OnTheWay(func(id, unit, units uint32) {
 			// A place that was on its way when its extent was recalled goes nowhere.
-			if id == pg.Id && w.st.Settled(id, pg.Generation, unit, units, w.st.Heap(id).RecallSeq) && !w.purged(id, unit) {
+			if id == pg.Id && w.st.Settled(id, pg.Generation, unit, units, w.st.Heap(id).RecallSeq) &&
+				!w.purged(id, unit) {
 				all = append(all, claim{unit, unit + units, "on the way"})
 			}
 		})
@@ -630,7 +649,8 @@ func (w *World) checkUnits() {
 		}
 		for i := 1; i < len(all); i++ {
 			if all[i-1].hi > all[i].lo {
-				w.fail(fmt.Errorf("I7: units [%d,%d) of pg %d are %s, [%d,%d) are %s", all[i-1].lo, all[i-1].hi, pg.Id, all[i-1].who, all[i].lo, all[i].hi, all[i].who))
+				w.fail(fmt.Errorf("I7: units [%d,%d) of pg %d are %s, [%d,%d) are %s", all[i-1].lo, all[i-1].hi, pg.Id,
+					all[i-1].who, all[i].lo, all[i].hi, all[i].who))
 			}
 		}
 	}
@@ -639,7 +659,8 @@ func (w *World) checkUnits() {
 // losesNothing reports whether every unit is somebody's: nothing has happened that leaves places to a recall.
 func (w *World) losesNothing() bool {
 	c := &w.cfg
-	if w.crashes+w.nodeCrashes+w.nodePauses+w.leaders > 0 || w.recalls || c.Losses+len(c.Acts)+c.Missing > 0 || c.Reclaims {
+	if w.crashes+w.nodeCrashes+w.nodePauses+w.leaders > 0 || w.recalls || c.Losses+len(c.Acts)+c.Missing > 0 ||
+		c.Reclaims {
 		return false
 	}
 	for _, c := range w.cls {

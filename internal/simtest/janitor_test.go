@@ -54,7 +54,8 @@ func (c *cl) claim() {
 func (w *World) isRelevant(k index.Kind, x repair.Work) bool {
 	switch k {
 	case index.Move, index.Abandon:
-		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups % w.cfg.Segments, int(x.Group) % layout.SegmentGroups}]
+		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups % w.cfg.Segments,
+			int(x.Group) % layout.SegmentGroups}]
 	case index.Clean, index.Relocate, index.SettleAll:
 		off := int(x.Off) - layout.RegionPageSize
 		g := off / layout.GroupSize
@@ -87,8 +88,9 @@ func (c *cl) stuck() bool {
 	return j != nil && (j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN)
 }
 
-// canWork reports whether the job's next operation may begin, and its lane is free. An operation of the second pass begins when all has ended
-// that anybody had under way after the first, which a reclaim epoch tells the janitor (Tools.UnderWay): as places leave limbo, which before checks.
+// canWork reports whether the job's next operation may begin, and its lane is free. An operation of the second pass
+// begins when all has ended that anybody had under way after the first, which a reclaim epoch tells the janitor
+// (Tools.UnderWay): as places leave limbo, which before checks.
 func (c *cl) canWork() bool {
 	n := len(c.todo)
 	switch {
@@ -143,7 +145,9 @@ func (c *cl) work() {
 	if j.Kind == dirpb.JobKind_JOB_RECALL {
 		w.scannedExtent(j)
 	}
-	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, Report: c.report, Epoch: epoch, MinEpoch: least}}})
+	res := w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, Report: c.report, Epoch: epoch,
+			MinEpoch: least}}})
 	if res.Err == nil {
 		w.ld.Scrubbed(w.st, j, time.Duration(w.now))
 	}
@@ -181,7 +185,8 @@ func (c *cl) giveBack(j *dirpb.Job, why string) {
 		return
 	}
 	w.ld.Progress(j.Id, 0, 1, why, time.Duration(w.now))
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
 }
 
 // dropJob gives up what is not the janitor's any more.
@@ -191,7 +196,8 @@ func (c *cl) dropJob() {
 	case isSweep(c.job):
 		c.w.endSweep(c.job, false)
 	default:
-		c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: c.job.Id, GiveBack: true}}})
+		c.w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: c.job.Id, GiveBack: true}}})
 	}
 	c.job = nil
 	for len(c.run) > 0 {

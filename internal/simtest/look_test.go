@@ -7,8 +7,8 @@ import (
 	"github.com/kvd-project/kvd/index"
 )
 
-// looking is a transaction that only reads, as the client library does it: it reads all keys, and then all again until no version is another
-// the second time.
+// looking is a transaction that only reads, as the client library does it: it reads all keys, and then all again until
+// no version is another the second time.
 type looking struct {
 	c        *cl
 	e        *Event

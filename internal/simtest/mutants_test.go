@@ -119,9 +119,9 @@ var mutants = []mutant{
 		"o.written = 0\nreturn o.again(0)\n"}}},
 	{"join-no-ack", "a joiner is filled when every session knows of it", []edit{{"server/lead/view.go",
 		"return v.floorOf(pg).acked < j.Barrier", "return false"}}},
-	{"thaw-early", "a frozen placement group waits until every session has quiesced", []edit{{"server/lead/plan.go",
+	{"thaw-early", "a frozen placement group waits until every session has quiesced", []edit{{"server/lead",
 		" || p.floorOf(pg).quiesced < v {", " {"}}},
-	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{work,
+	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{"index/repair/copies.go",
 		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r " +
 			"wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
@@ -192,9 +192,9 @@ var mutants = []mutant{
 		"		g := o.image(0, 0)\n		w.items = nil\n",
 		"g := o.image(0, o.Route.PG.Replicas-1)\nw.items = nil\n"}}},
 	{"recall-no-wait", "a recalled extent is free one epoch after the scan", []edit{
-		{"server/lead/plan.go", "if x.Scanned && least > x.Epoch {", "if x.Scanned {"},
-		{"server/lead/plan.go", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
-		{"server/lead/plan.go",
+		{"server/lead", "if x.Scanned && least > x.Epoch {", "if x.Scanned {"},
+		{"server/lead", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
+		{"server/lead",
 			"	epoch, least := p.l.Epochs()\n	for _, x := range p.s.Heap(pg.Id).GetRecalls() {",
 			"for _, x := range p.s.Heap(pg.Id).GetRecalls() {"}}},
 	{"recall-no-ack", "a recall waits for acknowledgements", []edit{{"server/lead/view.go",

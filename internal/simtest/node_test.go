@@ -32,7 +32,8 @@ type node struct {
 	crashed bool
 	deaf    bool // does not hear the directory, nor is it heard
 	ranOut  bool // its lease
-	// Between two processes: the memory is there, and nobody serves it. Then unknown: the next one has adopted it and is not registered.
+	// Between two processes: the memory is there, and nobody serves it. Then unknown: the next one has adopted it and
+	// is not registered.
 	down, unknown bool
 	overtaken     bool // the registration of the process before arrived once more
 }
@@ -63,8 +64,8 @@ type slot struct {
 	now  layout.Word
 	past []layout.Word          // what it has held but the first word, in order
 	left map[layout.Word]uint64 // E when it held the word last
-	// now is a word of a joiner that retains words, and the replica before it holds another one: nobody believes it. It is what was retained, or
-	// what an operation has set that began before the join's first pass was done.
+	// now is a word of a joiner that retains words, and the replica before it holds another one: nobody believes it. It
+	// is what was retained, or what an operation has set that began before the join's first pass was done.
 	stale bool
 }
 
@@ -102,7 +103,8 @@ func (n *node) addr() string   { return fmt.Sprintf("m%d.%d", n.i, n.inc) }
 func (n *node) device() string { return fmt.Sprintf("m%d/%d", n.i, n.life) }
 
 func (w *World) addNode(i int) error {
-	n := &node{i: i, id: uint32(i + 1), regions: map[uint32]*region{}, retains: map[uint32]*region{}, barred: map[uint32]bool{}}
+	n := &node{i: i, id: uint32(i + 1), regions: map[uint32]*region{}, retains: map[uint32]*region{},
+		barred: map[uint32]bool{}}
 	w.nodes = append(w.nodes, n)
 	return w.boot(n)
 }
@@ -175,16 +177,18 @@ func (r *region) noteRetained(arrays []*dirpb.RetainedArray) {
 	}
 }
 
-// checkRetained looks at what a joiner has retained, at the moment from which it may be read: readers believe a word that the replica before it
-// shows, too, so the record has to be the same.
+// checkRetained looks at what a joiner has retained, at the moment from which it may be read: readers believe a word
+// that the replica before it shows, too, so the record has to be the same.
 func (w *World) checkRetained(prev, r *region) {
 	r.unproven = false
 	if w.thawed >= r.left+layout.WordLifeEpochs {
-		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and all knew of it at %d", r.node.i, r.left, w.thawed))
+		w.fail(fmt.Errorf("I5: m%d has retained words of reclaim epoch %d, and all knew of it at %d", r.node.i, r.left,
+			w.thawed))
 	}
 	for _, c := range w.cls {
 		if v := c.core.View().Version; !w.fenced(c) && v < r.known {
-			w.fail(fmt.Errorf("I5: m%d has retained words that may be read, and client %d, which has map %d, does not write there", r.node.i, c.i, v))
+			w.fail(fmt.Errorf("I5: m%d has retained words that may be read, and client %d, which has map %d, does "+
+				"not write there", r.node.i, c.i, v))
 		}
 	}
 	for _, s := range r.slots {
@@ -205,8 +209,10 @@ func (w *World) believe(prev, r *region, s *slot) {
 	w.believed++
 	for _, x := range w.records(prev, s.now) {
 		rec, err := w.recordAt(prev, x)
-		if n := layout.RecordLen(len(rec.Key), len(rec.Value)); err == nil && !bytes.Equal(r.bytes[x.Off():][:n], prev.bytes[x.Off():][:n]) {
-			w.fail(fmt.Errorf("I5: slot %#x of m%d has retained %v, which m%d holds, and %v is another record there", s.off, r.node.i, s.now, prev.node.i, x))
+		if n := layout.RecordLen(len(rec.Key), len(rec.Value)); err == nil &&
+			!bytes.Equal(r.bytes[x.Off():][:n], prev.bytes[x.Off():][:n]) {
+			w.fail(fmt.Errorf("I5: slot %#x of m%d has retained %v, which m%d holds, and %v is another record there",
+				s.off, r.node.i, s.now, prev.node.i, x))
 		}
 	}
 }
@@ -221,7 +227,8 @@ func (w *World) rejoins(r *region) bool {
 func (w *World) checkRejoined(r *region) {
 	for _, s := range r.slots {
 		if s.stale && s.now != 0 {
-			w.fail(fmt.Errorf("I10: m%d is a copy, and its slot %#x holds %v, which the replica before it has left", r.node.i, s.off, s.now))
+			w.fail(fmt.Errorf("I10: m%d is a copy, and its slot %#x holds %v, which the replica before it has left",
+				r.node.i, s.off, s.now))
 		}
 	}
 }
@@ -246,7 +253,8 @@ func (w *World) registerMRs(r *region, rkeys ...uint64) error {
 	return nil
 }
 
-// registerAnew gives a memory node's regions the rkeys that they had, each another's: an adapter may do so for the next process.
+// registerAnew gives a memory node's regions the rkeys that they had, each another's: an adapter may do so for the next
+// process.
 func (w *World) registerAnew(n *node) error {
 	var rkeys []uint64
 	for _, pg := range slices.Sorted(maps.Keys(n.regions)) {
@@ -339,8 +347,9 @@ func (w *World) doChore(n *node) {
 		w.fenceAll(n, c.fence)
 		n.barred[c.fence] = true
 		w.touch()
-		w.apply(&fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{NodeId: n.id, Incarnation: n.inc,
-			SessionIds: []uint32{c.fence}}}})
+		w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{NodeId: n.id, Incarnation: n.inc,
+				SessionIds: []uint32{c.fence}}}})
 	case c.drop != nil:
 		w.drop(c.drop)
 	default:
@@ -353,8 +362,10 @@ func (w *World) doChore(n *node) {
 				return
 			}
 		}
-		w.apply(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: n.id, Incarnation: n.inc,
-			Boot: n.boot, PgId: r.pg, Keys: r.keys(), Since: r.since}}})
+		w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_PublishRegion{
+				PublishRegion: &dirpb.PublishRegionRequest{NodeId: n.id, Incarnation: n.inc,
+					Boot: n.boot, PgId: r.pg, Keys: r.keys(), Since: r.since}}})
 		r.boot = n.boot
 	}
 }
@@ -382,13 +393,17 @@ func (n *node) offers() (list []*dirpb.RetainedRegion) {
 // register says to the directory that a process of the memory node is there.
 func (w *World) register(n *node, boot uint64) error {
 	epoch, _ := w.ld.Epochs()
-	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{ReclaimEpoch: epoch, Node: &dirpb.RegisterNodeRequest{
-		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.keeps(), Retained: n.offers(), Domain: n.name(), CapacityBytes: w.capacity,
-		Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
+	return w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{
+			RegisterNode: &fsmpb.RegisterNode{ReclaimEpoch: epoch, Node: &dirpb.RegisterNodeRequest{
+				Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.keeps(), Retained: n.offers(),
+				Domain:        n.name(),
+				CapacityBytes: w.capacity,
+				Endpoints:     []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
 }
 
-// enlist registers the present process. A process that has adopted memory learns which sessions it is to bar; if its memory counts
-// as lost it begins anew.
+// enlist registers the present process. A process that has adopted memory learns which sessions it is to bar; if its
+// memory counts as lost it begins anew.
 func (w *World) enlist(n *node) {
 	if err := w.register(n, n.boot); err != nil {
 		w.tooLate++
@@ -422,8 +437,8 @@ func (w *World) reset(n *node) {
 	}
 }
 
-// restart ends the process of the memory node. Its memory stays. Clients that execute verbs themselves go on; of other connections
-// something may still land.
+// restart ends the process of the memory node. Its memory stays. Clients that execute verbs themselves go on; of other
+// connections something may still land.
 func (w *World) restart(n *node) {
 	n.down = true
 	if !w.cfg.Synchronous {
@@ -437,8 +452,8 @@ func (w *World) restart(n *node) {
 	w.effects++
 }
 
-// adopt begins the next process, which takes over the memory. It has seen to it that nothing lands any more that was posted
-// to the one before, and it knows of no session.
+// adopt begins the next process, which takes over the memory. It has seen to it that nothing lands any more that was
+// posted to the one before, and it knows of no session.
 func (w *World) adopt(n *node) {
 	w.fenceAll(n, 0)
 	n.down, n.unknown, n.overtaken = false, true, false

@@ -255,7 +255,8 @@ func (c *cl) answer(r *running) {
 		e.Out = Exists
 	case errors.Is(err, index.ErrConflict):
 		e.Out = Conflict
-	case errors.Is(err, index.ErrFull), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrLease):
+	case errors.Is(err, index.ErrFull), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn),
+		errors.Is(err, engine.ErrLease):
 		e.Out = NotDone
 	default:
 		w.fail(fmt.Errorf("%v: %w", e, err))

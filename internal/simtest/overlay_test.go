@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -100,9 +101,35 @@ func overlay(root string, mutants []mutant) (map[string][]byte, error) {
 			return nil, fmt.Errorf("%s with its mutants: %w", file, err)
 		}
 		out[file] = b
-		out[path.Join(path.Dir(file), "mutant_on.go")] = fmt.Appendf(nil, "package %s\n\nimport \"os\"\n\nvar mutantOn = os.Getenv(%q)\n", s.ast.Name, mutantEnv)
+		out[path.Join(path.Dir(file), "mutant_on.go")] = fmt.Appendf(
+			nil, "package %s\n\nimport \"os\"\n\nvar mutantOn = os.Getenv(%q)\n", s.ast.Name, mutantEnv)
 	}
 	return out, nil
+}
+
+var space = regexp.MustCompile(`\s+`)
+
+// spaced matches text however long its lines are: a space may be the end of a line.
+func spaced(text string) *regexp.Regexp {
+	var b strings.Builder
+	for at := 0; at < len(text); {
+		next := space.FindStringIndex(text[at:])
+		if next == nil {
+			b.WriteString(regexp.QuoteMeta(text[at:]))
+			break
+		}
+		b.WriteString(regexp.QuoteMeta(text[at : at+next[0]]))
+		blank := text[at+next[0] : at+next[1]]
+		if lines := strings.Count(blank, "\n"); at+next[0] == 0 || at+next[1] == len(text) {
+			b.WriteString(blank)
+		} else if lines > 0 {
+			b.WriteString(strings.Repeat(`[ \t]*\n`, lines) + `[ \t]*`)
+		} else {
+			b.WriteString(`\s+`)
+		}
+		at += next[1]
+	}
+	return regexp.MustCompile(b.String())
 }
 
 // fileOf finds the file that an edit is about.
@@ -119,7 +146,7 @@ func fileOf(root string, e edit) (file string, err error) {
 		switch {
 		case err != nil:
 			return "", err
-		case strings.HasSuffix(f, "_test.go") || !strings.Contains(string(b), e.old):
+		case strings.HasSuffix(f, "_test.go") || !spaced(e.old).Match(b):
 		case file != "":
 			return "", fmt.Errorf("in %s and in %s, want it once:\n%s", file, filepath.Base(f), e.old)
 		default:
@@ -156,13 +183,15 @@ func readSource(root, file string) (*source, error) {
 func (s *source) between(from, to token.Pos) string { return s.text[int(from)-s.base : int(to)-s.base] }
 
 func (s *source) apply(name string, e edit) error {
-	if n := strings.Count(s.text, e.old); n != 1 {
-		return fmt.Errorf("%d times, want once:\n%s", n, e.old)
+	old := spaced(e.old)
+	found := old.FindAllStringIndex(s.text, -1)
+	if len(found) != 1 {
+		return fmt.Errorf("%d times, want once:\n%s", len(found), e.old)
 	}
-	at := token.Pos(s.base + strings.Index(s.text, e.old))
+	from, to := token.Pos(s.base+found[0][0]), token.Pos(s.base+found[0][1])
 	for _, d := range s.ast.Decls {
 		f, ok := d.(*ast.FuncDecl)
-		if !ok || at < f.Name.End() || at+token.Pos(len(e.old)) > f.End() {
+		if !ok || from < f.Name.End() || to > f.End() {
 			continue
 		}
 		if s.copies[f] == nil {
@@ -172,10 +201,11 @@ func (s *source) apply(name string, e edit) error {
 		if text == "" {
 			text = s.between(f.Name.End(), f.End())
 		}
-		if n := strings.Count(text, e.old); n != 1 {
-			return fmt.Errorf("%d times after the edits before, want once:\n%s", n, e.old)
+		found := old.FindAllStringIndex(text, -1)
+		if len(found) != 1 {
+			return fmt.Errorf("%d times after the edits before, want once:\n%s", len(found), e.old)
 		}
-		s.copies[f][name] = strings.Replace(text, e.old, e.new, 1)
+		s.copies[f][name] = text[:found[0][0]] + e.new + text[found[0][1]:]
 		return nil
 	}
 	return fmt.Errorf("not inside one function:\n%s", e.old)

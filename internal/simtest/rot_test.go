@@ -17,7 +17,8 @@ type rot struct {
 // rotMask is what changes in a byte that rots.
 const rotMask = 0x55
 
-// mayRot are the slots, by their offsets, whose records may rot at n: all other copies have them whole, so that nobody needs to notice.
+// mayRot are the slots, by their offsets, whose records may rot at n: all other copies have them whole, so that nobody
+// needs to notice.
 func (w *World) mayRot(n *node) (offs []uint32) {
 	for _, pg := range w.st.PGs(0) {
 		chain := w.chain(pg.Id)
@@ -83,7 +84,9 @@ func (w *World) asWritten(r *region, off uint64, n int) []byte {
 
 // healed notes that n bytes of r are about to be written.
 func (w *World) healed(r *region, off uint64, n int) {
-	w.rotten = slices.DeleteFunc(w.rotten, func(x rot) bool { return x.r == r && x.off >= off && x.off < off+uint64(n) })
+	w.rotten = slices.DeleteFunc(w.rotten, func(x rot) bool {
+		return x.r == r && x.off >= off && x.off < off+uint64(n)
+	})
 }
 
 // healAll ends all rot: the end of a run reads every byte.

@@ -262,7 +262,8 @@ func (w *World) direct(s string) {
 		w.repeat(func(ch choice) bool { return ch.kind == chDirectory || ch.kind == chChore })
 	case name == "all*":
 		w.repeat(func(ch choice) bool {
-			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin && ch.kind != chBeginTwo && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
+			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin &&
+				ch.kind != chBeginTwo && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
 				ch.kind != chHear && ch.kind != chNodeBack && ch.kind != chAdopt
 		})
 	case strings.HasSuffix(name, "*"):
@@ -333,7 +334,9 @@ func (w *World) handsBack(who string) {
 func (w *World) repeat(allowed func(choice) bool) {
 	wakes := 0
 	for n := 0; n < 3000 && w.err == nil; n++ {
-		i := slices.IndexFunc(w.enabled(), func(ch choice) bool { return (ch.kind != chWake || wakes < 20) && allowed(ch) })
+		i := slices.IndexFunc(w.enabled(), func(ch choice) bool {
+			return (ch.kind != chWake || wakes < 20) && allowed(ch)
+		})
 		if i < 0 {
 			return
 		}

@@ -142,7 +142,8 @@ func (c *cl) reportNow() uint64 {
 // newsToTell reports whether a renewal could tell or bring something new.
 func (c *cl) newsToTell() bool {
 	e, least := c.w.epoch, c.w.least
-	if c.w.cfg.Epochs > 0 && (c.inLimbo() != c.limbo || c.core.Epoch() < e || c.reportNow() > c.reported() || least > c.core.MinEpoch()) {
+	if c.w.cfg.Epochs > 0 && (c.inLimbo() != c.limbo || c.core.Epoch() < e || c.reportNow() > c.reported() ||
+		least > c.core.MinEpoch()) {
 		return true
 	}
 	acked, quiesced := c.core.Acked()
@@ -184,8 +185,10 @@ func (c *cl) tellAsk(ask session.Ask) {
 // serve has the directory serve a renewal that it has got.
 func (c *cl) serve(r *renewal) {
 	w, q := c.w, r.ask.Renew
-	a, err := w.ld.Renew(w.st, time.Duration(w.now), lead.Renewal{Session: c.id, Report: q.ReportEpoch, Acked: q.AckedMapVersion,
-		Quiesced: q.QuiescedMapVersion, Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held})
+	a, err := w.ld.Renew(w.st, time.Duration(w.now), lead.Renewal{Session: c.id, Report: q.ReportEpoch,
+		Acked:    q.AckedMapVersion,
+		Quiesced: q.QuiescedMapVersion, Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns,
+		Held: q.Held})
 	if r.lost = err != nil; err == nil {
 		r.reply = &dirpb.RenewReply{Epoch: a.Epoch, MinEpoch: a.Least, MapVersion: w.st.MapVersion(), Term: w.term,
 			Deliveries: a.Deliveries, Supply: a.Supply, LeaseMillis: uint64(lease / int64(time.Millisecond))}

@@ -34,51 +34,90 @@ var two = []Part{put(0), put(10)}
 
 // txnScopes are exhaustive ones with transactions.
 var txnScopes = map[string]Config{
-	"txn-get":           pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-get-back":      pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0), Crashes: 1}),
-	"txn-put":           pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-txn":           pair(1, Config{Txns: [][]Part{two, {put(10), del(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
-	"txn-guard":         pair(1, Config{Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-insert":        pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
-	"txn-next":          pair(1, Config{Txns: [][]Part{two, {put(0)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-r2-get":        pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-r2-get-back":   pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0)}),
-	"txn-r2-put-crash":  pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
-	"txn-r2-loss":       pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"txn-guard-absent":  pair(1, Config{Txns: [][]Part{{keep(0, index.IfAbsent), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}}),
-	"txn-look":          pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
-	"txn-look-put":      pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Put, 0), k(Put, 10)}, {k(Look, 0)}}, Setup: k0(0)}),
-	"txn-r2-look":       pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
-	"txn-heir":          heir(1, Config{}),
-	"txn-r2-heir":       heir(2, Config{}),
-	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
+	"txn-get": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}},
+		Setup: k0(0)}),
+	"txn-get-back": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}},
+		Setup: k0(0), Crashes: 1}),
+	"txn-put": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
+		Setup: k0(0)}),
+	"txn-txn": pair(
+		1, Config{Txns: [][]Part{two, {put(10), del(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
+	"txn-guard": pair(
+		1, Config{Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
+			Setup: k0(0)}),
+	"txn-insert": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
+	"txn-next": pair(
+		1, Config{Txns: [][]Part{two, {put(0)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0), k(Get, 10)}},
+			Setup: k0(0)}),
+	"txn-r2-get": pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}},
+		Setup: k0(0)}),
+	"txn-r2-get-back": pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}},
+		Setup: k0(0)}),
+	"txn-r2-put-crash": pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
+		Setup: k0(0), Crashes: 1}),
+	"txn-r2-loss": pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-guard-absent": pair(1, Config{Txns: [][]Part{{keep(0, index.IfAbsent), put(10)}},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}}),
+	"txn-look": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}},
+		Setup: k0(0)}),
+	"txn-look-put": pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Put, 0), k(Put, 10)}, {k(Look, 0)}},
+		Setup: k0(0)}),
+	"txn-r2-look": pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}},
+		Setup: k0(0)}),
+	"txn-heir":    heir(1, Config{}),
+	"txn-r2-heir": heir(2, Config{}),
+	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}},
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
 
-// long are the scopes whose values go to chunks, all or some of them.
+// txnLong are the scopes whose values go to chunks, all or some of them.
 var (
 	txnLong = map[string]Config{
-		"txn-long-guard":  pair(1, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
-		"txn-long-put":    pair(1, Config{Long: 0xaa, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
-		"txn-long-delete": pair(1, Config{Long: 0xff, Txns: [][]Part{{del(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Del, 0)}}, Setup: k0(0)}),
-		"txn-long-insert": pair(1, Config{Long: 0xff, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
-		"txn-long-txn":    pair(1, Config{Long: 0xff, Txns: [][]Part{{put(0), keep(10)}, {put(10), keep(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
-		"txn-r2-long":     pair(2, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
+		"txn-long-guard": pair(1, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}},
+			Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
+		"txn-long-put": pair(
+			1, Config{Long: 0xaa, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}},
+				Setup: k0(0)}),
+		"txn-long-delete": pair(1, Config{Long: 0xff, Txns: [][]Part{{del(0), put(10)}},
+			Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Del, 0)}}, Setup: k0(0)}),
+		"txn-long-insert": pair(
+			1, Config{Long: 0xff, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
+		"txn-long-txn": pair(1, Config{Long: 0xff, Txns: [][]Part{{put(0), keep(10)}, {put(10), keep(0)}},
+			Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
+		"txn-r2-long": pair(2, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}},
+			Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
 	}
 	txnLongWide = map[string]Config{
 		"txn-long":       txnMix(1, Config{Long: 0x6e, Units: 128, WritePieces: 2, ReadPieces: 2}),
 		"txn-long-fault": txnMix(1, Config{Long: 0xff, Units: 128, Crashes: 1, Deadlines: 1, Failures: 1}),
-		"txn-long-reuse": withScripts(txnMix(1, Config{Long: 0x6e, Units: 26, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
-			[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0), k(Get, 0)}),
+		"txn-long-reuse": withScripts(
+			txnMix(1, Config{Long: 0x6e, Units: 26, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
+			[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0),
+				k(Get, 0)}),
 		"txn-long-kinds": withScripts(txnMix(1, Config{Long: 0xb6, Units: 128, Crashes: 1}),
-			[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
-		"txn-long-r2":       txnMix(2, Config{Long: 0xb6, Units: 128, Crashes: 1, Deadlines: 1, Failures: 1}),
-		"txn-long-r2-guard": withScripts(txnMix(2, Config{Long: 0xff, Units: 128, Crashes: 1}), []Step{k(Txn, 2), k(Txn, 4)}, []Step{k(Txn, 2), k(Put, 0), k(Get, 10)}, []Step{k(Txn, 2), k(Get, 0), k(Del, 0)}),
-		"txn-long-loss":     txnMix(2, Config{Long: 0xff, Units: 128, Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
-		"txn-long-r3-loss":  txnMix(3, Config{Long: 0xb6, Units: 128, Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
-		"txn-long-recall": {Long: 0xff, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 48, HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
-		"txn-long-migrate": {Long: 0xff, Units: 128, Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+			[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)},
+			[]Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
+		"txn-long-r2": txnMix(2, Config{Long: 0xb6, Units: 128, Crashes: 1, Deadlines: 1, Failures: 1}),
+		"txn-long-r2-guard": withScripts(txnMix(2, Config{Long: 0xff, Units: 128, Crashes: 1}),
+			[]Step{k(Txn, 2), k(Txn, 4)}, []Step{k(Txn, 2), k(Put, 0), k(Get, 10)},
+			[]Step{k(Txn, 2), k(Get, 0), k(Del, 0)}),
+		"txn-long-loss": txnMix(2, Config{Long: 0xff, Units: 128, Nodes: 3, Janitors: 1, NodeCrashes: 1,
+			NodePauses: 1, Crashes: 1, Failures: 1}),
+		"txn-long-r3-loss": txnMix(3, Config{Long: 0xb6, Units: 128, Nodes: 4, Janitors: 1, NodeCrashes: 2,
+			Crashes: 1}),
+		"txn-long-recall": {Long: 0xff, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 48,
+			HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}},
+			Scripts: [][]Step{
+				{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)},
+				{k(Get, 0), k(Get, 10), k(Put, 0)}},
+			Setup: k0(0), Warm: true},
+		"txn-long-migrate": {Long: 0xff, Units: 128, Replicas: 2, PGs: 2, Janitors: 1, Children: 2,
+			Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}},
+			Scripts: [][]Step{
+				{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)},
+				{k(Get, 0), k(Get, 10), k(Put, 0)}},
+			Setup: k0(0), Warm: true},
 	}
 )
 
@@ -110,7 +149,8 @@ func withScripts(c Config, s ...[]Step) Config {
 	return c
 }
 
-// heir is a scope in which a client dies, perhaps with a transaction under way, and another goes on with its status word.
+// heir is a scope in which a client dies, perhaps with a transaction under way, and another goes on with its status
+// word.
 func heir(replicas int, c Config) Config {
 	c.Crashes, c.Janitors, c.Heirs, c.Setup = 1, 1, 1, k0(0)
 	c.Txns = [][]Part{two, {put(11), put(1)}}
@@ -118,7 +158,8 @@ func heir(replicas int, c Config) Config {
 	return pair(replicas, c)
 }
 
-// txnHeirs are scripts of two clients that die or close and of one that has their status words afterwards, beside key operations.
+// txnHeirs are scripts of two clients that die or close and of one that has their status words afterwards, beside key
+// operations.
 func txnHeirs(replicas int, c Config) Config {
 	c.Janitors, c.Heirs, c.Status, c.Setup = max(c.Janitors, 1), 1, 2, k0(0)
 	c.Txns = [][]Part{two, {put(10), del(0)}, {put(0), keep(10)}, {put(11), put(1)}, {put(0, index.IfAbsent), put(10)}}
@@ -136,38 +177,55 @@ var txnWide = map[string]Config{
 	"txn":       txnMix(1, Config{WritePieces: 2, ReadPieces: 2}),
 	"txn-fault": txnMix(1, Config{Crashes: 1, Deadlines: 1, Failures: 1, WritePieces: 2}),
 	"txn-reuse": withScripts(txnMix(1, Config{Units: 14, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
-		[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0), k(Get, 0)}),
+		[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0),
+			k(Get, 0)}),
 	"txn-kinds": withScripts(txnMix(1, Config{Crashes: 1}),
-		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
+		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)},
+		[]Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
 	"txn-r2":       txnMix(2, Config{WritePieces: 2}),
 	"txn-r2-fault": txnMix(2, Config{Crashes: 1, Deadlines: 1, Failures: 1}),
 	"txn-r2-kinds": withScripts(txnMix(2, Config{Crashes: 1, Patient: true}),
-		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11)}),
+		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)},
+		[]Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11)}),
 	"txn-r2-loss": txnMix(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
 	"txn-r3-loss": txnMix(3, Config{Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
 	// Moves and recalls wait for intents, so none may be left behind.
-	"txn-split": {Replicas: 2, Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}, {put(12), del(10)}}, Scripts: [][]Step{
-		{k(Txn, 0), k(Get, 10), k(Txn, 3), k(Put, 10)}, {k(Txn, 1), k(Put, 10), k(Txn, 2)}, {k(Get, 0), k(Get, 10), k(Get, 12), k(Put, 0)}}, Setup: k0(0), Warm: true},
-	"txn-migrate": {Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
-	"txn-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 24, HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-split": {Replicas: 2, Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2,
+		Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}, {put(12), del(10)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 3), k(Put, 10)}, {k(Txn, 1), k(Put, 10), k(Txn, 2)},
+			{k(Get, 0), k(Get, 10), k(Get, 12), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-migrate": {Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2,
+		Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}},
+		Setup: k0(0), Warm: true},
+	"txn-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 24, HeapUnits: 1, Epochs: 6,
+		Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}},
+		Setup: k0(0), Warm: true},
 	"txn-evict": withScripts(txnMix(2, Config{Cache: true, Crashes: 1, Units: 48}),
-		[]Step{k(Txn, 0), k(Evict, 0), k(Txn, 2)}, []Step{k(Evict, 10), k(Get, 10), k(Put, 10), k(Get, 0)}, []Step{k(Txn, 1), k(Evict, 0), k(Get, 10)}),
+		[]Step{k(Txn, 0), k(Evict, 0), k(Txn, 2)}, []Step{k(Evict, 10), k(Get, 10), k(Put, 10), k(Get, 0)},
+		[]Step{k(Txn, 1), k(Evict, 0), k(Get, 10)}),
 	// Transactions that only read.
 	"txn-looks": withScripts(txnMix(1, Config{Crashes: 1, WritePieces: 2, ReadPieces: 2}),
-		[]Step{k(Txn, 0), k(Put, 10), k(Txn, 2)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)}, []Step{k(Txn, 1), k(Put, 0), k(Txn, 7), k(Put, 10)}),
+		[]Step{k(Txn, 0), k(Put, 10), k(Txn, 2)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)},
+		[]Step{k(Txn, 1), k(Put, 0), k(Txn, 7), k(Put, 10)}),
 	"txn-r2-looks": withScripts(txnMix(2, Config{Crashes: 1, Deadlines: 1}),
-		[]Step{k(Txn, 0), k(Txn, 3), k(Txn, 0)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)}, []Step{k(Txn, 5), k(Del, 0), k(Txn, 1), k(Put, 10)}),
+		[]Step{k(Txn, 0), k(Txn, 3), k(Txn, 0)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)},
+		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 1), k(Put, 10)}),
 	// Status words are granted again.
-	"txn-heirs":         txnHeirs(1, Config{Crashes: 1, WritePieces: 2}),
-	"txn-r2-heirs":      txnHeirs(2, Config{Crashes: 2, Deadlines: 1, Pauses: 1}),
-	"txn-long-heirs":    txnHeirs(2, Config{Long: 0xff, Units: 128, Crashes: 2}),
-	"txn-r2-heirs-loss": txnHeirs(2, Config{Nodes: 3, Janitors: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 2, Failures: 1, Leaders: 1}),
-	"txn-heirs-split": {Replicas: 2, Janitors: 2, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Heirs: 1, Crashes: 1, Patient: true, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)}, {k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
-	"txn-heirs-migrate": {Replicas: 2, PGs: 2, Janitors: 2, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Heirs: 1, Crashes: 1, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
-		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)}, {k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
+	"txn-heirs":      txnHeirs(1, Config{Crashes: 1, WritePieces: 2}),
+	"txn-r2-heirs":   txnHeirs(2, Config{Crashes: 2, Deadlines: 1, Pauses: 1}),
+	"txn-long-heirs": txnHeirs(2, Config{Long: 0xff, Units: 128, Crashes: 2}),
+	"txn-r2-heirs-loss": txnHeirs(2, Config{Nodes: 3, Janitors: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 2,
+		Failures: 1, Leaders: 1}),
+	"txn-heirs-split": {Replicas: 2, Janitors: 2, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Heirs: 1,
+		Crashes: 1, Patient: true, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)},
+			{k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
+	"txn-heirs-migrate": {Replicas: 2, PGs: 2, Janitors: 2, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2,
+		Heirs: 1, Crashes: 1, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)},
+			{k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
 	"txn-r3": txnMix(3, Config{Crashes: 1, Deadlines: 1}),
 }
 

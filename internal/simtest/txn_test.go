@@ -87,7 +87,8 @@ func (w *World) handStatus(c *cl) {
 		n := c.i*w.cfg.Status + i
 		pg := uint32(1 + i%w.cfg.PGs)
 		off := w.statusBase() + uint64(n/layout.GroupSlots)*layout.GroupSize + layout.SlotOff(n%layout.GroupSlots)
-		c.status = append(c.status, &statusWord{at: index.StatusAt{PG: pg, Generation: w.st.PG(pg).Generation, Off: off}})
+		c.status = append(c.status,
+			&statusWord{at: index.StatusAt{PG: pg, Generation: w.st.PG(pg).Generation, Off: off}})
 	}
 	w.grantBlock(c)
 }
@@ -290,7 +291,7 @@ func (t *transaction) drop() {
 	t.c.txns = slices.DeleteFunc(t.c.txns, func(x *transaction) bool { return x == t })
 }
 
-// lost ends c's transactions with c.
+// loseTxns ends c's transactions with c.
 func (c *cl) loseTxns() {
 	for _, t := range slices.Clone(c.txns) {
 		out := NotDone // it is never posted
@@ -311,8 +312,6 @@ func (c *cl) settling() (n int) {
 	}
 	return n
 }
-
-// ---- the history ------------------------------------------------------------------
 
 // joint is the model of several keys: their values, "" when absent.
 type joint [8]string
@@ -363,8 +362,8 @@ func jointModel(at map[int]int) porcupine.Model {
 	}
 }
 
-// checkJoint reports an error if no order explains the whole history: transactions are strictly serializable, and key operations
-// with them.
+// checkJoint reports an error if no order explains the whole history: transactions are strictly serializable, and key
+// operations with them.
 func checkJoint(h []Event) error {
 	at := map[int]int{}
 	add := func(k int) {
@@ -404,8 +403,6 @@ func checkJoint(h []Event) error {
 	return fmt.Errorf("I15: no order explains the history:%s", b.String())
 }
 
-// ---- memory -------------------------------------------------------------------------
-
 // names lists the words of the records that x names in r: its own, those of an intent, and the chunks of all of these.
 func (w *World) names(r *region, x layout.Word) []layout.Word {
 	list := w.records(r, x)
@@ -421,7 +418,8 @@ func (w *World) names(r *region, x layout.Word) []layout.Word {
 	return list
 }
 
-// chunks lists the words of the chunks of rec in r, none if it is no manifest; value is rec's, or an error if a chunk is not there.
+// chunks lists the words of the chunks of rec in r, none if it is no manifest; value is rec's, or an error if a chunk
+// is not there.
 func (w *World) chunks(r *region, rec *layout.Record) (list []layout.Word, value func() (string, error)) {
 	if rec.Flags&layout.FlagManifest == 0 {
 		return nil, func() (string, error) { return string(rec.Value), nil }
@@ -490,12 +488,14 @@ func (w *World) intentOf(r *region, x layout.Word) (in layout.Intent, ok bool) {
 	return in, err == nil
 }
 
-// checkStatus checks I16: a verdict stands, and no replica holds an intent of a transaction whose status word has gone on.
+// checkStatus checks I16: a verdict stands, and no replica holds an intent of a transaction whose status word has gone
+// on.
 func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	if !w.isStatus(off) {
 		return
 	}
-	if a, b := layout.Status(old), layout.Status(now); b.Seq() < a.Seq() || b.Seq() == a.Seq() && a.Verdict() != layout.Undecided {
+	if a, b := layout.Status(old), layout.Status(now); b.Seq() < a.Seq() || b.Seq() == a.Seq() &&
+		a.Verdict() != layout.Undecided {
 		w.fail(fmt.Errorf("I16: the status word at %#x of m%d goes from %v to %v", off, r.node.i, a, b))
 	}
 	for _, pg := range w.st.PGs(1) {
@@ -503,8 +503,8 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	}
 }
 
-// checkIntents checks that none of some copies holds an intent of a transaction that the status word at off of x has left behind. A joiner
-// is no copy: who knows of it may bring an intent there that others, who do not, have settled.
+// checkIntents checks that none of some copies holds an intent of a transaction that the status word at off of x has
+// left behind. A joiner is no copy: who knows of it may bring an intent there that others, who do not, have settled.
 func (w *World) checkIntents(copies []*region, x *region, off uint64) {
 	now := layout.Status(binary.LittleEndian.Uint64(x.bytes[off:]))
 	for _, o := range copies {
@@ -513,7 +513,8 @@ func (w *World) checkIntents(copies []*region, x *region, off uint64) {
 				continue
 			}
 			if in, ok := w.intentOf(o, s.now); ok && in.PG == x.pg && in.Off == off && now.Seq() > in.Seq {
-				w.fail(fmt.Errorf("I16: slot %#x of m%d holds an intent of transaction %d, and its status word has gone on to %v", s.off, o.node.i, in.Seq, now))
+				w.fail(fmt.Errorf("I16: slot %#x of m%d holds an intent of transaction %d, and its status word has "+
+					"gone on to %v", s.off, o.node.i, in.Seq, now))
 			}
 		}
 	}
@@ -534,8 +535,8 @@ func (w *World) checkAllIntents(copies []*region) {
 	}
 }
 
-// checkScanned checks, when the scan of a recall is done, that no intent, and no manifest, names anything in the extent (I7): all sessions have known of the
-// recall before the scan began.
+// checkScanned checks, when the scan of a recall is done, that no intent, and no manifest, names anything in the extent
+// (I7): all sessions have known of the recall before the scan began.
 func (w *World) checkScanned(pg, extent uint32) {
 	chain := w.chain(pg)
 	if w.cfg.InPlace || w.cfg.Reclaims || len(chain) == 0 {
@@ -547,7 +548,8 @@ func (w *World) checkScanned(pg, extent uint32) {
 		}
 		for _, x := range w.names(chain[0], s.now)[1:] {
 			if x.Unit()/layout.ExtentUnits == extent {
-				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but what slot %#x holds names %v", extent, pg, s.off, x))
+				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but what slot %#x holds names %v", extent, pg,
+					s.off, x))
 			}
 		}
 	}

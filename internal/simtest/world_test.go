@@ -49,15 +49,16 @@ const (
 	Expire
 	// Txn is a transaction; its key is the number of one of Config.Txns.
 	Txn
-	// Grant gives a client of Config.Heirs the status words of a session that has ended. It waits for that, unless none will
-	// be free.
+	// Grant gives a client of Config.Heirs the status words of a session that has ended. It waits for that, unless none
+	// will be free.
 	Grant
 	// Look reads the keys of one of Config.Txns, as a transaction that only reads.
 	Look
 	expired // in histories only: what the clock did to a PutEx
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "grant", "look", "expired"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
+	"evict", "expire", "txn", "grant", "look", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -122,16 +123,17 @@ type Config struct {
 	// TwoExtents lets the heap reach into a second extent, for recalls of the first.
 	TwoExtents bool
 	Scripts    [][]Step
-	// Txns are the transactions of scripts. Status is how many status words each client has, the i-th in the i-th placement
-	// group. Halves: there are two shards, the second in the second placement group; keys from 10 on with an odd tens digit are in it.
+	// Txns are the transactions of scripts. Status is how many status words each client has, the i-th in the i-th
+	// placement group. Halves: there are two shards, the second in the second placement group; keys from 10 on with an
+	// odd tens digit are in it.
 	Txns   [][]Part
 	Status int
 	Halves bool
-	// Heirs is how many clients, the last ones, begin without status words. Then the directory grants those of sessions that have ended again, once
-	// a janitor has settled what these left.
+	// Heirs is how many clients, the last ones, begin without status words. Then the directory grants those of sessions
+	// that have ended again, once a janitor has settled what these left.
 	Heirs int
-	// Patient: who meets an undecided transaction waits for it once before aborting it. Otherwise it is aborted at once, which is more
-	// than anybody else does.
+	// Patient: who meets an undecided transaction waits for it once before aborting it. Otherwise it is aborted at
+	// once, which is more than anybody else does.
 	Patient bool
 	// Long says which of each client's values go to chunks, however short they are: the n-th if bit n%8 is set.
 	Long uint8
@@ -160,17 +162,18 @@ type Config struct {
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
 	HeapUnits int
-	// Budgets: how often each fault may be chosen.
+	// These are budgets: how often each fault may be chosen.
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
 	// Restarts is how often the process of a memory node may end and the next one take over its memory, which memory
 	// nodes keep then. NewKeys: with other rkeys, each of which was another's.
 	Restarts int
 	NewKeys  bool
-	// Retains: a memory node that was declared lost retains what it held, and offers it. With Restarts they do so anyway.
+	// Retains: a memory node that was declared lost retains what it held, and offers it. With Restarts they do so
+	// anyway.
 	Retains bool
-	// Beside: each memory node, which keeps its memory, has the only copy of a placement group of another namespace, so that it is waited for. Nobody of
-	// that is in the schedule.
+	// Beside: each memory node, which keeps its memory, has the only copy of a placement group of another namespace, so
+	// that it is waited for. Nobody of that is in the schedule.
 	Beside  bool
 	Leaders int // directory crashes
 	// Rots is how often a byte of a linked record may change in one copy by itself, while all others have it whole.
@@ -244,7 +247,8 @@ type World struct {
 	fiber  *fiber              // that runs
 	quick  [index.NumKinds]int // operations that needed no task
 	wentOn int                 // PUTs that began without one, and ended in one
-	// Processes that took over memory and were registered, and that were refused; verbs that landed between two processes.
+	// Processes that took over memory and were registered, and that were refused; verbs that landed between two
+	// processes.
 	kept, tooLate, between int
 	thawed                 uint64 // E when the last thaw of a placement group was planned: all sessions had quiesced
 	retained, believed     int    // regions made of what was retained; words of them that readers believe
@@ -331,7 +335,7 @@ type place struct {
 	pg, unit uint32
 }
 
-// Keys: their hashes are chosen, not computed. Keys below 10 meet in one group and do not
+// keyOf is a key by its number. Hashes of keys are chosen, not computed. Keys below 10 meet in one group and do not
 // move when the shard splits. For those from 10 on the tens count: 1 moves with a split, 2
 // lies in another group, 4 moves with a second split, 8 goes to the other segment of a shard that grows
 // to two. Keys whose last digit is 0 or 1
@@ -380,7 +384,8 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	cfg.ensureDefaults()
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
 		linked: map[named]linked{}, sweeps: map[uint32]*sweeping{}, millis: 1_700_000_000_000,
-		scannedAt: map[place]int{}, gone: map[uint64]bool{}, parted: map[parted]bool{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
+		scannedAt: map[place]int{}, gone: map[uint64]bool{}, parted: map[parted]bool{},
+		acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
@@ -472,8 +477,11 @@ func (w *World) found(start, end uint64) error {
 		}
 		rows = append(rows, fsm.Row{Key: key, Value: v})
 	}
-	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: uint32(1 + b2i(cfg.Beside)),
-		PgId: uint32(cfg.PGs + b2i(cfg.Beside)*cfg.Nodes), ShardId: uint32(1 + b2i(cfg.Halves) + b2i(cfg.Beside)), EpochCeiling: 1})
+	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes),
+		NamespaceId:  uint32(1 + b2i(cfg.Beside)),
+		PgId:         uint32(cfg.PGs + b2i(cfg.Beside)*cfg.Nodes),
+		ShardId:      uint32(1 + b2i(cfg.Halves) + b2i(cfg.Beside)),
+		EpochCeiling: 1})
 	mode := dirpb.NamespaceMode_NAMESPACE_STORE
 	if cfg.Cache {
 		mode = dirpb.NamespaceMode_NAMESPACE_CACHE
@@ -482,16 +490,19 @@ func (w *World) found(start, end uint64) error {
 	used := make([]uint64, cfg.Nodes)
 	for i := range cfg.PGs {
 		pg := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
-			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1,
-			StatusArrays: w.statusArray()}
+			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, AccessBytes: w.accessBytes, Generation: 1,
+			ChangedVersion: 1,
+			StatusArrays:   w.statusArray()}
 		for k := range cfg.Replicas - cfg.Missing {
 			n := w.nodes[(i+k)%cfg.Nodes]
-			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id, NamespaceId: 1, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes})
+			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id, NamespaceId: 1, RegionBytes: w.regionBytes,
+				IndexBytes: w.indexBytes})
 			if err != nil {
 				return err
 			}
 			used[n.i] += w.regionBytes
-			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.inc, Boot: n.boot, Keys: r.keys()})
+			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.inc, Boot: n.boot,
+				Keys: r.keys()})
 		}
 		add('p', pg.Id, pg)
 		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
@@ -508,28 +519,36 @@ func (w *World) found(start, end uint64) error {
 		add('w', 2, &dirpb.Namespace{Id: 2, Name: "beside", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1})
 		for i, n := range w.nodes {
 			id := uint32(cfg.PGs + 1 + i)
-			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: id, NamespaceId: 2, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes})
+			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: id, NamespaceId: 2, RegionBytes: w.regionBytes,
+				IndexBytes: w.indexBytes})
 			if err != nil {
 				return err
 			}
 			used[i] += w.regionBytes
-			add('p', id, &dirpb.PlacementGroup{Id: id, NamespaceId: 2, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: w.regionBytes, IndexBytes: w.indexBytes,
-				AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1, Members: []*dirpb.Member{{NodeId: n.id, Incarnation: n.inc, Boot: n.boot, Keys: r.keys()}}})
-			add('h', id, &fsmpb.Heap{PgId: id, Start: start, Watermark: start + 1, End: end, IndexNext: layout.RegionPageSize + layout.SegmentSize})
+			add('p', id, &dirpb.PlacementGroup{Id: id, NamespaceId: 2, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
+				RegionBytes: w.regionBytes, IndexBytes: w.indexBytes,
+				AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1, Members: []*dirpb.Member{
+					{NodeId: n.id, Incarnation: n.inc, Boot: n.boot, Keys: r.keys()}}})
+			add('h', id, &fsmpb.Heap{PgId: id, Start: start, Watermark: start + 1, End: end,
+				IndexNext: layout.RegionPageSize + layout.SegmentSize})
 		}
 		sh := uint32(2 + b2i(cfg.Halves))
-		add('x', sh, &dirpb.Shard{Id: sh, NamespaceId: 2, PgId: uint32(cfg.PGs + 1), Offset: layout.RegionPageSize, Segments: 1})
+		add('x', sh, &dirpb.Shard{Id: sh, NamespaceId: 2, PgId: uint32(cfg.PGs + 1), Offset: layout.RegionPageSize,
+			Segments: 1})
 	}
 	for i := range 1 + b2i(cfg.Halves) {
-		add('x', uint32(i+1), &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, PgId: uint32(i + 1), Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments),
+		add('x', uint32(i+1), &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, PgId: uint32(i + 1),
+			Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments),
 			Depth: uint32(b2i(cfg.Halves)), Prefix: uint32(i)})
 	}
 	for _, n := range w.nodes {
 		if cfg.Full {
 			w.capacity = used[n.i]
 		}
-		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(), Boot: n.boot, Keeps: cfg.keeps(),
-			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}, CapacityBytes: w.capacity, UsedBytes: used[n.i]})
+		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP,
+			Domain: n.name(), Boot: n.boot, Keeps: cfg.keeps(),
+			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}, CapacityBytes: w.capacity,
+			UsedBytes: used[n.i]})
 	}
 	if errs != nil {
 		return errs
@@ -539,7 +558,8 @@ func (w *World) found(start, end uint64) error {
 		return err
 	}
 	// Rows are of level 0, as the version wrote them that knew no levels.
-	if err := fsm.Apply(w.st, &fsmpb.Command{Op: &fsmpb.Command_Raise{Raise: &fsmpb.Level{Level: fsm.Level}}}).Err; err != nil {
+	if err := fsm.Apply(
+		w.st, &fsmpb.Command{Op: &fsmpb.Command_Raise{Raise: &fsmpb.Level{Level: fsm.Level}}}).Err; err != nil {
 		return err
 	}
 	w.newLeader()
@@ -554,17 +574,20 @@ func (w *World) found(start, end uint64) error {
 
 // fill takes slots of the keys' home group, and of its stash, with other keys.
 func (w *World) fill() {
-	const home, stash = layout.RegionPageSize + 3*layout.GroupSize, layout.RegionPageSize + layout.StashGroup*layout.GroupSize
+	const home, stash = layout.RegionPageSize + 3*layout.GroupSize, layout.RegionPageSize +
+		layout.StashGroup*layout.GroupSize
 	for _, r := range w.chain(1) {
 		if w.cfg.OVF {
 			for _, g := range []uint64{3, 5} {
-				binary.LittleEndian.PutUint64(r.bytes[layout.RegionPageSize+g*layout.GroupSize:], uint64(layout.FlagOVF))
+				binary.LittleEndian.PutUint64(r.bytes[layout.RegionPageSize+g*layout.GroupSize:],
+					uint64(layout.FlagOVF))
 			}
 		}
 		for i := range w.cfg.Fill + w.cfg.FillStash {
 			key := fmt.Appendf(nil, "fill%d", i)
 			unit := uint32(w.heapLo) + uint32(i*fillUnit)
-			layout.EncodeRecord(r.bytes[uint64(unit)*layout.UnitSize:], layout.RecordHeader{Version: 1, Writer: 1}, key, nil)
+			layout.EncodeRecord(r.bytes[uint64(unit)*layout.UnitSize:], layout.RecordHeader{Version: 1, Writer: 1}, key,
+				nil)
 			word := layout.MakeLive(0, layout.FP(hashOfKey(key)), 0, unit)
 			at := home + layout.SlotOff(i)
 			if i >= w.cfg.Fill {
@@ -576,8 +599,6 @@ func (w *World) fill() {
 		}
 	}
 }
-
-// ---- regions ---------------------------------------------------------------
 
 // memories keep regions' bytes for the next World; they are zero.
 var memories struct {
@@ -615,8 +636,6 @@ func (w *World) Close() {
 	w.regions = nil
 }
 
-// ---- running ---------------------------------------------------------------
-
 func b2i(b bool) int {
 	if b {
 		return 1
@@ -638,7 +657,8 @@ func (w *World) runScript(c *cl, steps []Step) {
 	c.script, c.pos = steps, 0
 	w.runAllowed(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
 	if len(c.run) > 0 || c.pos < len(c.script) {
-		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(), strings.Join(w.Trace, "\n")))
+		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(),
+			strings.Join(w.Trace, "\n")))
 	}
 	c.script, c.pos = save, at
 }
@@ -753,7 +773,8 @@ func (w *World) giveUp() {
 			continue
 		}
 		for i := len(c.run) - 1; i >= 0; i-- {
-			if r := c.run[i]; r.e != nil && !c.within(r.lane) && (r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
+			if r := c.run[i]; r.e != nil && !c.within(r.lane) &&
+				(r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
 				c.abandon(r, engine.ErrTimeout)
 			}
 		}
@@ -786,7 +807,8 @@ func (w *World) unfinished() string {
 		return fmt.Sprintf("status words of client %d are not free", b.owner.i)
 	}
 	for _, pg := range w.st.PGs(1) {
-		if pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0 {
+		if pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil ||
+			len(pg.Recalled) > 0 {
 			return fmt.Sprintf("placement group %v", pg)
 		}
 	}
@@ -901,7 +923,8 @@ func (w *World) Sum() uint64 {
 	for _, c := range w.cls {
 		mix(c.sum)
 		mix(uint64(c.pos)<<8 | uint64(c.life))
-		mix(uint64(c.renew.stage) | c.renew.ask.Renew.GetReportEpoch()<<4 | c.reported()<<24 | c.renew.reply.GetMinEpoch()<<44)
+		mix(uint64(c.renew.stage) | c.renew.ask.Renew.GetReportEpoch()<<4 | c.reported()<<24 |
+			c.renew.reply.GetMinEpoch()<<44)
 		for _, r := range c.late {
 			mix(uint64(r.stage)<<8 | uint64(r.served)<<4 | r.ask.Renew.GetNumber()<<16)
 		}

@@ -13,9 +13,9 @@ import (
 // Most is how many names Near gives at most.
 const Most = 3
 
-// Near gives those of names that differ least from typed, in their order. A letter that is missing, added or another one, and
-// two neighbours that changed places, count as one mistake. There may be one for each three letters, but no more
-// than three, and one in a short name. Capitals do not count.
+// Near gives those of names that differ least from typed, in their order. A letter that is missing, added or another
+// one, and two neighbours that changed places, count as one mistake. There may be one for each three letters, but no
+// more than three, and one in a short name. Capitals do not count.
 func Near(typed string, names []string) []string {
 	word := strings.ToLower(typed)
 	best := min(max(len(word)/3, 1), 3)

@@ -6,7 +6,8 @@ import (
 )
 
 func TestNear(t *testing.T) {
-	names := []string{"directory", "data-dir", "id", "get", "del", "put", "records", "no-load", "tls-ca", "tls-cert", "tls-crl", "memory"}
+	names := []string{"directory", "data-dir", "id", "get", "del", "put", "records", "no-load", "tls-ca", "tls-cert",
+		"tls-crl", "memory"}
 	for typed, want := range map[string][]string{
 		"directroy":   {"directory"},
 		"directories": {"directory"},

@@ -93,12 +93,15 @@ type GenerationError struct {
 
 func (e *GenerationError) Error() string {
 	if e.Generation > e.Newest {
-		return fmt.Sprintf("session token of key generation %d, and %d is the latest that is known here", e.Generation, e.Newest)
+		return fmt.Sprintf("session token of key generation %d, and %d is the latest that is known here", e.Generation,
+			e.Newest)
 	}
-	return fmt.Sprintf("session token of key generation %d, which was replaced: %d is the present one", e.Generation, e.Newest)
+	return fmt.Sprintf("session token of key generation %d, which was replaced: %d is the present one", e.Generation,
+		e.Newest)
 }
 
-// Sign makes the token of g with k, whose generation it names whatever g says. An error means that g does not fit into one.
+// Sign makes the token of g with k, whose generation it names whatever g says. An error means that g does not fit into
+// one.
 func Sign(k Key, g Grant) ([]byte, error) {
 	g.Generation = k.Generation
 	if err := g.check(); err != nil {
@@ -124,19 +127,21 @@ func Sign(k Key, g Grant) ([]byte, error) {
 func (g Grant) check() error {
 	switch {
 	case g.Session == 0 || g.Namespace == 0 || g.Generation == 0:
-		return fmt.Errorf("session %d, namespace %d, key generation %d: want none of them 0", g.Session, g.Namespace, g.Generation)
+		return fmt.Errorf("session %d, namespace %d, key generation %d: want none of them 0", g.Session, g.Namespace,
+			g.Generation)
 	case g.Lanes == 0:
 		return errors.New("0 lanes, want at least 1")
 	case g.Expires < 0:
 		return fmt.Errorf("expires at %d, want Unix seconds", g.Expires)
 	case len(g.Identity) > MaxIdentity || !utf8.ValidString(g.Identity):
-		return fmt.Errorf("identity %.80q of %d bytes, want UTF-8 of at most %d", g.Identity, len(g.Identity), MaxIdentity)
+		return fmt.Errorf("identity %.80q of %d bytes, want UTF-8 of at most %d", g.Identity, len(g.Identity),
+			MaxIdentity)
 	}
 	return nil
 }
 
-// Verify checks b with the key of keys that it names, and now, and returns what it grants. An error matches ErrInvalid or
-// ErrExpired, or is a *GenerationError.
+// Verify checks b with the key of keys that it names, and now, and returns what it grants. An error matches ErrInvalid
+// or ErrExpired, or is a *GenerationError.
 func Verify(keys []Key, b []byte, now time.Time) (Grant, error) {
 	fail := func(format string, args ...any) (Grant, error) {
 		return Grant{}, fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
@@ -176,7 +181,8 @@ func Verify(keys []Key, b []byte, now time.Time) (Grant, error) {
 		return fail("%v", err)
 	}
 	if now.Unix() >= g.Expires {
-		return Grant{}, fmt.Errorf("%w: at %s, and it is %s here", ErrExpired, stamp(time.Unix(g.Expires, 0)), stamp(now))
+		return Grant{}, fmt.Errorf("%w: at %s, and it is %s here", ErrExpired, stamp(time.Unix(g.Expires, 0)),
+			stamp(now))
 	}
 	return g, nil
 }

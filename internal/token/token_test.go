@@ -16,7 +16,8 @@ var (
 	second = Key{Generation: 2, Secret: bytes.Repeat([]byte{8}, KeySize)}
 	third  = Key{Generation: 3, Secret: bytes.Repeat([]byte{9}, KeySize)}
 	noon   = time.Unix(1_000_000, 0)
-	good   = Grant{Session: 7, Namespace: 3, Lanes: 256, Expires: noon.Unix() + 3600, Identity: "spiffe://test/kvd/client/a"}
+	good   = Grant{Session: 7, Namespace: 3, Lanes: 256, Expires: noon.Unix() + 3600,
+		Identity: "spiffe://test/kvd/client/a"}
 )
 
 func mustSign(t testing.TB, k Key, g Grant) []byte {
@@ -69,18 +70,23 @@ func TestRefusals(t *testing.T) {
 		is   error
 		want string
 	}{
-		"empty":           {[]Key{second}, nil, ErrInvalid, "0 bytes, want 56 to 216"},
-		"short":           {[]Key{second}, tok[:len(tok)-1], ErrInvalid, "81 bytes with an identity of 26, want 82"},
-		"long":            {[]Key{second}, append(bytes.Clone(tok), 0), ErrInvalid, "83 bytes with an identity of 26, want 82"},
-		"another key":     {[]Key{second, first}, forged, ErrInvalid, "signature"},
-		"expired":         {[]Key{second}, mustSign(t, second, late), ErrExpired, "1970-01-12T13:46:40Z"},
-		"replaced twice":  {[]Key{third, second}, mustSign(t, first, good), nil, "key generation 1, which was replaced: 3 is the present one"},
-		"newer key":       {[]Key{second, first}, mustSign(t, third, good), nil, "key generation 3, and 2 is the latest that is known here"},
-		"no key":          {nil, tok, nil, "0 is the latest"},
-		"expired, forged": {[]Key{second}, mustSign(t, Key{Generation: 2, Secret: first.Secret}, late), ErrInvalid, "signature"},
+		"empty": {[]Key{second}, nil, ErrInvalid, "0 bytes, want 56 to 216"},
+		"short": {[]Key{second}, tok[:len(tok)-1], ErrInvalid, "81 bytes with an identity of 26, want 82"},
+		"long": {[]Key{second}, append(bytes.Clone(tok), 0), ErrInvalid,
+			"83 bytes with an identity of 26, want 82"},
+		"another key": {[]Key{second, first}, forged, ErrInvalid, "signature"},
+		"expired":     {[]Key{second}, mustSign(t, second, late), ErrExpired, "1970-01-12T13:46:40Z"},
+		"replaced twice": {[]Key{third, second}, mustSign(t, first, good), nil,
+			"key generation 1, which was replaced: 3 is the present one"},
+		"newer key": {[]Key{second, first}, mustSign(t, third, good), nil,
+			"key generation 3, and 2 is the latest that is known here"},
+		"no key": {nil, tok, nil, "0 is the latest"},
+		"expired, forged": {[]Key{second}, mustSign(t, Key{Generation: 2, Secret: first.Secret}, late), ErrInvalid,
+			"signature"},
 	} {
 		g, err := Verify(c.keys, c.tok, noon)
-		if g != (Grant{}) || err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) || c.is == nil && !errors.As(err, new(*GenerationError)) {
+		if g != (Grant{}) || err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil &&
+			!errors.Is(err, c.is) || c.is == nil && !errors.As(err, new(*GenerationError)) {
 			t.Errorf("%s: %+v, %v; want %q", name, g, err, c.want)
 		}
 	}
@@ -121,7 +127,8 @@ func TestVectors(t *testing.T) {
 		for _, f := range []struct {
 			name string
 			n    int
-		}{{"session", 4}, {"namespace", 4}, {"generation", 4}, {"lanes", 2}, {"rights", 1}, {"n", 1}, {"expires", 8}, {"identity", len(g.Identity)}, {"hmac", 32}} {
+		}{{"session", 4}, {"namespace", 4}, {"generation", 4}, {"lanes", 2}, {"rights", 1}, {"n", 1}, {"expires", 8},
+			{"identity", len(g.Identity)}, {"hmac", 32}} {
 			fmt.Fprintf(&out, "%-11s% x\n", f.name, b[at:at+f.n])
 			at += f.n
 		}

@@ -5,8 +5,8 @@ package units
 
 import "fmt"
 
-// Bytes is n in the largest unit in which a decimal says enough: "64 MiB" is exact, and "64.3 MiB" is rounded. An amount that
-// would only seem to be a whole number has a smaller unit, which tells it from a limit below it.
+// Bytes is n in the largest unit in which a decimal says enough: "64 MiB" is exact, and "64.3 MiB" is rounded. An
+// amount that would only seem to be a whole number has a smaller unit, which tells it from a limit below it.
 func Bytes[T ~int | ~int64 | ~uint32 | ~uint64](n T) string {
 	if n < 0 {
 		return fmt.Sprintf("%d bytes", n)

@@ -9,7 +9,8 @@ func TestBytes(t *testing.T) {
 	for n, want := range map[uint64]string{
 		0: "0 bytes", 1: "1 byte", 2: "2 bytes", 1023: "1023 bytes", 1024: "1 KiB", 1025: "1025 bytes", 1536: "1.5 KiB",
 		64 << 20: "64 MiB", 64<<20 + 1: "67108865 bytes", 64<<20 - 1: "67108863 bytes", 64<<20 + 1<<19: "64.5 MiB",
-		1 << 30: "1 GiB", 3 << 29: "1.5 GiB", 1<<30 + 1<<20: "1025 MiB", 1<<30 - 1<<20: "1023 MiB", 5 << 40: "5 TiB", 1 << 50: "1024 TiB",
+		1 << 30: "1 GiB", 3 << 29: "1.5 GiB", 1<<30 + 1<<20: "1025 MiB", 1<<30 - 1<<20: "1023 MiB", 5 << 40: "5 TiB",
+		1 << 50:        "1024 TiB",
 		math.MaxUint64: "18446744073709551615 bytes",
 	} {
 		if got := Bytes(n); got != want {

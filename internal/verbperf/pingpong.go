@@ -111,7 +111,8 @@ func lastWord(m *rdma.Memory, n int) *uint64 {
 // newVolley writes messages of n bytes from local, which begins with padded(n) bytes
 // of their own, to the memory that rkey and base name, and sees those that arrive
 // in mem.
-func newVolley(dev *rdma.Device, qp *rdma.QP, cq *rdma.CQ, local *rdma.MR, mem *rdma.Memory, n int, rkey, base uint64) *volley {
+func newVolley(dev *rdma.Device, qp *rdma.QP, cq *rdma.CQ, local *rdma.MR, mem *rdma.Memory, n int, rkey,
+	base uint64) *volley {
 	end := padded(n)
 	v := &volley{qp: qp, cq: cq, seen: lastWord(mem, n), count: local.Bytes()[end-8 : end], signal: 1}
 	v.wr[0] = rdma.WR{Op: rdma.OpWrite, Local: local.Bytes()[end-n : end : end], LKey: local.LKey(),
@@ -130,7 +131,9 @@ func (v *volley) write(ctx context.Context, i uint64, limit time.Duration) error
 	w.Flags &^= rdma.Signaled
 	if i%v.signal == 0 {
 		// The WR that was signaled last was acknowledged long ago, or its message would not have been answered.
-		if err := v.until(ctx, limit, "completion of an earlier one", func() bool { return v.unpolled == 0 }); err != nil {
+		if err := v.until(ctx, limit, "completion of an earlier one", func() bool {
+			return v.unpolled == 0
+		}); err != nil {
 			return err
 		}
 		w.Flags |= rdma.Signaled
@@ -182,8 +185,6 @@ func (v *volley) until(ctx context.Context, limit time.Duration, what string, do
 	}
 	return nil
 }
-
-// ---- the passive side ------------------------------------------------------
 
 func (s *Passive) accept(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	private := string(r.Private)
@@ -289,8 +290,6 @@ func (s *Passive) echo(ctx context.Context, g ping, over func()) (err error) {
 		}
 	}
 }
-
-// ---- the active side -------------------------------------------------------
 
 // Home is where an active side listens for the passive side at addr, which connects back. It also
 // says whether that is an address of this machine alone.

@@ -14,7 +14,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// perfPair is a passive side in this process and a connection to it.
+// pair is a passive side in this process and a connection to it.
 func pair(t *testing.T, provider string, limit time.Duration) (*Passive, *Conn, <-chan error) {
 	t.Helper()
 	open := func() *rdma.Device {
@@ -102,9 +102,10 @@ func TestRefuses(t *testing.T) {
 // silent. It returns what to ask the passive side for.
 func dialBack(t *testing.T, p *Conn) ping {
 	t.Helper()
-	l, err := p.dev.Listen(shmPingpong+t.Name(), rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-		return p.pd, rdma.AccessRemoteWrite, nil
-	}})
+	l, err := p.dev.Listen(shmPingpong+t.Name(),
+		rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+			return p.pd, rdma.AccessRemoteWrite, nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,8 @@ func TestPingpongAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.addr, []byte(g.String())); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "under way") {
+	if _, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.addr, []byte(g.String())); !errors.Is(err, rdma.ErrRefused) ||
+		!strings.Contains(err.Error(), "under way") {
 		t.Errorf("a second one: %v", err)
 	}
 	// The passive side stops when the connection does, long before its limit.
@@ -172,18 +174,20 @@ func TestPingpongNobodyComes(t *testing.T) {
 	}
 	// A passive side that accepts everything and never connects back.
 	refused := make(chan error, 1)
-	mute, err := p.dev.Listen("127.0.0.1:0", rdma.ListenOptions{Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-		go func() {
-			_, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.Home, []byte(pongPrefix+"guess"))
-			refused <- err
-		}()
-		return p.pd, 0, nil
-	}})
+	mute, err := p.dev.Listen("127.0.0.1:0",
+		rdma.ListenOptions{Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+			go func() {
+				_, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.Home, []byte(pongPrefix+"guess"))
+				refused <- err
+			}()
+			return p.pd, 0, nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.addr = mute.Addr()
-	_, err = p.pingpong(t.Context(), Case{Op: rdma.OpWrite, PingPong: true, Bytes: 8, Iters: 10, Depth: 1}, 300*time.Millisecond)
+	_, err = p.pingpong(t.Context(), Case{Op: rdma.OpWrite, PingPong: true, Bytes: 8, Iters: 10, Depth: 1},
+		300*time.Millisecond)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "did not connect back") {
 		t.Errorf("%v, want that it did not connect back", err)
 	}
@@ -239,7 +243,8 @@ func TestWaitEnds(t *testing.T) {
 
 func TestHome(t *testing.T) {
 	for _, c := range []struct{ provider, addr, want string }{ // want "": an error
-		{"shm", "@x", shmPingpong}, {"tcp", "127.0.0.1:1", "127.0.0.1:0"}, {"verbs", "[::1]:1", "[::1]:0"}, {"tcp", "127.0.0.1", ""},
+		{"shm", "@x", shmPingpong}, {"tcp", "127.0.0.1:1", "127.0.0.1:0"}, {"verbs", "[::1]:1", "[::1]:0"},
+		{"tcp", "127.0.0.1", ""},
 	} {
 		home, local, err := Home(c.provider, c.addr)
 		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) || local != (err == nil) {

@@ -140,8 +140,6 @@ func (s *Passive) Close() error {
 	return errors.Join(append(errs, s.dev.Close())...)
 }
 
-// ---- the active side -------------------------------------------------------
-
 // Conn is one connection with its registered buffer.
 type Conn struct {
 	// Home is where this side listens for ping-pongs; see [Home]. Needed for those alone.
@@ -242,7 +240,8 @@ func (p *Conn) chain(c Case, n, half int) []rdma.WR {
 			off = half * Region
 		}
 		w := &wrs[i]
-		*w = rdma.WR{ID: uint64(half), Op: c.Op, Local: p.mr.Bytes()[off : off+c.Bytes : off+c.Bytes], LKey: p.mr.LKey(),
+		*w = rdma.WR{ID: uint64(half), Op: c.Op, Local: p.mr.Bytes()[off : off+c.Bytes : off+c.Bytes],
+			LKey:       p.mr.LKey(),
 			RemoteAddr: p.base + uint64(off-half*Region), RKey: p.rkey, Swap: 1}
 		if c.Op.IsAtomic() {
 			w.RemoteAddr = p.base

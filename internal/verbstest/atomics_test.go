@@ -43,7 +43,8 @@ func contend(t *testing.T, s *store, clients map[string]*client.Client, each int
 				} else if err == nil {
 					var n int
 					if n, err = strconv.Atoi(string(it.Value)); err == nil {
-						_, err = c.CompareAndSwap(t.Context(), k, it.Version, strconv.AppendInt(nil, int64(n+1), 10), client.PutOptions{})
+						_, err = c.CompareAndSwap(t.Context(), k, it.Version, strconv.AppendInt(nil, int64(n+1), 10),
+							client.PutOptions{})
 					}
 				}
 				switch {
@@ -73,9 +74,11 @@ func contend(t *testing.T, s *store, clients map[string]*client.Client, each int
 				t.Errorf("%s reaches %s by %s", name, node, by)
 			}
 		}
-		rows = append(rows, []string{name, itoa(3 * each), itoa(st.CASLosses), itoa(st.Unknown), fmt.Sprint(st.Connections)})
+		rows = append(rows, []string{name, itoa(3 * each), itoa(st.CASLosses), itoa(st.Unknown),
+			fmt.Sprint(st.Connections)})
 	}
-	printTable(fmt.Sprintf("%s: three keys are %s each, as they should, after %v", t.Name(), want, took.Round(time.Millisecond)),
+	printTable(fmt.Sprintf("%s: three keys are %s each, as they should, after %v", t.Name(), want,
+		took.Round(time.Millisecond)),
 		[]string{"client", "increments", "CAS lost and repeated", "unknown", "connections"}, rows)
 }
 
@@ -105,7 +108,8 @@ func TestAgentAtomics(t *testing.T) {
 	needs(t, "1")
 	needsVerbs(t, "every atomic is an agent's")
 	flags := func(name string) []string {
-		return []string{"--rdma-atomics", "agent", "--listen-tcp", "127.0.0.1:0", "--shm-socket", filepath.Join(t.TempDir(), name)}
+		return []string{"--rdma-atomics", "agent", "--listen-tcp", "127.0.0.1:0", "--shm-socket",
+			filepath.Join(t.TempDir(), name)}
 	}
 	s := newStore(t, 5*time.Second, node{"m1", 0, flags("m1")}, node{"m2", 1, flags("m2")})
 	s.namespace("default", 2, 32<<20)
@@ -134,17 +138,22 @@ func TestAtomicProxy(t *testing.T) {
 	needs(t, "1")
 	needsVerbs(t, "there is no adapter to leave atomics to")
 	flags := []string{"--listen-tcp", "127.0.0.1:0"}
-	s := newStore(t, 5*time.Second, node{"m1", 0, append(flags, "--rdma-atomics", "nic", "--shm-socket", "auto")}, node{"m2", 1, flags})
+	s := newStore(t, 5*time.Second, node{"m1", 0, append(flags, "--rdma-atomics", "nic", "--shm-socket", "auto")},
+		node{"m2", 1, flags})
 	s.namespace("default", 2, 32<<20)
 	for _, n := range []string{"m1", "m2"} {
-		wantAtomics(t, s, n, map[string]dirpb.AtomicsBy{"verbs": dirpb.AtomicsBy_ATOMICS_BY_NIC, "tcp": dirpb.AtomicsBy_ATOMICS_BY_PROXY})
+		wantAtomics(t, s, n, map[string]dirpb.AtomicsBy{"verbs": dirpb.AtomicsBy_ATOMICS_BY_NIC,
+			"tcp": dirpb.AtomicsBy_ATOMICS_BY_PROXY})
 	}
 	if log := s.nodes["m1"].log.String(); !strings.Contains(log, "shm") {
 		t.Errorf("m1 does not log that it leaves shm out:\n%s", log)
 	}
-	contend(t, s, map[string]*client.Client{"verbs": s.client("verbs", 2, client.Options{}), "tcp": s.client("tcp", 0, client.Options{})}, 40)
+	contend(t, s, map[string]*client.Client{"verbs": s.client("verbs", 2, client.Options{}),
+		"tcp": s.client("tcp", 0, client.Options{})}, 40)
 
-	m3 := spawn(t, "m3", environ(), s.memnode(node{"m3", 3, []string{"--rdma-atomics", "nic", "--shm-socket", filepath.Join(t.TempDir(), "m3")}})...)
+	m3 := spawn(t, "m3", environ(),
+		s.memnode(node{"m3", 3, []string{"--rdma-atomics", "nic", "--shm-socket",
+			filepath.Join(t.TempDir(), "m3")}})...)
 	if status := m3.wait(); status == 0 {
 		t.Error("shm beside an adapter with atomics of its own: m3 starts")
 	}

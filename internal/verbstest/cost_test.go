@@ -38,7 +38,8 @@ func TestCost(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		if rep.Replicas != r || !rep.OK || len(rep.Operations) != len(want) {
-			t.Errorf("kvctl cost: %d replicas, ok is %v, %d rows; want %d, true, %d", rep.Replicas, rep.OK, len(rep.Operations), r, len(want))
+			t.Errorf("kvctl cost: %d replicas, ok is %v, %d rows; want %d, true, %d", rep.Replicas, rep.OK,
+				len(rep.Operations), r, len(want))
 		}
 		var rows [][]string
 		for _, o := range rep.Operations {
@@ -46,10 +47,12 @@ func TestCost(t *testing.T) {
 			if got := (cost.Cost{RTT: o.RTT, Verbs: o.Verbs, Behind: o.Behind}); !ok || got != w[r-1] || !o.OK {
 				t.Errorf("%s with %d replicas: %+v, want %+v", o.Operation, r, got, w[r-1])
 			}
-			rows = append(rows, []string{o.Operation, fmt.Sprintf("%d / %d + %d", o.RTT, o.Verbs, o.Behind), fmt.Sprintf("%d / %d + %d", o.WantRTT, o.WantVerbs, o.WantBehind),
+			rows = append(rows, []string{o.Operation, fmt.Sprintf("%d / %d + %d", o.RTT, o.Verbs, o.Behind),
+				fmt.Sprintf("%d / %d + %d", o.WantRTT, o.WantVerbs, o.WantBehind),
 				itoa(o.Doorbells), itoa(o.ReadBytes), itoa(o.WriteBytes), fmt.Sprintf("%d of %d", o.Agree, o.Trials)})
 		}
 		printTable(fmt.Sprintf("Costs over %s, r = %d: round trips / verbs", provider, r),
-			[]string{"operation", "measured", "expected", "doorbells", "bytes read", "bytes written", "trials that agree"}, rows)
+			[]string{"operation", "measured", "expected", "doorbells", "bytes read", "bytes written",
+				"trials that agree"}, rows)
 	}
 }

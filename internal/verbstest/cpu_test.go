@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -118,8 +119,10 @@ func TestMemoryNodeCPU(t *testing.T) {
 		after := c.Stats().Verbs
 		for _, n := range names {
 			u := s.nodes[n].usage().sub(before[n])
-			rows = append(rows, []string{what, n, took.Round(time.Millisecond).String(), itoa(u.user), itoa(u.system), u.run.Round(10 * time.Microsecond).String(), itoa(u.wakes),
-				itoa(after.Verbs[rdma.OpRead] - verbs.Verbs[rdma.OpRead]), itoa(after.Verbs[rdma.OpWrite] - verbs.Verbs[rdma.OpWrite]),
+			rows = append(rows, []string{what, n, took.Round(time.Millisecond).String(), itoa(u.user), itoa(u.system),
+				u.run.Round(10 * time.Microsecond).String(), itoa(u.wakes),
+				itoa(after.Verbs[rdma.OpRead] - verbs.Verbs[rdma.OpRead]),
+				itoa(after.Verbs[rdma.OpWrite] - verbs.Verbs[rdma.OpWrite]),
 				itoa(after.Verbs[rdma.OpCmpAndSwp] - verbs.Verbs[rdma.OpCmpAndSwp])})
 			sum = usage{sum.user + u.user, sum.system + u.system, sum.run + u.run, sum.wakes + u.wakes}
 		}
@@ -161,7 +164,7 @@ func TestMemoryNodeCPU(t *testing.T) {
 			for range fresh {
 				g.mustConnect(name)
 			}
-			until(t, "a heartbeat of "+name+" from after the load", func() string {
+			testutil.UntilNone(t, "a heartbeat of "+name+" from after the load", func() string {
 				if n := connections(name); n < before+fresh {
 					return fmt.Sprintf("%d connections, %d before", n, before)
 				}
@@ -178,12 +181,17 @@ func TestMemoryNodeCPU(t *testing.T) {
 		t.Errorf("memory nodes count %v on the data path, want 0", time.Duration(counted))
 	}
 	other := s.client("tcp", 2, client.Options{})
-	measure(fmt.Sprintf("%d gets and %d puts over tcp, running", ops/10, ops/10), func() { get(other, ops/10); put(other, ops/10) })
+	measure(fmt.Sprintf("%d gets and %d puts over tcp, running", ops/10, ops/10), func() {
+		get(other, ops/10)
+		put(other, ops/10)
+	})
 	after := dataPath()
 	if after == 0 {
 		t.Error("memory nodes count nothing on the data path after gets and puts over tcp, either")
 	}
-	printTable("Processor time of memory nodes (ticks of 10 ms; the verbs are those that the client over "+provider+" posted)",
-		[]string{"load", "memory node", "took", "user ticks", "system ticks", "run time", "times awake", "READ", "WRITE", "CAS"}, rows)
+	printTable("Processor time of memory nodes (ticks of 10 ms; the verbs are those that the client over "+provider+
+		" posted)",
+		[]string{"load", "memory node", "took", "user ticks", "system ticks", "run time", "times awake", "READ",
+			"WRITE", "CAS"}, rows)
 	fmt.Printf("data_path_cpu_nanos: %d before the gets and puts over tcp, %d after\n\n", counted, after)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -24,7 +25,7 @@ import (
 func (s *store) fenced(session uint32, leaseEnd time.Time) []string {
 	s.t.Helper()
 	var fencing, fenced time.Time
-	until(s.t, fmt.Sprintf("session %d is fenced", session), func() string {
+	testutil.UntilNone(s.t, fmt.Sprintf("session %d is fenced", session), func() string {
 		switch l := s.life(session); l {
 		case dirpb.SessionLife_SESSION_FENCING:
 			if fencing.IsZero() {
@@ -73,7 +74,8 @@ func TestFence(t *testing.T) {
 				qps = append(qps, q)
 			}
 		}
-		rows = append(rows, append([]string{fmt.Sprintf("a session that never renews, %d connections", 2*each)}, s.fenced(g.id, g.opened.Add(g.lease))...))
+		rows = append(rows, append([]string{fmt.Sprintf("a session that never renews, %d connections", 2*each)},
+			s.fenced(g.id, g.opened.Add(g.lease))...))
 		for i, q := range qps {
 			r := g.region([]string{"m1", "m2"}[i/each])
 			wr := g.writeWR(r.heapRKey, r.lastW)
@@ -114,7 +116,8 @@ func TestFence(t *testing.T) {
 		p.stop()
 		stopped := time.Now()
 		// It renewed at most a renewal's time before it was stopped.
-		rows = append(rows, append([]string{"a client process that is stopped (SIGSTOP); its lease ends up to 100 ms earlier"}, s.fenced(uint32(session), stopped.Add(lease-100*time.Millisecond))...))
+		rows = append(rows, append([]string{"a client process that is stopped (SIGSTOP); its lease ends up to 100 ms " +
+			"earlier"}, s.fenced(uint32(session), stopped.Add(lease-100*time.Millisecond))...))
 
 		good := s.client(provider, 2, client.Options{})
 		seq := map[string]int{} // what the fenced session left
@@ -146,7 +149,8 @@ func TestFence(t *testing.T) {
 				continue
 			}
 			if n, err := strconv.Atoi(f[2]); err != nil || n > seq[f[0]] {
-				t.Errorf("write %s of %s was acknowledged, but after the fence the key held %d: %v", f[2], f[0], seq[f[0]], err)
+				t.Errorf("write %s of %s was acknowledged, but after the fence the key held %d: %v", f[2], f[0],
+					seq[f[0]], err)
 			}
 		}
 		if outcomes["unknown"]+outcomes["no"] != writers {
@@ -159,7 +163,8 @@ func TestFence(t *testing.T) {
 				}
 			}
 		}
-		fmt.Printf("\n%d writes were under way when the process was stopped; continued after the fence, they ended as %v\n", writers, outcomes)
+		fmt.Printf("\n%d writes were under way when the process was stopped; continued after the fence, they ended "+
+			"as %v\n", writers, outcomes)
 	})
 	for _, n := range []string{"m1", "m2"} {
 		if !strings.Contains(s.nodes[n].log.String(), "session fenced") {
@@ -167,10 +172,9 @@ func TestFence(t *testing.T) {
 		}
 	}
 	printTable(fmt.Sprintf("Fencing over %s, lease %v, memory nodes' heartbeats every 200 ms", provider, lease),
-		[]string{"who", "lease ended until the directory fences", "until every memory node has confirmed", "together"}, rows)
+		[]string{"who", "lease ended until the directory fences", "until every memory node has confirmed", "together"},
+		rows)
 }
-
-// ---- the process -----------------------------------------------------------
 
 // writerEnv makes the test binary a client that writes; it holds a writerConfig.
 const writerEnv = "KVD_VERBSTEST_WRITER"
@@ -198,8 +202,10 @@ func writerMain(doc string) error {
 	if err != nil {
 		return err
 	}
-	c, err := client.Open(context.Background(), client.Options{Directory: []string{cfg.Directory}, Devices: []*rdma.Device{dev},
-		Provider: cfg.Provider, Lanes: 2, OpTimeout: 5 * time.Second, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	c, err := client.Open(context.Background(), client.Options{Directory: []string{cfg.Directory},
+		Devices:  []*rdma.Device{dev},
+		Provider: cfg.Provider, Lanes: 2, OpTimeout: 5 * time.Second,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
 	}
@@ -211,7 +217,8 @@ func writerMain(doc string) error {
 			version, err := c.Put(context.Background(), key, []byte("0"), client.PutOptions{})
 			for n := 1; err == nil; n++ {
 				value := strconv.AppendInt(nil, int64(n), 10)
-				if version, err = c.CompareAndSwap(context.Background(), key, version, value, client.PutOptions{}); err == nil {
+				if version, err = c.CompareAndSwap(context.Background(), key, version, value,
+					client.PutOptions{}); err == nil {
 					fmt.Println(string(key), "ok", n)
 				}
 			}

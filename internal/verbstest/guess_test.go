@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -51,7 +52,8 @@ func (s *store) guesserAs(rpc *dirclient.Client, conf *tls.Config, namespace str
 	g := &guesser{s: s, rpc: rpc, dev: openDevice(s.t, provider, 3, conf, nil), nodes: map[uint32]*dirpb.Node{}}
 	var rep *dirpb.OpenSessionReply
 	s.callAs(rpc, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-		rep, err = d.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: namespace, Client: "guesser", ReadOnly: readOnly})
+		rep, err = d.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: namespace, Client: "guesser",
+			ReadOnly: readOnly})
 		return err
 	})
 	g.opened = time.Now()
@@ -73,7 +75,9 @@ func (s *store) guesserAs(rpc *dirclient.Client, conf *tls.Config, namespace str
 		for _, n := range m.GetNodes() {
 			g.nodes[n.GetId()] = n
 		}
-		if slices.ContainsFunc(g.pgs, func(p *dirpb.PlacementGroup) bool { return p.GetState() != dirpb.PGState_PG_ACTIVE }) {
+		if slices.ContainsFunc(g.pgs, func(p *dirpb.PlacementGroup) bool {
+			return p.GetState() != dirpb.PGState_PG_ACTIVE
+		}) {
 			return nil
 		}
 		return seen
@@ -108,7 +112,8 @@ func (g *guesser) renew(ctx context.Context, every time.Duration) {
 		err := g.rpc.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 			req.Number++ // the directory heeds the latest one alone
 			rep, err := d.Renew(ctx, req)
-			req.ReportEpoch, req.AckedMapVersion, req.QuiescedMapVersion = rep.GetEpoch(), rep.GetMapVersion(), rep.GetMapVersion()
+			req.ReportEpoch, req.AckedMapVersion, req.QuiescedMapVersion = rep.GetEpoch(), rep.GetMapVersion(),
+				rep.GetMapVersion()
 			return err
 		})
 		if ctx.Err() != nil {
@@ -144,7 +149,8 @@ func (g *guesser) region(name string) region {
 				if g.nodes[m.GetNodeId()].GetName() != name || k.GetProvider() != provider {
 					continue
 				}
-				r := region{node: name, indexRKey: k.GetIndexRkey(), heapRKey: k.GetHeapRkey(), index: k.GetIndexBase(), heap: k.GetHeapBase(),
+				r := region{node: name, indexRKey: k.GetIndexRkey(), heapRKey: k.GetHeapRkey(), index: k.GetIndexBase(),
+					heap:       k.GetHeapBase(),
 					indexBytes: p.GetIndexBytes(), heapBytes: p.GetRegionBytes() - p.GetIndexBytes()}
 				r.indexEnd, r.heapEnd = r.index+r.indexBytes, r.heap+r.heapBytes
 				r.lastW = r.heapEnd - 8
@@ -164,7 +170,8 @@ type qp struct {
 	seq uint64
 }
 
-// connect asks the memory node for a connection of a lane that has none yet, or of the one that has had its own for longest.
+// connect asks the memory node for a connection of a lane that has none yet, or of the one that has had its own for
+// longest.
 func (g *guesser) connect(name string) (*qp, error) {
 	g.s.t.Helper()
 	cq, err := g.dev.CreateCQ(16)
@@ -175,7 +182,8 @@ func (g *guesser) connect(name string) (*qp, error) {
 	addr := endpoint(member(g.s.status().GetMap(), name), provider).GetAddr()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)%g.most))
+	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token),
+		g.lanes.Add(1)%g.most))
 	g.s.t.Cleanup(func() {
 		if err == nil {
 			// That the peer of a killed or fenced connection confirms nothing is no news.
@@ -239,7 +247,8 @@ func (g *guesser) writeWR(rkey, addr uint64) rdma.WR {
 }
 
 func (g *guesser) casWR(rkey, addr, compare, swap uint64) rdma.WR {
-	return rdma.WR{Op: rdma.OpCmpAndSwp, Local: g.mr.Bytes()[:8], RemoteAddr: addr, RKey: rkey, Compare: compare, Swap: swap}
+	return rdma.WR{Op: rdma.OpCmpAndSwp, Local: g.mr.Bytes()[:8], RemoteAddr: addr, RKey: rkey, Compare: compare,
+		Swap: swap}
 }
 
 // read gives n bytes of remote memory, which the session may read.
@@ -254,7 +263,7 @@ func (q *qp) read(rkey, addr uint64, n int) []byte {
 // broken waits until the queue pair is in error.
 func (q *qp) broken() {
 	q.g.s.t.Helper()
-	until(q.g.s.t, "the queue pair is in error", func() string {
+	testutil.UntilNone(q.g.s.t, "the queue pair is in error", func() string {
 		if st := q.qp.State(); st == driver.StateRTS {
 			return fmt.Sprintf("its state is %d", st)
 		}
@@ -311,7 +320,7 @@ func (s *store) bystander(namespace string) *bystander {
 func (b *bystander) moves(t *testing.T) {
 	t.Helper()
 	before := b.ops.Load()
-	until(t, "the bystander goes on", func() string {
+	testutil.UntilNone(t, "the bystander goes on", func() string {
 		select {
 		case <-b.done:
 			t.Fatalf("the bystander: %v", b.err)

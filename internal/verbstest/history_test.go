@@ -107,7 +107,8 @@ func (h *history) check() error {
 			ops = append(ops, op)
 		}
 		if r := porcupine.CheckOperationsTimeout(model, ops, patience); r != porcupine.Ok {
-			errs = append(errs, fmt.Errorf("key %q: %d operations: %v: no order of them explains their answers", key, len(ops), r))
+			errs = append(errs, fmt.Errorf("key %q: %d operations: %v: no order of them explains their answers", key,
+				len(ops), r))
 		}
 	}
 	return errors.Join(errs...)

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // makeTree writes some 200 files below dir and returns them by relative path.
@@ -27,8 +29,10 @@ func makeTree(t *testing.T, dir string) map[string][]byte {
 	}
 	files := map[string][]byte{
 		"empty": {}, "deep/er/and/deeper/empty": {}, "one": data(1), "large": data(100_000), "huge": data(5 << 20),
-		"-dash": data(10), "with space": data(20), "new\nline": data(30), "tab\tand\x01control": data(40), "quote\"'`$(x)\\": data(50),
-		"ünïcödé/日本語": data(60), ".hidden/.too": data(70), "not\xffutf8": data(80), "100%/%s/%00": data(90), "*?[a]": data(100),
+		"-dash": data(10), "with space": data(20), "new\nline": data(30), "tab\tand\x01control": data(40),
+		"quote\"'`$(x)\\": data(50),
+		"ünïcödé/日本語":     data(60), ".hidden/.too": data(70), "not\xffutf8": data(80), "100%/%s/%00": data(90),
+		"*?[a]":                    data(100),
 		strings.Repeat("long", 60): data(110),
 	}
 	for i := range 190 {
@@ -100,7 +104,8 @@ func TestImportExport(t *testing.T) {
 			break
 		}
 		if err != nil || !check.OK || check.Replicas != 4 || time.Now().After(end) {
-			t.Fatalf("kvctl check: %+v, %v; want ok, 4 regions (2 placement groups of 2 copies) and a record of each of %d files", check, err, len(files))
+			t.Fatalf("kvctl check: %+v, %v; want ok, 4 regions (2 placement groups of 2 copies) and a record of each "+
+				"of %d files", check, err, len(files))
 		}
 	}
 	nodes := s.must("nodes")
@@ -124,7 +129,7 @@ func TestImportExport(t *testing.T) {
 		})
 		return n
 	}
-	until(t, "the export begins", func() string {
+	testutil.UntilNone(t, "the export begins", func() string {
 		if count() == 0 {
 			return "no file yet"
 		}
@@ -146,6 +151,7 @@ func TestImportExport(t *testing.T) {
 	if status := s.nodes["m2"].wait(); status != 0 {
 		t.Errorf("m2: exit status %d after SIGTERM, want 0", status)
 	}
-	fmt.Printf("\n%d files, 2 copies: imported in %v, exported in %v; m1 killed after %d files of another export, which was whole\n\n",
+	fmt.Printf("\n%d files, 2 copies: imported in %v, exported in %v; m1 killed after %d files of another export, "+
+		"which was whole\n\n",
 		len(files), imported.Round(time.Millisecond), exported.Round(time.Millisecond), before)
 }

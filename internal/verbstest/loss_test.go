@@ -130,7 +130,8 @@ func TestLossyCompletions(t *testing.T) {
 			add(rdma.WR{Op: rdma.OpWrite, RemoteAddr: at, RKey: r.heapRKey}, buf[:size], n+1)
 		}
 		cas := func() {
-			add(rdma.WR{Op: rdma.OpCmpAndSwp, RemoteAddr: word, RKey: r.indexRKey, Compare: words, Swap: words + 1}, buf[size:size+8], words)
+			add(rdma.WR{Op: rdma.OpCmpAndSwp, RemoteAddr: word, RKey: r.indexRKey, Compare: words, Swap: words + 1},
+				buf[size:size+8], words)
 			words++
 		}
 		read := func(b []byte) {
@@ -195,13 +196,15 @@ func TestLossyCompletions(t *testing.T) {
 		}
 	}
 	if len(absent) > 0 || len(wrong) > 0 {
-		t.Errorf("verbs that succeeded without bringing anything back: %v; with something else than was there: %v", absent, wrong)
+		t.Errorf("verbs that succeeded without bringing anything back: %v; with something else than was there: %v",
+			absent, wrong)
 	}
 	if count["CMP_AND_SWP"] < 100 {
 		t.Errorf("%v in %v: too few to show anything", count, duration)
 	}
 	after := adapterCounters(t, 4)
-	fmt.Printf("\n%v, up to %d chains under way, 2%% of packets lost, %d requests repeated: brought nothing back: %v, something wrong: %v; connections that failed: %v\n\n",
+	fmt.Printf("\n%v, up to %d chains under way, 2%% of packets lost, %d requests repeated: brought nothing back: "+
+		"%v, something wrong: %v; connections that failed: %v\n\n",
 		count, depth, after["duplicate_request"]-before["duplicate_request"], absent, wrong, failed)
 }
 
@@ -263,30 +266,37 @@ func TestPacketLoss(t *testing.T) {
 		rows = append(rows, []string{verb, itoa(o["done"]), itoa(o["refused"]), itoa(o["unknown"]), itoa(o["failed"])})
 	}
 	if total < 100 || len(l.acked) < 10 {
-		t.Errorf("%d operations and %d keys written once in %v: too few to show anything", total, len(l.acked), duration)
+		t.Errorf("%d operations and %d keys written once in %v: too few to show anything", total, len(l.acked),
+			duration)
 	}
 	var check struct {
 		OK bool `json:"ok"`
 	}
-	if out, stderr, status := s.ctl("check", "-o", "json"); status != 0 || json.Unmarshal([]byte(out), &check) != nil || !check.OK {
+	if out, stderr, status := s.ctl("check", "-o", "json"); status != 0 || json.Unmarshal([]byte(out), &check) != nil ||
+		!check.OK {
 		t.Errorf("kvctl check: exit status %d\n%s%s", status, out, stderr)
 	}
 	verdict := "linearizable, and nothing lost"
 	if t.Failed() {
 		verdict = "FAILED"
 	}
-	printTable(fmt.Sprintf("%d workers on %d keys for %v over %s, 2%% of packets lost, and %d keys written once: %s; %d verbs of unknown outcome were looked up",
-		workers, keys, duration, provider, len(l.acked), verdict, unknown), []string{"operation", "done", "not found, conflict", "unknown", "failed"}, rows)
+	printTable(fmt.Sprintf("%d workers on %d keys for %v over %s, 2%% of packets lost, and %d keys written once: %s; "+
+		"%d verbs of unknown outcome were looked up",
+		workers, keys, duration, provider, len(l.acked), verdict, unknown),
+		[]string{"operation", "done", "not found, conflict", "unknown", "failed"}, rows)
 	if provider == "verbs" {
 		rows = nil
-		for _, name := range []string{"sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_rnr_exceeded_err", "retry_exceeded_err", "ack_deferred"} {
+		for _, name := range []string{"sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request",
+			"rcvd_seq_err", "completer_retry_err", "retry_rnr_exceeded_err", "retry_exceeded_err", "ack_deferred"} {
 			if _, ok := after[name]; ok {
 				rows = append(rows, []string{name, itoa(after[name] - before[name])})
 			}
 		}
 		printTable("What the adapters counted", []string{"counter", "by how much it grew"}, rows)
-		if d := after["duplicate_request"] + after["completer_retry_err"] + after["out_of_seq_request"] + after["rcvd_seq_err"] -
-			before["duplicate_request"] - before["completer_retry_err"] - before["out_of_seq_request"] - before["rcvd_seq_err"]; d == 0 {
+		if d := after["duplicate_request"] + after["completer_retry_err"] + after["out_of_seq_request"] +
+			after["rcvd_seq_err"] -
+			before["duplicate_request"] - before["completer_retry_err"] - before["out_of_seq_request"] -
+			before["rcvd_seq_err"]; d == 0 {
 			t.Error("no adapter repeated anything: no packet was lost")
 		}
 	}

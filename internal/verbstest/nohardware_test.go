@@ -12,7 +12,10 @@ import (
 // missing tells whether a text names what keeps verbs from being used: what the
 // binary lacks, or the machine.
 func missing(s string) bool {
-	return strings.Contains(s, "verbs") && slices.ContainsFunc([]string{"libibverbs", "adapter", "tag verbs"}, func(m string) bool { return strings.Contains(s, m) })
+	return strings.Contains(s, "verbs") && slices.ContainsFunc([]string{"libibverbs", "adapter", "tag verbs"},
+		func(m string) bool {
+			return strings.Contains(s, m)
+		})
 }
 
 // The same binaries serve a machine that has neither adapters nor the library, and
@@ -20,7 +23,8 @@ func missing(s string) bool {
 func TestNoHardware(t *testing.T) {
 	needs(t, "none")
 	s := newStore(t, 5*time.Second)
-	m := spawn(t, "m1", environ(), filepath.Join(bin, "kvd"), "memnode", "--name", "m1", "--directory", s.addr, "--memory", "64MiB",
+	m := spawn(t, "m1", environ(), filepath.Join(bin, "kvd"), "memnode", "--name", "m1", "--directory", s.addr,
+		"--memory", "64MiB",
 		"--listen-verbs", "auto").ready()
 	if m.at["tcp"] == "" || m.at["shm"] == "" || m.at["verbs"] != "" {
 		t.Errorf("m1 announces %v, want tcp and shm", m.at)
@@ -30,7 +34,8 @@ func TestNoHardware(t *testing.T) {
 	}
 	ctl := func(args ...string) (out, stderr string, status int) {
 		t.Helper()
-		return run(t, append([]string{filepath.Join(bin, "kvctl"), "--directory", s.addr, "--timeout", "30s"}, args...)...)
+		return run(t, append([]string{filepath.Join(bin, "kvctl"), "--directory", s.addr, "--timeout", "30s"},
+			args...)...)
 	}
 	for i, by := range [][]string{nil, {"--provider", "tcp"}, {"--provider", "shm"}} {
 		key := fmt.Sprintf("key%d", i)
@@ -54,9 +59,11 @@ func TestNoHardware(t *testing.T) {
 		t.Errorf("kvctl --provider verbs doctor: exit status %d, want 1", status)
 	}
 	// Asked for an adapter by name, a memory node does without none.
-	m2 := spawn(t, "m2", environ(), filepath.Join(bin, "kvd"), "memnode", "--name", "m2", "--directory", s.addr, "--memory", "64MiB",
+	m2 := spawn(t, "m2", environ(), filepath.Join(bin, "kvd"), "memnode", "--name", "m2", "--directory", s.addr,
+		"--memory", "64MiB",
 		"--listen-verbs", "127.0.0.1:0")
 	if status := m2.wait(); status == 0 || !missing(m2.log.String()) {
-		t.Errorf("kvd memnode --listen-verbs 127.0.0.1:0: exit status %d, want a failure that says what is missing\n%s", status, m2.log)
+		t.Errorf("kvd memnode --listen-verbs 127.0.0.1:0: exit status %d, want a failure that says what is missing\n%s",
+			status, m2.log)
 	}
 }

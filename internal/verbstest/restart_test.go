@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // worker is the process that serves for a keeper; 0: there is none at the moment.
@@ -63,7 +64,8 @@ func queuePairs(t *testing.T) map[int]int {
 	return n
 }
 
-// refused counts the verbs of a client that adapters refused for their rkeys or addresses, and with each a connection: IBV_WC_REM_ACCESS_ERR.
+// refused counts the verbs of a client that adapters refused for their rkeys or addresses, and with each a connection:
+// IBV_WC_REM_ACCESS_ERR.
 func (s *store) refused(c *client.Client) int {
 	return strings.Count(s.logs[c].String(), " status=10 vendor=")
 }
@@ -96,9 +98,10 @@ func (s *store) kept(name string) kept {
 	return k
 }
 
-// A memory node whose process is killed, or replaced, goes on with all of its memory, of which there is no other copy: clients read every key again, and once they
-// have, no verb of theirs is refused. Of the process that ended no queue pair is left. The memory nodes are served by verbs alone; beside tcp, whose atomics
-// the adapter executes; and beside tcp and shm, with verbs' atomics executed by an agent.
+// A memory node whose process is killed, or replaced, goes on with all of its memory, of which there is no other copy:
+// clients read every key again, and once they have, no verb of theirs is refused. Of the process that ended no queue
+// pair is left. The memory nodes are served by verbs alone; beside tcp, whose atomics the adapter executes; and beside
+// tcp and shm, with verbs' atomics executed by an agent.
 func TestRestart(t *testing.T) {
 	needs(t, "1")
 	const keys = 100
@@ -141,7 +144,7 @@ func TestRestart(t *testing.T) {
 	goesOn := func() {
 		t.Helper()
 		n := l.sum("done")
-		until(t, "the load goes on", func() string {
+		testutil.UntilNone(t, "the load goes on", func() string {
 			if got := l.sum("done") - n; got < 20 {
 				return fmt.Sprintf("%d operations", got)
 			}
@@ -160,7 +163,8 @@ func TestRestart(t *testing.T) {
 		if n := queuePairs(t); provider == "verbs" {
 			for _, name := range names {
 				if n[old[name]] == 0 || n[s.nodes[name].cmd.Process.Pid] != 0 {
-					t.Errorf("before: the worker of %s, %d, has %d queue pairs, its keeper %d", name, old[name], n[old[name]], n[s.nodes[name].cmd.Process.Pid])
+					t.Errorf("before: the worker of %s, %d, has %d queue pairs, its keeper %d", name, old[name],
+						n[old[name]], n[s.nodes[name].cmd.Process.Pid])
 				}
 			}
 		}
@@ -181,20 +185,24 @@ func TestRestart(t *testing.T) {
 			if now == old[n] || now == 0 {
 				t.Errorf("%s: the worker of %s is %d, and was %d", what, n, now, old[n])
 			}
-			if is.incarnation != was[n].incarnation || is.boot != was[n].boot+1 || !maps.Equal(is.epochs, was[n].epochs) {
+			if is.incarnation != was[n].incarnation || is.boot != was[n].boot+1 ||
+				!maps.Equal(is.epochs, was[n].epochs) {
 				t.Errorf("%s: %s is\n%+v and was\n%+v", what, n, is, was[n])
 			}
 			for pg, k := range is.keys {
-				if before := was[n].keys[pg]; provider == "verbs" && (k[0] == before[0] && k[2] == before[2] || k[1] == before[1] && k[3] == before[3]) {
+				if before := was[n].keys[pg]; provider == "verbs" &&
+					(k[0] == before[0] && k[2] == before[2] || k[1] == before[1] && k[3] == before[3]) {
 					t.Errorf("%s: placement group %d on %s has the keys %x, and had %x", what, pg, n, k, before)
 				}
 			}
 			if provider == "verbs" && (left[old[n]] != 0 || left[0] != 0 || left[now] == 0) {
-				t.Errorf("%s: the last worker of %s, %d, has %d queue pairs, the present one, %d, has %d, and processes that are gone %d",
+				t.Errorf("%s: the last worker of %s, %d, has %d queue pairs, the present one, %d, has %d, and "+
+					"processes that are gone %d",
 					what, n, old[n], left[old[n]], now, left[now], left[0])
 			}
 		}
-		rows = append(rows, []string{what, strings.Join(names, ", "), took.Round(time.Millisecond).String(), itoa(during), itoa(after)})
+		rows = append(rows, []string{what, strings.Join(names, ", "), took.Round(time.Millisecond).String(),
+			itoa(during), itoa(after)})
 	}
 	kill := func(names []string) {
 		for _, n := range names {
@@ -203,7 +211,7 @@ func TestRestart(t *testing.T) {
 				t.Errorf("kill the worker of %s: %v", n, err)
 			}
 			// Until it is reaped its adapter may still serve.
-			until(t, "the worker of "+n+" is gone", func() string {
+			testutil.UntilNone(t, "the worker of "+n+" is gone", func() string {
 				if s.nodes[n].worker() == pid {
 					return "it is there"
 				}
@@ -231,7 +239,8 @@ func TestRestart(t *testing.T) {
 	if err := l.check(); err != nil {
 		t.Error(err)
 	}
-	printTable(fmt.Sprintf("Workers of memory nodes replaced over %s, one copy, 2 workers writing: %d operations, %d with an unknown outcome, %d not done; %d keys written once are there",
+	printTable(fmt.Sprintf("Workers of memory nodes replaced over %s, one copy, 2 workers writing: %d operations, %d "+
+		"with an unknown outcome, %d not done; %d keys written once are there",
 		provider, l.sum("done", "refused", "unknown", "failed"), l.sum("unknown"), l.sum("failed"), len(l.acked)),
 		[]string{"how", "memory nodes", "all keys read again after", "verbs refused until then", "from then on"}, rows)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -50,16 +51,19 @@ func TestSecurityMatrix(t *testing.T) {
 	}{
 		{"READ with another namespace's rkey", rw, rw.readWR(their.heapRKey, their.heap, 64), access, theirs},
 		{"WRITE with another namespace's rkey", rw, rw.writeWR(their.heapRKey, their.heap), access, theirs},
-		{"CAS with another namespace's rkey", rw, rw.casWR(their.indexRKey, their.index+4096, 0, 1), access, theirIndex},
+		{"CAS with another namespace's rkey", rw, rw.casWR(their.indexRKey, their.index+4096, 0, 1), access,
+			theirIndex},
 		{"WRITE by a read-only session", ro, ro.writeWR(our.heapRKey, our.lastW), rights, ourEnd},
-		{"CAS by a read-only session", ro, ro.casWR(our.indexRKey, our.indexEnd-8, 0, 1), rights, target{other, our.indexRKey, our.indexEnd - 8, 8}},
+		{"CAS by a read-only session", ro, ro.casWR(our.indexRKey, our.indexEnd-8, 0, 1), rights,
+			target{other, our.indexRKey, our.indexEnd - 8, 8}},
 		{"WRITE to the index, which takes atomics only", rw, rw.writeWR(our.indexRKey, our.index), access, header},
 		{"CAS in the heap, which takes none", rw, rw.casWR(our.heapRKey, our.lastW, 0, 1), access, ourEnd},
 		{"READ one byte beyond the index", rw, rw.readWR(our.indexRKey, our.indexEnd-63, 64), access, header},
 		{"READ behind the index, where the heap begins", rw, rw.readWR(our.indexRKey, our.indexEnd, 8), access, header},
 		{"CAS behind the index", rw, rw.casWR(our.indexRKey, our.indexEnd, 0, 1), access, header},
 		{"WRITE one byte beyond the heap", rw, rw.writeWR(our.heapRKey, our.heapEnd-7), access, ourEnd},
-		{"WRITE before the heap, where the index ends", rw, rw.writeWR(our.heapRKey, our.heap-8), access, target{other, our.indexRKey, our.indexEnd - 8, 8}},
+		{"WRITE before the heap, where the index ends", rw, rw.writeWR(our.heapRKey, our.heap-8), access,
+			target{other, our.indexRKey, our.indexEnd - 8, 8}},
 		{"READ with an rkey one bit off", rw, rw.readWR(our.heapRKey^1, our.heap, 8), access, ourEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -92,7 +96,7 @@ func TestSecurityMatrix(t *testing.T) {
 		early.read(r.heapRKey, r.heap, 8)
 		reads, writes, swaps := g.mustConnect("m3"), g.mustConnect("m3"), g.mustConnect("m3")
 		s.must("drain", "m3")
-		until(t, "m3 holds nothing", func() string {
+		testutil.UntilNone(t, "m3 holds nothing", func() string {
 			st := s.status()
 			if n := st.GetNodeStats()[member(st.GetMap(), "m3").GetId()].GetRegisteredBytes(); n != 0 {
 				return itoa(n) + " bytes registered"
@@ -136,7 +140,7 @@ func TestSecurityMatrix(t *testing.T) {
 		q := g.mustConnect("m1")
 		before := other.read(our.heapRKey, our.lastW, 8)
 		q.read(our.heapRKey, our.heap, 8)
-		until(t, "the session is fenced", func() string {
+		testutil.UntilNone(t, "the session is fenced", func() string {
 			if l := s.life(g.id); l != dirpb.SessionLife_SESSION_FENCED {
 				return l.String()
 			}

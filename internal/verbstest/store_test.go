@@ -27,6 +27,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/tcp"
@@ -84,7 +85,8 @@ func host(i int) string {
 	return fmt.Sprintf("10.77.1.%d", i+1)
 }
 
-// openDevice opens the i-th adapter, or the device of another provider. It dials with TLS and logs unless conf and log are nil.
+// openDevice opens the i-th adapter, or the device of another provider. It dials with TLS and logs unless conf and log
+// are nil.
 func openDevice(t *testing.T, name string, i int, conf *tls.Config, log *slog.Logger) *rdma.Device {
 	t.Helper()
 	d, err := newDevice(name, nic(i), conf, log)
@@ -234,7 +236,7 @@ func (p *proc) signal(s syscall.Signal) {
 func (p *proc) stop() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP)
-	until(p.t, p.name+" is stopped", func() string {
+	testutil.UntilNone(p.t, p.name+" is stopped", func() string {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 		if err != nil {
 			p.t.Fatal(err)
@@ -262,21 +264,6 @@ func (p *proc) wait() int {
 		p.t.Fatalf("%s does not end within %v", p.name, patience)
 	}
 	return p.cmd.ProcessState.ExitCode()
-}
-
-// until polls until missing returns nothing.
-func until(t *testing.T, what string, missing func() string) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; {
-		left := missing()
-		if left == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v: %s", what, patience, left)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // environ is the environment without settings for kvd and kvctl.
@@ -316,15 +303,19 @@ func newStore(t *testing.T, lease time.Duration, nodes ...node) *store {
 	return newStoreTLS(t, nil, nil, lease, nodes...)
 }
 
-// newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil. These certificates are revoked.
-func newStoreTLS(t *testing.T, ca *identitytest.Authority, revoked []tls.Certificate, lease time.Duration, nodes ...node) *store {
+// newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil. These certificates are
+// revoked.
+func newStoreTLS(t *testing.T, ca *identitytest.Authority, revoked []tls.Certificate, lease time.Duration,
+	nodes ...node) *store {
 	t.Helper()
 	s := &store{t: t, nodes: map[string]*proc{}, logs: map[*client.Client]*buffer{}, ca: ca}
 	if ca != nil {
 		s.conf, s.crl = ca.Config(ca.Role("operator", "ops")), ca.Revoke(revoked...)
 	}
-	d := spawn(t, "directory", environ(), append([]string{filepath.Join(bin, "kvd"), "directory", "--id", "d1", "--data-dir", t.TempDir(),
-		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--bootstrap", "--lease", lease.String(), "--scrub-interval", "0"}, s.certificate("directory", "127.0.0.1")...)...).ready()
+	d := spawn(t, "directory", environ(),
+		append([]string{filepath.Join(bin, "kvd"), "directory", "--id", "d1", "--data-dir", t.TempDir(),
+			"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--bootstrap", "--lease", lease.String(),
+			"--scrub-interval", "0"}, s.certificate("directory", "127.0.0.1")...)...).ready()
 	s.addr = d.at["directory"]
 	s.rpc = s.caller(s.conf)
 	s.start(nodes...)
@@ -337,7 +328,9 @@ func (s *store) certificate(role, address string) []string {
 	if s.ca == nil {
 		return nil
 	}
-	ca, cert, key := s.ca.Files(s.ca.Role(role, "it", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.ParseIP(address)} }))
+	ca, cert, key := s.ca.Files(s.ca.Role(role, "it", func(c *x509.Certificate) {
+		c.IPAddresses = []net.IP{net.ParseIP(address)}
+	}))
 	return []string{"--tls-ca", ca, "--tls-cert", cert, "--tls-key", key, "--tls-crl", s.crl}
 }
 
@@ -368,7 +361,8 @@ func (s *store) start(nodes ...node) {
 }
 
 func (s *store) memnode(n node) []string {
-	argv := []string{filepath.Join(bin, "kvd"), "memnode", "--name", n.name, "--directory", s.addr, "--memory", "128MiB",
+	argv := []string{filepath.Join(bin, "kvd"), "memnode", "--name", n.name, "--directory", s.addr, "--memory",
+		"128MiB",
 		"--janitor=false", "--shm-socket", "off", "--listen-tcp", "off"}
 	if s.ca == nil {
 		argv = append(argv, "--insecure")
@@ -489,7 +483,8 @@ func (s *store) namespaceOf(owner, name string, replicas int, bytes uint64) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	err := s.rpc.CallOnce(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(replicas), BytesPerNode: bytes, Shards: 4, Owner: owner})
+		_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(replicas),
+			BytesPerNode: bytes, Shards: 4, Owner: owner})
 		return err
 	})
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -49,9 +50,9 @@ func (x *tenants) refused(what string, err error, want string) {
 	}
 }
 
-// TestTenants has a client, over TLS, try all there is to get at another tenant's memory. Nobody connects but with a session's
-// token, and only as the session's owner while the session lives; the adapter refuses the other tenant's rkeys; and
-// no byte changes.
+// TestTenants has a client, over TLS, try all there is to get at another tenant's memory. Nobody connects but with a
+// session's token, and only as the session's owner while the session lives; the adapter refuses the other tenant's
+// rkeys; and no byte changes.
 func TestTenants(t *testing.T) {
 	needs(t, "1")
 	x := &tenants{t: t, ca: identitytest.New(t)}
@@ -62,11 +63,14 @@ func TestTenants(t *testing.T) {
 	x.annConf, x.bobConf, x.annRPC = annConf, bobConf, annRPC
 	x.s.namespaceOf(ann, "ours", 2, 16<<20)
 	x.s.namespaceOf(bob, "theirs", 2, 8<<20)
-	x.ann, x.bob = x.s.guesserAs(annRPC, annConf, "ours", false, true), x.s.guesserAs(bobRPC, bobConf, "theirs", false, true)
+	x.ann, x.bob = x.s.guesserAs(annRPC, annConf, "ours", false, true), x.s.guesserAs(bobRPC, bobConf, "theirs", false,
+		true)
 
 	ours, witness := x.ann.region("m1"), x.ann.mustConnect("m1")
 	bytesOfOurs := func() []byte {
-		return bytes.Join([][]byte{witness.read(ours.indexRKey, ours.index, 64), witness.read(ours.indexRKey, ours.index+4096, 64), witness.read(ours.heapRKey, ours.heap, 64)}, nil)
+		return bytes.Join(
+			[][]byte{witness.read(ours.indexRKey, ours.index, 64), witness.read(ours.indexRKey, ours.index+4096, 64),
+				witness.read(ours.heapRKey, ours.heap, 64)}, nil)
 	}
 	before := bytesOfOurs()
 	x.stealBytes(ours) // by connections that are his to make
@@ -109,19 +113,22 @@ func (x *tenants) forgeTokens() {
 	for i := range good {
 		x.ann.token = bytes.Clone(good)
 		x.ann.token[i] ^= 1 << (i % 8)
-		if _, err := x.ann.connect("m1"); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session token") {
+		if _, err := x.ann.connect("m1"); !errors.Is(err, rdma.ErrRefused) ||
+			!strings.Contains(err.Error(), "session token") {
 			x.t.Errorf("a token with another byte %d: %v, want a refusal", i, err)
 		}
 	}
 	x.ann.token = good
 	x.rows = append(x.rows, []string{fmt.Sprintf("a token with any of its %d bytes altered", len(good)), "refused"})
 	elsewhere := newStoreTLS(x.t, x.ca, nil, time.Minute, node{"m9", 2, nil})
-	x.refused("a token on the memory node of another cluster", x.stranger(elsewhere, "m9", x.annConf, good), "signature")
+	x.refused("a token on the memory node of another cluster", x.stranger(elsewhere, "m9", x.annConf, good),
+		"signature")
 }
 
 // showOthersTokens shows a good token with other certificates than its owner's.
 func (x *tenants) showOthersTokens() {
-	x.refused("another client's certificate, with a good token", x.stranger(x.s, "m1", x.bobConf, x.ann.token), "the session token is another identity's")
+	x.refused("another client's certificate, with a good token", x.stranger(x.s, "m1", x.bobConf, x.ann.token),
+		"the session token is another identity's")
 	stranger := identitytest.New(x.t)
 	strange := stranger.Config(stranger.Role("client", "ann"))
 	strange.RootCAs = x.ca.Pool
@@ -136,7 +143,8 @@ func (x *tenants) showOthersTokens() {
 	}{
 		{"no TLS", nil, "", true},
 		{"no certificate", bare, "certificate required", true},
-		{"a certificate that has expired", x.ca.Config(x.ca.Role("client", "ann", expired)), "expired certificate", true},
+		{"a certificate that has expired", x.ca.Config(x.ca.Role("client", "ann", expired)), "expired certificate",
+			true},
 		{"a certificate that was revoked", x.ca.Config(x.stolen), "bad certificate", true},
 		{"a certificate of another authority", strange, "unknown certificate authority", true},
 		{"a certificate without an identity", x.ca.Config(x.ca.Leaf()), "the certificate has no identity", false},
@@ -145,7 +153,8 @@ func (x *tenants) showOthersTokens() {
 		err := x.stranger(x.s, "m1", c.conf, x.ann.token)
 		if what := c.what + ", with a good token"; !c.tls {
 			x.refused(what, err, c.want)
-		} else if x.rows = append(x.rows, []string{what, strings.TrimSuffix("hung up on: "+c.want, ": ")}); err == nil || !strings.Contains(err.Error(), c.want) {
+		} else if x.rows = append(x.rows, []string{what, strings.TrimSuffix("hung up on: "+c.want, ": ")}); err ==
+			nil || !strings.Contains(err.Error(), c.want) {
 			x.t.Errorf("%s: %v, want %q", what, err, c.want)
 		}
 	}
@@ -159,7 +168,8 @@ func (x *tenants) showNoTokens() {
 		if !sessions.Has(r) {
 			want = "has the role " + r.String()
 		}
-		x.refused("no token, as "+r.String(), x.stranger(x.s, "m1", x.ca.Config(x.ca.Role(r.String(), "it")), make([]byte, len(x.ann.token))), want)
+		x.refused("no token, as "+r.String(), x.stranger(x.s, "m1", x.ca.Config(x.ca.Role(r.String(), "it")),
+			make([]byte, len(x.ann.token))), want)
 	}
 }
 
@@ -193,7 +203,9 @@ func (x *tenants) rotateKeys() {
 		if cancel(); err != nil {
 			x.t.Fatal(err)
 		}
-		until(x.t, "memory nodes have the key", func() string { return strings.Join(x.s.status().GetKeyUse().GetNodesBehind(), ", ") })
+		testutil.UntilNone(x.t, "memory nodes have the key", func() string {
+			return strings.Join(x.s.status().GetKeyUse().GetNodesBehind(), ", ")
+		})
 		if _, err := x.ann.connect("m1"); n == 0 && err != nil {
 			x.t.Errorf("a token of the key before: %v", err)
 		} else if n == 1 {
@@ -216,7 +228,8 @@ func (x *tenants) replayTokens(ours region) {
 	if got := q.do(lapsed.writeWR(ours.heapRKey, ours.heap)); got == success {
 		x.t.Error("a fenced session writes")
 	}
-	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not connected"}} {
+	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not " +
+		"connected"}} {
 		_, err := lapsed.connect(m.name)
 		x.refused("a token after its session was fenced"+m.where, err, "the session has ended")
 		_, err = closed.connect(m.name)
@@ -228,7 +241,8 @@ func (x *tenants) replayTokens(ours region) {
 func (x *tenants) revokeAccess(ours region) {
 	conf, carl, rpc := x.client("carl")
 	x.s.callAs(x.annRPC, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: "ours", Access: &dirpb.Access{Who: carl, Right: dirpb.Right_RIGHT_WRITE}})
+		_, err := d.GrantAccess(ctx, &dirpb.GrantAccessRequest{
+			Namespace: "ours", Access: &dirpb.Access{Who: carl, Right: dirpb.Right_RIGHT_WRITE}})
 		return err
 	})
 	g := x.s.guesserAs(rpc, conf, "ours", false, false)
@@ -246,7 +260,8 @@ func (x *tenants) revokeAccess(ours region) {
 	if got := q.do(g.writeWR(ours.heapRKey, ours.heap)); got == success {
 		x.t.Error("a client whose right was revoked writes")
 	}
-	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not connected"}} {
+	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not " +
+		"connected"}} {
 		_, err := g.connect(m.name)
 		x.refused("a token after its owner's right was revoked"+m.where, err, "the session has ended")
 	}
@@ -265,7 +280,7 @@ func (x *tenants) revokeAccess(ours region) {
 // fenced waits until all memory nodes have confirmed that a session is.
 func (x *tenants) fenced(g *guesser) {
 	x.t.Helper()
-	until(x.t, fmt.Sprintf("session %d is fenced", g.id), func() string {
+	testutil.UntilNone(x.t, fmt.Sprintf("session %d is fenced", g.id), func() string {
 		if l := x.s.life(g.id); l != dirpb.SessionLife_SESSION_FENCED {
 			return l.String()
 		}

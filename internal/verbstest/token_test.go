@@ -6,12 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token/tokentest"
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Over verbs, too, nobody gets a queue pair with a token that the directory did not sign, at a memory node without a region
-// of its namespace, or once its key has been replaced twice; what is connected goes on.
+// Over verbs, too, nobody gets a queue pair with a token that the directory did not sign, at a memory node without a
+// region of its namespace, or once its key has been replaced twice; what is connected goes on.
 func TestTokens(t *testing.T) {
 	needs(t, "1")
 	s := newStore(t, 2*time.Second, node{"m1", 0, []string{"--janitor"}})
@@ -41,7 +42,7 @@ func TestTokens(t *testing.T) {
 	g.mustConnect("m1")
 	s.must("keys", "rotate", "--force")
 	s.must("keys", "rotate", "--force")
-	until(t, "the token's key is dropped", func() string { // when m1 has heard of it
+	testutil.UntilNone(t, "the token's key is dropped", func() string { // when m1 has heard of it
 		err := shown("m1", good)
 		if err == nil {
 			return "the token is taken"

@@ -1,8 +1,8 @@
 // Package webget asks a process for one page, as `kvd health` and `kvctl support bundle` do.
 //
-// It leaves what the page means to its caller. Start with [Get], which may be called concurrently; the bytes that it gives are
-// the caller's. Each question has a connection of its own, as in HTTP/1.0 (RFC 1945). http.Client would keep connections,
-// follow redirects and know proxies, which nobody needs here. It is the larger part of net/http.
+// It leaves what the page means to its caller. Start with [Get], which may be called concurrently; the bytes that it
+// gives are the caller's. Each question has a connection of its own, as in HTTP/1.0 (RFC 1945). http.Client would keep
+// connections, follow redirects and know proxies, which nobody needs here. It is the larger part of net/http.
 package webget
 
 import (

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,14 +27,18 @@ const limit = 1000
 // TestGet: pages of any form, but for those that are too long, as Go's server sends them.
 func TestGet(t *testing.T) {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /page", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s %s", r.Proto, r.URL.RawQuery) })
+	mux.HandleFunc("GET /page", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s", r.Proto, r.URL.RawQuery)
+	})
 	mux.HandleFunc("GET /parts", func(w http.ResponseWriter, _ *http.Request) {
 		for range 10 {
 			_, _ = io.WriteString(w, strings.Repeat("x", limit/10))
 			_ = http.NewResponseController(w).Flush()
 		}
 	})
-	mux.HandleFunc("GET /long", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, strings.Repeat("x", limit+1)) })
+	mux.HandleFunc("GET /long", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, strings.Repeat("x", limit+1))
+	})
 	mux.HandleFunc("GET /away", func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/page", http.StatusFound)
 	})
@@ -76,14 +80,16 @@ func TestGet(t *testing.T) {
 				t.Fatal(err)
 			}
 			status, page, err := Get(t.Context(), u, from.creds, limit)
-			if status != c.status || string(page) != c.page || (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), u.String())) {
+			if status != c.status || string(page) != c.page || (err == nil) != (c.err == "") || err != nil &&
+				(!strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), u.String())) {
 				t.Errorf("%s: %d, %q, %v", u, status, page, err)
 			}
 		}
 	}
 }
 
-// TestGetOfOthers: whoever does not answer as a web server does is an error in bounded time and memory, which names the address.
+// TestGetOfOthers: whoever does not answer as a web server does is an error in bounded time and memory, which names the
+// address.
 func TestGetOfOthers(t *testing.T) {
 	endless := strings.Repeat("X-Header: x\r\n", 1+headBytes/13)
 	for _, c := range []struct{ name, says, err string }{
@@ -94,11 +100,7 @@ func TestGetOfOthers(t *testing.T) {
 		{"an endless head", "HTTP/1.1 200 OK\r\n" + endless, "more than 64 KiB come before the page"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			lis, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lis.Close()
+			lis := testutil.Listen(t)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -117,7 +119,8 @@ func TestGetOfOthers(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if status, page, err := Get(ctx, &url.URL{Scheme: "http", Host: lis.Addr().String()}, nil, limit); err == nil ||
+			if status, page, err := Get(ctx, &url.URL{Scheme: "http", Host: lis.Addr().String()}, nil, limit); err ==
+				nil ||
 				!strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), lis.Addr().String()) {
 				t.Errorf("%d, %q, %v; want %q", status, page, err, c.err)
 			}
@@ -125,10 +128,12 @@ func TestGetOfOthers(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := Get(ctx, &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, nil, limit); !errors.Is(err, context.Canceled) {
+	if _, _, err := Get(ctx, &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, nil, limit); !errors.Is(
+		err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
-	if _, _, err := Get(t.Context(), &url.URL{Scheme: "ftp", Host: "127.0.0.1:1"}, nil, limit); err == nil || !strings.Contains(err.Error(), "want http or https") {
+	if _, _, err := Get(t.Context(), &url.URL{Scheme: "ftp", Host: "127.0.0.1:1"}, nil, limit); err == nil ||
+		!strings.Contains(err.Error(), "want http or https") {
 		t.Errorf("ftp: %v", err)
 	}
 }

@@ -20,9 +20,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Creds is c for connections to want, such as "a directory node's gRPC port", whose errors name the likely mistake. begun, unless nil, is called
-// once for each connection: with nil when the other end has said what it should, else with the error. A connection is
-// in clear unless the credentials say that they are TLS.
+// Creds is c for connections to want, such as "a directory node's gRPC port", whose errors name the likely mistake.
+// begun, unless nil, is called once for each connection: with nil when the other end has said what it should, else with
+// the error. A connection is in clear unless the credentials say that they are TLS.
 func Creds(c credentials.TransportCredentials, want string, begun func(error)) credentials.TransportCredentials {
 	if begun == nil {
 		begun = func(error) {}
@@ -40,7 +40,8 @@ func (e *explaining) Clone() credentials.TransportCredentials {
 	return &explaining{e.TransportCredentials.Clone(), e.want, e.begun}
 }
 
-func (e *explaining) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (e *explaining) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	conn, info, err := e.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	secret := e.Info().SecurityProtocol == "tls"
 	if err != nil && secret {
@@ -58,7 +59,8 @@ func (e *explaining) handshake(ctx context.Context, err error) error {
 	record := tls.RecordHeaderError{}
 	switch {
 	case errors.As(err, &record) && isSettings(record.RecordHeader[:]):
-		return &Error{"it speaks gRPC in clear, not TLS: leave out --tls-ca, or give the other end its certificate", err}
+		return &Error{"it speaks gRPC in clear, not TLS: leave out --tls-ca, or give the other end its certificate",
+			err}
 	case errors.As(err, &record):
 		return e.other(record.RecordHeader[:], err)
 	case strings.Contains(err.Error(), "missing selected ALPN property"): // gRPC has no other sign
@@ -81,7 +83,8 @@ func (e *Error) Error() string { return e.text }
 
 func (e *Error) Unwrap() error { return e.err }
 
-// ended tells whether err is that the other end closed the connection, with or without having read all that it was sent.
+// ended tells whether err is that the other end closed the connection, with or without having read all that it was
+// sent.
 func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }
 
 // listening is a connection of whose other end the first words are looked at.
@@ -144,8 +147,8 @@ var protocols = []struct{ begins, name string }{
 	{"\x16\x03", speaksTLS},
 }
 
-// isSettings tells whether b is the beginning of HTTP/2, as far as it goes: a SETTINGS frame, on no stream and no longer than a
-// server has settings.
+// isSettings tells whether b is the beginning of HTTP/2, as far as it goes: a SETTINGS frame, on no stream and no
+// longer than a server has settings.
 func isSettings(b []byte) bool {
 	frame := []byte{0, 0, 0, 4}
 	for i := range min(len(b), len(frame)) {

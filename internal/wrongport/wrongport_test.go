@@ -21,14 +21,12 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // serves has every connection to the address that it returns handled by handle, which closes it.
 func serves(t *testing.T, handle func(net.Conn)) string {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -59,24 +57,19 @@ func answers(what string) func(net.Conn) {
 }
 
 func web(t *testing.T, conf *tls.Config) string {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	if conf != nil {
 		lis = tls.NewListener(lis, conf)
 	}
-	s := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
+	s := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute,
+		ErrorLog: log.New(io.Discard, "", 0)}
 	go s.Serve(lis)
 	t.Cleanup(func() { s.Close() })
 	return lis.Addr().String()
 }
 
 func rpc(t *testing.T, conf *tls.Config) string {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	var o []grpc.ServerOption
 	if conf != nil {
 		o = append(o, grpc.Creds(credentials.NewTLS(conf)))
@@ -102,11 +95,15 @@ func TestLikelyMistake(t *testing.T) {
 	}{
 		{"gRPC in clear", rpc(t, nil), "", "it speaks gRPC in clear, not TLS: leave out --tls-ca"},
 		{"gRPC by TLS", rpc(t, conf), "it may want TLS (--tls-ca)", ""},
-		{"gRPC by others' TLS", rpc(t, foreign.Config(foreign.Role("directory", "d"))), "it may want TLS (--tls-ca)", "certificate signed by unknown authority"},
+		{"gRPC by others' TLS", rpc(t, foreign.Config(foreign.Role("directory", "d"))), "it may want TLS (--tls-ca)",
+			"certificate signed by unknown authority"},
 		{"HTTP", web(t, nil), "it speaks HTTP/1", "it speaks HTTP/1"},
-		{"HTTPS", web(t, conf), "it may want TLS (--tls-ca), or is not the port", "it speaks TLS, but not gRPC: is it the port?"},
-		{"Redis", serves(t, answers("-ERR unknown command 'PRI'\r\n")), "it speaks Redis's protocol: is it the port?", ""},
-		{"Redis with a password", serves(t, answers("-NOAUTH Authentication required.\r\n")), "it speaks Redis's protocol: is it the port?", ""},
+		{"HTTPS", web(t, conf), "it may want TLS (--tls-ca), or is not the port",
+			"it speaks TLS, but not gRPC: is it the port?"},
+		{"Redis", serves(t, answers("-ERR unknown command 'PRI'\r\n")), "it speaks Redis's protocol: is it the port?",
+			""},
+		{"Redis with a password", serves(t, answers("-NOAUTH Authentication required.\r\n")),
+			"it speaks Redis's protocol: is it the port?", ""},
 		{"memcached", serves(t, answers("ERROR\r\n")), "it speaks memcached's protocol: is it the port?", ""},
 		{"SSH", serves(t, func(c net.Conn) {
 			_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.2\r\n")
@@ -120,8 +117,10 @@ func TestLikelyMistake(t *testing.T) {
 			_, _ = io.WriteString(c, "\x00\x01secret")
 			_, _ = io.Copy(io.Discard, c)
 		}), `another protocol (it began with "\x00\x01secret"): is it the port?`, `another protocol (it began with "\x00\x01sec"): is it the port?`},
-		{"closes", closes, "it ends connections in clear: it may want TLS (--tls-ca), or is not the port", "it ends connections that begin with TLS: is it the port?"},
-		{"closes after a byte", reads, "it ends connections in clear: it may want TLS (--tls-ca), or is not the port", "it ends connections that begin with TLS: is it the port?"},
+		{"closes", closes, "it ends connections in clear: it may want TLS (--tls-ca), or is not the port",
+			"it ends connections that begin with TLS: is it the port?"},
+		{"closes after a byte", reads, "it ends connections in clear: it may want TLS (--tls-ca), or is not the port",
+			"it ends connections that begin with TLS: is it the port?"},
 		{"silent", silent, "it says nothing: is it the port?", "it does not answer in TLS: is it the port?"},
 	} {
 		for how, want := range map[string]string{"in clear": c.clear, "by TLS": c.secret} {
@@ -135,19 +134,21 @@ func TestLikelyMistake(t *testing.T) {
 					creds = credentials.NewTLS(auth.Config(auth.Role("operator", "ann")))
 				}
 				begun := make(chan error, 100)
-				conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(Creds(creds, "the port", func(err error) {
-					select {
-					case begun <- err:
-					default:
-					}
-				})), grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 100 * time.Millisecond}))
+				conn, err := grpc.NewClient("passthrough:///"+c.addr,
+					grpc.WithTransportCredentials(Creds(creds, "the port", func(err error) {
+						select {
+						case begun <- err:
+						default:
+						}
+					})), grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 100 * time.Millisecond}))
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer conn.Close()
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
-				_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(want == ""))
+				_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{},
+					grpc.WaitForReady(want == ""))
 				told := <-begun
 				if want == "" {
 					if err != nil || told != nil {

@@ -240,7 +240,8 @@ func (g *Generator) Next() Request {
 	for _, c := range [...]struct {
 		op    Op
 		share int
-	}{{Read, g.w.Read}, {Update, g.w.Update}, {Insert, g.w.Insert}, {Scan, g.w.Scan}, {ReadModifyWrite, g.w.ReadModifyWrite}} {
+	}{{Read, g.w.Read}, {Update, g.w.Update}, {Insert, g.w.Insert}, {Scan, g.w.Scan},
+		{ReadModifyWrite, g.w.ReadModifyWrite}} {
 		if p -= c.share; p >= 0 {
 			continue
 		}

@@ -98,7 +98,8 @@ func TestMixes(t *testing.T) {
 				t.Fatalf("%s: %v of %d records", w.Name, r.Op, r.ScanLen)
 			}
 		}
-		for op, share := range map[Op]int{Read: w.Read, Update: w.Update, Insert: w.Insert, Scan: w.Scan, ReadModifyWrite: w.ReadModifyWrite} {
+		for op, share := range map[Op]int{Read: w.Read, Update: w.Update, Insert: w.Insert, Scan: w.Scan,
+			ReadModifyWrite: w.ReadModifyWrite} {
 			if math.Abs(got[op]/draws*100-float64(share)) > 0.8 {
 				t.Errorf("%s: %.2f%% %v, want %d%%", w.Name, got[op]/draws*100, op, share)
 			}
@@ -200,7 +201,8 @@ func TestKeyspaceHasNoGaps(t *testing.T) {
 }
 
 func TestSeedsRepeat(t *testing.T) {
-	a, b, c := generator(t, "E", 0, NewKeyspace(100), 1), generator(t, "E", 0, NewKeyspace(100), 1), generator(t, "E", 0, NewKeyspace(100), 2)
+	a, b, c := generator(t, "E", 0, NewKeyspace(100), 1), generator(t, "E", 0, NewKeyspace(100), 1),
+		generator(t, "E", 0, NewKeyspace(100), 2)
 	same := 0
 	for range 1000 {
 		ra, rb, rc := a.Next(), b.Next(), c.Next()
@@ -217,7 +219,8 @@ func TestSeedsRepeat(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	for n, want := range map[uint64]string{0: "user000000000000", 7: "user000000000007", 123456789012: "user123456789012"} {
+	for n, want := range map[uint64]string{0: "user000000000000", 7: "user000000000007",
+		123456789012: "user123456789012"} {
 		if got := string(Key(nil, n)); got != want || len(got) != KeyLen {
 			t.Errorf("Key(%d) = %q, want %q", n, got, want)
 		}

@@ -163,8 +163,8 @@ type Caps struct {
 	MaxInline int // bytes
 	MaxMsg    int // bytes of one READ or WRITE
 	MaxSendWR int // WRs outstanding on one QP
-	// WholeBytes: a READ or WRITE of so many bytes, or fewer, moves aligned 8-byte words whole. A longer one, or one
-	// with a Value, may move any byte by itself. At least LeastWholeBytes.
+	// WholeBytes: a READ or WRITE of at most these bytes moves aligned 8-byte words whole. A longer one, or one with a
+	// Value, may move any byte by itself. At least LeastWholeBytes.
 	WholeBytes int
 	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
 	// AnyMemory or Sums, with buffers of its own and a copy.

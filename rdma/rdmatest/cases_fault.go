@@ -243,7 +243,8 @@ func connectionReadOnly(t *testing.T, e *Env) {
 		wcs, err := l.Do(l.Read(mr, 0, l.Word()), w, l.Read(mr, 0, l.Word()))
 		e.Must(err)
 		// Adapters call what the connection may not do an invalid request.
-		if len(wcs) != 3 || wcs[0].Status != driver.Success || wcs[1].Status != driver.RemAccessErr && wcs[1].Status != driver.RemInvReqErr || wcs[2].Status != driver.WRFlushErr {
+		if len(wcs) != 3 || wcs[0].Status != driver.Success || wcs[1].Status != driver.RemAccessErr &&
+			wcs[1].Status != driver.RemInvReqErr || wcs[2].Status != driver.WRFlushErr {
 			t.Fatalf("%s through a READ connection gave %+v", op, wcs)
 		}
 		if Le(mr.Bytes()) != 0x4242424242424242 {
@@ -401,7 +402,8 @@ func flushAfterFault(t *testing.T, e *Env) {
 
 func postAfterFault(t *testing.T, e *Env) {
 	l := e.Dial()
-	refused(e, l, "a WRITE without the right", l.Write(e.Memory(64, rdma.AccessRemoteRead), 0, l.Word()), driver.RemAccessErr)
+	refused(e, l, "a WRITE without the right", l.Write(e.Memory(64, rdma.AccessRemoteRead), 0, l.Word()),
+		driver.RemAccessErr)
 	for range 3 {
 		noPost(e, l, "posting again")
 	}

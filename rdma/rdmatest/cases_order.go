@@ -334,13 +334,14 @@ func unsignaledFailure(t *testing.T, e *Env) {
 	r.Flags, w.Flags, behind.Flags = 0, 0, 0
 	wcs, err := l.Do(r, w, behind)
 	e.Must(err)
-	if len(wcs) != 2 || wcs[0].ID != 1 || wcs[0].Status != driver.RemAccessErr || wcs[1].ID != 2 || wcs[1].Status != driver.WRFlushErr {
+	if len(wcs) != 2 || wcs[0].ID != 1 || wcs[0].Status != driver.RemAccessErr || wcs[1].ID != 2 ||
+		wcs[1].Status != driver.WRFlushErr {
 		t.Fatalf("an unsignaled READ, a refused unsignaled WRITE and an unsignaled READ gave %+v", wcs)
 	}
 }
 
-// refused posts w among good WRITEs, so many that a provider may look at the chain as a whole before it executes it, and checks that w
-// fails with want, that what is before it took effect and nothing else, and that the QP is in error.
+// refused posts w among good WRITEs, so many that a provider may look at the chain as a whole before it executes it,
+// and checks that w fails with want, that what is before it took effect and nothing else, and that the QP is in error.
 func refused(e *Env, l *Lane, what string, w rdma.WR, want driver.Status) {
 	e.T.Helper()
 	good := e.Memory(24, All)
@@ -354,8 +355,10 @@ func refused(e *Env, l *Lane, what string, w rdma.WR, want driver.Status) {
 	for i := range wcs {
 		got[i] = wcs[i].Status
 	}
-	if len(got) != 4 || got[0] != driver.Success || got[1] != driver.Success || got[2] != want || got[3] != driver.WRFlushErr {
-		e.T.Fatalf("%s: two good WRITEs, it, and a WRITE behind it completed %v, want SUCCESS, SUCCESS, %v, WR_FLUSH_ERR", what, got, want)
+	if len(got) != 4 || got[0] != driver.Success || got[1] != driver.Success || got[2] != want ||
+		got[3] != driver.WRFlushErr {
+		e.T.Fatalf("%s: two good WRITEs, it, and a WRITE behind it completed %v, want SUCCESS, SUCCESS, %v, "+
+			"WR_FLUSH_ERR", what, got, want)
 	}
 	if o := (&rdma.WCError{WC: wcs[2]}).Applied(); o != rdma.No {
 		e.T.Errorf("%s: a refused WR %v", what, o)

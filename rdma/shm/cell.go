@@ -53,8 +53,9 @@ func (c *cell) endOp(seq uint64) {
 	atomic.StoreUint64(&c.seq, seq+2)
 }
 
-// setSeq stores QP.seq, which Close loads on another goroutine. The next instruction that the order matters for is beginOp's
-// exchange, so a plain store will do where endOp's does; the race detector, which knows nothing of that, is not asked.
+// setSeq stores QP.seq, which Close loads on another goroutine. The next instruction that the order matters for is
+// beginOp's exchange, so a plain store will do where endOp's does; the race detector, which knows nothing of that, is
+// not asked.
 //
 //go:norace
 func setSeq(seq *uint64, to uint64) {
@@ -189,8 +190,8 @@ func storeOdd(dst, src unsafe.Pointer, n uintptr) {
 
 func bytes8(p unsafe.Pointer) []byte { return unsafe.Slice((*byte)(p), 8) }
 
-// casTries is how often a word may go away from what a CAS expects, and come back to it, while the CAS is at it. Others that
-// work on the word do not come near; one that wants to hold up the CAS might.
+// casTries is how often a word may go away from what a CAS expects, and come back to it, while the CAS is at it. Others
+// that work on the word do not come near; one that wants to hold up the CAS might.
 const casTries = 1 << 16
 
 // compareAndSwap returns the word found, if it could tell.

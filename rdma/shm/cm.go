@@ -299,7 +299,8 @@ func (l *Listener) newPeer(c *net.UnixConn) (*peer, error) {
 		}
 		// SO_PEERPIDFD (Linux 6.5) cannot meet another process with a
 		// recycled pid.
-		if p.pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); errors.Is(err, unix.ENOPROTOOPT) {
+		if p.pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); errors.Is(
+			err, unix.ENOPROTOOPT) {
 			p.pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
 		}
 	})
@@ -614,7 +615,8 @@ func decodeHello(b []byte) (private []byte, err error) {
 	case len(b) < helloSize || binary.LittleEndian.Uint64(b) != magic:
 		return nil, fmt.Errorf("%w: no hello", ErrProtocol)
 	case binary.LittleEndian.Uint32(b[8:]) != version:
-		return nil, fmt.Errorf("%w: dialer %d, memory node %d: upgrade the older of the two", ErrVersion, binary.LittleEndian.Uint32(b[8:]), version)
+		return nil, fmt.Errorf("%w: dialer %d, memory node %d: upgrade the older of the two", ErrVersion,
+			binary.LittleEndian.Uint32(b[8:]), version)
 	case binary.LittleEndian.Uint32(b[12:]) != 0:
 		return nil, fmt.Errorf("%w: reserved bits in hello", ErrProtocol)
 	case len(b) > helloSize+driver.MaxPrivate:
@@ -662,7 +664,8 @@ func readWelcome(c *net.UnixConn) (tableBytes uint32, fds []int, err error) {
 	case refused:
 		return 0, fds, fmt.Errorf("%w: %s", driver.ErrRefused, bytes.ToValidUTF8(b[welcomeSize:], []byte("?")))
 	case accepted:
-		if len(fds) != 2 || n != welcomeSize || tableBytes < 8 || tableBytes%8 != 0 || binary.LittleEndian.Uint32(b[20:]) != 0 {
+		if len(fds) != 2 || n != welcomeSize || tableBytes < 8 || tableBytes%8 != 0 ||
+			binary.LittleEndian.Uint32(b[20:]) != 0 {
 			return 0, fds, fmt.Errorf("%w: bad welcome", ErrProtocol)
 		}
 		return tableBytes, fds, nil

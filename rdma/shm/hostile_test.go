@@ -91,8 +91,8 @@ func scribble(t *testing.T, write func()) (stop func()) {
 	return stop
 }
 
-// Close ends whatever the memory node writes to the control cell, and it ends no earlier than a PostSend of another goroutine
-// has: that one's memory is not unmapped under it.
+// Close ends whatever the memory node writes to the control cell, and it ends no earlier than a PostSend of another
+// goroutine has: that one's memory is not unmapped under it.
 func TestHostileCell(t *testing.T) {
 	for name, write := range map[string]func(c *cell){
 		"odd":            func(c *cell) { atomic.StoreUint64(&c.seq, 1) },
@@ -109,7 +109,8 @@ func TestHostileCell(t *testing.T) {
 			must(t, err)
 			t.Cleanup(func() { must(t, m.Free()) })
 			h := newHostile(t, Options{}, func(conn *net.UnixConn, r request) {
-				_ = answer{id: r.id, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1, n: regionBytes, fileBytes: regionBytes, fd: m.FD}.send(conn)
+				_ = answer{id: r.id, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1,
+					n: regionBytes, fileBytes: regionBytes, fd: m.FD}.send(conn)
 			})
 			atomic.StoreUint64(&h.table[1], 1)
 			scribble(t, func() { write(h.cell) })
@@ -154,7 +155,8 @@ func TestUnbarred(t *testing.T) {
 	}
 }
 
-// A PostSend waits RequestTimeout for all of the rkeys that it asks for, however many a memory node answers just in time.
+// A PostSend waits RequestTimeout for all of the rkeys that it asks for, however many a memory node answers just in
+// time.
 func TestSlowAnswers(t *testing.T) {
 	const limit, chain = 200 * time.Millisecond, 50
 	m, err := mem.Alloc(4096, driver.AllocOptions{Shared: true})
@@ -162,7 +164,8 @@ func TestSlowAnswers(t *testing.T) {
 	t.Cleanup(func() { must(t, m.Free()) })
 	h := newHostile(t, Options{RequestTimeout: limit}, func(c *net.UnixConn, r request) {
 		time.Sleep(limit / 4)
-		_ = answer{id: r.id, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1, n: 4096, fileBytes: 4096, fd: m.FD}.send(c)
+		_ = answer{id: r.id, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1, n: 4096,
+			fileBytes: 4096, fd: m.FD}.send(c)
 	})
 	atomic.StoreUint64(&h.table[1], 1)
 	var wrs []driver.WR
@@ -189,7 +192,8 @@ func TestHostileWords(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, m.Free()) })
 	h := newHostile(t, Options{}, func(c *net.UnixConn, r request) {
-		_ = answer{id: r.id, status: driver.Success, access: remoteRights, slot: 1, gen: 1, n: 4096, fileBytes: 4096, fd: m.FD}.send(c)
+		_ = answer{id: r.id, status: driver.Success, access: remoteRights, slot: 1, gen: 1, n: 4096, fileBytes: 4096,
+			fd: m.FD}.send(c)
 	})
 	word := words(m.Bytes)
 	scribble(t, func() {
@@ -202,7 +206,8 @@ func TestHostileWords(t *testing.T) {
 		var wcs [4]driver.WC
 		for range 2000 {
 			cas := h.wr(driver.OpCmpAndSwp, 7, 8)
-			if _, err := h.q.PostSend([]driver.WR{cas, h.wr(driver.OpFetchAdd, 7, 8), h.wr(driver.OpRead, 7, 8)}); err != nil {
+			if _, err := h.q.PostSend(
+				[]driver.WR{cas, h.wr(driver.OpFetchAdd, 7, 8), h.wr(driver.OpRead, 7, 8)}); err != nil {
 				return // the CAS gave up
 			}
 			h.cq.Poll(wcs[:])

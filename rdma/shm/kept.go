@@ -19,8 +19,8 @@ type Cells interface {
 	Drop(name string) error
 }
 
-// CellItems begins the names that a Device gives to Cells. Each has two descriptors: the control cell of a connection, and a
-// pidfd of its dialer.
+// CellItems begins the names that a Device gives to Cells. Each has two descriptors: the control cell of a connection,
+// and a pidfd of its dialer.
 const CellItems = "cell/"
 
 // KeptCell is the control cell of a connection that an earlier process of this memory node had. Its methods serve one
@@ -30,8 +30,8 @@ type KeptCell struct {
 	pidfd int
 }
 
-// AdoptCell bars the dialer of a connection of an earlier process: nothing that it posts from now on has an effect. The caller keeps both
-// descriptors, pidfd until it closes the cell.
+// AdoptCell bars the dialer of a connection of an earlier process: nothing that it posts from now on has an effect. The
+// caller keeps both descriptors, pidfd until it closes the cell.
 func AdoptCell(cell, pidfd int) (*KeptCell, error) {
 	page, err := mem.Map(cell, int64(os.Getpagesize()), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {

@@ -58,8 +58,8 @@ func (c *cells) Drop(name string) error {
 	return errors.Join(unix.Close(two[0]), unix.Close(two[1]))
 }
 
-// TestKeptCells: a connection's cell is held from before its dialer may use it until it is known to be outside for ever; by what is
-// held another process bars the dialer and knows when it is outside.
+// TestKeptCells: a connection's cell is held from before its dialer may use it until it is known to be outside for
+// ever; by what is held another process bars the dialer and knows when it is outside.
 func TestKeptCells(t *testing.T) {
 	c := &cells{items: map[string][2]int{}, dropped: make(chan string, 8)}
 	passive, err := newSide(Options{Cells: c}, rdmatest.All)
@@ -109,7 +109,8 @@ func TestKeptCells(t *testing.T) {
 	for _, two = range c.items {
 	}
 	c.mu.Unlock()
-	w := []driver.WR{{Op: driver.OpWrite, Flags: driver.Signaled, Local: active.m.Bytes[:8], LKey: active.mr.LKey(), RKey: passive.mr.RKey()}}
+	w := []driver.WR{{Op: driver.OpWrite, Flags: driver.Signaled, Local: active.m.Bytes[:8], LKey: active.mr.LKey(),
+		RKey: passive.mr.RKey()}}
 	if _, err := q.PostSend(w); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +190,8 @@ func TestAdoptCellRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(self)
-	for what, fds := range map[string][2]int{"no cell": {int(null.Fd()), self}, "no process": {m.FD, int(null.Fd())}, "nothing": {-1, -1}} {
+	for what, fds := range map[string][2]int{"no cell": {int(null.Fd()), self}, "no process": {m.FD, int(null.Fd())},
+		"nothing": {-1, -1}} {
 		if _, err := AdoptCell(fds[0], fds[1]); err == nil {
 			t.Errorf("%s was adopted", what)
 		}
@@ -212,7 +214,9 @@ func TestSocketOfAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := s.d.Listen(addr, driver.ListenOptions{Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) { return s.pd, rdmatest.All, nil }})
+	l, err := s.d.Listen(addr, driver.ListenOptions{Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) {
+		return s.pd, rdmatest.All, nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

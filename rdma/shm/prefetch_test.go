@@ -12,7 +12,8 @@ func TestPrefetch(t *testing.T) {
 		b[i] = byte(i)
 	}
 	here := uintptr(unsafe.Pointer(&b[0]))
-	lines := [...]uintptr{here, here | 1, here + lineBytes, here + 2*lineBytes | 1, 0, 1, 1 << 47, 1<<47 | 1, ^uintptr(0), 8 << 20}
+	lines := [...]uintptr{here, here | 1, here + lineBytes, here + 2*lineBytes | 1, 0, 1, 1 << 47, 1<<47 | 1,
+		^uintptr(0), 8 << 20}
 	for n := range len(lines) + 1 {
 		prefetch(&lines[0], n)
 	}

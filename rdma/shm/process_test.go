@@ -86,7 +86,8 @@ func childDialer(addr string) error {
 	if err != nil {
 		return err
 	}
-	qp, err := s.d.Dial(context.Background(), driver.DialRequest{PD: s.pd, CQ: cq, Addr: addr, Private: []byte("hello")})
+	qp, err := s.d.Dial(context.Background(), driver.DialRequest{PD: s.pd, CQ: cq, Addr: addr,
+		Private: []byte("hello")})
 	if err != nil {
 		return err
 	}

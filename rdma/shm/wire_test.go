@@ -68,7 +68,8 @@ func newPairOf(t *testing.T, o Options) *pair {
 
 func (p *pair) dial(t *testing.T) *QP {
 	t.Helper()
-	qp, err := p.active.d.Dial(within(t, rdmatest.Patience), driver.DialRequest{PD: p.active.pd, CQ: p.cq, Addr: p.ln.Addr()})
+	qp, err := p.active.d.Dial(within(t, rdmatest.Patience),
+		driver.DialRequest{PD: p.active.pd, CQ: p.cq, Addr: p.ln.Addr()})
 	must(t, err)
 	return qp.(*QP)
 }
@@ -302,14 +303,17 @@ func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 func TestListenAddresses(t *testing.T) {
 	s, err := newSide(Options{}, driver.AccessLocal)
 	must(t, err)
-	o := driver.ListenOptions{Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) { return s.pd, 0, nil }}
+	o := driver.ListenOptions{Accept: func(driver.ConnRequest) (driver.PD, driver.Access, error) {
+		return s.pd, 0, nil
+	}}
 	dir := t.TempDir()
 	live := filepath.Join(dir, "live")
 	l, err := s.d.Listen(live, o)
 	must(t, err)
 	file := filepath.Join(dir, "file")
 	must(t, os.WriteFile(file, []byte("precious"), 0o600))
-	for _, addr := range []string{live, file, "", "@", filepath.Join(dir, "none", "s"), filepath.Join(dir, strings.Repeat("x", 200))} {
+	for _, addr := range []string{live, file, "", "@", filepath.Join(dir, "none", "s"),
+		filepath.Join(dir, strings.Repeat("x", 200))} {
 		if l, err := s.d.Listen(addr, o); err == nil {
 			t.Errorf("Listen(%q) succeeded", addr)
 			must(t, l.Close())
@@ -363,12 +367,14 @@ func TestAcceptIsChecked(t *testing.T) {
 	})
 	must(t, err)
 	for name := range accept {
-		_, err := s.d.Dial(within(t, rdmatest.Patience), driver.DialRequest{PD: s.pd, CQ: cq, Addr: l.Addr(), Private: []byte(name)})
+		_, err := s.d.Dial(within(t, rdmatest.Patience), driver.DialRequest{PD: s.pd, CQ: cq, Addr: l.Addr(),
+			Private: []byte(name)})
 		if err == nil || name != "fenced" && !errors.Is(err, driver.ErrRefused) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := s.d.Dial(within(t, rdmatest.Patience), driver.DialRequest{PD: foreign.pd, CQ: cq, Addr: l.Addr()}); !errors.Is(err, ErrForeign) {
+	if _, err := s.d.Dial(within(t, rdmatest.Patience),
+		driver.DialRequest{PD: foreign.pd, CQ: cq, Addr: l.Addr()}); !errors.Is(err, ErrForeign) {
 		t.Errorf("dial with a foreign PD: %v", err)
 	}
 	must(t, l.Close(), cq.Close(), s.close(), foreign.close())
@@ -474,13 +480,15 @@ func TestHostileWelcome(t *testing.T) {
 		_, _ = c.Write(b)
 	}
 	for name, play := range map[string]func(*net.UnixConn){
-		"hangs up":         func(*net.UnixConn) {},
-		"garbage":          func(c *net.UnixConn) { _, _ = c.Write([]byte("220 smtp ready")) },
-		"too long":         func(c *net.UnixConn) { _, _ = c.Write(make([]byte, 64<<10)) },
-		"wrong version":    wrongVersion,
-		"no descriptors":   func(c *net.UnixConn) { _ = reply(c, 4096, nil) },
-		"one descriptor":   func(c *net.UnixConn) { _ = reply(c, 4096, nil, cell.FD) },
-		"many descriptors": func(c *net.UnixConn) { _ = reply(c, 4096, nil, cell.FD, cell.FD, cell.FD, cell.FD, cell.FD) },
+		"hangs up":       func(*net.UnixConn) {},
+		"garbage":        func(c *net.UnixConn) { _, _ = c.Write([]byte("220 smtp ready")) },
+		"too long":       func(c *net.UnixConn) { _, _ = c.Write(make([]byte, 64<<10)) },
+		"wrong version":  wrongVersion,
+		"no descriptors": func(c *net.UnixConn) { _ = reply(c, 4096, nil) },
+		"one descriptor": func(c *net.UnixConn) { _ = reply(c, 4096, nil, cell.FD) },
+		"many descriptors": func(c *net.UnixConn) {
+			_ = reply(c, 4096, nil, cell.FD, cell.FD, cell.FD, cell.FD, cell.FD)
+		},
 		"too many to read": func(c *net.UnixConn) { _ = reply(c, 4096, nil, make([]int, 40)...) },
 		"unsealed cell":    func(c *net.UnixConn) { _ = reply(c, 4096, nil, loose, table.FD) },
 		"unsealed table":   func(c *net.UnixConn) { _ = reply(c, 4096, nil, cell.FD, loose) },
@@ -527,7 +535,8 @@ func TestHostileAnswer(t *testing.T) {
 	ro, err := unix.Open("/proc/self/fd/"+strconv.Itoa(m.FD), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	must(t, err)
 	loose := unsealed(t, 8192)
-	good := answer{id: 1, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1, n: 8192, fileBytes: 8192, fd: m.FD}
+	good := answer{id: 1, status: driver.Success, access: driver.AccessRemoteRead, slot: 1, gen: 1, n: 8192,
+		fileBytes: 8192, fd: m.FD}
 	for _, c := range []struct {
 		name string
 		edit func(*answer)
@@ -642,7 +651,8 @@ func FuzzDecode(f *testing.F) {
 
 func TestOptions(t *testing.T) {
 	_, err := Open(Options{RequestTimeout: -1, ConfirmTimeout: -2})
-	if err == nil || !strings.Contains(err.Error(), "RequestTimeout is -1ns") || !strings.Contains(err.Error(), "ConfirmTimeout is -2ns") {
+	if err == nil || !strings.Contains(err.Error(), "RequestTimeout is -1ns") ||
+		!strings.Contains(err.Error(), "ConfirmTimeout is -2ns") {
 		t.Errorf("Open: %v", err)
 	}
 	s, err := newSide(Options{}, driver.AccessLocal)

@@ -125,7 +125,8 @@ func TestAutoIsMean(t *testing.T) {
 			saw["late WC"]++
 		}
 	}
-	for _, kind := range []string{"poison before the effect", "reuse before the WC", "torn READ", "READ torn in several places", "late WC", "overtaking"} {
+	for _, kind := range []string{"poison before the effect", "reuse before the WC", "torn READ",
+		"READ torn in several places", "late WC", "overtaking"} {
 		if saw[kind] == 0 {
 			t.Errorf("no %s in 60 seeds", kind)
 		}
@@ -281,12 +282,14 @@ func TestAddressesAreExclusive(t *testing.T) {
 	if _, err := m.Listen("other", driver.ListenOptions{}); err == nil {
 		t.Error("a listener without Accept")
 	}
-	a, b := must(m.Listen("", driver.ListenOptions{Accept: accept})), must(m.Listen("", driver.ListenOptions{Accept: accept}))
+	a, b := must(m.Listen("", driver.ListenOptions{Accept: accept})),
+		must(m.Listen("", driver.ListenOptions{Accept: accept}))
 	if a.Addr() == b.Addr() {
 		t.Error("two listeners chose one address")
 	}
 	pd, cq := must(m.AllocPD()), must(m.CreateCQ(1))
-	if _, err := m.Dial(context.Background(), driver.DialRequest{PD: pd, CQ: cq, Addr: a.Addr()}); !errors.Is(err, driver.ErrRefused) {
+	if _, err := m.Dial(context.Background(), driver.DialRequest{PD: pd, CQ: cq, Addr: a.Addr()}); !errors.Is(
+		err, driver.ErrRefused) {
 		t.Errorf("Accept without a PD gave %v", err)
 	}
 	other := w.fab.Device("m3")

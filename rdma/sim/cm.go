@@ -93,7 +93,8 @@ func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, err
 	case l.closed || l.dev.crashed || target.gone || p.gone:
 		return nil, fmt.Errorf("%w: it is closing", driver.ErrRefused)
 	}
-	q := &qp{f: f, num: f.mu.nextQP, dev: d, pd: local, cq: c, targetPD: target, limit: limit, peer: p, state: driver.StateRTS, busyAt: -1}
+	q := &qp{f: f, num: f.mu.nextQP, dev: d, pd: local, cq: c, targetPD: target, limit: limit, peer: p,
+		state: driver.StateRTS, busyAt: -1}
 	f.mu.nextQP++
 	f.mu.qps = append(f.mu.qps, q)
 	l.peers = append(l.peers, p)

@@ -284,7 +284,8 @@ func TestManualKillLeavesWorkInTheNetwork(t *testing.T) {
 		quiet := w.wr(0, 3, rdma.OpWrite, 16, 8)
 		quiet.Flags = 0
 		setWord(l.local, 16, 13)
-		w.post(0, w.wr(0, 1, rdma.OpRead, 48, 8), w.wr(0, 2, rdma.OpWrite, 0, 16), quiet, cas, w.wr(0, 5, rdma.OpRead, 56, 8))
+		w.post(0, w.wr(0, 1, rdma.OpRead, 48, 8), w.wr(0, 2, rdma.OpWrite, 0, 16), quiet, cas,
+			w.wr(0, 5, rdma.OpRead, 56, 8))
 		w.fire("READ 0x30")
 		if err := w.fab.Kill(l.qp.Num()); err != nil {
 			t.Fatal(err)
@@ -300,7 +301,8 @@ func TestManualKillLeavesWorkInTheNetwork(t *testing.T) {
 		}
 		clear(l.local.Bytes()) // ours again
 		w.wantEvents("qp1 #1 WRITE 0x0+16 piece 1/2 late", "qp1 #1 WRITE 0x0+16 piece 2/2 late")
-		for i, part := range []string{"piece 2/2 late", "piece 1/2 late", "#2 WRITE 0x10+8 late", "#3 CMP_AND_SWP 0x20+8 late"} {
+		for i, part := range []string{"piece 2/2 late", "piece 1/2 late", "#2 WRITE 0x10+8 late",
+			"#3 CMP_AND_SWP 0x20+8 late"} {
 			if i < landed {
 				w.fire(part)
 			}
@@ -396,12 +398,14 @@ func TestManualFailNextAfter(t *testing.T) {
 	for _, bad := range []struct {
 		s driver.Status
 		w sim.When
-	}{{driver.Success, sim.BeforeEffect}, {0, sim.BeforeEffect}, {200, sim.BeforeEffect}, {driver.RemAccessErr, sim.AfterEffect}, {driver.RetryExcErr, 0}} {
+	}{{driver.Success, sim.BeforeEffect}, {0, sim.BeforeEffect}, {200, sim.BeforeEffect},
+		{driver.RemAccessErr, sim.AfterEffect}, {driver.RetryExcErr, 0}} {
 		if err := w.fab.FailNext(qp, bad.s, bad.w); err == nil {
 			t.Errorf("FailNext took %v, %d", bad.s, bad.w)
 		}
 	}
-	if w.fab.FailNext(99, driver.RetryExcErr, sim.BeforeEffect) == nil || w.fab.Kill(99) == nil || w.fab.Fence(99) == nil {
+	if w.fab.FailNext(99, driver.RetryExcErr, sim.BeforeEffect) == nil || w.fab.Kill(99) == nil ||
+		w.fab.Fence(99) == nil {
 		t.Error("a QP that does not exist")
 	}
 }
@@ -515,7 +519,8 @@ func TestHashes(t *testing.T) {
 		return now()
 	}
 	seen := map[state]string{}
-	for _, parts := range [][]string{{}, {"1/2"}, {"2/2"}, {"1/2", "2/2"}, {"1/2", "2/2", "qp1 #0 WRITE WC"}, {"qp2"}, {"qp2", "qp2"}} {
+	for _, parts := range [][]string{{}, {"1/2"}, {"2/2"}, {"1/2", "2/2"}, {"1/2", "2/2", "qp1 #0 WRITE WC"}, {"qp2"},
+		{"qp2", "qp2"}} {
 		s := both(parts...)
 		if other, ok := seen[s]; ok {
 			t.Errorf("%v and %s hash alike", parts, other)
@@ -544,7 +549,8 @@ func TestManualAllocatesNothingPerStep(t *testing.T) {
 	w := newWorld(t, sim.Options{Manual: true, ReadPieces: 2, WritePieces: 2, DeliverEvents: true}, 2)
 	var evs []sim.Event
 	wcs := make([]rdma.WC, 4)
-	chain := []rdma.WR{w.wr(0, 1, rdma.OpWrite, 0, 32), w.wr(0, 2, rdma.OpCmpAndSwp, 64, 8), w.wr(0, 3, rdma.OpRead, 0, 32)}
+	chain := []rdma.WR{w.wr(0, 1, rdma.OpWrite, 0, 32), w.wr(0, 2, rdma.OpCmpAndSwp, 64, 8),
+		w.wr(0, 3, rdma.OpRead, 0, 32)}
 	chain[0].Flags |= rdma.Inline
 	schedule := func() {
 		w.fab.Reset(1)
@@ -575,7 +581,8 @@ func BenchmarkSchedule(b *testing.B) {
 	w := newWorld(&testing.T{}, sim.Options{Manual: true, ReadPieces: 2, WritePieces: 2, DeliverEvents: true}, 2)
 	var evs []sim.Event
 	wcs := make([]rdma.WC, 4)
-	chain := []rdma.WR{w.wr(0, 1, rdma.OpWrite, 0, 64), w.wr(0, 2, rdma.OpCmpAndSwp, 64, 8), w.wr(0, 3, rdma.OpRead, 0, 64)}
+	chain := []rdma.WR{w.wr(0, 1, rdma.OpWrite, 0, 64), w.wr(0, 2, rdma.OpCmpAndSwp, 64, 8),
+		w.wr(0, 3, rdma.OpRead, 0, 64)}
 	steps := 0
 	for b.Loop() {
 		w.fab.Reset(1)

@@ -65,7 +65,8 @@ func (d *device) Close() error {
 		return nil
 	}
 	if d.mrs+d.qps+d.cqs+d.listeners != 0 {
-		return fmt.Errorf("close device %q: still open: %d MRs, %d QPs, %d CQs, %d listeners", d.name, d.mrs, d.qps, d.cqs, d.listeners)
+		return fmt.Errorf("close device %q: still open: %d MRs, %d QPs, %d CQs, %d listeners", d.name, d.mrs, d.qps,
+			d.cqs, d.listeners)
 	}
 	d.closed = true
 	f.mu.devices = slices.DeleteFunc(f.mu.devices, func(x *device) bool { return x == d })

@@ -14,7 +14,6 @@ var _ driver.QP = (*qp)(nil)
 // poison fills the Local of a READ or an atomic from post to effect.
 const poison = 0xdb
 
-// work is one posted WR.
 type work struct {
 	wr     driver.WR
 	bytes  int    // wr.Len()
@@ -515,7 +514,6 @@ func (q *qp) retireLocked() {
 	q.compactLocked()
 }
 
-// deliverLocked delivers all that is over.
 func (q *qp) deliverLocked() {
 	for q.head < q.eff {
 		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {

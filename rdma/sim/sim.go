@@ -126,7 +126,6 @@ func New(o Options) *Fabric {
 
 func (f *Fabric) seedLocked(seed uint64) { f.mu.rng = *rand.NewPCG(seed, 0x6b7664) }
 
-// below is a random number in [0, n).
 func (f *Fabric) belowLocked(n int) int {
 	hi, _ := bits.Mul64(f.mu.rng.Uint64(), uint64(n))
 	return int(hi)

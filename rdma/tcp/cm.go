@@ -55,7 +55,6 @@ func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, err
 	return q, nil
 }
 
-// greet makes a QP of a fresh connection.
 func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r driver.DialRequest) (*qp, error) {
 	budget, err := d.tune(nc)
 	if err != nil {
@@ -150,11 +149,13 @@ func (d *device) control(_, addr string, c syscall.RawConn) error {
 	return errors.Join(cerr, err)
 }
 
-// unpace lets a socket send as fast as it can if the machine's congestion control is BBR: that sends in small pieces, each at its
-// time, and on the loopback device there is nothing to be gentle to. It has to come before the connection, which keeps its pace
-// otherwise; accepted ones have the listener's. Any other congestion control stays, and so does BBR where reno is forbidden.
+// unpace lets a socket send as fast as it can if the machine's congestion control is BBR: that sends in small pieces,
+// each at its time, and on the loopback device there is nothing to be gentle to. It has to come before the connection,
+// which keeps its pace otherwise; accepted ones have the listener's. Any other congestion control stays, and so does
+// BBR where reno is forbidden.
 func unpace(fd int) {
-	if cc, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil && strings.HasPrefix(cc, "bbr") {
+	if cc, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err == nil &&
+		strings.HasPrefix(cc, "bbr") {
 		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 	}
 }
@@ -178,7 +179,8 @@ func (d *device) tune(c *net.TCPConn) (budget int64, err error) {
 	}
 	var sndbuf int
 	cerr := raw.Control(func(fd uintptr) {
-		if err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.o.PeerTimeout.Milliseconds())); err == nil {
+		if err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(d.o.PeerTimeout.Milliseconds())); err == nil {
 			sndbuf, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
 		}
 	})

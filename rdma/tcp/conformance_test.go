@@ -80,7 +80,8 @@ func waiting(h rdmatest.Harness) rdmatest.Harness {
 
 // bothReaders runs f with lanes that leave reading to goroutines and with lanes that read
 // themselves.
-func bothReaders(t *testing.T, f func(t *testing.T, newHarness func(t testing.TB, passive, active Options) rdmatest.Harness)) {
+func bothReaders(t *testing.T,
+	f func(t *testing.T, newHarness func(t testing.TB, passive, active Options) rdmatest.Harness)) {
 	t.Run("goroutine", func(t *testing.T) { f(t, harness) })
 	t.Run("waiter", func(t *testing.T) {
 		f(t, func(t testing.TB, passive, active Options) rdmatest.Harness {

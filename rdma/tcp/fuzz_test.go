@@ -69,7 +69,8 @@ func newGuarded(t testing.TB, d driver.Device) (driver.PD, *guarded) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = m.Free() })
-	r, err := p.RegMR(m, guardSize, regionSize, driver.AccessRemoteRead|driver.AccessRemoteWrite|driver.AccessRemoteAtomic)
+	r, err := p.RegMR(m, guardSize, regionSize, driver.AccessRemoteRead|driver.AccessRemoteWrite|
+		driver.AccessRemoteAtomic)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +250,8 @@ func inTurns(t *testing.T, d *device, in []byte, step int) (replies, all []byte,
 // must complete once, in order, and only its own buffer may change.
 func FuzzReplyFrame(f *testing.F) {
 	ok := func(op driver.Opcode, seq uint16, payload ...byte) []byte {
-		return append(appendReply(nil, reply{op: op, status: driver.Success, seq: seq, length: len(payload)}), payload...)
+		return append(appendReply(nil, reply{op: op, status: driver.Success, seq: seq, length: len(payload)}),
+			payload...)
 	}
 	fail := func(op driver.Opcode, seq uint16, s driver.Status) []byte {
 		return appendReply(nil, reply{op: op, status: s, seq: seq})
@@ -257,15 +259,19 @@ func FuzzReplyFrame(f *testing.F) {
 	read := ok(driver.OpRead, 0, bytes.Repeat([]byte{0xaa}, 16)...)
 	write := ok(driver.OpWrite, 1)
 	cas := ok(driver.OpCmpAndSwp, 2, 1, 2, 3, 4, 5, 6, 7, 8)
-	long := append(appendReply(nil, reply{op: driver.OpRead, status: driver.Success, seq: 0, length: 1 << 31}), read[replySize:]...)
+	long := append(appendReply(nil, reply{op: driver.OpRead, status: driver.Success, seq: 0, length: 1 << 31}),
+		read[replySize:]...)
 	for _, s := range [][]byte{
-		nil, read, append(read[:len(read):len(read)], write...), bytes.Join([][]byte{read, write, cas, fail(opAbort, 3, driver.RemInvReqErr)}, nil),
+		nil, read, append(read[:len(read):len(read)], write...),
+		bytes.Join([][]byte{read, write, cas, fail(opAbort, 3, driver.RemInvReqErr)}, nil),
 		bytes.Join([][]byte{read, write, cas, ok(opAbort, 3)}, nil),
 		bytes.Join([][]byte{read, fail(driver.OpWrite, 1, driver.RemAccessErr), cas}, nil),
 		bytes.Join([][]byte{read, appendGoodbye(nil, 1), write}, nil), appendGoodbye(nil, 3),
 		read[:20], long, write, fail(driver.OpRead, 0, driver.WRFlushErr), fail(driver.OpRead, 0, 0),
-		bytes.Join([][]byte{appendPaced(nil, 0), read, appendPaced(nil, 1), appendPaced(nil, 1), write, cas, fail(opAbort, 3, driver.RemInvReqErr)}, nil),
-		appendPaced(nil, 1), bytes.Join([][]byte{read, write, cas, cas, cas, cas}, nil), bytes.Repeat([]byte{0xff}, 40), make([]byte, 40),
+		bytes.Join([][]byte{appendPaced(nil, 0), read, appendPaced(nil, 1), appendPaced(nil, 1), write, cas,
+			fail(opAbort, 3, driver.RemInvReqErr)}, nil),
+		appendPaced(nil, 1), bytes.Join([][]byte{read, write, cas, cas, cas, cas}, nil), bytes.Repeat([]byte{0xff}, 40),
+		make([]byte, 40),
 	} {
 		f.Add(s, uint8(len(s)), false)
 		f.Add(s, uint8(len(s)), true)
@@ -332,7 +338,6 @@ func FuzzReplyFrame(f *testing.F) {
 	})
 }
 
-// FuzzHello feeds both directions of the handshake.
 // alone is a listener of one connection.
 type alone struct{ net.Conn }
 
@@ -355,6 +360,7 @@ func someGuest(t *testing.T) *netsrv.Guest {
 	return g
 }
 
+// FuzzHello feeds both directions of the handshake.
 func FuzzHello(f *testing.F) {
 	f.Add(appendHello(nil, nil))
 	f.Add(appendHello(nil, []byte("token")))

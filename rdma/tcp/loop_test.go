@@ -8,8 +8,8 @@ import (
 	"os"
 	"runtime"
 	"testing"
-	"time"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -42,16 +42,7 @@ func (d *device) inLoops() (n int) {
 // waitInLoops waits until n agents are in a loop.
 func (d *device) waitInLoops(t *testing.T, n int) {
 	t.Helper()
-	await(t, func() bool { return d.inLoops() == n }, "agents in loops: %d, want %d", d.inLoops, n)
-}
-
-func await(t *testing.T, ok func() bool, format string, got func() int, want int) {
-	t.Helper()
-	for end := time.Now().Add(rdmatest.Patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf(format, got(), want)
-		}
-	}
+	testutil.UntilNone(t, "agents in loops, beyond those expected", func() int { return d.inLoops() - n })
 }
 
 // TestQuietAgentsAreSmall: an agent whose peer says nothing keeps no buffers.
@@ -110,7 +101,8 @@ func TestLoopWaitsForNobody(t *testing.T) {
 		}
 	}
 
-	half := doorbellOf(requestOf(driver.OpFetchAdd, mr.RKey(), 1<<19, 8, appendWord(nil, 1)...), requestOf(driver.OpRead, mr.RKey(), 0, 8))
+	half := doorbellOf(requestOf(driver.OpFetchAdd, mr.RKey(), 1<<19, 8, appendWord(nil, 1)...),
+		requestOf(driver.OpRead, mr.RKey(), 0, 8))
 	inHalf := greeted(t, addr)
 	found := bytes.Clone(mr.Bytes()[1<<19:][:8])
 	write(inHalf, half[:len(half)-1])
@@ -175,7 +167,7 @@ func TestAgentComesBack(t *testing.T) {
 			}
 		}
 	}
-	await(t, func() bool { return descriptors(t) <= before }, "%d descriptors, want %d", func() int { return descriptors(t) }, before)
+	testutil.UntilNone(t, "descriptors too many", func() int { return max(0, descriptors(t)-before) })
 }
 
 func descriptors(t *testing.T) int {

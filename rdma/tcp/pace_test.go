@@ -33,8 +33,8 @@ func inside(t *testing.T, c syscall.Conn, f func(fd int)) {
 	}
 }
 
-// TestLoopbackIsNotPaced: both ends of a connection within a machine do without BBR, and control leaves to a socket what the
-// machine has for connections that leave it.
+// TestLoopbackIsNotPaced: both ends of a connection within a machine do without BBR, and control leaves to a socket
+// what the machine has for connections that leave it.
 func TestLoopbackIsNotPaced(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	e.Dial()

@@ -50,18 +50,20 @@ type stream interface {
 // network, so the memory node can always hand in its replies and go on reading requests,
 // no matter how much is under way in both directions.
 type qp struct {
-	num    uint32
-	d      *device
-	pd     *pd
-	cq     *cq
-	nc     stream
+	// Set before anybody else has the QP.
+	num    uint32   // unique in its device
+	d      *device  // whose mu guards the QP's place in it
+	pd     *pd      // whose keys WRs may name
+	cq     *cq      // takes its completions, and perhaps reads its socket
+	nc     stream   // the connection; any goroutine may close it
 	sock   *sock    // nc, if that is TCP
 	conn   net.Conn // nc, or TLS over it
 	budget int64    // bytes that a direct write may have outstanding
 
-	state     atomic.Uint32 // driver.QPState
+	// Read by anybody.
+	state     atomic.Uint32 // driver.QPState; from RTS on to Err or Closed, never back to RTS
 	posted    atomic.Uint64 // WRs posted; stored under mu
-	unreplied atomic.Int64  // bytes, by sqe.charge
+	unreplied atomic.Int64  // bytes, by sqe.charge: PostSend adds, the reader takes away
 	progress  atomic.Uint64 // counts reads and background writes
 
 	// sq holds the WRs between polled and posted, at their number modulo its
@@ -70,36 +72,38 @@ type qp struct {
 	sq     []sqe
 	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
 
+	// Shared by PostSend and the background writer.
 	mu struct {
 		sync.Mutex
-		stage *doorbell
+		stage *doorbell   // the next PostSend's, empty between two
 		queue []*doorbell // for the background writer, in order
-		free  []*doorbell
-		busy  bool // the background writer runs
+		free  []*doorbell // empty, for stage; at most four
+		busy  bool        // the background writer runs, or has failed: nothing is written directly
 	}
-	writers sync.WaitGroup
+	writers sync.WaitGroup // the background writer; waited for before buffers are the caller's again
 
 	by readBy // guarded by cq.own
 
 	// The reader's: who that is, see wait.go.
-	buf    []byte
-	r, w   int
-	done   uint64 // WRs answered
-	midway bool   // within the payload of the reply to WR done
-	rest   []byte // of its Local, not filled yet
-	into   filling
-	batch  []completion
-	repaid int64 // bytes of unreplied to give back
+	buf    []byte       // unread bytes lie in [r,w)
+	r, w   int          // at most len(buf)
+	done   uint64       // WRs answered
+	midway bool         // within the payload of the reply to WR done
+	rest   []byte       // of its Local, not filled yet
+	into   filling      // of its Value, while midway
+	batch  []completion // not pushed to the CQ yet
+	repaid int64        // bytes of unreplied to give back
 
+	// The end.
 	gone      chan struct{} // closed when the last WR has completed
 	confirmed bool          // the agent said that it executes nothing more; valid after gone
-	closing   sync.Once
-	aborted   atomic.Bool
-	closeErr  error
+	closing   sync.Once     // runs close
+	aborted   atomic.Bool   // Abort was called
+	closeErr  error         // of closing, for every Close
 
 	// The watch timer's, under d.mu.
-	seen  uint64
-	stale int
+	seen  uint64 // progress at the last tick that saw any
+	stale int    // ticks without progress since
 }
 
 // sqe is a posted WR.

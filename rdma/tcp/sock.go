@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sock is the dialing side's connection, below TLS if there is that. A CQ that reads by itself, see wait.go, takes it out of the
-// runtime's poller, which would wake a thread for whatever arrives. From then on it is a descriptor: Read does not wait, Write
-// waits in the kernel, Close shuts it down, and release, when nobody uses it any more, closes it.
+// sock is the dialing side's connection, below TLS if there is that. A CQ that reads by itself, see wait.go, takes it
+// out of the runtime's poller, which would wake a thread for whatever arrives. From then on it is a descriptor: Read
+// does not wait, Write waits in the kernel, Close shuts it down, and release, when nobody uses it any more, closes it.
 type sock struct {
 	*net.TCPConn     // until it is detached
 	fd           int // once it is; else -1
@@ -30,7 +30,8 @@ func newSock(c *net.TCPConn) *sock { return &sock{TCPConn: c, fd: -1} }
 
 func (s *sock) detached() bool { return s.fd >= 0 }
 
-// detach takes the connection, which nobody else uses yet, out of the runtime's poller. If it fails, nothing has changed.
+// detach takes the connection, which nobody else uses yet, out of the runtime's poller. If it fails, nothing has
+// changed.
 func (s *sock) detach() error {
 	raw, err := s.SyscallConn()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -99,10 +100,7 @@ func greeted(t *testing.T, addr string) net.Conn {
 // rawNode is a memory node that hands its first connection to f.
 func rawNode(t *testing.T, f func(net.Conn)) (addr string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := testutil.Listen(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -155,7 +153,8 @@ func TestWireVectors(t *testing.T) {
 			"03 000000 08000000 0100000000000000 0800000000000000 0500000000000000 0600000000000000"},
 		{"FETCH_ADD", requestOf(driver.OpFetchAdd, 1, 8, 8, appendWord(nil, 5)...),
 			"04 000000 08000000 0100000000000000 0800000000000000 0500000000000000"},
-		{"reply", appendReply(nil, reply{op: driver.OpRead, status: driver.Success, seq: 0x102, length: 8}), "01 01 0201 08000000"},
+		{"reply", appendReply(nil, reply{op: driver.OpRead, status: driver.Success, seq: 0x102, length: 8}),
+			"01 01 0201 08000000"},
 		{"goodbye", appendGoodbye(nil, 3), "fe 01 0300 00000000"},
 		{"paced", appendPaced(nil, 3), "fd 01 0300 00000000"},
 	} {
@@ -275,7 +274,9 @@ func TestWordsWholeAcrossParts(t *testing.T) {
 		for _, step := range []int{1, 3, 7, 8, 13, 4096 + 5, 1 << 20} {
 			clear(m.Bytes)
 			looks, bad := 0, -1
-			s := &watched{script: script{step: step, in: doorbellOf(requestOf(driver.OpWrite, r.RKey(), uint64(addr), n, bytes.Repeat([]byte{0xff}, n)...))}}
+			s := &watched{script: script{
+				step: step, in: doorbellOf(
+					requestOf(driver.OpWrite, r.RKey(), uint64(addr), n, bytes.Repeat([]byte{0xff}, n)...))}}
 			s.look = func() {
 				if looks++; bad < 0 && (looks < 100 || looks%251 == 0) {
 					bad = torn(m.Bytes, 0, addr, addr+n)
@@ -667,7 +668,8 @@ func deregisterDuringTransfer(t *testing.T) {
 	if err := mr.Deregister(); !errors.Is(err, rdma.ErrClosed) {
 		t.Errorf("the second Deregister gave %v", err)
 	}
-	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
+	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, net.ErrClosed) &&
+		!strings.Contains(err.Error(), "reset") {
 		t.Fatal(err)
 	}
 	if got := receive(t, ended, "PeerClosed"); got.Reason != ReasonVerb {
@@ -846,7 +848,8 @@ func reasons(t *testing.T) {
 	if _, err := l.Do(l.Write(mr, 0, l.Word())); err != nil {
 		t.Fatal(err)
 	}
-	if got := receive(t, ended, "PeerClosed"); got.Reason != ReasonVerb || !strings.Contains(got.Err.Error(), "REM_ACCESS_ERR") {
+	if got := receive(t, ended, "PeerClosed"); got.Reason != ReasonVerb ||
+		!strings.Contains(got.Err.Error(), "REM_ACCESS_ERR") {
 		t.Errorf("a refused WRITE ended the connection %v", got)
 	}
 	e.Accept = func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) { return nil, 0, errors.New("not today") }
@@ -854,7 +857,8 @@ func reasons(t *testing.T) {
 	if _, err := e.H.Active.Dial(e.Ctx(), u.PD, u.CQ, e.Listener().Addr(), nil); !errors.Is(err, rdma.ErrRefused) {
 		t.Errorf("dial gave %v", err)
 	}
-	if got := receive(t, ended, "PeerClosed"); got.Reason != ReasonRefused || !strings.Contains(got.Err.Error(), "not today") {
+	if got := receive(t, ended, "PeerClosed"); got.Reason != ReasonRefused ||
+		!strings.Contains(got.Err.Error(), "not today") {
 		t.Errorf("a refusal ended the connection %v", got)
 	}
 	foreign := e.NewPD(e.H.Active)
@@ -877,7 +881,8 @@ func noAllocations(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	l, wrs := cachedGet(e)
 	mr := e.Memory(64, rdmatest.All)
-	wrs = append([]rdma.WR{l.Write(mr, 0, l.Buf(32)), l.CAS(mr, 40, l.Word(), 1, 2), l.Add(mr, 48, l.Word(), 1)}, wrs...)
+	wrs = append([]rdma.WR{l.Write(mr, 0, l.Buf(32)), l.CAS(mr, 40, l.Word(), 1, 2), l.Add(mr, 48, l.Word(), 1)},
+		wrs...)
 	for i := range wrs[:3] {
 		wrs[i].Flags = 0
 	}
@@ -937,7 +942,8 @@ func TestForeignObjects(t *testing.T) {
 		pd *rdma.PD
 		cq *rdma.CQ
 	}{{e.PD, l.CQ}, {l.PD, cq}} {
-		if _, err := e.H.Active.Dial(e.Ctx(), c.pd, c.cq, e.Listener().Addr(), nil); err == nil || !strings.Contains(err.Error(), "not of this device") {
+		if _, err := e.H.Active.Dial(e.Ctx(), c.pd, c.cq, e.Listener().Addr(), nil); err == nil ||
+			!strings.Contains(err.Error(), "not of this device") {
 			t.Errorf("dial gave %v", err)
 		}
 	}
@@ -1017,7 +1023,8 @@ func proxyAtomics(t *testing.T) {
 	e.Must(l.OK(l.Read(proxied, 0, l.Buf(8))))
 	e.Must(l.OK(l.CAS(own, 8, found, 0, 5)))
 	if rdmatest.Le(found) != 0 || rdmatest.Le(own.Bytes()[8:]) != 5 || len(calls) != 2 {
-		t.Errorf("another MR's word %d, found %d, %d calls", rdmatest.Le(own.Bytes()[8:]), rdmatest.Le(found), len(calls))
+		t.Errorf("another MR's word %d, found %d, %d calls", rdmatest.Le(own.Bytes()[8:]), rdmatest.Le(found),
+			len(calls))
 	}
 
 	for status, told := range map[rdma.Status]struct {
@@ -1067,7 +1074,8 @@ func proxyHoldsDeregister(t *testing.T) {
 	}
 	revoked := make(chan error, 1)
 	go func() { revoked <- revoke() }()
-	for end := time.Now().Add(rdmatest.Patience); time.Now().Before(end); { // until Deregister has made the rkey unknown
+	for end := time.Now().Add(rdmatest.Patience); time.Now().Before(end); {
+		// until Deregister has made the rkey unknown
 		l := e.Dial()
 		if err := l.OK(l.Read(mr, 0, l.Word())); err != nil {
 			break
@@ -1130,7 +1138,8 @@ func TestPostSendWritesPayload(t *testing.T) {
 			t.Fatalf("a payload of %d bytes was left to a goroutine", size)
 		}
 		out := s.out.Bytes()
-		if want := frameSize + 2*requestSize + size + 16; len(out) != want || !bytes.Equal(out[frameSize+requestSize:][:size], m.Bytes[8:][:size]) {
+		if want := frameSize + 2*requestSize + size + 16; len(out) != want ||
+			!bytes.Equal(out[frameSize+requestSize:][:size], m.Bytes[8:][:size]) {
 			t.Fatalf("a payload of %d bytes: %d bytes written, want %d", size, len(out), want)
 		}
 		for _, n := range s.writes {

@@ -102,7 +102,8 @@ func TestTLSRefuses(t *testing.T) {
 				_ = q.Close()
 				t.Fatal("dial succeeded")
 			}
-			if got := <-ended; got.Reason != ReasonHandshake || got.Err == nil || !strings.Contains(got.String(), "handshake") {
+			if got := <-ended; got.Reason != ReasonHandshake || got.Err == nil ||
+				!strings.Contains(got.String(), "handshake") {
 				t.Errorf("the listener saw %v", got)
 			}
 			if n := len(e.Peers()); n != 0 {

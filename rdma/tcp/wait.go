@@ -9,13 +9,13 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// The connections of a CQ are in a poller (epoll) of its own, and whoever waits for the CQ waits in the kernel for all of them at
-// once and reads what has come: no other goroutine has to be woken for a burst of replies. The thread that waits is
-// held meanwhile and woken by the kernel itself; a goroutine parked by the runtime needs its poller first, a thread that
-// looks for goroutines, and on the way often another one or two that find none.
+// The connections of a CQ are in a poller (epoll) of its own, and whoever waits for the CQ waits in the kernel for all
+// of them at once and reads what has come: no other goroutine has to be woken for a burst of replies. The thread that
+// waits is held meanwhile and woken by the kernel itself; a goroutine parked by the runtime needs its poller first, a
+// thread that looks for goroutines, and on the way often another one or two that find none.
 //
-// While nobody waits, from one tick of the watch timer to the next and before the first Wait, a goroutine of the CQ, its
-// minder, does the same, so that a peer's end is noticed and replies to what is unsignaled are taken in.
+// While nobody waits, from one tick of the watch timer to the next and before the first Wait, a goroutine of the CQ,
+// its minder, does the same, so that a peer's end is noticed and replies to what is unsignaled are taken in.
 //
 // Where that is no gain, see reading.able, each QP has a goroutine that reads.
 
@@ -201,7 +201,6 @@ func (c *cq) Wake() {
 	c.wake.woken = true
 }
 
-// wakeParked is Wake, if a Wait is parked.
 func (c *cq) wakeParked() {
 	if c.parked.Load() {
 		c.Wake()
@@ -316,8 +315,8 @@ func (c *cq) setAlarmLocked(until, now time.Time) {
 	w.at = until
 }
 
-// advanceAll is advance of the connections that are ready. If a connection has left since and another has its descriptor, that is
-// read in vain.
+// advanceAll is advance of the connections that are ready. If a connection has left since and another has its
+// descriptor, that is read in vain.
 func (c *cq) advanceAll(ready []int) {
 	for _, fd := range ready {
 		for _, q := range c.own.qps {

@@ -34,7 +34,7 @@ var (
 	errMalformed  = errors.New("malformed frame")
 )
 
-// hello is what a dialer sends first. Everything on the wire is little-endian.
+// helloSize is the length of hello, which a dialer sends first. Everything on the wire is little-endian.
 //
 //	0        4        6        8
 //	+--------+--------+--------+----------------+

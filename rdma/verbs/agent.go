@@ -58,8 +58,6 @@ func (ms *messages) receive(qp *C.struct_ibv_qp, id uint64, i int) error {
 
 func (ms *messages) free() error { return errors.Join(ms.r.Deregister(), ms.m.Free()) }
 
-// ---- the target --------------------------------------------------------------
-
 // agent executes the atomics of one peer, in a goroutine that sleeps until one
 // comes in.
 type agent struct {
@@ -212,7 +210,8 @@ func (a *agent) execute(r atomicRequest) (found uint64, s driver.Status) {
 	m.use.RLock()
 	defer m.use.RUnlock()
 	off := r.addr - m.Base() // wraps for what is below
-	if m.dead.Load() || m.access&driver.AccessRemoteAtomic == 0 || off > uint64(len(m.bytes)) || uint64(len(m.bytes))-off < 8 {
+	if m.dead.Load() || m.access&driver.AccessRemoteAtomic == 0 || off > uint64(len(m.bytes)) ||
+		uint64(len(m.bytes))-off < 8 {
 		return 0, driver.RemAccessErr
 	}
 	word := (*uint64)(unsafe.Pointer(&m.bytes[off]))

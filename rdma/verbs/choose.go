@@ -48,7 +48,8 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 			continue
 		}
 		if d.Transport == "iWARP" {
-			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make, which this provider does not use", d.Name)
+			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make, which this "+
+				"provider does not use", d.Name)
 			continue
 		}
 		for pi, p := range d.Ports {
@@ -85,7 +86,8 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 	if len(all) == 0 {
 		switch {
 		case sel.name != "" && len(against) == 0:
-			return Choice{}, fmt.Errorf("no adapter %q; there are: %s", o.Device, cmp.Or(strings.Join(names(devices), ", "), "none"))
+			return Choice{}, fmt.Errorf("no adapter %q; there are: %s", o.Device,
+				cmp.Or(strings.Join(names(devices), ", "), "none"))
 		case len(against) == 0:
 			return Choice{}, errors.New("no RDMA adapter")
 		}

@@ -30,7 +30,8 @@ func open(t testing.TB, o Options) *rdma.Device {
 func TestConformance(t *testing.T) {
 	needAdapters(t)
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
-		return rdmatest.Harness{Passive: open(t, Options{Device: "rxe0"}), Active: open(t, Options{Device: "rxe1"}), Addr: "127.0.0.1:0"}
+		return rdmatest.Harness{Passive: open(t, Options{Device: "rxe0"}), Active: open(t, Options{Device: "rxe1"}),
+			Addr: "127.0.0.1:0"}
 	})
 }
 

@@ -204,7 +204,8 @@ func (s wrID) pack() uint64 {
 }
 
 func slotOf(id uint64) wrID {
-	return wrID{recv: id>>63 != 0, gen: uint32(id>>44) & genMask, index: int(id>>32) & (1<<slotBits - 1), seq: uint32(id)}
+	return wrID{recv: id>>63 != 0, gen: uint32(id>>44) & genMask, index: int(id>>32) & (1<<slotBits - 1),
+		seq: uint32(id)}
 }
 
 // attach gives q a slot.

@@ -20,7 +20,8 @@ import (
 
 func twoSides(t *testing.T) *rdmatest.Env {
 	needAdapters(t)
-	return rdmatest.NewEnv(t, rdmatest.Harness{Passive: open(t, Options{Device: "rxe0"}), Active: open(t, Options{Device: "rxe1"}), Addr: "127.0.0.1:0"})
+	return rdmatest.NewEnv(t, rdmatest.Harness{Passive: open(t, Options{Device: "rxe0"}),
+		Active: open(t, Options{Device: "rxe1"}), Addr: "127.0.0.1:0"})
 }
 
 func median(d []time.Duration) time.Duration {
@@ -53,12 +54,13 @@ func TestRevocation(t *testing.T) {
 		e.Must(revoke())
 		regions = append(regions, time.Since(begin))
 	}
-	t.Logf("fence of a connection with 32 WRITEs of 4 KiB under way: median %v, worst %v; deregistration of 16 MiB: median %v, worst %v",
+	t.Logf("fence of a connection with 32 WRITEs of 4 KiB under way: median %v, worst %v; deregistration of 16 MiB: "+
+		"median %v, worst %v",
 		median(fences), fences[rounds-1], median(regions), regions[rounds-1])
 }
 
-// Memory that is mapped and registered again, as by the next process, has its bytes under another rkey, and nothing of it is where it was: not
-// even the rkeys together with the other's addresses lead anywhere.
+// Memory that is mapped and registered again, as by the next process, has its bytes under another rkey, and nothing of
+// it is where it was: not even the rkeys together with the other's addresses lead anywhere.
 func TestAdoptedMemory(t *testing.T) {
 	e := twoSides(t)
 	o := rdma.AllocOptions{Name: "verbs-test", Shared: true}
@@ -95,7 +97,8 @@ func TestAdoptedMemory(t *testing.T) {
 	for what, at := range map[string]struct {
 		rkey uint64
 		base uint64
-	}{"the former rkey and address": {rkey, base}, "the former rkey": {rkey, now.Base()}, "the former address": {now.RKey(), base}} {
+	}{"the former rkey and address": {rkey, base}, "the former rkey": {rkey, now.Base()}, "the former address": {
+		now.RKey(), base}} {
 		l := e.Dial()
 		b := l.Buf(8)
 		rdmatest.Fill(b, 0xee)
@@ -121,7 +124,8 @@ func TestSilentPeer(t *testing.T) {
 	wcs, err := l.Do(l.Write(mr, 0, l.Word()), l.Read(mr, 0, l.Word()))
 	e.Must(err)
 	// Linux 6.1 was seen to flush the first one, too, once; neither status tells whether it took effect.
-	if len(wcs) != 2 || wcs[0].Status != driver.RetryExcErr && wcs[0].Status != driver.WRFlushErr || wcs[1].Status != driver.WRFlushErr {
+	if len(wcs) != 2 || wcs[0].Status != driver.RetryExcErr && wcs[0].Status != driver.WRFlushErr ||
+		wcs[1].Status != driver.WRFlushErr {
 		t.Fatalf("a peer without a queue pair gave %+v", wcs)
 	}
 	t.Logf("noticed after %v", time.Since(begin))
@@ -151,7 +155,8 @@ func TestOpenNear(t *testing.T) {
 	if err != nil || len(infos) < 2 {
 		t.Fatalf("%d adapters, %v", len(infos), err)
 	}
-	if p := infos[0].Ports[0]; infos[0].Atomics != driver.AtomicHCA || p.State != "ACTIVE" || p.MTU != 4096 || len(p.GIDs) < 2 {
+	if p := infos[0].Ports[0]; infos[0].Atomics != driver.AtomicHCA || p.State != "ACTIVE" || p.MTU != 4096 ||
+		len(p.GIDs) < 2 {
 		t.Errorf("rxe0 is %+v", infos[0])
 	}
 	if _, err := Open(Options{Device: "rxe9"}); err == nil {

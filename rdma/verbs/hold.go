@@ -123,7 +123,8 @@ func (h *holdQueue) pump() {
 		if rc != 0 {
 			h.waiting = false
 			if syscall.Errno(rc) != syscall.ENOMEM {
-				q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "err", syscall.Errno(rc))
+				q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "err",
+					syscall.Errno(rc))
 				q.failLocked()
 			}
 			return
@@ -146,7 +147,8 @@ func (h *holdQueue) marker() int {
 func (h *holdQueue) request(i int, number uint64) {
 	q := h.q
 	w := &h.wrs[number&uint64(len(h.wrs)-1)]
-	r := atomicRequest{seq: uint32(number), op: w.Op, rkey: w.RKey, addr: w.RemoteAddr, compare: w.Compare, swap: w.Swap}
+	r := atomicRequest{seq: uint32(number), op: w.Op, rkey: w.RKey, addr: w.RemoteAddr, compare: w.Compare,
+		swap: w.Swap}
 	r.put(h.ms.buf(recvBuffers))
 	x := &q.wrs[i]
 	x.op, x.flags = C.IBV_WR_SEND, C.IBV_SEND_SIGNALED

@@ -85,7 +85,6 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// addQP counts a QP.
 func (p *pd) addQP() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +132,8 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	return r, nil
 }
 
-// add enters r under its keys. An MR that others reach is none for local buffers: its addresses are not those of its bytes.
+// add enters r under its keys. An MR that others reach is none for local buffers: its addresses are not those of its
+// bytes.
 func (p *pd) add(r *mr) {
 	p.mu.mrs[r.rkey] = r
 	if r.access&driver.AccessLocal != 0 {
@@ -141,11 +141,13 @@ func (p *pd) add(r *mr) {
 	}
 }
 
-// alignBits are the low bits that an MR's address at the adapter has in common with its mapping's. Adapters want those of a page, of 1 GiB at most.
+// alignBits are the low bits that an MR's address at the adapter has in common with its mapping's. Adapters want those
+// of a page, of 1 GiB at most.
 const alignBits = 30
 
-// baseOf is where an adapter has memory that is mapped at va. Of memory that others reach it is made up: an adapter may give an rkey again, to another region
-// or another process, and mappings begin where earlier ones did. A verb for memory that is gone must meet none at all.
+// baseOf is where an adapter has memory that is mapped at va. Of memory that others reach it is made up: an adapter may
+// give an rkey again, to another region or another process, and mappings begin where earlier ones did. A verb for
+// memory that is gone must meet none at all.
 func baseOf(va uint64, a driver.Access) uint64 {
 	if a&driver.AccessLocal != 0 {
 		return va
@@ -174,7 +176,7 @@ func accessFlags(a driver.Access, native bool) C.int {
 
 func (r *mr) LKey() uint64 { return uint64(r.lkey) }
 
-// RKey is the adapter's: 32 bits, of which few are random. The PD and the handshake keep strangers out, not the key.
+// RKey is the adapter's: 32 bits, and few of them are random. The PD and the handshake keep strangers out, not the key.
 func (r *mr) RKey() uint64 { return uint64(r.rkey) }
 
 // Base is the mapping's virtual address for local buffers, made up for others.

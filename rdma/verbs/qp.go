@@ -61,7 +61,6 @@ type qp struct {
 	aborted atomic.Bool
 }
 
-// entry is one WR under way.
 type entry struct {
 	id     uint64
 	op     driver.Opcode
@@ -111,7 +110,8 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		if want < 32 {
 			want = 0
 		}
-		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(want), &q.c, &got); rc == 0 || want == 0 {
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(want), &q.c,
+			&got); rc == 0 || want == 0 {
 			q.inline = min(int(got), want)
 			break
 		}
@@ -283,7 +283,8 @@ func (q *qp) covers(w *driver.WR) bool {
 		}
 		q.local = m
 	}
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes))) // wraps for what is below
+	// wraps for what is below
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))
 	return at <= uintptr(len(m.bytes)) && uintptr(len(w.Local)) <= uintptr(len(m.bytes))-at
 }
 
@@ -362,7 +363,8 @@ func (q *qp) complete(at uint64, s driver.Status) {
 		case q.broken && st == driver.Success:
 			st = driver.WRFlushErr
 		case st == driver.Success && q.unanswered(n, e):
-			q.d.o.Logger.Warn("the adapter completed a work request without its answer", "device", q.d.info.Name, "qp", q.num, "op", e.op)
+			q.d.o.Logger.Warn("the adapter completed a work request without its answer", "device", q.d.info.Name, "qp",
+				q.num, "op", e.op)
 			st = driver.GeneralErr
 		case e.foul && st == driver.RemAccessErr:
 			st = driver.LocProtErr
@@ -389,7 +391,6 @@ func (q *qp) failLocked() {
 	}
 }
 
-// statusOf translates an ibv_wc_status.
 func (q *qp) statusOf(s, vendor uint32) driver.Status {
 	switch s {
 	case C.IBV_WC_SUCCESS:

@@ -50,7 +50,8 @@ func TestUnanswered(t *testing.T) {
 		q, err := newQP(d, p.(*pd), dc.(*cq), 0)
 		must(err)
 		q.cq.mu.Lock()
-		for i, w := range []driver.WR{{Op: driver.OpWrite, Local: m.Bytes[:8]}, {Op: c.op, Local: m.Bytes[64 : 64+c.bytes]},
+		for i, w := range []driver.WR{{Op: driver.OpWrite, Local: m.Bytes[:8]},
+			{Op: c.op, Local: m.Bytes[64 : 64+c.bytes]},
 			{Op: driver.OpRead, Local: m.Bytes[512:520], Flags: driver.Signaled}} {
 			w.ID, w.LKey = uint64(i), r.LKey()
 			q.noteWR(&w)

@@ -128,7 +128,8 @@ func (t *selfTest) run(wrs ...driver.WR) error {
 // writeAndRead leaves 41 in the target.
 func (t *selfTest) writeAndRead() error {
 	putWord(t.word(0), 41)
-	if err := t.run(driver.WR{Op: driver.OpWrite, Local: t.word(0)}, driver.WR{Op: driver.OpRead, Local: t.word(1)}); err != nil {
+	if err := t.run(driver.WR{Op: driver.OpWrite, Local: t.word(0)},
+		driver.WR{Op: driver.OpRead, Local: t.word(1)}); err != nil {
 		return err
 	}
 	if got := getWord(t.word(1)); got != 41 {
@@ -150,7 +151,8 @@ func (t *selfTest) atomics() error {
 		if err := t.run(driver.WR{Op: s.op, Local: t.word(2), Compare: s.compare, Swap: s.swap}); err != nil {
 			return err
 		}
-		if found, left := getWord(t.word(2)), getWord(t.m.Bytes[selfTestTarget:]); found != s.before || left != s.after {
+		if found, left := getWord(t.word(2)), getWord(t.m.Bytes[selfTestTarget:]); found != s.before ||
+			left != s.after {
 			return fmt.Errorf("%v found %#x and left %#x, want %#x and %#x", s.op, found, left, s.before, s.after)
 		}
 	}

@@ -11,7 +11,8 @@ import (
 // Built tells whether this binary can use RDMA adapters at all.
 const Built = false
 
-var errNotBuilt = fmt.Errorf("%w: this binary was built without the tag verbs (make build-verbs, which needs a C compiler)", ErrUnavailable)
+var errNotBuilt = fmt.Errorf("%w: this binary was built without the tag verbs (make build-verbs, which needs a C "+
+	"compiler)", ErrUnavailable)
 
 // Open makes a device of one adapter.
 func Open(o Options) (driver.Device, error) {

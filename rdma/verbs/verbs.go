@@ -213,7 +213,8 @@ func parseSelector(s string) (selector, error) {
 	if len(f) > 2 && err == nil {
 		sel.gid, err = strconv.Atoi(f[2])
 	}
-	if err != nil || f[0] == "" || len(f) > 3 || len(f) > 1 && (sel.port < 1 || sel.port > 255) || len(f) > 2 && (sel.gid < 0 || sel.gid > 65535) {
+	if err != nil || f[0] == "" || len(f) > 3 || len(f) > 1 && (sel.port < 1 || sel.port > 255) || len(f) > 2 &&
+		(sel.gid < 0 || sel.gid > 65535) {
 		return selector{}, fmt.Errorf("device %q: want NAME, NAME/PORT or NAME/PORT/GIDINDEX, such as mlx5_0/1/3", s)
 	}
 	return sel, nil

@@ -21,13 +21,19 @@ func port(n int, state, layer string, gids ...GIDInfo) PortInfo {
 }
 
 var machine = []DeviceInfo{
-	{Name: "mlx5_0", Transport: "InfiniBand", Ports: []PortInfo{port(1, "DOWN", "Ethernet", gid(3, "10.0.0.9", GIDRoCEv2))}},
+	{Name: "mlx5_0", Transport: "InfiniBand",
+		Ports: []PortInfo{port(1, "DOWN", "Ethernet", gid(3, "10.0.0.9", GIDRoCEv2))}},
 	{Name: "mlx5_1", Transport: "InfiniBand", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet",
-		gid(0, "fe80::1", GIDRoCEv1), gid(1, "fe80::1", GIDRoCEv2), gid(2, "10.0.0.1", GIDRoCEv1), gid(3, "10.0.0.1", GIDRoCEv2), gid(5, "2001:db8::1", GIDRoCEv2))}},
-	{Name: "mlx5_2", Transport: "InfiniBand", Ports: []PortInfo{port(1, "ACTIVE", "InfiniBand", gid(0, "fe80::5:6", GIDInfiniBand))}},
-	{Name: "cxgb4_0", Transport: "iWARP", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "10.0.1.1", GIDRoCEv2))}},
-	{Name: "rxe0", Transport: "InfiniBand", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "fe80::2", GIDRoCEv2))}},
-	{Name: "rxe1", Transport: "InfiniBand", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(1, "10.0.2.1", GIDRoCEv2))}},
+		gid(0, "fe80::1", GIDRoCEv1), gid(1, "fe80::1", GIDRoCEv2), gid(2, "10.0.0.1", GIDRoCEv1),
+		gid(3, "10.0.0.1", GIDRoCEv2), gid(5, "2001:db8::1", GIDRoCEv2))}},
+	{Name: "mlx5_2", Transport: "InfiniBand",
+		Ports: []PortInfo{port(1, "ACTIVE", "InfiniBand", gid(0, "fe80::5:6", GIDInfiniBand))}},
+	{Name: "cxgb4_0", Transport: "iWARP",
+		Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "10.0.1.1", GIDRoCEv2))}},
+	{Name: "rxe0", Transport: "InfiniBand",
+		Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(0, "fe80::2", GIDRoCEv2))}},
+	{Name: "rxe1", Transport: "InfiniBand",
+		Ports: []PortInfo{port(1, "ACTIVE", "Ethernet", gid(1, "10.0.2.1", GIDRoCEv2))}},
 	{Name: "dead", Transport: "InfiniBand", Err: errors.New("open adapter: permission denied")},
 }
 
@@ -41,19 +47,24 @@ func TestChoose(t *testing.T) {
 		reason  string // or of the error
 	}{
 		{"RoCE v2 over IPv4 first", Options{}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 8"},
-		{"near an address", Options{Near: "10.0.2.1"}, machine, "rxe1", 1, "it has the address 10.0.2.1, RoCE v2 over IPv4, first of 8"},
-		{"near an address nobody has", Options{Near: "10.9.9.9"}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 8"},
+		{"near an address", Options{Near: "10.0.2.1"}, machine, "rxe1", 1,
+			"it has the address 10.0.2.1, RoCE v2 over IPv4, first of 8"},
+		{"near an address nobody has", Options{Near: "10.9.9.9"}, machine, "mlx5_1", 3,
+			"RoCE v2 over IPv4, first of 8"},
 		{"by name", Options{Device: "mlx5_2"}, machine, "mlx5_2", 0, "asked for, InfiniBand"},
-		{"by name, not near", Options{Device: "rxe0", Near: "10.0.0.1"}, machine, "rxe0", 0, "asked for, RoCE v2 with a link-local address: reaches this link only"},
+		{"by name, not near", Options{Device: "rxe0", Near: "10.0.0.1"}, machine, "rxe0", 0,
+			"asked for, RoCE v2 with a link-local address: reaches this link only"},
 		{"by GID", Options{Device: "mlx5_1/1/2"}, machine, "mlx5_1", 2, "asked for, RoCE v1: not routable"},
 		{"IPv6 before RoCE v1", Options{}, []DeviceInfo{{Name: "a", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet",
-			gid(0, "10.0.0.1", GIDRoCEv1), gid(1, "2001:db8::1", GIDRoCEv2))}}}, "a", 1, "RoCE v2 over IPv6, first of 2"},
+			gid(0, "10.0.0.1", GIDRoCEv1), gid(1, "2001:db8::1", GIDRoCEv2))}}}, "a", 1,
+			"RoCE v2 over IPv6, first of 2"},
 		{"a port that is down", Options{Device: "mlx5_0"}, machine, "", 0, "mlx5_0 port 1 is DOWN"},
 		{"iWARP", Options{Device: "cxgb4_0"}, machine, "", 0, "iWARP adapter"},
 		{"one that cannot be opened", Options{Device: "dead"}, machine, "", 0, "permission denied"},
 		{"no such adapter", Options{Device: "rxe7"}, machine, "", 0, "there are: mlx5_0, mlx5_1"},
 		{"no such port", Options{Device: "rxe0/2"}, machine, "", 0, `no adapter "rxe0/2"`},
-		{"no address", Options{}, []DeviceInfo{{Name: "a", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet")}}}, "", 0, "a port 1 has no GID"},
+		{"no address", Options{}, []DeviceInfo{{Name: "a", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet")}}}, "", 0,
+			"a port 1 has no GID"},
 		{"nothing", Options{}, nil, "", 0, "no RDMA adapter"},
 		{"nonsense", Options{Device: "a/b"}, machine, "", 0, "want NAME, NAME/PORT"},
 	} {
@@ -64,14 +75,16 @@ func TestChoose(t *testing.T) {
 		case c.device != "" && err != nil:
 			t.Errorf("%s: %v", c.what, err)
 		case c.device != "" && (c.devices[got.Device].Name != c.device || got.GID != c.gid || got.Reason != c.reason):
-			t.Errorf("%s: chose %s gid %d because %q; want %s gid %d because %q", c.what, c.devices[got.Device].Name, got.GID, got.Reason, c.device, c.gid, c.reason)
+			t.Errorf("%s: chose %s gid %d because %q; want %s gid %d because %q", c.what, c.devices[got.Device].Name,
+				got.GID, got.Reason, c.device, c.gid, c.reason)
 		}
 	}
 }
 
 func TestSelector(t *testing.T) {
 	for s, want := range map[string]selector{
-		"": {gid: -1}, "rxe0": {"rxe0", 0, -1}, "mlx5_0/2": {"mlx5_0", 2, -1}, "mlx5_0/1/3": {"mlx5_0", 1, 3}, "mlx5_0/1/0": {"mlx5_0", 1, 0},
+		"": {gid: -1}, "rxe0": {"rxe0", 0, -1}, "mlx5_0/2": {"mlx5_0", 2, -1}, "mlx5_0/1/3": {"mlx5_0", 1, 3},
+		"mlx5_0/1/0": {"mlx5_0", 1, 0},
 	} {
 		if got, err := parseSelector(s); err != nil || got != want {
 			t.Errorf("%q gave %+v, %v; want %+v", s, got, err, want)
@@ -87,7 +100,8 @@ func TestSelector(t *testing.T) {
 func TestOptions(t *testing.T) {
 	bad := Options{Device: "a/", Near: "nowhere", MTU: 1500, Atomics: 9, PeerTimeout: 1, HandshakeTimeout: -1}
 	err := bad.Validate()
-	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "PeerTimeout is 1ns", "HandshakeTimeout is -1ns"} {
+	for _, want := range []string{`"a/"`, `"nowhere"`, "1500", "Atomics is 9", "PeerTimeout is 1ns",
+		"HandshakeTimeout is -1ns"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not mention %s", err, want)
 		}
@@ -102,13 +116,15 @@ func TestReadGIDs(t *testing.T) {
 	fs := fstest.MapFS{}
 	for name, text := range map[string]string{
 		"link_layer": "Ethernet\n",
-		"gids/0":     "fe80:0000:0000:0000:0000:0000:0000:0001\n", "gid_attrs/types/0": "RoCE v2\n", "gid_attrs/ndevs/0": "n0\n",
-		"gids/1": "0000:0000:0000:0000:0000:ffff:0a4d:0101\n", "gid_attrs/types/1": "IB/RoCE v1\n", "gid_attrs/ndevs/1": "n0\n",
-		"gids/2":     "0000:0000:0000:0000:0000:0000:0000:0000\n",
-		"gids/3":     "garbage",
-		"gids/4":     "fe80:0000:0000:0000:0000:0000:0000:0004\n", // no type: not in use
-		"gids/5":     "fe80:0000:0000:0000:0000:0000:0000:0005\n",
-		"gids/weird": "x", "gid_attrs/types/5": "RoCE v9\n",
+		"gids/0":     "fe80:0000:0000:0000:0000:0000:0000:0001\n", "gid_attrs/types/0": "RoCE v2\n",
+		"gid_attrs/ndevs/0": "n0\n",
+		"gids/1":            "0000:0000:0000:0000:0000:ffff:0a4d:0101\n", "gid_attrs/types/1": "IB/RoCE v1\n",
+		"gid_attrs/ndevs/1": "n0\n",
+		"gids/2":            "0000:0000:0000:0000:0000:0000:0000:0000\n",
+		"gids/3":            "garbage",
+		"gids/4":            "fe80:0000:0000:0000:0000:0000:0000:0004\n", // no type: not in use
+		"gids/5":            "fe80:0000:0000:0000:0000:0000:0000:0005\n",
+		"gids/weird":        "x", "gid_attrs/types/5": "RoCE v9\n",
 	} {
 		fs[p+name] = &fstest.MapFile{Data: []byte(text)}
 	}
@@ -122,7 +138,8 @@ func TestReadGIDs(t *testing.T) {
 	}
 }
 
-var someEndpoint = endpoint{qpn: 0xabcdef, psn: 0x123456, flow: 0xfffff, lid: 7, mtu: 5, global: true, rdAtomic: 16, gid: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
+var someEndpoint = endpoint{qpn: 0xabcdef, psn: 0x123456, flow: 0xfffff, lid: 7, mtu: 5, global: true, rdAtomic: 16,
+	gid: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
 
 func TestWire(t *testing.T) {
 	h := hello{domain: domainNIC, ep: someEndpoint, private: []byte("token")}
@@ -138,7 +155,8 @@ func TestWire(t *testing.T) {
 	}
 	long := strings.Repeat("x", 2*maxRefusal)
 	b = (&welcome{refused: true}).append(nil, long)
-	if got, err := parseWelcome(b[:headSize]); err != nil || !got.refused || got.textLen != maxRefusal || len(b) != headSize+maxRefusal {
+	if got, err := parseWelcome(b[:headSize]); err != nil || !got.refused || got.textLen != maxRefusal ||
+		len(b) != headSize+maxRefusal {
 		t.Fatalf("refusal %+v, %v of %d bytes", got, err, len(b))
 	}
 	q := atomicRequest{seq: 1, op: driver.OpFetchAdd, rkey: 2, addr: 3, compare: 4, swap: 5}
@@ -163,8 +181,10 @@ func TestWireRefuses(t *testing.T) {
 		to   byte
 		why  string
 	}{
-		{"magic", 0, 'x', "does not speak"}, {"version", 4, 9, "version is 9"}, {"domain", 7, 3, "kind 3"}, {"QPN", 11, 1, "too long"},
-		{"PSN", 15, 1, "too long"}, {"flow", 18, 0x1f, "too long"}, {"MTU", 22, 6, "MTU code 6"}, {"global", 23, 2, "global flag"},
+		{"magic", 0, 'x', "does not speak"}, {"version", 4, 9, "version is 9"}, {"domain", 7, 3, "kind 3"},
+		{"QPN", 11, 1, "too long"},
+		{"PSN", 15, 1, "too long"}, {"flow", 18, 0x1f, "too long"}, {"MTU", 22, 6, "MTU code 6"},
+		{"global", 23, 2, "global flag"},
 		{"depth", 24, 0, "under way"}, {"private", headSize - 1, 255, "private data"},
 	} {
 		b := bytes.Clone(good)

@@ -101,7 +101,8 @@ func byte01(v bool) byte {
 
 func parseEndpoint(b []byte) (endpoint, error) {
 	le := binary.LittleEndian
-	e := endpoint{qpn: le.Uint32(b), psn: le.Uint32(b[4:]), flow: le.Uint32(b[8:]), lid: le.Uint16(b[12:]), mtu: b[14], global: b[15] == 1, rdAtomic: b[16]}
+	e := endpoint{qpn: le.Uint32(b), psn: le.Uint32(b[4:]), flow: le.Uint32(b[8:]), lid: le.Uint16(b[12:]), mtu: b[14],
+		global: b[15] == 1, rdAtomic: b[16]}
 	copy(e.gid[:], b[20:36])
 	switch {
 	case e.qpn >= 1<<24 || e.psn >= 1<<24 || e.flow >= 1<<20:
@@ -146,7 +147,8 @@ func parseHead(b []byte) error {
 	case string(b[:4]) != wireMagic:
 		return errNotVerbs
 	case b[4] != wireVersion:
-		return fmt.Errorf("the peer's protocol version is %d, ours is %d: upgrade the older of the two", b[4], wireVersion)
+		return fmt.Errorf("the peer's protocol version is %d, ours is %d: upgrade the older of the two", b[4],
+			wireVersion)
 	}
 	return nil
 }

@@ -70,14 +70,17 @@ func CheckRight(w *dirpb.Namespace, c Caller, want dirpb.Right) error {
 	if w.Owner != "" {
 		owner = "belongs to " + w.Owner
 	}
-	return fmt.Errorf("%w: %s has %s in namespace %q, and wants %s; it %s, who or an operator may give the right: kvctl namespace grant %s %s %s",
-		ErrForeign, c.Identity, rightText(has), w.Name, rightText(want), owner, w.Name, shellWord(c.Identity), rightText(want))
+	return fmt.Errorf("%w: %s has %s in namespace %q, and wants %s. It %s, who or an operator may give the right: "+
+		"kvctl namespace grant %s %s %s",
+		ErrForeign, c.Identity, rightText(has), w.Name, rightText(want), owner, w.Name, shellWord(c.Identity),
+		rightText(want))
 }
 
 // shellWord is s as a shell takes it for one word.
 func shellWord(s string) string {
 	plain := func(r rune) bool {
-		return r < 0x80 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-._:/", r))
+		return r < 0x80 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("-._:/", r))
 	}
 	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
 		return s
@@ -125,7 +128,8 @@ func (s *State) CheckOpen(c *fsmpb.OpenSession) error {
 		return nil
 	}
 	if n := s.SessionsOf(w.Id); n >= most {
-		return fmt.Errorf("%w: quota sessions: namespace %q has %d sessions open or being fenced, of %d", ErrFull, w.Name, n, most)
+		return fmt.Errorf("%w: quota sessions: namespace %q has %d sessions open or being fenced, of %d", ErrFull,
+			w.Name, n, most)
 	}
 	return nil
 }
@@ -149,19 +153,24 @@ func (s *State) CheckAccess(c *fsmpb.SetAccess) error {
 	case right < 0 || right > dirpb.Right_RIGHT_ADMIN:
 		return fmt.Errorf("%w: right %d, want read, write or admin", ErrInvalid, right)
 	case w.Owner == "":
-		return fmt.Errorf("%w: namespace %q has no owner, so everybody may use it; an operator gives it one: kvctl namespace set %s --owner WHO", ErrRefused, w.Name, w.Name)
+		return fmt.Errorf("%w: namespace %q has no owner, so everybody may use it; an operator gives it one: kvctl "+
+			"namespace set %s --owner WHO", ErrRefused, w.Name, w.Name)
 	case who == w.Owner:
-		return fmt.Errorf("%w: namespace %q belongs to %s, who may do everything; an operator gives it to another: kvctl namespace set %s --owner WHO", ErrRefused, w.Name, who, w.Name)
+		return fmt.Errorf("%w: namespace %q belongs to %s, who may do everything; an operator gives it to another: "+
+			"kvctl namespace set %s --owner WHO", ErrRefused, w.Name, who, w.Name)
 	case right == dirpb.Right_RIGHT_UNSPECIFIED && !there:
 		return fmt.Errorf("%s is not in the access list of namespace %q: %w", who, w.Name, ErrNotFound)
 	case !there && len(w.Access) >= MaxAccess:
-		return fmt.Errorf("%w: the access list of namespace %q has %d entries, the most there are; grant a group", ErrFull, w.Name, len(w.Access))
+		return fmt.Errorf("%w: the access list of namespace %q has %d entries, the most there are; grant a group",
+			ErrFull, w.Name, len(w.Access))
 	}
 	return nil
 }
 
 func findAccess(w *dirpb.Namespace, who string) (int, bool) {
-	return slices.BinarySearchFunc(w.Access, who, func(a *dirpb.Access, who string) int { return cmp.Compare(a.Who, who) })
+	return slices.BinarySearchFunc(w.Access, who, func(a *dirpb.Access, who string) int {
+		return cmp.Compare(a.Who, who)
+	})
 }
 
 // setAccess gives somebody a right in a namespace, or takes it, and fences the sessions that
@@ -197,7 +206,8 @@ func setOwner(w *dirpb.Namespace, owner string) {
 func (s *State) fenceBeyond(w *dirpb.Namespace) uint32 {
 	var ids []uint32
 	for _, x := range ordered.Values(s.sessions) {
-		if x.NamespaceId == w.Id && x.Life == dirpb.SessionLife_SESSION_LIVE && RightOf(w, openerOf(x)) < wantedBy(x.ReadOnly) {
+		if x.NamespaceId == w.Id && x.Life == dirpb.SessionLife_SESSION_LIVE && RightOf(w, openerOf(x)) < wantedBy(
+			x.ReadOnly) {
 			ids = append(ids, x.Id)
 		}
 	}
@@ -210,10 +220,10 @@ func quotaOf(q *dirpb.Quota) *dirpb.Quota {
 	if q.GetSessions() == 0 && q.GetLanes() == 0 && q.GetTcpOpsPerSecond() == 0 && q.GetIndexBytes() == 0 {
 		return nil
 	}
-	return &dirpb.Quota{Sessions: q.Sessions, Lanes: q.Lanes, TcpOpsPerSecond: q.TcpOpsPerSecond, IndexBytes: q.IndexBytes}
+	return &dirpb.Quota{Sessions: q.Sessions, Lanes: q.Lanes, TcpOpsPerSecond: q.TcpOpsPerSecond,
+		IndexBytes: q.IndexBytes}
 }
 
-// checkTenancy checks what a command says of a namespace's owner.
 func checkTenancy(owner string) error {
 	if owner == "" {
 		return nil
@@ -224,7 +234,6 @@ func checkTenancy(owner string) error {
 	return nil
 }
 
-// checkAccessList checks the rows of an access list.
 func checkAccessList(w *dirpb.Namespace) error {
 	if err := checkTenancy(w.Owner); err != nil {
 		return fmt.Errorf("%d: %w", w.Id, err)
@@ -233,15 +242,14 @@ func checkAccessList(w *dirpb.Namespace) error {
 		return fmt.Errorf("%d: an access list of %d entries, and the owner %q", w.Id, n, w.Owner)
 	}
 	for i, a := range w.Access {
-		if identity.CheckWho(a.Who) != nil || a.Right < dirpb.Right_RIGHT_READ || a.Right > dirpb.Right_RIGHT_ADMIN || a.Who == w.Owner ||
+		if identity.CheckWho(a.Who) != nil || a.Right < dirpb.Right_RIGHT_READ || a.Right > dirpb.Right_RIGHT_ADMIN ||
+			a.Who == w.Owner ||
 			i > 0 && a.Who <= w.Access[i-1].Who {
 			return fmt.Errorf("%d: entry %d of the access list, %.160q with right %d", w.Id, i, a.Who, a.Right)
 		}
 	}
 	return nil
 }
-
-// ---- the quota of the index ------------------------------------------------
 
 // IndexBytes is how much of their indexes a namespace's shards and status words have in all placement groups
 // together. Those on their way to larger or more arrays count too. Each copy counts once.
@@ -266,7 +274,8 @@ func firstSegments(q *dirpb.CreateNamespaceRequest, shards int) (uint32, error) 
 	}
 	least := max(q.Segments, 1)
 	if need := uint64(shards) * arrayBytes(least); need > quota {
-		return 0, fmt.Errorf("%w: quota index: %d shards of %d segments need %s of index, of %s", ErrInvalid, shards, least, units.Bytes(need), units.Bytes(quota))
+		return 0, fmt.Errorf("%w: quota index: %d shards of %d segments need %s of index, of %s", ErrInvalid, shards,
+			least, units.Bytes(need), units.Bytes(quota))
 	}
 	if q.Segments != 0 {
 		return q.Segments, nil
@@ -274,7 +283,7 @@ func firstSegments(q *dirpb.CreateNamespaceRequest, shards int) (uint32, error) 
 	return uint32(min(max(quota/8/uint64(shards)/layout.SegmentSize, 1), math.MaxUint32)), nil
 }
 
-// CheckIndexQuota refuses, with ErrFull, to let the shards of a namespace grow by so many segments. A shard that
+// CheckIndexQuota refuses, with ErrFull, to let the shards of a namespace grow by that number of segments. A shard that
 // moves gives back as many later, and does not grow.
 func (s *State) CheckIndexQuota(namespace uint32, segments uint32) error {
 	w := s.namespaces[namespace]
@@ -283,7 +292,8 @@ func (s *State) CheckIndexQuota(namespace uint32, segments uint32) error {
 		return nil
 	}
 	if used, more := s.IndexBytes(namespace), arrayBytes(segments); used > most || more > most-used {
-		return fmt.Errorf("%w: quota index: namespace %q has %s of index, of %s, and wants %s more", ErrFull, w.Name, units.Bytes(used), units.Bytes(most), units.Bytes(more))
+		return fmt.Errorf("%w: quota index: namespace %q has %s of index, of %s, and wants %s more", ErrFull, w.Name,
+			units.Bytes(used), units.Bytes(most), units.Bytes(more))
 	}
 	return nil
 }

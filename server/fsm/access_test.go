@@ -27,8 +27,10 @@ func access(who string, right dirpb.Right) *fsmpb.Command {
 }
 
 func accessBy(c Caller, who string, right dirpb.Right) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: &fsmpb.SetAccess{NamespaceId: 1, Access: &dirpb.Access{Who: who, Right: right},
-		Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_SetAccess{
+			SetAccess: &fsmpb.SetAccess{NamespaceId: 1, Access: &dirpb.Access{Who: who, Right: right},
+				Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere}}}
 }
 
 func set(q *dirpb.SetNamespaceRequest) *fsmpb.Command {
@@ -46,7 +48,8 @@ func owned(t tester, n int) *harness {
 
 func TestRightOf(t *testing.T) {
 	w := &dirpb.Namespace{Owner: "client/owner", Access: []*dirpb.Access{
-		{Who: "client/r", Right: read}, {Who: "client/w", Right: write}, {Who: "group:admins", Right: admin}, {Who: "group:readers", Right: read}}}
+		{Who: "client/r", Right: read}, {Who: "client/w", Right: write}, {Who: "group:admins", Right: admin},
+		{Who: "group:readers", Right: read}}}
 	groups := func(g ...string) []string { return g }
 	for _, tc := range []struct {
 		c    Caller
@@ -61,8 +64,9 @@ func TestRightOf(t *testing.T) {
 		{Caller{Identity: "client/r", Groups: groups("x", "admins")}, admin},
 		{Caller{Identity: "client/x", Groups: groups("readers")}, read},
 		{Caller{Identity: "client/x"}, nobody},
-		{Caller{Identity: "client/x", Groups: groups("client/owner", "client/w")}, nobody}, // a group's name is no identity's
-		{Caller{Identity: "group:admins"}, nobody},                                         // and the other way round
+		// a group's name is no identity's
+		{Caller{Identity: "client/x", Groups: groups("client/owner", "client/w")}, nobody},
+		{Caller{Identity: "group:admins"}, nobody}, // and the other way round
 	} {
 		if got := RightOf(w, tc.c); got != tc.want {
 			t.Errorf("%+v has %v, want %v", tc.c, got, tc.want)
@@ -71,7 +75,8 @@ func TestRightOf(t *testing.T) {
 	if got := RightOf(&dirpb.Namespace{}, Caller{Identity: "client/x"}); got != write {
 		t.Errorf("without an owner everybody has %v, want write", got)
 	}
-	if got := RightOf(&dirpb.Namespace{Owner: "group:team"}, Caller{Identity: "client/x", Groups: groups("team")}); got != admin {
+	if got := RightOf(&dirpb.Namespace{Owner: "group:team"},
+		Caller{Identity: "client/x", Groups: groups("team")}); got != admin {
 		t.Errorf("the group that owns it has %v", got)
 	}
 }
@@ -79,7 +84,8 @@ func TestRightOf(t *testing.T) {
 // A session opens with the right that it needs, and with none less.
 func TestOpenNeedsRight(t *testing.T) {
 	h := owned(t, 1)
-	h.refuse(openBy(true, "client/x"), ErrForeign, `client/x has no right in namespace "a", and wants read`, "belongs to client/owner", "kvctl namespace grant a client/x read")
+	h.refuse(openBy(true, "client/x"), ErrForeign, `client/x has no right in namespace "a", and wants read`,
+		"belongs to client/owner", "kvctl namespace grant a client/x read")
 	h.refuse(openBy(false, "client/x y"), ErrForeign, "kvctl namespace grant a 'client/x y' write")
 	h.do(access("client/x", read))
 	h.do(openBy(true, "client/x"))
@@ -101,7 +107,8 @@ func TestRevokeFences(t *testing.T) {
 	h.do(access("client/a", write))
 	h.do(access("group:team", write))
 	h.do(access("client/c", read))
-	for _, c := range []*fsmpb.Command{openBy(false, "client/a"), openBy(true, "client/a"), openBy(false, "client/b", "team"), openBy(false, "client/a", "team"),
+	for _, c := range []*fsmpb.Command{openBy(false, "client/a"), openBy(true, "client/a"),
+		openBy(false, "client/b", "team"), openBy(false, "client/a", "team"),
 		openBy(true, "client/c"), openBy(false, "client/owner"), openBy(false, "")} {
 		h.do(c)
 	}
@@ -184,12 +191,17 @@ func TestSetAccess(t *testing.T) {
 	h.do(accessBy(by("client/x", "team"), "client/x", read))
 }
 
-// Sessions see nothing of what operators alone use of memory nodes: their keepers' sockets, whose they are, and which version runs.
+// Sessions see nothing of what operators alone use of memory nodes: their keepers' sockets, whose they are, and which
+// version runs.
 func TestMapHidesNodes(t *testing.T) {
 	h := owned(t, 1)
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Identity: "memnode/x", Node: &dirpb.RegisterNodeRequest{
-		Name: "x", Incarnation: 1, CapacityBytes: gib, Version: "v9", Control: "/run/kvd/keeper.sock", HostId: "host", Domain: "rack", Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}},
-	}}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{
+			RegisterNode: &fsmpb.RegisterNode{Identity: "memnode/x", Node: &dirpb.RegisterNodeRequest{
+				Name: "x", Incarnation: 1, CapacityBytes: gib, Version: "v9", Control: "/run/kvd/keeper.sock",
+				HostId: "host",
+				Domain: "rack", Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}},
+			}}}})
 	x := h.do(openBy(true, "client/owner")).Session
 	find := func(m *dirpb.Map) *dirpb.Node {
 		t.Helper()
@@ -201,7 +213,8 @@ func TestMapHidesNodes(t *testing.T) {
 		t.Fatalf("no memory node x: %v", m)
 		return nil
 	}
-	if n := find(h.s.Map(x)); n.Control != "" || n.Identity != "" || n.Version != "" || n.HostId != "host" || len(n.Endpoints) != 1 {
+	if n := find(h.s.Map(x)); n.Control != "" || n.Identity != "" || n.Version != "" || n.HostId != "host" ||
+		len(n.Endpoints) != 1 {
 		t.Errorf("a session sees %v", n)
 	}
 	if n := find(h.s.Map(nil)); n.Control != "/run/kvd/keeper.sock" || n.Identity != "memnode/x" || n.Version != "v9" {
@@ -213,7 +226,8 @@ func TestMapHidesNodes(t *testing.T) {
 func TestMapHidesTenancy(t *testing.T) {
 	h := owned(t, 1)
 	h.do(access("client/x", read))
-	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Quota: &dirpb.Quota{Sessions: 9, Lanes: 2, TcpOpsPerSecond: 3, IndexBytes: 1 << 30}}))
+	h.do(set(&dirpb.SetNamespaceRequest{
+		Name: "a", Quota: &dirpb.Quota{Sessions: 9, Lanes: 2, TcpOpsPerSecond: 3, IndexBytes: 1 << 30}}))
 	x := h.do(openBy(true, "client/x")).Session
 	if w := h.s.Map(x).Namespaces[0]; w.Owner != "" || w.Access != nil || w.Quota != nil || w.Name != "a" {
 		t.Errorf("a session sees %v", w)
@@ -228,12 +242,14 @@ func TestMapHidesTenancy(t *testing.T) {
 }
 
 func TestQuotaSessions(t *testing.T) {
-	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", Owner: "client/owner", Quota: &dirpb.Quota{Sessions: 2}})
+	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", Owner: "client/owner",
+		Quota: &dirpb.Quota{Sessions: 2}})
 	h.do(openBy(false, "client/owner"))
 	h.do(openBy(true, "client/owner"))
 	h.do(openAs(&fsmpb.OpenSession{NamespaceId: 1, Identity: "janitor/j", Everywhere: true, Background: true}))
 	h.refuse(openBy(true, "client/owner"), ErrFull, `quota sessions: namespace "a" has 2 sessions open or being fenced, of 2`)
-	h.refuse(openAs(&fsmpb.OpenSession{NamespaceId: 1, Identity: "client/owner", Background: true}), ErrFull, "quota sessions")
+	h.refuse(openAs(&fsmpb.OpenSession{NamespaceId: 1, Identity: "client/owner", Background: true}), ErrFull,
+		"quota sessions")
 	h.do(expire(1))
 	h.refuse(openBy(true, "client/owner"), ErrFull, "quota sessions") // until it is fenced
 	h.do(confirm(1, 100, 1))
@@ -246,7 +262,8 @@ func TestQuotaSessions(t *testing.T) {
 // A shard does not grow beyond its namespace's quota, but moves.
 func TestQuotaIndex(t *testing.T) {
 	const segment = layout.SegmentSize
-	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2, Segments: 2, Quota: &dirpb.Quota{IndexBytes: 6*segment + 1}})
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2, Segments: 2,
+		Quota: &dirpb.Quota{IndexBytes: 6*segment + 1}})
 	if n := h.s.IndexBytes(1); n != 4*segment {
 		t.Fatalf("%d bytes of index, want %d", n, 4*segment)
 	}
@@ -256,17 +273,22 @@ func TestQuotaIndex(t *testing.T) {
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Segments: 4}), ErrFull, "quota index")
 	h.do(split(1))
 	h.refuse(split(2), ErrFull, `quota index: namespace "a" has 25.5 KiB of index, of 25.5 KiB, and wants 8.5 KiB more`)
-	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Quota: &dirpb.Quota{IndexBytes: segment}})) // less than there is: nothing is taken
+	// less than there is: nothing is taken
+	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Quota: &dirpb.Quota{IndexBytes: segment}}))
 	s := h.s
-	h = cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2, Segments: 2, Quota: &dirpb.Quota{IndexBytes: 4 * segment}})
+	h = cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2, Segments: 2,
+		Quota: &dirpb.Quota{IndexBytes: 4 * segment}})
 	h.refuse(split(1), ErrFull, "quota index")
-	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, TargetPgId: 2})) // as a whole, for a while on both
+	// as a whole, for a while on both
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, TargetPgId: 2}))
 	if s.IndexBytes(1) != 6*segment {
 		t.Errorf("%d bytes of index", s.IndexBytes(1))
 	}
 
-	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Shards: 4, Segments: 3, BytesPerNode: 1 << 26, Quota: &dirpb.Quota{IndexBytes: 12*segment - 1}}), ErrInvalid, "quota index: 4 shards of 3 segments")
-	w := h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Shards: 4, BytesPerNode: 1 << 26, Quota: &dirpb.Quota{IndexBytes: 64 * segment}})).Namespace
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Shards: 4, Segments: 3, BytesPerNode: 1 << 26,
+		Quota: &dirpb.Quota{IndexBytes: 12*segment - 1}}), ErrInvalid, "quota index: 4 shards of 3 segments")
+	w := h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Shards: 4, BytesPerNode: 1 << 26,
+		Quota: &dirpb.Quota{IndexBytes: 64 * segment}})).Namespace
 	if n := h.s.IndexBytes(w.Id); n != 8*segment {
 		t.Errorf("a new namespace begins with %d bytes of index, want an eighth of %d", n, 64*segment)
 	}
@@ -278,15 +300,17 @@ func TestLoadChecksAccess(t *testing.T) {
 	h.do(access("client/a", read))
 	h.do(access("client/b", write))
 	for name, change := range map[string]func(w *dirpb.Namespace){
-		"no owner":        func(w *dirpb.Namespace) { w.Owner = "" },
-		"a bad owner":     func(w *dirpb.Namespace) { w.Owner = "me" },
-		"twice":           func(w *dirpb.Namespace) { w.Access[1].Who = "client/a" },
-		"not sorted":      func(w *dirpb.Namespace) { w.Access[0].Who = "client/c" },
-		"no right":        func(w *dirpb.Namespace) { w.Access[0].Right = 0 },
-		"unknown right":   func(w *dirpb.Namespace) { w.Access[0].Right = 4 },
-		"nobody":          func(w *dirpb.Namespace) { w.Access[0].Who = "" },
-		"the owner, too":  func(w *dirpb.Namespace) { w.Owner = "client/a" },
-		"more than there": func(w *dirpb.Namespace) { w.Access = append(w.Access, make([]*dirpb.Access, MaxAccess)...) },
+		"no owner":       func(w *dirpb.Namespace) { w.Owner = "" },
+		"a bad owner":    func(w *dirpb.Namespace) { w.Owner = "me" },
+		"twice":          func(w *dirpb.Namespace) { w.Access[1].Who = "client/a" },
+		"not sorted":     func(w *dirpb.Namespace) { w.Access[0].Who = "client/c" },
+		"no right":       func(w *dirpb.Namespace) { w.Access[0].Right = 0 },
+		"unknown right":  func(w *dirpb.Namespace) { w.Access[0].Right = 4 },
+		"nobody":         func(w *dirpb.Namespace) { w.Access[0].Who = "" },
+		"the owner, too": func(w *dirpb.Namespace) { w.Owner = "client/a" },
+		"more than there": func(w *dirpb.Namespace) {
+			w.Access = append(w.Access, make([]*dirpb.Access, MaxAccess)...)
+		},
 	} {
 		w := proto.CloneOf(h.s.Namespace(1))
 		change(w)

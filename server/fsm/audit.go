@@ -27,7 +27,8 @@ func (s *State) recordAudit(e *dirpb.AuditEntry) *dirpb.AuditEntry {
 	for _, text := range []struct {
 		at   *string
 		most int
-	}{{&e.Identity, MaxLabelLen}, {&e.Remote, MaxLabelLen}, {&e.Action, MaxLabelLen}, {&e.Object, MaxLabelLen}, {&e.Detail, MaxAuditDetail}} {
+	}{{&e.Identity, MaxLabelLen}, {&e.Remote, MaxLabelLen}, {&e.Action, MaxLabelLen}, {&e.Object, MaxLabelLen},
+		{&e.Detail, MaxAuditDetail}} {
 		if len(*text.at) > text.most {
 			*text.at = strings.ToValidUTF8((*text.at)[:text.most], "")
 		}
@@ -65,7 +66,8 @@ func (s *State) checkAudit() error {
 	}
 	for slot, e := range s.audit {
 		if e.Number == 0 || e.Number > last || last-e.Number >= MaxAudit || auditSlot(e.Number) != slot {
-			return fmt.Errorf("audit entry %d is in the row of slot %d, and %d is the last that there is", e.Number, slot, last)
+			return fmt.Errorf("audit entry %d is in the row of slot %d, and %d is the last that there is", e.Number,
+				slot, last)
 		}
 	}
 	return nil

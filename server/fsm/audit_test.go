@@ -10,7 +10,8 @@ import (
 )
 
 func byAnn(c *fsmpb.Command, action string) *fsmpb.Command {
-	c.Audit = &dirpb.AuditEntry{UnixMillis: 7, Identity: "operator/ann", Remote: "10.0.0.1:9", Action: action, Object: "a"}
+	c.Audit = &dirpb.AuditEntry{UnixMillis: 7, Identity: "operator/ann", Remote: "10.0.0.1:9", Action: action,
+		Object: "a"}
 	return c
 }
 
@@ -26,7 +27,8 @@ func auditActions(s *State, after uint64, limit int) (actions []string) {
 func TestAudit(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1})
 	limit := func(bytes uint64) *fsmpb.Command {
-		return &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: bytes}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: bytes}}}
 	}
 	if r := h.do(byAnn(limit(1<<20), "first")); r.Audit.GetNumber() != 1 || r.Audit.Identity != "operator/ann" {
 		t.Errorf("the first entry is %v", r.Audit)
@@ -34,12 +36,15 @@ func TestAudit(t *testing.T) {
 	if r := h.do(byAnn(limit(1<<20), "again")); r.Audit != nil {
 		t.Errorf("what changes nothing has the entry %v", r.Audit)
 	}
-	h.refuse(byAnn(&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "none"}}}, "refused"), ErrNotFound)
+	h.refuse(byAnn(&fsmpb.Command{
+		Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "none"}}}, "refused"),
+		ErrNotFound)
 	h.do(limit(2 << 20)) // nobody asked for it
 	h.do(byAnn(limit(1<<20), "second"))
 	h.do(byAnn(&fsmpb.Command{}, "outside the state"))
 	h.refuse(&fsmpb.Command{}, ErrInvalid)
-	if got, want := auditActions(h.s, 0, 0), []string{"first", "second", "outside the state"}; !slices.Equal(got, want) {
+	if got, want := auditActions(h.s, 0, 0), []string{"first", "second", "outside the state"}; !slices.Equal(
+		got, want) {
 		t.Errorf("entries %q, want %q", got, want)
 	}
 	if got := auditActions(h.s, 1, 1); !slices.Equal(got, []string{"outside the state"}) {
@@ -60,7 +65,8 @@ func TestAuditBound(t *testing.T) {
 	s := New()
 	const all = MaxAudit + 10
 	for i := range all {
-		if r := Apply(s, byAnn(&fsmpb.Command{}, "x")); r.Err != nil || r.Audit.Number != uint64(i+1) || len(r.Changes) != 2 {
+		if r := Apply(s, byAnn(&fsmpb.Command{}, "x")); r.Err != nil || r.Audit.Number != uint64(i+1) ||
+			len(r.Changes) != 2 {
 			t.Fatalf("entry %d: %v, %v, %d rows", i, r.Err, r.Audit, len(r.Changes))
 		}
 	}

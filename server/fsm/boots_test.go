@@ -12,7 +12,8 @@ import (
 
 // kept registers a process of m1 that keeps its memory, at an address of its own.
 func kept(incarnation, boot uint64, addr string) *fsmpb.Command {
-	return registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, CapacityBytes: gib, Boot: boot, Keeps: true,
+	return registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, CapacityBytes: gib, Boot: boot,
+		Keeps:     true,
 		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: addr}}})
 }
 
@@ -24,7 +25,9 @@ func publishedBy(incarnation, boot uint64, pg uint32, rkey uint64) *fsmpb.Comman
 }
 
 func pause(incarnation uint64, millis uint32) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: 1, Incarnation: incarnation, Millis: millis}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{
+			PauseNode: &dirpb.PauseNodeRequest{NodeId: 1, Incarnation: incarnation, Millis: millis}}}
 }
 
 // keeper is a cluster of m1, which keeps its memory, with one copy of a namespace.
@@ -61,7 +64,8 @@ func TestBootKeepsRegions(t *testing.T) {
 	h.refuse(kept(7, 0, "h:1"), ErrInvalid, "boot 0")
 	// Another incarnation has lost it, whatever its boot.
 	h.do(kept(8, 1, "h:3"))
-	if pg := h.pg(1); pg.State != dirpb.PGState_PG_CREATING || pg.Generation == before.Generation || pg.Members[0].Boot != 0 {
+	if pg := h.pg(1); pg.State != dirpb.PGState_PG_CREATING || pg.Generation == before.Generation ||
+		pg.Members[0].Boot != 0 {
 		t.Errorf("placement group %v", pg)
 	}
 	h.checkCopies()
@@ -81,7 +85,8 @@ func TestBootOfLostIncarnation(t *testing.T) {
 	h.refuse(kept(7, 4, "h:2"), ErrRefused, "declared lost")
 }
 
-// Keys of a region in use are one process's; those of a later one take their place without another placement group epoch.
+// Keys of a region in use are one process's; those of a later one take their place without another placement group
+// epoch.
 func TestBootReplacesKeys(t *testing.T) {
 	h := keeper(t)
 	h.refuse(publishedBy(7, 3, 1, 31), ErrRefused, "in use")
@@ -94,7 +99,8 @@ func TestBootReplacesKeys(t *testing.T) {
 	if m := pg.Members[0]; m.Keys[0].IndexRkey != 40 || m.Boot != 4 || m.Since != before.Members[0].Since {
 		t.Errorf("member %v", m)
 	}
-	if pg.Epoch != before.Epoch || pg.ChangedVersion != before.ChangedVersion || pg.State != before.State || h.s.MapVersion() != version+1 {
+	if pg.Epoch != before.Epoch || pg.ChangedVersion != before.ChangedVersion || pg.State != before.State ||
+		h.s.MapVersion() != version+1 {
 		t.Errorf("placement group %v of map %d, was %v of map %d", pg, h.s.MapVersion(), before, version)
 	}
 	h.refuse(publishedBy(7, 4, 1, 41), ErrRefused, "in use")
@@ -134,7 +140,8 @@ func TestBootConfirmsFences(t *testing.T) {
 	}
 }
 
-// The fences of a process that takes over may be the last that the deletion of a namespace waits for: its memory is free then.
+// The fences of a process that takes over may be the last that the deletion of a namespace waits for: its memory is
+// free then.
 func TestBootEndsDeletion(t *testing.T) {
 	h := keeper(t)
 	h.do(openIn(1, 0))
@@ -182,11 +189,13 @@ func TestPauseNode(t *testing.T) {
 }
 
 func part(incarnation uint64, millis uint32) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 1, Incarnation: incarnation, PauseMillis: millis}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_LeaveNode{
+			LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 1, Incarnation: incarnation, PauseMillis: millis}}}
 }
 
-// A memory node that leaves to be replaced is expected while it is down, too, until its next life registers or that is given up; one that stops
-// is not replaced.
+// A memory node that leaves to be replaced is expected while it is down, too, until its next life registers or that is
+// given up; one that stops is not replaced.
 func TestPauseWithLeave(t *testing.T) {
 	h := keeper(t)
 	h.refuse(part(7, MaxPauseMillis+1), ErrInvalid, "30001")
@@ -228,8 +237,9 @@ func TestPauseWithLeave(t *testing.T) {
 	h.refuse(part(9, 100), ErrRefused, `"m1" does not keep its memory`)
 }
 
-// TestStale: a process with memory that another process than the one that registered last has left is not registered, whatever incarnation and boot it
-// says. A process without memory is registered, and one whose process before may not have heard that it was.
+// TestStale: a process with memory that another process than the one that registered last has left is not registered,
+// whatever incarnation and boot it says. A process without memory is registered, and one whose process before may not
+// have heard that it was.
 func TestStale(t *testing.T) {
 	h := newHarness(t)
 	reg := func(incarnation, boot, nonce uint64, after ...uint64) *fsmpb.Command {

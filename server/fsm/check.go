@@ -39,7 +39,9 @@ func (s *State) check() error {
 		checkEach("placement group", s.pgs, s.checkPG),
 		checkEach("shard", s.shards, s.checkShard),
 		s.checkSessions(),
-		checkEach("job", s.jobs, func(j *fsmpb.Job) error { return errors.Join(s.checkJob(j.GetJob()), s.checkSettle(j)) }),
+		checkEach("job", s.jobs, func(j *fsmpb.Job) error {
+			return errors.Join(s.checkJob(j.GetJob()), s.checkSettle(j))
+		}),
 		checkEach("namespace", s.namespaces, s.checkNamespace),
 	)
 }
@@ -86,7 +88,8 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 		pg.IndexBytes > pg.RegionBytes || pg.AccessBytes > pg.RegionBytes-pg.IndexBytes ||
 		h.Start < (pg.IndexBytes+pg.AccessBytes)/layout.UnitSize || h.End > pg.RegionBytes/layout.UnitSize ||
 		h.Start > h.Watermark || h.Watermark > h.End:
-		return fmt.Errorf("%d: an index of %d of %d bytes, access words of %d, and units %d to %d, granted below %d, do not divide a region of %d bytes",
+		return fmt.Errorf("%d: index %d of %d bytes, access words %d, units %d to %d, granted below %d, "+
+			"do not divide a region of %d bytes",
 			pg.Id, h.IndexNext, pg.IndexBytes, pg.AccessBytes, h.Start, h.End, h.Watermark, pg.RegionBytes)
 	}
 	if len(h.Departed) > MaxReplicas {
@@ -166,7 +169,8 @@ func (s *State) checkSession(x *fsmpb.Session) error {
 		return fmt.Errorf("%d: its namespace %d is missing", x.Id, x.NamespaceId)
 	case x.Discriminator >= MaxWriters:
 		return fmt.Errorf("%d: discriminator %d", x.Id, x.Discriminator)
-	case x.Life != dirpb.SessionLife_SESSION_LIVE && (x.Life != dirpb.SessionLife_SESSION_FENCING || len(x.Pending) == 0):
+	case x.Life != dirpb.SessionLife_SESSION_LIVE && (x.Life != dirpb.SessionLife_SESSION_FENCING ||
+		len(x.Pending) == 0):
 		return fmt.Errorf("%d is %s, and %d memory nodes have not confirmed", x.Id, x.Life, len(x.Pending))
 	}
 	return nil
@@ -184,7 +188,8 @@ func (s *State) checkJob(j *dirpb.Job) error {
 		return fmt.Errorf("%d: its owner, session %d, is missing", j.Id, j.Owner)
 	case move != (j.TargetPgId != 0) || move && s.pgs[j.TargetPgId] == nil:
 		return fmt.Errorf("%d: its target, placement group %d, is missing", j.Id, j.TargetPgId)
-	case (move || j.Kind == dirpb.JobKind_JOB_ABANDON) && (sh.GetMove() == nil || sh.PgId != j.PgId || sh.Move.Abandoned == move || move && sh.Move.PgId != j.TargetPgId):
+	case (move || j.Kind == dirpb.JobKind_JOB_ABANDON) &&
+		(sh.GetMove() == nil || sh.PgId != j.PgId || sh.Move.Abandoned == move || move && sh.Move.PgId != j.TargetPgId):
 		return fmt.Errorf("%d: its shard %d does not move", j.Id, j.ShardId)
 	case j.Kind == dirpb.JobKind_JOB_JOIN && !s.pgs[j.PgId].Joining:
 		return fmt.Errorf("%d: nobody joins placement group %d", j.Id, j.PgId)

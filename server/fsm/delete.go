@@ -43,7 +43,8 @@ func (s *State) deleteNamespace(q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteN
 		if n > maxNamed {
 			named += ", …"
 		}
-		return nil, fmt.Errorf("%w: namespace %q has %d sessions that live (%s); stop them, or have them ended", ErrRefused, w.Name, n, named)
+		return nil, fmt.Errorf("%w: namespace %q has %d sessions that live (%s); stop them, or have them ended",
+			ErrRefused, w.Name, n, named)
 	}
 	if !w.Deleting {
 		w = proto.CloneOf(w)

@@ -15,11 +15,15 @@ import (
 )
 
 func deleteNS(name string, id uint32, end bool) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: &dirpb.DeleteNamespaceRequest{Name: name, Id: id, EndSessions: end}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_DeleteNamespace{
+			DeleteNamespace: &dirpb.DeleteNamespaceRequest{Name: name, Id: id, EndSessions: end}}}
 }
 
 func setNS(name string, replicas uint32) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: name, Replicas: replicas, KeepLimit: true}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_SetNamespace{
+			SetNamespace: &dirpb.SetNamespaceRequest{Name: name, Replicas: replicas, KeepLimit: true}}}
 }
 
 func openAs(q *fsmpb.OpenSession) *fsmpb.Command {
@@ -83,7 +87,9 @@ func TestDeleteNamespace(t *testing.T) {
 	h.refuse(setNS("a", 1), ErrRefused, "being deleted")
 	h.refuse(createPG(1, 1, 2), ErrRefused, "being deleted")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 3}), ErrRefused, "being deleted")
-	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 3, Epoch: h.pg(3).Epoch, NodeId: 2}}}, ErrRefused, "being deleted")
+	h.refuse(&fsmpb.Command{
+		Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 3, Epoch: h.pg(3).Epoch, NodeId: 2}}}, ErrRefused,
+		"being deleted")
 	h.refuse(claim(janitor, scrub), ErrNotFound)
 	h.refuse(grant(x, 1, 1, 1, 0), ErrNotFound)
 	if want := h.s.WantRegions(1, 100); len(want) != 3 || h.s.Node(1).UsedBytes != used {
@@ -163,7 +169,8 @@ func TestPGIDsEnd(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20})
 	h.s.editMeta().PgId = MaxPGID - 1
 	h.s.takeChanges()
-	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Replicas: 1, BytesPerNode: 8 << 20}), ErrFull, "65535 placement groups")
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Replicas: 1, BytesPerNode: 8 << 20}), ErrFull,
+		"65535 placement groups")
 	h.do(createPG(1, 2))
 	h.refuse(createPG(1, 2), ErrFull, "65536 placement groups")
 }
@@ -207,7 +214,8 @@ func TestEarlierRows(t *testing.T) {
 		h.disk[string(r.Key)] = r.Value
 	}
 	h.checkCopies()
-	if w := s.Namespace(1); w.Deleting || w.Replicas != 1 || w.LimitBytes != 1<<20 || len(s.Sessions()) != 2 || s.Session(1).Background {
+	if w := s.Namespace(1); w.Deleting || w.Replicas != 1 || w.LimitBytes != 1<<20 || len(s.Sessions()) != 2 ||
+		s.Session(1).Background {
 		t.Fatalf("loaded namespace %v and sessions %v", w, s.Sessions())
 	}
 	h.do(setNS("a", 2))
@@ -249,7 +257,8 @@ func TestRebalance(t *testing.T) {
 	h.refuse(rebalance(7, on), ErrNotFound, "namespace 7")
 	h.refuse(rebalance(1, 9), ErrInvalid, "a rebalance that is 9")
 	for i, tc := range [][2]dirpb.Rebalancing{
-		{cancelled, none}, {on, on}, {on, on}, {cancelled, cancelled}, {refused, cancelled}, {none, cancelled}, {on, on}, {none, none},
+		{cancelled, none}, {on, on}, {on, on}, {cancelled, cancelled}, {refused, cancelled}, {none, cancelled},
+		{on, on}, {none, none},
 		{on, on}, {refused, refused}, {on, on},
 	} {
 		h.do(rebalance(1, tc[0]))
@@ -277,7 +286,8 @@ func TestRebalance(t *testing.T) {
 
 // A namespace's limit in a log of an earlier version means what it meant.
 func TestSetNamespace(t *testing.T) {
-	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20, LimitBytes: 1 << 20})
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20,
+		LimitBytes: 1 << 20})
 	if w := h.do(setNS("a", 2)).Namespace; w.LimitBytes != 1<<20 || w.Replicas != 2 || w.BytesPerNode != 128<<20 {
 		t.Fatalf("%v", w)
 	}
@@ -298,7 +308,8 @@ func TestSetNamespace(t *testing.T) {
 // A number of copies that there is no place for is refused with the reason.
 func TestReplicasRefused(t *testing.T) {
 	register := func(h *harness, name, domain string, mib uint64) {
-		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: 1, CapacityBytes: mib << 20, Domain: domain}))
+		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: 1, CapacityBytes: mib << 20,
+			Domain: domain}))
 	}
 	h := newHarness(t)
 	register(h, "m1", "", 100)
@@ -333,7 +344,8 @@ func TestReplicasRefused(t *testing.T) {
 func TestReplicasLowered(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20})
 	h.do(setNS("a", 2))
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2}}})
 	if h.s.Node(2).UsedBytes != 128<<20 {
 		t.Fatalf("memory node 2 gives %d bytes", h.s.Node(2).UsedBytes)
 	}
@@ -343,7 +355,8 @@ func TestReplicasLowered(t *testing.T) {
 	}
 	// A planned member that replaces another that drains is still wanted.
 	h.do(drain(1, false))
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2}}})
 	h.do(setNS("a", 1))
 	if h.pg(1).Planned == nil {
 		t.Fatal("the replacement of a member that drains is forgotten")
@@ -357,7 +370,8 @@ func TestSpreadTight(t *testing.T) {
 	for n := 2; n <= 6; n++ {
 		h := newHarness(t)
 		for i := range n {
-			h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprintf("m%d", i+1), Incarnation: 100, CapacityBytes: 40 << 20}))
+			h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprintf("m%d", i+1), Incarnation: 100,
+				CapacityBytes: 40 << 20}))
 		}
 		h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1})) // half of each
 		h.activate()
@@ -381,7 +395,8 @@ func TestSpread(t *testing.T) {
 		s.namespaces[1] = &dirpb.Namespace{Id: 1, Name: "a", Replicas: 1}
 		for i := range nodes {
 			slots[i] = pick("slots", 3)
-			s.nodes[uint32(i+1)] = &dirpb.Node{Id: uint32(i + 1), State: up, CapacityBytes: uint64(slots[i]) * region, Domain: fmt.Sprint(pick("domain", 2))}
+			s.nodes[uint32(i+1)] = &dirpb.Node{Id: uint32(i + 1), State: up, CapacityBytes: uint64(slots[i]) * region,
+				Domain: fmt.Sprint(pick("domain", 2))}
 		}
 		var groups [][]uint32
 		for g := range 1 + pick("groups", 3) {
@@ -421,7 +436,8 @@ func TestSpread(t *testing.T) {
 			}
 		}
 		if most := mostPlaces(groups, slots, copies); sp.Places() != most {
-			rt.Fatalf("%d of %d copies have a place, and there are places for %d: %+v, groups on %v, slots %v", sp.Places(), lacks, most, sp, groups, slots)
+			rt.Fatalf("%d of %d copies have a place, and there are places for %d: %+v, groups on %v, slots %v",
+				sp.Places(), lacks, most, sp, groups, slots)
 		}
 	})
 }

@@ -59,7 +59,8 @@ func unitsOf(runs []*dirpb.ReturnedRun) (n uint64) {
 func TestFitGrant(t *testing.T) {
 	lengths := slices.Repeat([]int{1, 2, 3, 40}, 2500)
 	h := inPieces(t, append(lengths, extentUnits))
-	if r, err := h.s.CanGrant(grant(1, 1, 1<<16, 1, 0).GetGrantExtent()); err != nil || unitsOf(r.Runs) != MaxGrantRuns {
+	if r, err := h.s.CanGrant(grant(1, 1, 1<<16, 1, 0).GetGrantExtent()); err != nil ||
+		unitsOf(r.Runs) != MaxGrantRuns {
 		t.Fatalf("the shortest runs give %d units, %v; want %d", unitsOf(r.GetRuns()), err, MaxGrantRuns)
 	}
 	for _, x := range []struct{ want, place, least uint32 }{
@@ -75,13 +76,14 @@ func TestFitGrant(t *testing.T) {
 		c := grant(1, 1, x.want, x.place, 0).GetGrantExtent()
 		r, err := h.s.FitGrant(c)
 		if err != nil || unitsOf(r.Runs) != uint64(max(x.want, x.place)) || c.PlaceUnits != x.least {
-			t.Errorf("%d units, a place of %d: fits %d with the least of %d, %v; want all with %d", x.want, x.place, unitsOf(r.GetRuns()), c.PlaceUnits, err, x.least)
+			t.Errorf("%d units, a place of %d: fits %d with the least of %d, %v; want all with %d", x.want, x.place,
+				unitsOf(r.GetRuns()), c.PlaceUnits, err, x.least)
 		}
 	}
 }
 
-// A grant that fits gives at least as much as the length that was asked for would give, and is what the command then gives. TestFitGrant has lengths
-// that are raised in any case.
+// A grant that fits gives at least as much as the length that was asked for would give, and is what the command then
+// gives. TestFitGrant has lengths that are raised in any case.
 func TestFitGrantGivesNoLess(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var lengths []int
@@ -99,7 +101,8 @@ func TestFitGrantGivesNoLess(t *testing.T) {
 			h.s.heaps[1] = hp
 		}
 		epoch := uint64(rapid.SampledFrom([]int{0, 5000 + ReuseEpochs}).Draw(rt, "epoch"))
-		c := grant(1, 1, rapid.Uint32Range(1, 1<<17).Draw(rt, "want"), rapid.Uint32Range(0, 100).Draw(rt, "place"), epoch)
+		c := grant(1, 1, rapid.Uint32Range(1, 1<<17).Draw(rt, "want"), rapid.Uint32Range(0, 100).Draw(rt, "place"),
+			epoch)
 		asked, before := c.GetGrantExtent().PlaceUnits, h.rows()
 		plain, err := h.s.CanGrant(c.GetGrantExtent())
 		if err != nil {
@@ -111,7 +114,8 @@ func TestFitGrantGivesNoLess(t *testing.T) {
 		}
 		least := c.GetGrantExtent().PlaceUnits
 		if least < asked || unitsOf(fit.Runs) < unitsOf(plain.Runs) {
-			rt.Fatalf("fits %d units, from %d units on; %d without, from %d on", unitsOf(fit.Runs), least, unitsOf(plain.Runs), asked)
+			rt.Fatalf("fits %d units, from %d units on; %d without, from %d on", unitsOf(fit.Runs), least,
+				unitsOf(plain.Runs), asked)
 		}
 		if r := h.do(c); !proto.Equal(r.Grant, fit) {
 			rt.Fatalf("granted %v, and %v was to be", r.Grant, fit)
@@ -119,11 +123,13 @@ func TestFitGrantGivesNoLess(t *testing.T) {
 	})
 }
 
-// Runs are granted as they always were, as logs of earlier versions have to come out the same: the shortest that is as long
-// as asked for, the first of those, as often as a grant allows, and the rest of the last one stays.
+// Runs are granted as they always were, as logs of earlier versions have to come out the same: the shortest that is as
+// long as asked for, the first of those, as often as a grant allows, and the rest of the last one stays.
 func TestShortestFirst(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		h := inPieces(rt, rapid.SliceOfN(rapid.IntRange(-20, 20).Filter(func(n int) bool { return n != 0 }), 1, 1000).Draw(rt, "lengths"))
+		h := inPieces(rt, rapid.SliceOfN(rapid.IntRange(-20, 20).Filter(func(n int) bool {
+			return n != 0
+		}), 1, 1000).Draw(rt, "lengths"))
 		place := rapid.Uint32Range(1, 10).Draw(rt, "place")
 		c := grant(1, 1, rapid.Uint32Range(1, 4000).Draw(rt, "want"), place, 0)
 		hp := h.s.Heap(1)
@@ -151,7 +157,8 @@ func TestShortestFirst(t *testing.T) {
 			left -= take
 			r := free[best]
 			want = append(want, fmt.Sprintf("%d+%d", r.Unit, take))
-			if free[best] = (&fsmpb.Run{Unit: r.Unit + uint32(take), Units: units - uint32(take)}); free[best].Units == 0 {
+			if free[best] = (&fsmpb.Run{Unit: r.Unit + uint32(take), Units: units - uint32(take)}); free[best].Units ==
+				0 {
 				free = slices.Delete(free, best, best+1)
 			}
 		}

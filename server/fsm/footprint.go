@@ -12,7 +12,7 @@ import (
 // FirstNodes is how many memory nodes a namespace without a limit begins on. In a store with no more it has all.
 const FirstNodes = 8
 
-// Roomy is how much heap a namespace with a limit of so many bytes has: hashes do not fill placement groups evenly.
+// Roomy is how much heap a namespace with that limit (bytes) has: hashes do not fill placement groups evenly.
 func Roomy(limit uint64) uint64 { return limit + limit/4 }
 
 // placeable are the memory nodes that take new regions, by id.
@@ -25,17 +25,20 @@ func (s *State) placeable() (all []*dirpb.Node) {
 	return all
 }
 
-// footprint chooses the memory nodes of a namespace to be created, of all that take regions, which are no fewer than its copies: as many as
-// are asked for, or as its size needs. bound is their number, 0 if the namespace is to have whatever nodes there are; grows,
-// whether it takes further ones as it fills. Of a region, so many percent are no heap.
-func (s *State) footprint(q *dirpb.CreateNamespaceRequest, all []*dirpb.Node, replicas int, percent uint64) (homes []*dirpb.Node, bound uint32, grows bool, err error) {
+// footprint chooses the memory nodes of a namespace to be created, of all that take regions, which are no fewer than
+// its copies: as many as are asked for, or as its size needs. bound is their number, 0 if the namespace is to have
+// whatever nodes there are; grows, whether it takes further ones as it fills. Of a region, so many percent are no heap.
+func (s *State) footprint(q *dirpb.CreateNamespaceRequest, all []*dirpb.Node, replicas int, percent uint64) (
+	homes []*dirpb.Node, bound uint32, grows bool, err error) {
 	switch {
 	case !s.KnowsBoots() || q.Nodes == 0 && len(all) <= FirstNodes:
 		return all, 0, false, nil
 	case q.Nodes != 0 && int(q.Nodes) < replicas:
-		return nil, 0, false, fmt.Errorf("%w: namespace %q on %d memory nodes, want at least one for each of %d copies", ErrInvalid, q.Name, q.Nodes, replicas)
+		return nil, 0, false, fmt.Errorf("%w: namespace %q on %d memory nodes, want at least one for each of %d copies",
+			ErrInvalid, q.Name, q.Nodes, replicas)
 	case int(q.Nodes) > len(all):
-		return nil, 0, false, fmt.Errorf("%w: namespace %q on %d memory nodes; %d are up and not draining", ErrUnavailable, q.Name, q.Nodes, len(all))
+		return nil, 0, false, fmt.Errorf("%w: namespace %q on %d memory nodes; %d are up and not draining",
+			ErrUnavailable, q.Name, q.Nodes, len(all))
 	}
 	order := emptiest(all)
 	if q.Nodes != 0 {
@@ -57,8 +60,8 @@ func (s *State) footprint(q *dirpb.CreateNamespaceRequest, all []*dirpb.Node, re
 
 func freeOf(n *dirpb.Node) uint64 { return n.CapacityBytes - min(n.UsedBytes, n.CapacityBytes) }
 
-// emptiest orders memory nodes, which come by id, so that each first part of them is spread over as many failure domains as there are, and
-// has those with most bytes free.
+// emptiest orders memory nodes, which come by id, so that each first part of them is spread over as many failure
+// domains as there are, and has those with most bytes free.
 func emptiest(all []*dirpb.Node) []*dirpb.Node {
 	left := slices.Clone(all)
 	slices.SortStableFunc(left, func(a, b *dirpb.Node) int { return cmp.Compare(freeOf(b), freeOf(a)) })
@@ -111,12 +114,15 @@ func (s *State) checkNodes(w *dirpb.Namespace, q *dirpb.SetNamespaceRequest) err
 	replicas := cmp.Or(q.Replicas, w.Replicas)
 	switch pgs := len(s.PGs(w.Id)); {
 	case !s.KnowsBoots():
-		return fmt.Errorf("%w: namespaces of some memory nodes begin with level %d, and the directory is at level %d: start this version of kvd on every directory node first",
+		return fmt.Errorf("%w: namespaces of some memory nodes begin with level %d, and the directory is at level "+
+			"%d. Start this version of kvd on every directory node first",
 			ErrRefused, levelBoots, s.Level())
 	case q.Nodes < replicas:
-		return fmt.Errorf("%w: namespace %q on %d memory nodes, want at least one for each of %d copies", ErrInvalid, w.Name, q.Nodes, replicas)
+		return fmt.Errorf("%w: namespace %q on %d memory nodes, want at least one for each of %d copies", ErrInvalid,
+			w.Name, q.Nodes, replicas)
 	case int(q.Nodes) < pgs:
-		return fmt.Errorf("%w: namespace %q has %d placement groups, each of which a memory node arbitrates; it cannot be on %d", ErrRefused, w.Name, pgs, q.Nodes)
+		return fmt.Errorf("%w: namespace %q has %d placement groups, and another memory node arbitrates each; it "+
+			"cannot be on %d", ErrRefused, w.Name, pgs, q.Nodes)
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 func large(t tester) *harness {
 	h := newHarness(t)
 	for i := range 64 {
-		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i+1), Incarnation: 100, CapacityBytes: 64 << 20, Domain: fmt.Sprint("rack", i%8)}))
+		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i+1), Incarnation: 100,
+			CapacityBytes: 64 << 20, Domain: fmt.Sprint("rack", i%8)}))
 	}
 	return h
 }
@@ -28,8 +29,9 @@ func homesOf(h *harness, ns uint32) map[uint32]bool {
 	return homes
 }
 
-// TestManyNamespaces: 64 memory nodes of 64 MiB hold dozens of namespaces without a size of their own, and more of a small one: none takes a region of every memory node.
-// They spread over all of the store, and each over failure domains.
+// TestManyNamespaces: 64 memory nodes of 64 MiB hold dozens of namespaces without a size of their own, and more of a
+// small one: none takes a region of every memory node. They spread over all of the store, and each over failure
+// domains.
 func TestManyNamespaces(t *testing.T) {
 	for limit, want := range map[uint64]int{0: 50, 8 << 20: 100} {
 		t.Run(fmt.Sprint("limit ", limit>>20, " MiB"), func(t *testing.T) {
@@ -37,8 +39,11 @@ func TestManyNamespaces(t *testing.T) {
 			used := make(map[uint32]bool)
 			made := 0
 			for ; made < 1000; made++ {
-				r := Apply(h.s, create(&dirpb.CreateNamespaceRequest{Name: fmt.Sprint("n", made), Replicas: 2, LimitBytes: limit})) // not h.try, which looks at all of the state
-				if r.Err != nil || r.Namespace.Nodes == 0 {                                                                         // there is not enough left for it on some of them
+				// not h.try, which looks at all of the state
+				r := Apply(h.s, create(&dirpb.CreateNamespaceRequest{Name: fmt.Sprint("n", made), Replicas: 2,
+					LimitBytes: limit}))
+				if r.Err != nil || r.Namespace.Nodes == 0 {
+					// there is not enough left for it on some of them
 					break
 				}
 				w, homes, heap := r.Namespace, homesOf(h, r.Namespace.Id), uint64(0)
@@ -52,8 +57,10 @@ func TestManyNamespaces(t *testing.T) {
 					}
 					heap += pg.RegionBytes - pg.IndexBytes
 				}
-				if len(homes) != int(w.Nodes) || !w.Grows || limit == 0 && len(homes) != FirstNodes || len(domains) != min(8, len(homes)) {
-					t.Fatalf("namespace %d of %d nodes is on %d, in %d failure domains", made, w.Nodes, len(homes), len(domains))
+				if len(homes) != int(w.Nodes) || !w.Grows || limit == 0 && len(homes) != FirstNodes ||
+					len(domains) != min(8, len(homes)) {
+					t.Fatalf("namespace %d of %d nodes is on %d, in %d failure domains", made, w.Nodes, len(homes),
+						len(domains))
 				}
 				if heap < limit {
 					t.Fatalf("namespace %d has heaps of %d bytes, less than its limit", made, heap)
@@ -82,23 +89,30 @@ func TestFootprint(t *testing.T) {
 	}{
 		{&dirpb.CreateNamespaceRequest{Name: "three", Replicas: 2, BytesPerNode: 1 << 20, Nodes: 3}, 3, 3, false},
 		{&dirpb.CreateNamespaceRequest{Name: "every", Replicas: 2, BytesPerNode: 1 << 20, Nodes: 64}, 64, 64, false},
-		{&dirpb.CreateNamespaceRequest{Name: "tiny", Replicas: 3, BytesPerNode: 3 << 20, LimitBytes: 1 << 20}, 3, 3, true},
-		{&dirpb.CreateNamespaceRequest{Name: "much", Replicas: 1, BytesPerNode: 1 << 20, LimitBytes: 1 << 30}, 64, 0, false},
-		{&dirpb.CreateNamespaceRequest{Name: "some", Replicas: 1, BytesPerNode: 1 << 20, LimitBytes: 15 << 20}, 21, 21, true},
+		{&dirpb.CreateNamespaceRequest{Name: "tiny", Replicas: 3, BytesPerNode: 3 << 20, LimitBytes: 1 << 20}, 3, 3,
+			true},
+		{&dirpb.CreateNamespaceRequest{Name: "much", Replicas: 1, BytesPerNode: 1 << 20, LimitBytes: 1 << 30}, 64, 0,
+			false},
+		{&dirpb.CreateNamespaceRequest{Name: "some", Replicas: 1, BytesPerNode: 1 << 20, LimitBytes: 15 << 20}, 21, 21,
+			true},
 	} {
 		w := h.do(create(c.q)).Namespace
 		if n := len(h.s.PGs(w.Id)); n != c.pgs || w.Nodes != c.bound || w.Grows != c.grows {
-			t.Errorf("%s: %d placement groups, %d nodes, grows %v; want %d, %d, %v", w.Name, n, w.Nodes, w.Grows, c.pgs, c.bound, c.grows)
+			t.Errorf("%s: %d placement groups, %d nodes, grows %v; want %d, %d, %v", w.Name, n, w.Nodes, w.Grows, c.pgs,
+				c.bound, c.grows)
 		}
 	}
-	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "x", Replicas: 2, Nodes: 1}), ErrInvalid, "1 memory nodes", "2 copies")
-	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "x", Nodes: 65}), ErrUnavailable, "65 memory nodes", "64 are up")
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "x", Replicas: 2, Nodes: 1}), ErrInvalid, "1 memory nodes",
+		"2 copies")
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "x", Nodes: 65}), ErrUnavailable, "65 memory nodes",
+		"64 are up")
 	setNS := func(name string, n uint32) *fsmpb.Command {
 		return set(&dirpb.SetNamespaceRequest{Name: name, KeepLimit: true, Nodes: n})
 	}
 	h.refuse(setNS("three", 2), ErrRefused, "3 placement groups")
 	h.refuse(setNS("tiny", 1), ErrInvalid, "3 copies")
-	if w := h.do(setNS("tiny", 9)).Namespace; w.Nodes != 9 || w.Grows || w.Rebalancing != dirpb.Rebalancing_REBALANCING_ON {
+	if w := h.do(setNS("tiny", 9)).Namespace; w.Nodes != 9 || w.Grows ||
+		w.Rebalancing != dirpb.Rebalancing_REBALANCING_ON {
 		t.Errorf("set to 9 nodes: %v", w)
 	}
 	// Sessions are not shown it.
@@ -117,7 +131,8 @@ func TestFootprintLevelZero(t *testing.T) {
 	for i := range 10 {
 		h.do(register(fmt.Sprint("m", i+1), 100))
 	}
-	if w := h.do(create(&dirpb.CreateNamespaceRequest{Name: "n", Nodes: 3})).Namespace; w.Nodes != 0 || len(h.s.PGs(w.Id)) != 10 {
+	if w := h.do(create(&dirpb.CreateNamespaceRequest{Name: "n", Nodes: 3})).Namespace; w.Nodes != 0 ||
+		len(h.s.PGs(w.Id)) != 10 {
 		t.Errorf("%v has %d placement groups", w, len(h.s.PGs(w.Id)))
 	}
 	h.refuse(set(&dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true, Nodes: 12}), ErrRefused, "level 1")

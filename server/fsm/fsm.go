@@ -17,16 +17,12 @@
 package fsm
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/ordered"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -69,7 +65,7 @@ const (
 	maxFindingLen    = 200
 )
 
-// Row kinds, the first byte of a row's key. Ids follow big-endian.
+// The kind of a row is the first byte of its key. Ids follow big-endian.
 const (
 	rowAudit     = 'a'
 	rowDirectory = 'd'
@@ -129,7 +125,7 @@ type Lost struct {
 // Arrival says how a memory node that registered compares with what was known of it.
 type Arrival int
 
-// Arrivals.
+// Arrivals, by what was known of the memory node's name before.
 const (
 	ArrivalUnspecified Arrival = iota
 	ArrivalKnown               // the same process, told again
@@ -142,8 +138,10 @@ const (
 
 // State is the directory's replicated state. Use New or Load.
 type State struct {
-	meta       *fsmpb.Meta
-	level      *fsmpb.Level
+	// The rows, which Apply and Load alone write. A command replaces a message by a changed copy,
+	// and mark notes that. Keys are ids unless said otherwise.
+	meta       *fsmpb.Meta  // never nil; the last id of each kind, and the map's version
+	level      *fsmpb.Level // never nil
 	nodes      map[uint32]*dirpb.Node
 	namespaces map[uint32]*dirpb.Namespace
 	pgs        map[uint32]*dirpb.PlacementGroup
@@ -151,14 +149,15 @@ type State struct {
 	shards     map[uint32]*dirpb.Shard
 	sessions   map[uint32]*fsmpb.Session
 	jobs       map[uint32]*fsmpb.Job
-	directory  map[string]*fsmpb.Directory
-	audit      map[uint32]*dirpb.AuditEntry // by slot
-	reigns     map[uint32]*fsmpb.Reign      // by slot
+	directory  map[string]*fsmpb.Directory  // by the directory node's id
+	audit      map[uint32]*dirpb.AuditEntry // by slot: the last MaxAudit
+	reigns     map[uint32]*fsmpb.Reign      // by slot: the last MaxReigns
 
-	roster     roster // follows from sessions
-	changed    map[string]proto.Message
-	mapChanged bool   // something that Map shows is in changed
-	lost       []Lost // by the command being applied
+	// Derived from the rows, or from the command being applied.
+	roster     roster                   // follows from sessions
+	changed    map[string]proto.Message // rows, by key; nil: deleted. Its Result takes them
+	mapChanged bool                     // something that Map shows is in changed
+	lost       []Lost                   // by the command being applied
 }
 
 // New returns the state before the first command.
@@ -181,12 +180,13 @@ func New() *State {
 	}
 }
 
-// Apply carries out c. A command that this version does not know is ErrLevel: a directory node must go no further, since others do
-// carry it out.
+// Apply carries out c. A command that this version does not know is ErrLevel: a directory node must go no further,
+// since others do carry it out.
 func Apply(s *State, c *fsmpb.Command) Result {
 	var r Result
 	if n := len(c.ProtoReflect().GetUnknown()); n > 0 {
-		return Result{Err: fmt.Errorf("%w: a command has %d bytes of fields of a later version; this one knows levels up to %d", ErrLevel, n, Level)}
+		return Result{Err: fmt.Errorf("%w: a command has %d bytes of fields of a later version; this one knows "+
+			"levels up to %d", ErrLevel, n, Level)}
 	}
 	switch op := c.GetOp().(type) {
 	case *fsmpb.Command_Init:
@@ -306,7 +306,8 @@ func (s *State) putDirectory(d *fsmpb.Directory) error {
 	if len(d.Id) > MaxNameLen || len(d.RaftAddr) > MaxLabelLen || len(d.GrpcAddr) > MaxLabelLen {
 		return fmt.Errorf("%w: directory node %.64q: id or address is too long", ErrInvalid, d.Id)
 	}
-	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr), CheckText("gRPC address", d.GrpcAddr), CheckText("identity", d.Identity)); err != nil {
+	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr),
+		CheckText("gRPC address", d.GrpcAddr), CheckText("identity", d.Identity)); err != nil {
 		return fmt.Errorf("directory node %.64q: %w", d.Id, err)
 	}
 	if err := s.CheckDirectoryOwner(d.Id, d.Identity); err != nil {
@@ -320,11 +321,12 @@ func (s *State) putDirectory(d *fsmpb.Directory) error {
 }
 
 // CheckDirectoryOwner refuses an identity that is to enter a directory node whose id another one has entered, with
-// ErrForeign. The id is free when the directory node has been removed. An empty identity is that of a caller without TLS,
-// which may do everything.
+// ErrForeign. The id is free when the directory node has been removed. An empty identity is that of a caller without
+// TLS, which may do everything.
 func (s *State) CheckDirectoryOwner(id, identity string) error {
 	if old := s.directory[id].GetIdentity(); old != "" && identity != "" && old != identity {
-		return fmt.Errorf("%w: directory node %q belongs to %s, not to %s; remove the directory node first if its id is to change hands", ErrForeign, id, old, identity)
+		return fmt.Errorf("%w: directory node %q belongs to %s, not to %s; remove the directory node first if its id "+
+			"is to change hands", ErrForeign, id, old, identity)
 	}
 	return nil
 }
@@ -342,455 +344,4 @@ func (s *State) reserveEpoch(c *fsmpb.ReserveEpoch) {
 	if c.GetCeiling() > s.meta.EpochCeiling {
 		s.editMeta().EpochCeiling = c.Ceiling
 	}
-}
-
-// ---- rows ------------------------------------------------------------------
-
-func idKey(kind byte, id uint32) string {
-	return string(binary.BigEndian.AppendUint32([]byte{kind}, id))
-}
-
-func directoryKey(id string) string { return string(rowDirectory) + id }
-
-// mark notes that the row of key is now m; nil when it is gone.
-func (s *State) mark(key string, m proto.Message) {
-	s.changed[key] = m
-	switch key[0] {
-	case rowNode, rowNamespace, rowPG, rowShard:
-		s.mapChanged = true
-	}
-}
-
-// editMeta returns a private copy of the meta row, already in place.
-func (s *State) editMeta() *fsmpb.Meta {
-	s.meta = proto.CloneOf(s.meta)
-	s.mark(string(rowMeta), s.meta)
-	return s.meta
-}
-
-func (s *State) putNode(n *dirpb.Node) {
-	s.nodes[n.Id] = n
-	s.mark(idKey(rowNode, n.Id), n)
-}
-
-func (s *State) putNamespace(w *dirpb.Namespace) {
-	s.namespaces[w.Id] = w
-	s.mark(idKey(rowNamespace, w.Id), w)
-}
-
-func (s *State) putPG(pg *dirpb.PlacementGroup) {
-	s.pgs[pg.Id] = pg
-	s.mark(idKey(rowPG, pg.Id), pg)
-}
-
-// editPG returns a private copy of a placement group, already in place.
-func (s *State) editPG(id uint32) *dirpb.PlacementGroup {
-	pg := proto.CloneOf(s.pgs[id])
-	s.putPG(pg)
-	return pg
-}
-
-// editHeap returns a copy of a heap, already in place. Its lists are shared with
-// the original: replace them, do not change them.
-func (s *State) editHeap(pg uint32) *fsmpb.Heap {
-	h := copyHeap(s.heaps[pg])
-	s.putHeap(h)
-	return h
-}
-
-func (s *State) putShard(sh *dirpb.Shard) {
-	s.shards[sh.Id] = sh
-	s.mark(idKey(rowShard, sh.Id), sh)
-}
-
-// editShard returns a private copy of a shard, already in place.
-func (s *State) editShard(id uint32) *dirpb.Shard {
-	sh := proto.CloneOf(s.shards[id])
-	s.putShard(sh)
-	return sh
-}
-
-func (s *State) putJob(j *fsmpb.Job) {
-	s.jobs[j.Job.Id] = j
-	s.mark(idKey(rowJob, j.Job.Id), j)
-}
-
-func (s *State) dropJob(id uint32) {
-	delete(s.jobs, id)
-	s.mark(idKey(rowJob, id), nil)
-}
-
-func (s *State) putHeap(h *fsmpb.Heap) {
-	s.heaps[h.PgId] = h
-	s.mark(idKey(rowHeap, h.PgId), h)
-}
-
-func (s *State) putSession(x *fsmpb.Session) {
-	s.roster.noteSession(x.Id, s.sessions[x.Id], x)
-	s.sessions[x.Id] = x
-	s.mark(idKey(rowSession, x.Id), x)
-}
-
-// takeChanges encodes and forgets the changes, after giving a changed map its
-// new version.
-func (s *State) takeChanges() []Row {
-	if s.mapChanged {
-		s.mapChanged = false
-		s.editMeta().MapVersion++
-	}
-	if len(s.changed) == 0 {
-		return nil
-	}
-	rows := make([]Row, 0, len(s.changed))
-	for k, m := range s.changed {
-		rows = append(rows, encodeRow(k, m))
-	}
-	clear(s.changed)
-	sortRows(rows)
-	return rows
-}
-
-func sortRows(rows []Row) {
-	slices.SortFunc(rows, func(a, b Row) int { return bytes.Compare(a.Key, b.Key) })
-}
-
-func encodeRow(key string, m proto.Message) Row {
-	if m == nil {
-		return Row{Key: []byte(key)}
-	}
-	// Marshal fails only for invalid UTF-8, which no message decoded from a
-	// command can hold.
-	v, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		panic(fmt.Sprintf("fsm: row %q: %v", key, err))
-	}
-	if v == nil {
-		v = []byte{}
-	}
-	return Row{Key: []byte(key), Value: v}
-}
-
-// Rows encodes the whole state, in key order.
-func (s *State) Rows() []Row {
-	rows := []Row{encodeRow(string(rowMeta), s.meta)}
-	if s.Level() > 0 {
-		rows = append(rows, encodeRow(levelKey, s.level))
-	}
-	for id, m := range s.nodes {
-		rows = append(rows, encodeRow(idKey(rowNode, id), m))
-	}
-	for id, m := range s.namespaces {
-		rows = append(rows, encodeRow(idKey(rowNamespace, id), m))
-	}
-	for id, m := range s.pgs {
-		rows = append(rows, encodeRow(idKey(rowPG, id), m))
-	}
-	for id, m := range s.heaps {
-		rows = append(rows, encodeRow(idKey(rowHeap, id), m))
-	}
-	for id, m := range s.shards {
-		rows = append(rows, encodeRow(idKey(rowShard, id), m))
-	}
-	for id, m := range s.sessions {
-		rows = append(rows, encodeRow(idKey(rowSession, id), m))
-	}
-	for id, m := range s.jobs {
-		rows = append(rows, encodeRow(idKey(rowJob, id), m))
-	}
-	for slot, m := range s.audit {
-		rows = append(rows, encodeRow(idKey(rowAudit, slot), m))
-	}
-	for slot, m := range s.reigns {
-		rows = append(rows, encodeRow(idKey(rowReign, slot), m))
-	}
-	for id, m := range s.directory {
-		rows = append(rows, encodeRow(directoryKey(id), m))
-	}
-	sortRows(rows)
-	return rows
-}
-
-// Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that do not decode, or
-// that lack what others of them count on. It refuses rows of a level that this version does not know with
-// ErrLevel.
-func Load(rows []Row) (*State, error) {
-	s := New()
-	if err := s.loadLevel(rows); err != nil {
-		return nil, err
-	}
-	for _, r := range rows {
-		if err := s.loadRow(r); err != nil {
-			return nil, fmt.Errorf("corrupt state row %q: %w", r.Key, err)
-		}
-	}
-	if err := s.check(); err != nil {
-		return nil, fmt.Errorf("corrupt state: %w", err)
-	}
-	return s, nil
-}
-
-func (s *State) loadRow(r Row) error {
-	if len(r.Key) == 0 {
-		return errors.New("empty key")
-	}
-	var err error
-	switch kind := r.Key[0]; kind {
-	case rowMeta:
-		s.meta, err = decode(r.Value, &fsmpb.Meta{})
-	case rowLevel: // loadLevel has seen it
-	case rowDirectory:
-		s.directory[string(r.Key[1:])], err = decode(r.Value, &fsmpb.Directory{})
-	default:
-		if len(r.Key) != 5 {
-			return fmt.Errorf("key of %d bytes, want 5", len(r.Key))
-		}
-		id := binary.BigEndian.Uint32(r.Key[1:])
-		switch kind {
-		case rowNode:
-			s.nodes[id], err = decode(r.Value, &dirpb.Node{})
-		case rowNamespace:
-			s.namespaces[id], err = decode(r.Value, &dirpb.Namespace{})
-		case rowPG:
-			s.pgs[id], err = decode(r.Value, &dirpb.PlacementGroup{})
-		case rowHeap:
-			var h *fsmpb.Heap
-			if h, err = decode(r.Value, &fsmpb.Heap{}); err == nil {
-				// An earlier version knew no homes, without which memory of sessions that live would be
-				// granted again.
-				if n := len(h.ProtoReflect().GetUnknown()); n > 0 {
-					return fmt.Errorf("placement group %d: %d bytes of another version's fields: this version cannot take over that directory", id, n)
-				}
-				s.heaps[id] = h
-			}
-		case rowShard:
-			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
-		case rowAudit:
-			s.audit[id], err = decode(r.Value, &dirpb.AuditEntry{})
-		case rowReign:
-			s.reigns[id], err = decode(r.Value, &fsmpb.Reign{})
-		case rowJob:
-			s.jobs[id], err = decode(r.Value, &fsmpb.Job{})
-		case rowSession:
-			var x *fsmpb.Session
-			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
-				s.roster.noteSession(id, s.sessions[id], x)
-				s.sessions[id] = x
-			}
-		default:
-			return errors.New("unknown kind")
-		}
-	}
-	return err
-}
-
-func decode[M proto.Message](b []byte, m M) (M, error) { return m, proto.Unmarshal(b, m) }
-
-// ---- reading ---------------------------------------------------------------
-
-// Meta is the cluster's identity and counters.
-func (s *State) Meta() *fsmpb.Meta { return s.meta }
-
-// MapVersion grows with every change of what Map returns.
-func (s *State) MapVersion() uint64 { return s.meta.MapVersion }
-
-// Node returns a memory node or nil.
-func (s *State) Node(id uint32) *dirpb.Node { return s.nodes[id] }
-
-// Nodes are the memory nodes by id.
-func (s *State) Nodes() []*dirpb.Node { return ordered.Values(s.nodes) }
-
-// Session returns a session that is live or being fenced, or nil.
-func (s *State) Session(id uint32) *fsmpb.Session { return s.sessions[id] }
-
-// Sessions are the live ones and those being fenced, by id.
-func (s *State) Sessions() []*fsmpb.Session { return ordered.Values(s.sessions) }
-
-// SessionCount is the number of sessions not yet fenced.
-func (s *State) SessionCount() int { return len(s.sessions) }
-
-// Life of a session id; ids never given out count as fenced.
-func (s *State) Life(id uint32) dirpb.SessionLife {
-	if x := s.sessions[id]; x != nil {
-		return x.Life
-	}
-	return dirpb.SessionLife_SESSION_FENCED
-}
-
-// Directory are the known directory nodes by id.
-func (s *State) Directory() []*fsmpb.Directory { return ordered.Values(s.directory) }
-
-// DirectoryNode returns one directory node or nil.
-func (s *State) DirectoryNode(id string) *fsmpb.Directory { return s.directory[id] }
-
-// Namespace returns a namespace or nil.
-func (s *State) Namespace(id uint32) *dirpb.Namespace { return s.namespaces[id] }
-
-// NamespaceNamed returns a namespace or nil.
-func (s *State) NamespaceNamed(name string) *dirpb.Namespace {
-	for _, w := range s.namespaces {
-		if w.Name == name {
-			return w
-		}
-	}
-	return nil
-}
-
-// Rebalancing are the namespaces that an operator has spread by whoever leads, by id.
-func (s *State) Rebalancing() (ids []uint32) {
-	for id, w := range s.namespaces {
-		if w.Rebalancing == dirpb.Rebalancing_REBALANCING_ON && !w.Deleting {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
-
-// PGs are the placement groups of a namespace, or of all for 0, by id.
-func (s *State) PGs(namespace uint32) []*dirpb.PlacementGroup {
-	all := ordered.Values(s.pgs)
-	if namespace == 0 {
-		return all
-	}
-	return slices.DeleteFunc(all, func(pg *dirpb.PlacementGroup) bool { return pg.NamespaceId != namespace })
-}
-
-// PG returns a placement group or nil.
-func (s *State) PG(id uint32) *dirpb.PlacementGroup { return s.pgs[id] }
-
-// Heap returns a placement group's memory or nil.
-func (s *State) Heap(pg uint32) *fsmpb.Heap { return s.heaps[pg] }
-
-// Shard returns a shard or nil.
-func (s *State) Shard(id uint32) *dirpb.Shard { return s.shards[id] }
-
-// Shards are the shards of a namespace, or of all for 0, by id.
-func (s *State) Shards(namespace uint32) []*dirpb.Shard {
-	all := ordered.Values(s.shards)
-	if namespace == 0 {
-		return all
-	}
-	return slices.DeleteFunc(all, func(sh *dirpb.Shard) bool { return sh.NamespaceId != namespace })
-}
-
-// Job returns a background job or nil.
-func (s *State) Job(id uint32) *dirpb.Job { return s.jobs[id].GetJob() }
-
-// Jobs are the background jobs by id.
-func (s *State) Jobs() []*dirpb.Job {
-	jobs := make([]*dirpb.Job, 0, len(s.jobs))
-	for _, j := range ordered.Values(s.jobs) {
-		jobs = append(jobs, j.Job)
-	}
-	return jobs
-}
-
-// JobsOf are the jobs that occupy a placement group, also as a move's target, by id.
-func (s *State) JobsOf(pg uint32) []*dirpb.Job {
-	return slices.DeleteFunc(s.Jobs(), func(j *dirpb.Job) bool { return j.PgId != pg && j.TargetPgId != pg })
-}
-
-// FrozenVersion is the map version that froze a placement group, 0 when it is
-// not frozen.
-func (s *State) FrozenVersion(pg uint32) uint64 { return s.heaps[pg].GetFrozenVersion() }
-
-// Usage accounts every placement group's memory.
-func (s *State) Usage() []*dirpb.PGUsage {
-	heaps := make([]*dirpb.PGUsage, 0, len(s.heaps))
-	for _, id := range ordered.Keys(s.heaps) {
-		h := s.heaps[id]
-		var free, waiting, recalled uint64
-		for _, r := range h.Free {
-			free += uint64(r.Units)
-			if r.Returned != 0 {
-				waiting += uint64(r.Units)
-			}
-		}
-		for _, r := range h.Recalls {
-			from, to := extentBounds(h, r.Extent)
-			recalled += to - from
-		}
-		index := h.IndexNext
-		for _, a := range h.IndexFree {
-			index -= arrayBytes(a.Segments)
-		}
-		leaked, extents := s.Leaks(id)
-		heaps = append(heaps, &dirpb.PGUsage{
-			PgId: id, HeapUnits: h.End - h.Start, GrantedUnits: h.Watermark - h.Start - free, ReturnedUnits: free,
-			WaitingUnits: waiting, RecalledUnits: recalled,
-			IndexBytesUsed: index, LeakedUnits: leaked, LeakedExtents: uint32(len(extents)),
-			LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
-			StatusHeld: uint32(len(h.StatusHeld)), StatusDead: uint32(len(h.StatusDead)),
-		})
-	}
-	return heaps
-}
-
-// Map is the view of a session: all memory nodes, without what operators alone use of them, and its namespace with rkeys.
-// A nil session is an operator: all namespaces, with their losses, planned and leaving
-// members too, no rkeys.
-func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
-	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: ordered.Values(s.nodes)}
-	var only uint32
-	if x != nil {
-		only = x.NamespaceId
-		for i, n := range m.Nodes {
-			if n.Control != "" || n.Identity != "" || n.Version != "" {
-				n = proto.CloneOf(n)
-				n.Control, n.Identity, n.Version = "", "", ""
-				m.Nodes[i] = n
-			}
-		}
-	}
-	for _, w := range ordered.Values(s.namespaces) {
-		if only == 0 || w.Id == only {
-			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil || w.Rebalancing != 0 || w.Nodes != 0) {
-				w = proto.CloneOf(w)
-				w.Lost, w.Losses, w.Rebalancing, w.Nodes, w.Grows = 0, nil, dirpb.Rebalancing_REBALANCING_NONE, 0, false
-				w.Owner, w.Access, w.Quota = "", nil, nil
-			}
-			m.Namespaces = append(m.Namespaces, w)
-		}
-	}
-	for _, pg := range s.PGs(only) {
-		switch {
-		case x == nil:
-			pg = proto.CloneOf(pg)
-			for _, mem := range regions(pg) {
-				mem.Keys = nil
-			}
-		case pg.Planned != nil || pg.Leaving != nil || pg.Joining:
-			pg = proto.CloneOf(pg)
-			pg.Planned, pg.Leaving = nil, nil
-			for _, mem := range pg.Members {
-				mem.Retained, mem.Rejoins = nil, false
-			}
-		}
-		m.Pgs = append(m.Pgs, pg)
-	}
-	for _, sh := range ordered.Values(s.shards) {
-		if only == 0 || sh.NamespaceId == only {
-			m.Shards = append(m.Shards, sh)
-		}
-	}
-	return m
-}
-
-// WantRegions are the regions that one process of a memory node must have.
-func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion {
-	var want []*dirpb.WantRegion
-	for _, pg := range ordered.Values(s.pgs) {
-		if pg.State == dirpb.PGState_PG_LOST {
-			continue
-		}
-		for _, m := range regions(pg) {
-			if m.NodeId == node && m.Incarnation == incarnation {
-				want = append(want, &dirpb.WantRegion{
-					PgId: pg.Id, NamespaceId: pg.NamespaceId, RegionBytes: pg.RegionBytes, IndexBytes: pg.IndexBytes,
-					Epoch: pg.Epoch, Published: len(m.Keys) > 0, Since: m.Since, Retain: m.Retained,
-				})
-			}
-		}
-	}
-	return want
 }

@@ -25,8 +25,6 @@ const (
 	gib    = 1 << 30
 )
 
-// ---- commands --------------------------------------------------------------
-
 func register(name string, incarnation uint64) *fsmpb.Command {
 	return registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, CapacityBytes: gib})
 }
@@ -49,15 +47,18 @@ func publish(node uint32, incarnation uint64, pg uint32, rkey uint64) *fsmpb.Com
 }
 
 func create(q *dirpb.CreateNamespaceRequest) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q, HashSeed: 7}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q, HashSeed: 7}}}
 }
 
 func openIn(namespace uint32, epoch uint64) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: namespace, Epoch: epoch}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: namespace, Epoch: epoch}}}
 }
 
 func closeS(id uint32, epoch uint64, runs ...*dirpb.ReturnedRun) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: id, Epoch: epoch, Runs: runs}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: id, Epoch: epoch, Runs: runs}}}
 }
 
 func expire(ids ...uint32) *fsmpb.Command {
@@ -76,163 +77,11 @@ func grant(session, pg, want, place uint32, minEpoch uint64) *fsmpb.Command {
 	}}}
 }
 
-// ---- harness ---------------------------------------------------------------
-
-// tester is what testing.T and rapid.T share.
-type tester interface {
-	Helper()
-	Fatal(args ...any)
-	Fatalf(format string, args ...any)
-}
-
-type harness struct {
-	t    tester
-	s    *State
-	disk map[string][]byte // what the Changes of all commands amount to
-}
-
-func newHarness(t tester) *harness {
-	h := &harness{t: t, s: New(), disk: make(map[string][]byte)}
-	for _, r := range h.s.Rows() { // as Init, which most tests leave out, would
-		h.disk[string(r.Key)] = r.Value
-	}
-	return h
-}
-
-// try applies c as raft would, from its encoding, and checks what every command
-// must keep.
-func (h *harness) try(c *fsmpb.Command) Result {
-	h.t.Helper()
-	b, err := proto.Marshal(c)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	c = new(fsmpb.Command)
-	if err := proto.Unmarshal(b, c); err != nil {
-		h.t.Fatal(err)
-	}
-	before, version := h.rows(), h.s.MapVersion()
-	mapBefore := h.mapText()
-	r := Apply(h.s, c)
-	if r.Err != nil && (len(r.Changes) > 0 || !slices.Equal(before, h.rows())) {
-		h.t.Fatalf("refused command %v changed the state: %v", c, r.Err)
-	}
-	switch changed := mapBefore != h.mapText(); {
-	case changed && h.s.MapVersion() != version+1, !changed && h.s.MapVersion() != version:
-		h.t.Fatalf("%v: map version %d to %d, map changed: %v", c, version, h.s.MapVersion(), changed)
-	}
-	if err := checkStructure(h.s); err != nil {
-		h.t.Fatalf("%v: %v", c, err)
-	}
-	for _, row := range r.Changes {
-		if row.Value == nil {
-			delete(h.disk, string(row.Key))
-		} else {
-			h.disk[string(row.Key)] = row.Value
-		}
-	}
-	return r
-}
-
-func (h *harness) do(c *fsmpb.Command) Result {
-	h.t.Helper()
-	r := h.try(c)
-	if r.Err != nil {
-		h.t.Fatalf("%v: %v", c, r.Err)
-	}
-	return r
-}
-
-func (h *harness) refuse(c *fsmpb.Command, want error, words ...string) {
-	h.t.Helper()
-	r := h.try(c)
-	if !errors.Is(r.Err, want) {
-		h.t.Fatalf("%v: error %v, want %v", c, r.Err, want)
-	}
-	for _, w := range words {
-		if !strings.Contains(r.Err.Error(), w) {
-			h.t.Fatalf("error %q does not say %q", r.Err, w)
-		}
-	}
-}
-
-func (h *harness) rows() (out []string) {
-	for _, r := range h.s.Rows() {
-		out = append(out, string(r.Key)+"\x00"+string(r.Value))
-	}
-	return out
-}
-
-// mapText prints what a client of any namespace could see, without the version.
-func (h *harness) mapText() string {
-	m := h.s.Map(nil)
-	m.Version = 0
-	m.Pgs = h.s.PGs(0)
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return string(b)
-}
-
-// checkCopies compares the state with what disk and snapshot would restore.
-func (h *harness) checkCopies() {
-	h.t.Helper()
-	var disk []Row
-	for k, v := range h.disk {
-		disk = append(disk, Row{[]byte(k), v})
-	}
-	if len(disk) == 0 {
-		return
-	}
-	for name, rows := range map[string][]Row{"disk": disk, "snapshot": h.s.Rows()} {
-		s, err := Load(rows)
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		restored := &harness{t: h.t, s: s}
-		if !slices.Equal(restored.rows(), h.rows()) {
-			h.t.Fatalf("%s restores a different state", name)
-		}
-		checkRoster(h.t, s)
-	}
-}
-
-func (h *harness) pg(id uint32) *dirpb.PlacementGroup { return h.s.pgs[id] }
-
-// activate publishes every missing region.
-func (h *harness) activate() {
-	h.t.Helper()
-	for _, n := range h.s.Nodes() {
-		if n.State != up {
-			continue
-		}
-		for _, w := range h.s.WantRegions(n.Id, n.Incarnation) {
-			if !w.Published {
-				h.do(publish(n.Id, n.Incarnation, w.PgId, uint64(w.PgId)<<8|uint64(n.Id)))
-			}
-		}
-	}
-}
-
-// cluster registers n memory nodes and creates a namespace over them.
-func cluster(t tester, n int, q *dirpb.CreateNamespaceRequest) *harness {
-	h := newHarness(t)
-	for i := range n {
-		h.do(register(fmt.Sprintf("m%d", i+1), 100))
-	}
-	if q != nil {
-		h.do(create(q))
-		h.activate()
-	}
-	return h
-}
-
-// ---- tests -----------------------------------------------------------------
-
 func TestInit(t *testing.T) {
 	h := newHarness(t)
-	c := &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: []byte("key"), Level: &fsmpb.Level{Level: Level}}}}
+	c := &fsmpb.Command{
+		Op: &fsmpb.Command_Init{
+			Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: []byte("key"), Level: &fsmpb.Level{Level: Level}}}}
 	h.do(c)
 	h.refuse(c, ErrExists, "c1")
 	h.refuse(&fsmpb.Command{}, ErrInvalid)
@@ -273,7 +122,10 @@ func TestNodeOwner(t *testing.T) {
 func TestDirectoryOwner(t *testing.T) {
 	h := newHarness(t)
 	put := func(identity, addr string) *fsmpb.Command {
-		return &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d1", GrpcAddr: addr, Identity: identity}}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_PutDirectory{
+				PutDirectory: &fsmpb.PutDirectory{
+					Directory: &fsmpb.Directory{Id: "d1", GrpcAddr: addr, Identity: identity}}}}
 	}
 	h.do(put("", "x:1"))
 	h.do(put("a", "x:1"))
@@ -315,15 +167,17 @@ func TestRegisterNode(t *testing.T) {
 	}
 
 	for name, q := range map[string]*dirpb.RegisterNodeRequest{
-		"no name":                   {Incarnation: 1},
-		"bad name":                  {Name: "M1", Incarnation: 1},
-		"long name":                 {Name: strings.Repeat("m", 65), Incarnation: 1},
-		"no incarnation":            {Name: "m9"},
-		"long host id":              {Name: "m9", Incarnation: 1, HostId: strings.Repeat("h", 257)},
-		"escape in the host id":     {Name: "m9", Incarnation: 1, HostId: "h\x1b[2J"},
-		"newline in the domain":     {Name: "m9", Incarnation: 1, Domain: "rack1\nm8 up"},
-		"escape in an address":      {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1\x1b[31m"}}},
-		"tab in a provider":         {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "t\tp", Addr: "h:1"}}},
+		"no name":               {Incarnation: 1},
+		"bad name":              {Name: "M1", Incarnation: 1},
+		"long name":             {Name: strings.Repeat("m", 65), Incarnation: 1},
+		"no incarnation":        {Name: "m9"},
+		"long host id":          {Name: "m9", Incarnation: 1, HostId: strings.Repeat("h", 257)},
+		"escape in the host id": {Name: "m9", Incarnation: 1, HostId: "h\x1b[2J"},
+		"newline in the domain": {Name: "m9", Incarnation: 1, Domain: "rack1\nm8 up"},
+		"escape in an address": {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{
+			{Provider: "tcp", Addr: "h:1\x1b[31m"}}},
+		"tab in a provider": {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{
+			{Provider: "t\tp", Addr: "h:1"}}},
 		"right-to-left in a domain": {Name: "m9", Incarnation: 1, Domain: "\u202egnp"},
 		"capacity of 2^63":          {Name: "m9", Incarnation: 1, CapacityBytes: 1 << 63},
 	} {
@@ -331,14 +185,17 @@ func TestRegisterNode(t *testing.T) {
 			t.Errorf("%s: %v", name, r.Err)
 		}
 	}
-	for _, d := range []*fsmpb.Directory{{Id: "d\x1b1"}, {Id: "d1", RaftAddr: "h:1\n"}, {Id: "d1", GrpcAddr: "\x07h:1"}} {
-		h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: d}}}, ErrInvalid, "at byte")
+	for _, d := range []*fsmpb.Directory{{Id: "d\x1b1"}, {Id: "d1", RaftAddr: "h:1\n"},
+		{Id: "d1", GrpcAddr: "\x07h:1"}} {
+		h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: d}}},
+			ErrInvalid, "at byte")
 	}
 	q := registerWith(&dirpb.RegisterNodeRequest{Name: "m9", Incarnation: 1})
 	q.GetRegisterNode().Node.Endpoints = nil
 	h.refuse(q, ErrInvalid, "endpoints")
 	for by, ok := range map[dirpb.AtomicsBy]bool{-1: false, 0: true, dirpb.AtomicsBy_ATOMICS_BY_CPU: true,
-		dirpb.AtomicsBy_ATOMICS_BY_NIC: true, dirpb.AtomicsBy_ATOMICS_BY_AGENT: true, dirpb.AtomicsBy_ATOMICS_BY_PROXY: true, 5: false} {
+		dirpb.AtomicsBy_ATOMICS_BY_NIC: true, dirpb.AtomicsBy_ATOMICS_BY_AGENT: true,
+		dirpb.AtomicsBy_ATOMICS_BY_PROXY: true, 5: false} {
 		q := register("m10", 1)
 		q.GetRegisterNode().Node.Endpoints[0].Atomics = by
 		if !ok {
@@ -365,12 +222,14 @@ func TestNamespaceLayout(t *testing.T) {
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2}, 1, gib / 2, 2},
 		{2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 1, Segments: 7}, 1, gib / 2, 1},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4, BytesPerNode: 64<<20 + 5}, 2, 32 << 20, 4},
-		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, IndexPercent: 50, BytesPerNode: 48 << 20}, 3, 16 << 20, 16},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, IndexPercent: 50, BytesPerNode: 48 << 20}, 3,
+			16 << 20, 16},
 		{1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib, IndexPercent: 90}, 1, gib, 4},
 	} {
 		h := cluster(t, tc.nodes, nil)
 		w := h.do(create(tc.q)).Namespace
-		if w.HashSeed != 7 || w.Format != layout.FormatVersion || w.Replicas != uint32(tc.replicas) || w.Mode != dirpb.NamespaceMode_NAMESPACE_STORE {
+		if w.HashSeed != 7 || w.Format != layout.FormatVersion || w.Replicas != uint32(tc.replicas) ||
+			w.Mode != dirpb.NamespaceMode_NAMESPACE_STORE {
 			t.Errorf("%v: namespace %v", tc.q, w)
 		}
 		pgs := h.s.PGs(w.Id)
@@ -379,7 +238,8 @@ func TestNamespaceLayout(t *testing.T) {
 		}
 		heads, tails := map[uint32]int{}, map[uint32]int{}
 		for _, pg := range pgs {
-			if pg.RegionBytes != tc.region || pg.RegionBytes%4096 != 0 || pg.IndexBytes%4096 != 0 || pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 1 {
+			if pg.RegionBytes != tc.region || pg.RegionBytes%4096 != 0 || pg.IndexBytes%4096 != 0 ||
+				pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 1 {
 				t.Errorf("%v: %v", tc.q, pg)
 			}
 			heads[pg.Members[0].NodeId]++
@@ -404,7 +264,8 @@ func TestNamespaceLayout(t *testing.T) {
 				own++
 				end += uint64(sh.Segments) * 4352
 			}
-			if eighth := pg.IndexBytes / 8; tc.q.Segments == 0 && own > 0 && (end > eighth+4096 || end+own*4352 < eighth) {
+			if eighth := pg.IndexBytes / 8; tc.q.Segments == 0 && own > 0 &&
+				(end > eighth+4096 || end+own*4352 < eighth) {
 				t.Errorf("%v: shards end at %d, an eighth of the index is %d", tc.q, end, eighth)
 			}
 			if next := h.s.Heap(pg.Id).IndexNext; next != end {
@@ -442,7 +303,8 @@ func TestNamespaceLayout(t *testing.T) {
 func TestChainsCrossDomains(t *testing.T) {
 	h := newHarness(t)
 	for i, domain := range []string{"a", "a", "a", "b", "b", "b"} {
-		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: gib, Domain: domain}))
+		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: gib,
+			Domain: domain}))
 	}
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2}))
 	for _, pg := range h.s.PGs(0) {
@@ -470,7 +332,8 @@ func TestNamespaceRefused(t *testing.T) {
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 are up"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 6}, ErrInvalid, "6 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 8192}, ErrInvalid, "1..4096"},
-		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Segments: 48}, ErrInvalid, "room for 47 in each of 4 shards"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Segments: 48}, ErrInvalid,
+			"room for 47 in each of 4 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1 << 31}, ErrInvalid, "shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", IndexPercent: 91}, ErrInvalid, "91 percent"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib + 1}, ErrFull, "m1"},
@@ -481,7 +344,8 @@ func TestNamespaceRefused(t *testing.T) {
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib, Replicas: 1}))
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9"}), ErrExists, "a-b_c.9")
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b"}), ErrInvalid, "too small")
-	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrFull, `"m1" lends 1073741823 bytes, and its regions need 1 GiB`)
+	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrFull,
+		`"m1" lends 1073741823 bytes, and its regions need 1 GiB`)
 }
 
 func TestRegionLife(t *testing.T) {
@@ -494,12 +358,15 @@ func TestRegionLife(t *testing.T) {
 	h.refuse(publish(1, 99, 1, 5), ErrNotFound)
 	h.refuse(publish(2, 100, 1, 5), ErrNotFound)
 	h.refuse(publish(1, 100, 9, 5), ErrNotFound)
-	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 100, PgId: 1}}}, ErrInvalid)
+	h.refuse(&fsmpb.Command{
+		Op: &fsmpb.Command_PublishRegion{
+			PublishRegion: &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 100, PgId: 1}}}, ErrInvalid)
 
 	// The next process: its one placement group starts over, one placement group epoch on.
 	h.do(register("m1", 101))
 	pg := h.pg(1)
-	if pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 2 || pg.Members[0].Incarnation != 101 || len(pg.Members[0].Keys) != 0 {
+	if pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 2 || pg.Members[0].Incarnation != 101 ||
+		len(pg.Members[0].Keys) != 0 {
 		t.Fatalf("after a restart: %v", pg)
 	}
 	if h.pg(2).Epoch != 1 || h.pg(2).State != active {
@@ -509,7 +376,8 @@ func TestRegionLife(t *testing.T) {
 		t.Fatalf("the old process is to have %v", w)
 	}
 	w := h.s.WantRegions(1, 101)
-	if len(w) != 1 || w[0].PgId != 1 || w[0].Published || w[0].Epoch != 2 || w[0].RegionBytes != pg.RegionBytes || w[0].IndexBytes != pg.IndexBytes {
+	if len(w) != 1 || w[0].PgId != 1 || w[0].Published || w[0].Epoch != 2 || w[0].RegionBytes != pg.RegionBytes ||
+		w[0].IndexBytes != pg.IndexBytes {
 		t.Fatalf("the new process is to have %v", w)
 	}
 	h.activate()
@@ -641,7 +509,8 @@ func TestGrant(t *testing.T) {
 	want := func(c *fsmpb.Command, runs ...string) {
 		t.Helper()
 		g := h.do(c).Grant
-		if got := runTexts(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != 0 || g.MapVersion != h.s.MapVersion() {
+		if got := runTexts(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != 0 ||
+			g.MapVersion != h.s.MapVersion() {
 			t.Fatalf("%v: granted %v, waiting %d, by map %d; want %v", c, got, g.WaitingUnits, g.MapVersion, runs)
 		}
 		for _, r := range g.Runs {
@@ -708,7 +577,8 @@ func TestGrant(t *testing.T) {
 	h.refuse(grant(1, 1, 0, 0, 0), ErrInvalid)
 	h.refuse(grant(1, 7, 1, 1, 0), ErrNotFound)
 	h.refuse(grant(9, 1, 1, 1, 0), ErrNotFound)
-	ro := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	ro := h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
 	h.refuse(grant(ro, 1, 1, 1, 0), ErrRefused, "read-only")
 	h.checkCopies()
 }
@@ -742,9 +612,11 @@ func TestReturn(t *testing.T) {
 	// Two fresh neighbours merge; used ones wait 1,024 reclaim epochs beyond E; runs of two
 	// extents stay apart. A run that is returned twice comes back once.
 	h.do(openIn(1, 0))
-	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false), ret(2*e+3, 2, true)))
+	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true),
+		ret(2*e, 10, false), ret(2*e+3, 2, true)))
 	u := h.s.Usage()[0]
-	if u.ReturnedUnits != 27 || u.WaitingUnits != 10 || u.GrantedUnits != 5*e/2-uint64(start)-reserve-27 || u.HeapUnits != 5*e/2-uint64(start) {
+	if u.ReturnedUnits != 27 || u.WaitingUnits != 10 || u.GrantedUnits != 5*e/2-uint64(start)-reserve-27 ||
+		u.HeapUnits != 5*e/2-uint64(start) {
 		t.Fatalf("usage %v", u)
 	}
 	want := func(c *fsmpb.Command, waiting uint64, runs ...string) {
@@ -793,7 +665,9 @@ func TestFreeRunsAreBounded(t *testing.T) {
 		free = append(free, &fsmpb.Run{Unit: i * 4, Units: 1 + min(i%100, 1)})
 	}
 	got := withFree(h, free).Free
-	if len(got) != MaxFreeRuns || got[0].Units != 2 || !slices.IsSortedFunc(got, func(a, b *fsmpb.Run) int { return int(a.Unit) - int(b.Unit) }) {
+	if len(got) != MaxFreeRuns || got[0].Units != 2 || !slices.IsSortedFunc(got, func(a, b *fsmpb.Run) int {
+		return int(a.Unit) - int(b.Unit)
+	}) {
 		t.Fatalf("%d runs, first %v", len(got), got[0])
 	}
 }
@@ -812,7 +686,8 @@ func TestMapViews(t *testing.T) {
 		return n
 	}
 	m := h.s.Map(x)
-	if len(m.Nodes) != 2 || len(m.Namespaces) != 1 || m.Namespaces[0].Name != "b" || len(m.Pgs) != 2 || len(m.Shards) != 8 || keys(m) != 2 {
+	if len(m.Nodes) != 2 || len(m.Namespaces) != 1 || m.Namespaces[0].Name != "b" || len(m.Pgs) != 2 ||
+		len(m.Shards) != 8 || keys(m) != 2 {
 		t.Fatalf("a session's map: %s", prototext.Format(m))
 	}
 	for _, pg := range m.Pgs {
@@ -832,7 +707,9 @@ func TestMapViews(t *testing.T) {
 func TestDirectoryAndEpoch(t *testing.T) {
 	h := newHarness(t)
 	put := func(id string) *fsmpb.Command {
-		return &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: id, GrpcAddr: "x:1"}}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_PutDirectory{
+				PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: id, GrpcAddr: "x:1"}}}}
 	}
 	drop := &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d1"}}}
 	h.do(put("d1"))
@@ -873,8 +750,9 @@ func TestProperties(t *testing.T) {
 	grants, regrants := 0, 0
 	property := func(rt *rapid.T) {
 		h := newHarness(rt)
-		twin := New()                                    // applies the same commands: equal states mean determinism
-		held := make(map[uint32][]*dirpb.ReturnedRun)    // granted and not returned, by placement group, in its present life
+		twin := New() // applies the same commands: equal states mean determinism
+		// granted and not returned, by placement group, in its present life
+		held := make(map[uint32][]*dirpb.ReturnedRun)
 		granted := make(map[uint32][]*dirpb.ReturnedRun) // by session
 		var returned []*dirpb.ReturnedRun
 		lives := make(map[uint32]uint32) // placement group -> its epoch when its heap began
@@ -897,9 +775,11 @@ func TestProperties(t *testing.T) {
 		}
 		start := func(c *fsmpb.Command) { h.do(c); Apply(twin, proto.CloneOf(c)) }
 		for i := range 3 {
-			start(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 100, CapacityBytes: 64 << 20}))
+			start(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 100,
+				CapacityBytes: 64 << 20}))
 		}
-		start(create(&dirpb.CreateNamespaceRequest{Name: "w0", Replicas: uint32(pick("replicas", 3)), BytesPerNode: 2 << 20}))
+		start(create(&dirpb.CreateNamespaceRequest{Name: "w0", Replicas: uint32(pick("replicas", 3)),
+			BytesPerNode: 2 << 20}))
 		for _, n := range h.s.Nodes() {
 			for _, w := range h.s.WantRegions(n.Id, 100) {
 				start(publish(n.Id, 100, w.PgId, 1))
@@ -913,19 +793,26 @@ func TestProperties(t *testing.T) {
 			var c *fsmpb.Command
 			var gives uint32
 			kind := rapid.SampledFrom([]string{"grant", "grant", "grant", "grant", "close", "close",
-				"grant", "grant", "grant", "grant", "close", "close", "open", "open", "publish", "publish", "expire", "confirm", "confirm", "epoch", "thaw", "create", "register", "boot", "boot", "pause", "down", "delete", "replicas"}).Draw(rt, "kind")
+				"grant", "grant", "grant", "grant", "close", "close", "open", "open", "publish", "publish", "expire",
+				"confirm", "confirm", "epoch", "thaw", "create", "register", "boot", "boot", "pause", "down", "delete",
+				"replicas"}).Draw(rt, "kind")
 			switch kind {
 			case "register":
 				incarnation++
-				c = registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", pick("name", 3)), Incarnation: incarnation, CapacityBytes: 64 << 20,
+				c = registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", pick("name", 3)),
+					Incarnation: incarnation, CapacityBytes: 64 << 20,
 					Boot: uint64(pick("first boot", 2)), Keeps: pick("keeps", 2) > 0})
 			case "boot":
 				n := node()
-				c = registerWith(&dirpb.RegisterNodeRequest{Name: cmp.Or(n.Name, "m0"), Incarnation: n.Incarnation, CapacityBytes: 64 << 20,
-					Boot: n.Boot + uint64(pick("boot", 3)) - 1, Keeps: n.Keeps})
+				c = registerWith(&dirpb.RegisterNodeRequest{Name: cmp.Or(n.Name, "m0"), Incarnation: n.Incarnation,
+					CapacityBytes: 64 << 20,
+					Boot:          n.Boot + uint64(pick("boot", 3)) - 1, Keeps: n.Keeps})
 			case "pause":
 				n := node()
-				c = &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation, Millis: uint32(pick("millis", 40_000))}}}
+				c = &fsmpb.Command{
+					Op: &fsmpb.Command_PauseNode{
+						PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation,
+							Millis: uint32(pick("millis", 40_000))}}}
 			case "down":
 				n := node()
 				c = nodeDown(n.Id, n.Incarnation)
@@ -965,7 +852,8 @@ func TestProperties(t *testing.T) {
 				c = confirm(n.Id, n.Incarnation, session(), session())
 			case "grant":
 				floor = max(floor, min(epoch, uint64(pick("min", 5000))))
-				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(rt, "want"),
+				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(
+					rt, "want"),
 					rapid.SampledFrom([]uint32{1 << 13, 1 << 14, 300, 0}).Draw(rt, "place"), floor)
 			case "thaw":
 				pg := uint32(pick("pg", 6))
@@ -986,7 +874,9 @@ func TestProperties(t *testing.T) {
 				}
 			}
 			if kind == "boot" { // its fences may be the last that the deletion of a namespace waited for
-				chains = slices.DeleteFunc(chains, func(pg *dirpb.PlacementGroup) bool { return h.s.Namespace(pg.NamespaceId) == nil })
+				chains = slices.DeleteFunc(chains, func(pg *dirpb.PlacementGroup) bool {
+					return h.s.Namespace(pg.NamespaceId) == nil
+				})
 				if !slices.Equal(chains, h.s.PGs(0)) {
 					rt.Fatalf("%v changes a placement group", c)
 				}
@@ -1010,7 +900,8 @@ func TestProperties(t *testing.T) {
 				grants += len(r.Grant.Runs)
 				for _, g := range r.Grant.Runs {
 					pg := h.pg(g.PgId)
-					if g.Unit/layout.ExtentUnits != (g.Unit+g.Units-1)/layout.ExtentUnits || uint64(g.Unit)*64 < pg.IndexBytes ||
+					if g.Unit/layout.ExtentUnits != (g.Unit+g.Units-1)/layout.ExtentUnits ||
+						uint64(g.Unit)*64 < pg.IndexBytes ||
 						uint64(g.Unit+g.Units)*64 > pg.RegionBytes || g.Units == 0 {
 						rt.Fatalf("granted %v in %v", g, pg)
 					}
@@ -1032,7 +923,9 @@ func TestProperties(t *testing.T) {
 				for _, g := range c.GetCloseSession().Runs {
 					returned = append(returned, g)
 					if g.Generation == h.pg(g.PgId).GetGeneration() {
-						held[g.PgId] = slices.DeleteFunc(held[g.PgId], func(o *dirpb.ReturnedRun) bool { return o == g })
+						held[g.PgId] = slices.DeleteFunc(held[g.PgId], func(o *dirpb.ReturnedRun) bool {
+							return o == g
+						})
 					}
 				}
 				delete(granted, gives)
@@ -1072,7 +965,9 @@ func TestProperties(t *testing.T) {
 		}
 		h.checkCopies()
 		a, b := h.s.Rows(), twin.Rows()
-		if !slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) }) {
+		if !slices.EqualFunc(a, b, func(x, y Row) bool {
+			return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value)
+		}) {
 			rt.Fatal("the same commands gave two states")
 		}
 	}

@@ -22,13 +22,15 @@ func worlds(t tester) (all [][]Row) {
 	add := func(h *harness) { all = append(all, h.s.Rows()) }
 	add(newHarness(t))
 	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4})
-	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, LimitBytes: 1 << 24}))
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1,
+		LimitBytes: 1 << 24}))
 	h.activate()
 	for range 3 {
 		h.do(openIn(1, 1))
 	}
 	h.do(openIn(2, 1))
-	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "client/owner", Quota: &dirpb.Quota{Sessions: 5, IndexBytes: 1 << 30}}))
+	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "client/owner",
+		Quota: &dirpb.Quota{Sessions: 5, IndexBytes: 1 << 30}}))
 	h.do(access("group:team", dirpb.Right_RIGHT_WRITE))
 	h.do(openBy(false, "client/x", "team"))
 	h.do(byAnn(&fsmpb.Command{}, "a note"))
@@ -41,7 +43,8 @@ func worlds(t tester) (all [][]Row) {
 	}
 	add(h)
 	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Split: true}))
-	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 2, InPlace: true, Extents: []uint32{h.s.heaps[2].Homes[0].Unit / extentUnits}}))
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 2, InPlace: true,
+		Extents: []uint32{h.s.heaps[2].Homes[0].Unit / extentUnits}}))
 	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 3, Repair: true}))
 	for job := range uint32(3) {
 		h.do(claim(1, job+1))
@@ -85,28 +88,48 @@ func encode(t tester, cmds ...*fsmpb.Command) (b []byte) {
 // state's structure, change it when refused, or do two things in two copies of it.
 func FuzzApply(f *testing.F) {
 	all := worlds(f)
-	report := &dirpb.JobReport{LinkedUnits: []uint32{1, 2}, Findings: []string{"x"}, Kept: []*dirpb.UnitRuns{{Extent: 0, SkipTake: []uint32{1, 2, 3, 4}}}}
+	report := &dirpb.JobReport{LinkedUnits: []uint32{1, 2}, Findings: []string{"x"}, Kept: []*dirpb.UnitRuns{
+		{Extent: 0, SkipTake: []uint32{1, 2, 3, 4}}}}
 	for i := range byte(len(all)) {
 		f.Add(i, encode(f, register("m1", 101), register("m9", 1), nodeDown(1, 100), publish(1, 100, 1, 9)))
-		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Segments: 3}),
-			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
+		f.Add(i, encode(
+			f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8,
+				IndexPercent: 20, Segments: 3}),
+			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{
+				SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
 			// The limit it has already: fuzzing found that this made a new map.
-			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
-		f.Add(i, encode(f, access("client/x", dirpb.Right_RIGHT_READ), access("group:team", 0), openBy(true, "client/x", "team"), access("client/x", 0),
-			set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "group:team", Quota: &dirpb.Quota{Sessions: 1}}), set(&dirpb.SetNamespaceRequest{Name: "b", Owner: "client/x"}),
+			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{
+				SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
+		f.Add(i, encode(f, access("client/x", dirpb.Right_RIGHT_READ), access("group:team", 0),
+			openBy(true, "client/x", "team"), access("client/x", 0),
+			set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "group:team", Quota: &dirpb.Quota{Sessions: 1}}),
+			set(&dirpb.SetNamespaceRequest{Name: "b", Owner: "client/x"}),
 			accessBy(Caller{Identity: "client/x"}, "client/y", dirpb.Right_RIGHT_ADMIN)))
 		f.Add(i, encode(f, openIn(1, 2), expire(1, 3), confirm(1, 100, 1, 2, 3), confirm(3, 100, 1, 2, 3)))
-		f.Add(i, encode(f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}), grant(3, 1, 1<<20, 1<<14, 1<<12)))
-		f.Add(i, encode(f, takeBack(7, &fsmpb.Back{PgId: 1, Generation: 1, Unit: 1 << 14, Units: 5, SessionId: 1}, &fsmpb.Back{PgId: 2, Generation: 1, Unit: 9, Units: 1})))
+		f.Add(i, encode(
+			f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}),
+			grant(3, 1, 1<<20, 1<<14, 1<<12)))
+		f.Add(i, encode(f, takeBack(7, &fsmpb.Back{PgId: 1, Generation: 1, Unit: 1 << 14, Units: 5, SessionId: 1},
+			&fsmpb.Back{PgId: 2, Generation: 1, Unit: 9, Units: 1})))
 		f.Add(i, encode(f, endJob(&fsmpb.EndJob{SessionId: 1, JobId: 1, Report: report, Epoch: 9, MinEpoch: 8}),
-			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 2, Report: report, Epoch: 9}), endJob(&fsmpb.EndJob{SessionId: 1, JobId: 3, Report: report}), finish(0, 1<<11)))
-		f.Add(i, encode(f, grantStatus(1, 1, 0), grantStatus(1, 1, 1), grantStatus(3, 2, 9), grantStatus(4, 4, 0), takeStatus(1, 1, &dirpb.StatusBlock{PgId: 1, Generation: 1, Offset: 1 << 16}),
-			expire(3), confirm(1, 100, 3), confirm(2, 100, 3), confirm(3, 100, 3), startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: 2}), claim(1, 4), endJob(&fsmpb.EndJob{SessionId: 1, JobId: 4})))
-		f.Add(i, encode(f, drain(3, false), remove(3, true), activate(1, 2), startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 2, TargetPgId: 3})))
-		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 3}}},
+			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 2, Report: report, Epoch: 9}),
+			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 3, Report: report}), finish(0, 1<<11)))
+		f.Add(i, encode(f, grantStatus(1, 1, 0), grantStatus(1, 1, 1), grantStatus(3, 2, 9), grantStatus(4, 4, 0),
+			takeStatus(1, 1, &dirpb.StatusBlock{PgId: 1, Generation: 1, Offset: 1 << 16}),
+			expire(3), confirm(1, 100, 3), confirm(2, 100, 3), confirm(3, 100, 3),
+			startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: 2}), claim(1, 4),
+			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 4})))
+		f.Add(i, encode(f, drain(3, false), remove(3, true), activate(1, 2),
+			startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 2, TargetPgId: 3})))
+		f.Add(i, encode(
+			f, &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 3}}},
 			&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 2, Epoch: 1, NodeId: 2}}}))
-		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: Level}}}},
-			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
+		f.Add(i, encode(
+			f, &fsmpb.Command{
+				Op: &fsmpb.Command_Init{
+					Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: Level}}}},
+			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{
+				PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
 			byAnn(&fsmpb.Command{}, "a note"), byAnn(drain(3, false), "drain"),
 			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
 			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}},
@@ -149,10 +172,11 @@ func FuzzApply(f *testing.F) {
 }
 
 func sameRows(a, b []Row) bool {
-	return slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) })
+	return slices.EqualFunc(a, b, func(x, y Row) bool {
+		return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value)
+	})
 }
 
-// readAll reads all there is to read.
 func readAll(s *State) {
 	s.Usage()
 	s.Map(nil)
@@ -184,7 +208,9 @@ func TestLoadChecks(t *testing.T) {
 		for at, r := range rows {
 			kind := r.Key[0]
 			without := slices.Delete(slices.Clone(rows), at, at+1)
-			if _, err := Load(without); err == nil && len(rows) > 2 && (bytes.IndexByte([]byte{rowMeta, rowNamespace, rowPG, rowHeap, rowShard}, kind) >= 0 || kind == rowSession && r.Key[4] < 3 && i < 3) {
+			if _, err := Load(without); err == nil && len(rows) > 2 &&
+				(bytes.IndexByte([]byte{rowMeta, rowNamespace, rowPG, rowHeap, rowShard}, kind) >= 0 ||
+					kind == rowSession && r.Key[4] < 3 && i < 3) {
 				t.Errorf("state %d is taken without row %q", i, r.Key)
 			}
 			if kind == rowMeta {
@@ -202,7 +228,8 @@ func TestLoadChecks(t *testing.T) {
 // A snapshot with a shard that has no array is refused, and one with a job that is none, or of nothing.
 func TestLoadEmpty(t *testing.T) {
 	for want, empty := range map[string]proto.Message{
-		"shard: 1: no segments":            &dirpb.Shard{Id: 1, NamespaceId: 1, Depth: 2, PgId: 1, Offset: layout.RegionPageSize},
+		"shard: 1: no segments": &dirpb.Shard{Id: 1, NamespaceId: 1, Depth: 2, PgId: 1,
+			Offset: layout.RegionPageSize},
 		"a row without a job":              &fsmpb.Job{},
 		"its placement group 0 is missing": &fsmpb.Job{Job: &dirpb.Job{Id: 1, Kind: dirpb.JobKind_JOB_JOIN}},
 	} {

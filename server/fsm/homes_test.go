@@ -25,7 +25,9 @@ func recall(inPlace bool, extents ...uint32) *fsmpb.Command {
 }
 
 func finish(extent uint32, epoch uint64) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{PgId: 1, Extent: extent, Epoch: epoch, MinEpoch: epoch}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_FinishRecall{
+			FinishRecall: &fsmpb.FinishRecall{PgId: 1, Extent: extent, Epoch: epoch, MinEpoch: epoch}}}
 }
 
 // twoExtents is a cluster whose placement group has memory in extents 0 and 1, little
@@ -64,28 +66,37 @@ func TestTakeBackSkips(t *testing.T) {
 		"of nobody": {func(h *harness) { h.do(closeS(2, 1)) },
 			&fsmpb.Back{Unit: 1000, Units: 1000}, true},
 		"free already": {func(h *harness) {
-			h.do(takeBack(3, &fsmpb.Back{PgId: 1, Generation: 1, Unit: uint32(h.s.Heap(1).Start) + 120, Units: 1, SessionId: 1}))
+			h.do(takeBack(3, &fsmpb.Back{PgId: 1, Generation: 1, Unit: uint32(h.s.Heap(1).Start) + 120, Units: 1,
+				SessionId: 1}))
 		}, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1}, false},
 		"free already, of nobody": {func(h *harness) {
 			h.do(closeS(2, 1))
 			h.do(takeBack(3, &fsmpb.Back{PgId: 1, Generation: 1, Unit: uint32(h.s.Heap(1).Start) + 1000, Units: 1}))
 		}, &fsmpb.Back{Unit: 1000, Units: 2}, false},
-		"another's":               {nil, &fsmpb.Back{Unit: 1000, Units: 50, SessionId: 1}, false},
-		"partly another's":        {nil, &fsmpb.Back{Unit: 990, Units: 20, SessionId: 1}, false},
-		"partly nobody's":         {func(h *harness) { h.do(closeS(2, 1)) }, &fsmpb.Back{Unit: 990, Units: 20, SessionId: 1}, false},
-		"while the home lives":    {nil, &fsmpb.Back{Unit: 100, Units: 50}, false},
-		"while part has a home":   {func(h *harness) { h.do(closeS(2, 1)) }, &fsmpb.Back{Unit: 990, Units: 20}, false},
-		"while it is fenced":      {func(h *harness) { h.do(expire(1)) }, &fsmpb.Back{Unit: 100, Units: 50}, false},
-		"of a session fenced":     {func(h *harness) { h.do(expire(1)) }, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1}, false},
-		"of a session that ended": {func(h *harness) { h.do(closeS(1, 1)) }, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1}, false},
-		"of no session":           {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 99}, false},
-		"another generation":      {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, Generation: 2}, false},
-		"no placement group":      {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, PgId: 7}, false},
-		"never granted":           {nil, &fsmpb.Back{Unit: 1990, Units: 50}, false},
-		"the index":               {nil, &fsmpb.Back{Unit: 1<<32 - 2, Units: 10, SessionId: 1}, false},
-		"empty":                   {nil, &fsmpb.Back{Unit: 100, SessionId: 1}, false},
-		"overflow":                {nil, &fsmpb.Back{Unit: 100, Units: 1<<32 - 1, SessionId: 1}, false},
-		"being recalled":          {func(h *harness) { h.do(recall(false, 0)) }, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, Mark: 1}, false},
+		"another's":        {nil, &fsmpb.Back{Unit: 1000, Units: 50, SessionId: 1}, false},
+		"partly another's": {nil, &fsmpb.Back{Unit: 990, Units: 20, SessionId: 1}, false},
+		"partly nobody's": {func(h *harness) {
+			h.do(closeS(2, 1))
+		}, &fsmpb.Back{Unit: 990, Units: 20, SessionId: 1}, false},
+		"while the home lives":  {nil, &fsmpb.Back{Unit: 100, Units: 50}, false},
+		"while part has a home": {func(h *harness) { h.do(closeS(2, 1)) }, &fsmpb.Back{Unit: 990, Units: 20}, false},
+		"while it is fenced":    {func(h *harness) { h.do(expire(1)) }, &fsmpb.Back{Unit: 100, Units: 50}, false},
+		"of a session fenced": {func(h *harness) {
+			h.do(expire(1))
+		}, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1}, false},
+		"of a session that ended": {func(h *harness) {
+			h.do(closeS(1, 1))
+		}, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1}, false},
+		"of no session":      {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 99}, false},
+		"another generation": {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, Generation: 2}, false},
+		"no placement group": {nil, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, PgId: 7}, false},
+		"never granted":      {nil, &fsmpb.Back{Unit: 1990, Units: 50}, false},
+		"the index":          {nil, &fsmpb.Back{Unit: 1<<32 - 2, Units: 10, SessionId: 1}, false},
+		"empty":              {nil, &fsmpb.Back{Unit: 100, SessionId: 1}, false},
+		"overflow":           {nil, &fsmpb.Back{Unit: 100, Units: 1<<32 - 1, SessionId: 1}, false},
+		"being recalled": {func(h *harness) {
+			h.do(recall(false, 0))
+		}, &fsmpb.Back{Unit: 100, Units: 50, SessionId: 1, Mark: 1}, false},
 		"recalled since": {func(h *harness) {
 			recallWhole(h, 0)
 			h.do(grant(1, 1, e/8, e/8, 5000)) // all of extent 1; what was recalled matures
@@ -122,7 +133,9 @@ func TestTakeBackSkips(t *testing.T) {
 				b.Generation = 1
 			}
 			at := func(unit uint32) *fsmpb.Run {
-				i := slices.IndexFunc(h.s.Heap(1).Free, func(r *fsmpb.Run) bool { return r.Unit <= unit && uint64(unit) < runEnd(r) })
+				i := slices.IndexFunc(h.s.Heap(1).Free, func(r *fsmpb.Run) bool {
+					return r.Unit <= unit && uint64(unit) < runEnd(r)
+				})
 				if i < 0 {
 					return nil
 				}
@@ -138,7 +151,8 @@ func TestTakeBackSkips(t *testing.T) {
 					t.Fatalf("homes were %s, now %s", homes, now)
 				}
 			}
-			h.do(takeBack(77, b, &fsmpb.Back{PgId: 1, Generation: 1, Unit: witness.Unit, Units: witness.Units, SessionId: 3, Mark: h.s.Heap(1).RecallSeq}))
+			h.do(takeBack(77, b, &fsmpb.Back{PgId: 1, Generation: 1, Unit: witness.Unit, Units: witness.Units,
+				SessionId: 3, Mark: h.s.Heap(1).RecallSeq}))
 			h.checkCopies()
 			if r := at(witness.Unit); r == nil || r.Returned != 78 {
 				t.Fatalf("free are %s, not %v", freeText(h.s.Heap(1)), witness)
@@ -212,14 +226,16 @@ func TestRecallInPlace(t *testing.T) {
 	h.refuse(finish(0, 9), ErrRefused)
 	h.do(finish(0, 10))
 	h.checkCopies()
-	if got, want := freeText(h.s.Heap(1)), fmt.Sprintf("%d+10/11 %d+1/11 %d+%d/11", start+2, start+32, start+37, e-start-37-8); got != want {
+	if got, want := freeText(h.s.Heap(1)), fmt.Sprintf("%d+10/11 %d+1/11 %d+%d/11", start+2, start+32, start+37,
+		e-start-37-8); got != want {
 		t.Fatalf("free are %s, want %s", got, want)
 	}
 	if got, want := homesText(h.s.Heap(1)), fmt.Sprintf("%d+%d=2", e, e/8); got != want {
 		t.Fatalf("homes are %s, want %s", got, want)
 	}
 	h.do(finish(1, 10))
-	if got, want := freeText(h.s.Heap(1)), fmt.Sprintf("%d+10/11 %d+1/11 %d+%d/11 %d+%d/11", start+2, start+32, start+37, e-start-37-8, e, end-e); got != want {
+	if got, want := freeText(h.s.Heap(1)), fmt.Sprintf("%d+10/11 %d+1/11 %d+%d/11 %d+%d/11", start+2, start+32,
+		start+37, e-start-37-8, e, end-e); got != want {
 		t.Fatalf("free are %s, want %s", got, want)
 	}
 	if u := h.s.Usage()[0]; homesText(h.s.Heap(1)) != "" || u.GrantedUnits != 2+20+4+8 || len(h.pg(1).Recalled) != 0 {
@@ -244,7 +260,9 @@ func TestArraysMature(t *testing.T) {
 		// Behind the harness, which would find that nothing was given out there.
 		j := Apply(h.s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1})).Job
 		Apply(h.s, claim(1, j.Id))
-		if r := Apply(h.s, endJob(&fsmpb.EndJob{SessionId: 1, JobId: j.Id, Epoch: epoch, MinEpoch: least, Report: &dirpb.JobReport{}})); r.Err != nil {
+		if r := Apply(h.s,
+			endJob(&fsmpb.EndJob{SessionId: 1, JobId: j.Id, Epoch: epoch, MinEpoch: least,
+				Report: &dirpb.JobReport{}})); r.Err != nil {
 			t.Fatal(r.Err)
 		}
 		return h.s.Heap(1).IndexFree[0].Returned
@@ -260,14 +278,16 @@ func TestFitGrantIsGranted(t *testing.T) {
 		h := twoExtents(rt)
 		h.do(openIn(1, 0))
 		for range rapid.IntRange(1, 12).Draw(rt, "grants") {
-			c := grant(uint32(rapid.IntRange(1, 2).Draw(rt, "session")), 1, rapid.Uint32Range(0, 1<<17).Draw(rt, "want"), rapid.Uint32Range(0, 1<<15).Draw(rt, "place"), 5000)
+			c := grant(uint32(rapid.IntRange(1, 2).Draw(rt, "session")), 1,
+				rapid.Uint32Range(0, 1<<17).Draw(rt, "want"), rapid.Uint32Range(0, 1<<15).Draw(rt, "place"), 5000)
 			before := h.rows()
 			can, err := h.s.FitGrant(c.GetGrantExtent())
 			if !slices.Equal(before, h.rows()) || len(h.s.takeChanges()) != 0 {
 				rt.Fatalf("FitGrant(%v) changed the state", c)
 			}
 			r := h.try(c)
-			if !proto.Equal(can, r.Grant) || (err == nil) != (r.Err == nil) || err != nil && err.Error() != r.Err.Error() {
+			if !proto.Equal(can, r.Grant) || (err == nil) != (r.Err == nil) || err != nil &&
+				err.Error() != r.Err.Error() {
 				rt.Fatalf("%v: can be granted %v, %v; was %v, %v", c, can, err, r.Grant, r.Err)
 			}
 			if runs := r.Grant.GetRuns(); len(runs) > 1 {
@@ -339,7 +359,8 @@ func TestRecallWindow(t *testing.T) {
 	for len(h.do(grant(1, 1, 1<<31, 0, 0)).Grant.Runs) > 0 {
 	}
 	window := func(inPlace bool, unit, units uint32, extents ...uint32) *fsmpb.Command {
-		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: extents, InPlace: inPlace, WindowUnit: unit, WindowUnits: units})
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: extents, InPlace: inPlace,
+			WindowUnit: unit, WindowUnits: units})
 	}
 	for _, bad := range []*fsmpb.Command{
 		window(false, e, 10, 1),         // all of it moves anyway
@@ -378,7 +399,8 @@ func TestLoadRefusesEarlierHeaps(t *testing.T) {
 	} {
 		old := slices.Clone(rows)
 		old[i] = Row{rows[i].Key, slices.Concat(rows[i].Value, b)}
-		if _, err := Load(old); err == nil || !strings.Contains(err.Error(), "placement group 1") || !strings.Contains(err.Error(), "another version") {
+		if _, err := Load(old); err == nil || !strings.Contains(err.Error(), "placement group 1") ||
+			!strings.Contains(err.Error(), "another version") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -386,8 +408,6 @@ func TestLoadRefusesEarlierHeaps(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-
-// ---- a model, a unit at a time -----------------------------------------------
 
 type homeUnit struct {
 	home     uint32
@@ -413,7 +433,8 @@ func (m *homeModel) back(runs []*fsmpb.Back, epoch uint64, live func(uint32) boo
 	for _, b := range runs {
 		from, to := uint64(b.Unit), uint64(b.Unit)+uint64(b.Units)
 		extent := b.Unit / layout.ExtentUnits
-		if b.SessionId != 0 && !live(b.SessionId) || b.Units == 0 || from < uint64(m.start) || to > uint64(m.watermark) ||
+		if b.SessionId != 0 && !live(b.SessionId) || b.Units == 0 || from < uint64(m.start) ||
+			to > uint64(m.watermark) ||
 			(to-1)/layout.ExtentUnits != uint64(extent) || m.recalled[extent] || m.seq[extent] > b.Mark {
 			continue
 		}
@@ -484,7 +505,8 @@ func TestHomes(t *testing.T) {
 	done := map[string]int{}
 	defer func() {
 		t.Logf("done %v", done)
-		for _, k := range []string{"grant", "again", "own", "nobody", "close", "fence", "recall", "in place", "stale", "split"} {
+		for _, k := range []string{"grant", "again", "own", "nobody", "close", "fence", "recall", "in place", "stale",
+			"split"} {
 			if !t.Failed() && done[k] < 5 {
 				t.Errorf("%s: %d times, too few to prove anything", k, done[k])
 			}
@@ -515,7 +537,8 @@ func TestHomes(t *testing.T) {
 				last := homeUnit{free: true}
 				for u := at; u < m.watermark; u++ {
 					x := *m.at(u)
-					if fits := !x.free && x.home == session; fits && (last.free || last.home != session || u%layout.ExtentUnits == 0) {
+					if fits := !x.free && x.home == session; fits &&
+						(last.free || last.home != session || u%layout.ExtentUnits == 0) {
 						from, to = append(from, u), append(to, u)
 					} else if !fits {
 						last = x
@@ -537,7 +560,8 @@ func TestHomes(t *testing.T) {
 				case 1:
 					n++
 				}
-				b := &fsmpb.Back{PgId: 1, Generation: 1, Unit: lo, Units: n, SessionId: session, Fresh: pick("fresh", 2) == 0, Mark: h.s.Heap(1).RecallSeq}
+				b := &fsmpb.Back{PgId: 1, Generation: 1, Unit: lo, Units: n, SessionId: session,
+					Fresh: pick("fresh", 2) == 0, Mark: h.s.Heap(1).RecallSeq}
 				if len(marks) > 0 && pick("old mark", 4) == 0 {
 					b.Mark = marks[pick("mark", len(marks))]
 				}
@@ -551,7 +575,8 @@ func TestHomes(t *testing.T) {
 		for range 15 + pick("steps", 25) {
 			epoch += uint64(rapid.SampledFrom([]int{1, 1, 5, 1100}).Draw(rt, "epochs"))
 			marks = append(marks, h.s.Heap(1).RecallSeq)
-			switch kind := rapid.SampledFrom([]string{"grant", "own", "grant", "nobody", "close", "fence", "recall", "own", "grant"}).Draw(rt, "kind"); kind {
+			switch kind := rapid.SampledFrom([]string{"grant", "own", "grant", "nobody", "close", "fence", "recall",
+				"own", "grant"}).Draw(rt, "kind"); kind {
 			case "grant":
 				x, place := session(), rapid.SampledFrom([]uint32{1, 10, 5000, 17000}).Draw(rt, "place")
 				r := h.try(grant(x, 1, rapid.SampledFrom([]uint32{0, 100, 60000}).Draw(rt, "want"), place, epoch))
@@ -604,7 +629,8 @@ func TestHomes(t *testing.T) {
 				var back []*dirpb.ReturnedRun
 				for _, b := range list {
 					b.Mark = h.s.Heap(1).RecallSeq
-					back = append(back, &dirpb.ReturnedRun{PgId: 1, Unit: b.Unit, Units: b.Units, Fresh: b.Fresh, Generation: 1})
+					back = append(back, &dirpb.ReturnedRun{PgId: 1, Unit: b.Unit, Units: b.Units, Fresh: b.Fresh,
+						Generation: 1})
 				}
 				h.do(closeS(x, epoch, back...))
 				m.back(list, epoch, func(uint32) bool { return true })
@@ -656,7 +682,8 @@ func TestHomes(t *testing.T) {
 						at += 3
 					}
 					for range pick("kept", 4) {
-						skip, take := uint32(rapid.SampledFrom([]int{0, 1, 2, 300}).Draw(rt, "skip")), uint32(1+pick("take", 40))
+						skip, take := uint32(rapid.SampledFrom([]int{0, 1, 2, 300}).Draw(rt, "skip")),
+							uint32(1+pick("take", 40))
 						k.SkipTake = append(k.SkipTake, skip, take)
 						for u := at + skip; u < at+skip+take; u++ {
 							keep[x*layout.ExtentUnits+u] = true
@@ -703,18 +730,21 @@ func TestHomeOf(t *testing.T) {
 		any                   bool
 	}{
 		{1, start, 10, 1, true}, {1, start + 9, 1, 1, true}, {1, start + 10, 10, 2, true}, {1, start + 5, 10, 0, true},
-		{1, start + 15, 10, 0, true}, {1, start + 20, 1, 0, false}, {1, start - 1, 1, 0, false}, {1, start - 1, 2, 0, true},
+		{1, start + 15, 10, 0, true}, {1, start + 20, 1, 0, false}, {1, start - 1, 1, 0, false},
+		{1, start - 1, 2, 0, true},
 		{1, start, 1<<32 - 1, 0, true}, {2, start, 1, 0, false},
 	} {
 		if home, any := h.s.HomeOf(tc.pg, tc.unit, tc.units); home != tc.home || any != tc.any {
-			t.Errorf("%d+%d of placement group %d: home %d, any %v; want %d, %v", tc.unit, tc.units, tc.pg, home, any, tc.home, tc.any)
+			t.Errorf("%d+%d of placement group %d: home %d, any %v; want %d, %v", tc.unit, tc.units, tc.pg, home, any,
+				tc.home, tc.any)
 		}
 	}
 	for _, tc := range []struct {
 		pg, generation, unit, units uint32
 		want                        bool
 	}{
-		{1, 1, start, 20, true}, {1, 2, start, 20, false}, {2, 1, start, 20, false}, {1, 1, start, 21, false}, {1, 1, start, 0, false},
+		{1, 1, start, 20, true}, {1, 2, start, 20, false}, {2, 1, start, 20, false}, {1, 1, start, 21, false},
+		{1, 1, start, 0, false},
 	} {
 		if got := h.s.Settled(tc.pg, tc.generation, tc.unit, tc.units, 0); got != tc.want {
 			t.Errorf("settled %+v: %v", tc, got)

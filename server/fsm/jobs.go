@@ -39,7 +39,6 @@ func (s *State) setOwner(id, session uint32) {
 	s.putJob(row)
 }
 
-// endJobs drops the jobs of some kinds on a placement group.
 func (s *State) endJobs(pg uint32, kinds ...dirpb.JobKind) {
 	for _, j := range s.JobsOf(pg) {
 		if slices.Contains(kinds, j.Kind) {
@@ -69,8 +68,9 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 			segments := sh.ChildSegments()
 			sh.Move = nil
 			s.addJob(&dirpb.Job{
-				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Segments: segments,
-				Wipe: true, Drop: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
+				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset,
+				Segments: segments,
+				Wipe:     true, Drop: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
 			})
 		default:
 			sh.Move = nil
@@ -93,7 +93,8 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		return s.startMove(c)
 	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB, dirpb.JobKind_JOB_SETTLE:
 	default:
-		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL, JOB_SCRUB or JOB_SETTLE", ErrInvalid, c.GetKind())
+		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL, JOB_SCRUB or JOB_SETTLE", ErrInvalid,
+			c.GetKind())
 	}
 	pg := s.pgs[c.PgId]
 	if pg == nil {
@@ -115,16 +116,20 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 			return nil, fmt.Errorf("%w: recall of %d extents, want 1 to %d", ErrInvalid, len(c.Extents), MaxRecalls)
 		}
 		for i, x := range c.Extents {
-			if lo, hi := h.Start/extentUnits, h.Watermark; uint64(x) < lo || uint64(x)*extentUnits >= hi || h.Watermark == h.Start {
-				return nil, fmt.Errorf("%w: nothing of extent %d of placement group %d was ever granted", ErrInvalid, x, pg.Id)
+			if lo, hi := h.Start/extentUnits, h.Watermark; uint64(x) < lo || uint64(x)*extentUnits >= hi ||
+				h.Watermark == h.Start {
+				return nil, fmt.Errorf("%w: nothing of extent %d of placement group %d was ever granted", ErrInvalid, x,
+					pg.Id)
 			}
 			if recallOf(h, x) != nil || slices.Contains(c.Extents[:i], x) {
 				return nil, fmt.Errorf("recall of extent %d of placement group %d: %w", x, pg.Id, ErrExists)
 			}
 		}
-		if c.WindowUnits > 0 && (!c.InPlace || uint64(c.WindowUnit)+uint64(c.WindowUnits) > extentEnd(uint64(c.WindowUnit)) ||
-			!slices.Contains(c.Extents, c.WindowUnit/extentUnits)) {
-			return nil, fmt.Errorf("%w: window %d+%d, want one inside an extent that is recalled in place", ErrInvalid, c.WindowUnit, c.WindowUnits)
+		if c.WindowUnits > 0 &&
+			(!c.InPlace || uint64(c.WindowUnit)+uint64(c.WindowUnits) > extentEnd(uint64(c.WindowUnit)) ||
+				!slices.Contains(c.Extents, c.WindowUnit/extentUnits)) {
+			return nil, fmt.Errorf("%w: window %d+%d, want one inside an extent that is recalled in place", ErrInvalid,
+				c.WindowUnit, c.WindowUnits)
 		}
 		for _, x := range c.Extents {
 			s.beginRecall(pg.Id, x)
@@ -155,9 +160,11 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	case target == nil || target.NamespaceId != sh.NamespaceId:
 		return nil, fmt.Errorf("placement group %d of the shard's namespace: %w", to, ErrNotFound)
 	case c.Segments != 0 && (c.Split || to != sh.PgId):
-		return nil, fmt.Errorf("%w: shard %d is to have %d segments, and to split or to leave its placement group: want one of these", ErrInvalid, sh.Id, c.Segments)
+		return nil, fmt.Errorf("%w: shard %d is to have %d segments, and to split or to leave its placement group: "+
+			"want one of these", ErrInvalid, sh.Id, c.Segments)
 	case c.Segments%sh.Segments != 0 || c.Segments/sh.Segments == 1 || c.Segments/sh.Segments > layout.MaxGrowth:
-		return nil, fmt.Errorf("%w: %d segments for shard %d of %d, want 2 to %d times as many", ErrInvalid, c.Segments, sh.Id, sh.Segments, layout.MaxGrowth)
+		return nil, fmt.Errorf("%w: %d segments for shard %d of %d, want 2 to %d times as many", ErrInvalid, c.Segments,
+			sh.Id, sh.Segments, layout.MaxGrowth)
 	case !c.Split && to == sh.PgId && c.Segments == 0:
 		return nil, fmt.Errorf("%w: shard %d is in placement group %d already", ErrInvalid, sh.Id, to)
 	case sh.Move != nil:
@@ -177,7 +184,8 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		}
 	}
 	if TakesFirst(target, s.heaps[to], segments) {
-		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments beside the first status words", ErrFull, to, segments)
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments beside the first "+
+			"status words", ErrFull, to, segments)
 	}
 	offset, h := takeArray(target, s.heaps[to], segments)
 	if h == nil {
@@ -186,7 +194,8 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	s.putHeap(h)
 	m := s.editMeta()
 	m.ShardId++
-	s.editShard(sh.Id).Move = &dirpb.Move{ChildId: m.ShardId, PgId: to, Offset: offset, Split: c.Split, Segments: c.Segments}
+	s.editShard(sh.Id).Move = &dirpb.Move{ChildId: m.ShardId, PgId: to, Offset: offset, Split: c.Split,
+		Segments: c.Segments}
 	j := &dirpb.Job{
 		Kind: c.Kind, NamespaceId: sh.NamespaceId, PgId: sh.PgId, TargetPgId: to, ShardId: sh.Id, Reason: c.Reason,
 	}
@@ -284,7 +293,8 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		h := s.editHeap(j.PgId)
 		report := bounded(c.Report, h.End)
 		if j.Count && h.LastScrub != nil { // it looked at no record
-			report.RepairedRecords, report.LostRecords, report.Findings = h.LastScrub.RepairedRecords, h.LastScrub.LostRecords, h.LastScrub.Findings
+			report.RepairedRecords, report.LostRecords, report.Findings = h.LastScrub.RepairedRecords,
+				h.LastScrub.LostRecords, h.LastScrub.Findings
 		}
 		h.LastScrub, h.LastScrubUnixMillis, h.Dirty = report, c.UnixMillis, false
 		if row.Repair {
@@ -316,8 +326,10 @@ func (s *State) endMove(j *dirpb.Job) {
 	}
 	s.putShard(child)
 	s.addJob(&dirpb.Job{
-		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset, Segments: sh.Segments,
-		ChildPgId: mv.PgId, Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d", sh.Id, child.Id),
+		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset,
+		Segments:  sh.Segments,
+		ChildPgId: mv.PgId, Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d",
+			sh.Id, child.Id),
 	})
 }
 

@@ -35,7 +35,9 @@ func TestHiddenMembers(t *testing.T) {
 		if m.GetNodeId() != node || m.GetKeys() != nil {
 			t.Errorf("%s: an operator sees %v", what, op.Pgs[0])
 		}
-		i := slices.IndexFunc(h.s.WantRegions(node, 100), func(w *dirpb.WantRegion) bool { return w.PgId == 1 && w.Published == published })
+		i := slices.IndexFunc(h.s.WantRegions(node, 100), func(w *dirpb.WantRegion) bool {
+			return w.PgId == 1 && w.Published == published
+		})
 		if i < 0 {
 			t.Errorf("%s: memory node %d is to have %v", what, node, h.s.WantRegions(node, 100))
 		}
@@ -50,7 +52,8 @@ func TestHiddenMembers(t *testing.T) {
 	if h.s.Node(3).UsedBytes != used {
 		t.Errorf("without the plan memory node 3 uses %d", h.s.Node(3).UsedBytes)
 	}
-	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: 2, NodeId: 2}}}, ErrNotFound)
+	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: 2, NodeId: 2}}},
+		ErrNotFound)
 	h.do(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: 1, NodeId: 2}}})
 	check("leaving", 2, true)
 	h.refuse(publish(2, 100, 1, 77), ErrRefused, "cannot change")
@@ -103,7 +106,8 @@ func TestRegionOfAnEarlierPlan(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib / 2})
 	h.do(registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 1, CapacityBytes: gib/2 - 1}))
-	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 2}}}, ErrFull, "m2")
+	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 2}}},
+		ErrFull, "m2")
 	h.refuse(createPG(1, 2), ErrFull, "m2")
 	h.refuse(createPG(1, 7), ErrNotFound)
 	h.refuse(createPG(2, 2), ErrNotFound)
@@ -121,18 +125,23 @@ func TestJobsRefused(t *testing.T) {
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, TargetPgId: 2}), ErrNotFound)
 	sh := h.s.Shards(2)[0]
 	for _, segments := range []uint32{1, sh.Segments, 2*sh.Segments + 1, 128 * sh.Segments} {
-		h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: segments}), ErrInvalid, "2 to 127")
+		h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: segments}),
+			ErrInvalid, "2 to 127")
 	}
-	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: 2 * sh.Segments, Split: true}), ErrInvalid, "one of these")
+	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: 2 * sh.Segments,
+		Split: true}), ErrInvalid, "one of these")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_JOIN, PgId: 1}), ErrInvalid, "JOB_JOIN")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 3}), ErrNotFound)
-	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: strings.Repeat("r", 257)}), ErrInvalid, "reason")
+	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: strings.Repeat("r", 257)}),
+		ErrInvalid, "reason")
 	j := h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: "why"})).Job
-	if j.Id != 1 || j.Reason != "why" || !proto.Equal(j, h.s.Job(1)) || len(h.s.JobsOf(1)) != 1 || len(h.s.JobsOf(2)) != 0 || h.s.Job(2) != nil {
+	if j.Id != 1 || j.Reason != "why" || !proto.Equal(j, h.s.Job(1)) || len(h.s.JobsOf(1)) != 1 ||
+		len(h.s.JobsOf(2)) != 0 || h.s.Job(2) != nil {
 		t.Fatalf("job %v, of the state %v", j, h.s.Jobs())
 	}
 	other := h.do(openIn(2, 0)).Session.Id
-	reader := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	reader := h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
 	own := h.do(openIn(1, 0)).Session.Id
 	h.refuse(claim(other, 1), ErrNotFound)
 	h.refuse(claim(reader, 1), ErrRefused, "read-only")
@@ -159,7 +168,8 @@ func TestJobsRefused(t *testing.T) {
 // A read-only session leaves nothing; a row of a scrub has an end.
 func TestScrubRow(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
-	reader := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	reader := h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
 	h.do(expire(reader))
 	h.do(confirm(1, 100, reader))
 	if h.s.Heap(1).Dirty {
@@ -174,7 +184,8 @@ func TestScrubRow(t *testing.T) {
 	}
 	h.do(endJob(&fsmpb.EndJob{SessionId: x, JobId: 1, Report: report, UnixMillis: 77}))
 	u := h.s.Usage()[0]
-	if r := u.LastScrub; u.LastScrubUnixMillis != 77 || r.Groups != 5 || len(r.LinkedUnits) != 3 || len(r.Findings) != 32 {
+	if r := u.LastScrub; u.LastScrubUnixMillis != 77 || r.Groups != 5 || len(r.LinkedUnits) != 3 ||
+		len(r.Findings) != 32 {
 		t.Fatalf("kept %d extents, %d findings of %v", len(r.LinkedUnits), len(r.Findings), u)
 	}
 	if f := u.LastScrub.Findings[31]; len(f) != 199 || !utf8.ValidString(f) {
@@ -192,8 +203,10 @@ func TestViewProperties(t *testing.T) {
 	done := make(map[string]int)
 	ended := make(map[dirpb.JobKind]int)
 	few := func() (out []string) {
-		for _, k := range []string{"up", "down", "publish", "activate", "plan", "leave", "split", "migrate", "recall", "scrub", "claim", "end",
-			"giveback", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant", "settle", "status", "back"} {
+		for _, k := range []string{"up", "down", "publish", "activate", "plan", "leave", "split", "migrate", "recall",
+			"scrub", "claim", "end",
+			"giveback", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire",
+			"confirm", "grant", "settle", "status", "back"} {
 			if done[k] < 2 {
 				out = append(out, k)
 			}
@@ -223,13 +236,15 @@ func TestViewProperties(t *testing.T) {
 		}
 		join := func(i int) {
 			incarnation++
-			apply(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: incarnation, CapacityBytes: 200 << 20}))
+			apply(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: incarnation,
+				CapacityBytes: 200 << 20}))
 		}
 		for i := range 3 + pick("nodes", 3) {
 			join(i)
 		}
 		apply(create(&dirpb.CreateNamespaceRequest{
-			Name: "w", Replicas: uint32(1 + pick("replicas", 3)), Shards: 1 << pick("shards", 3), BytesPerNode: 60 << 20, Segments: 40,
+			Name: "w", Replicas: uint32(1 + pick("replicas", 3)), Shards: 1 << pick("shards", 3),
+			BytesPerNode: 60 << 20, Segments: 40,
 		}))
 		publishAll := func() {
 			for _, n := range h.s.Nodes() {
@@ -247,9 +262,12 @@ func TestViewProperties(t *testing.T) {
 		for range 150 + pick("steps", 150) {
 			epoch += uint64(rapid.SampledFrom([]int{1, 1, 5, 1100}).Draw(rt, "epochs"))
 			kind := rapid.SampledFrom([]string{ // rapid prefers the first ones
-				"end", "claim", "plan", "publish", "migrate", "recall", "end", "claim", "finish", "activate", "scrub", "split", "grant",
-				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "remake", "remake", "accept", "close", "expire", "confirm", "grant",
-				"settle", "status", "status", "back", "settle", "grow", "drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
+				"end", "claim", "plan", "publish", "migrate", "recall", "end", "claim", "finish", "activate", "scrub",
+				"split", "grant",
+				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "remake", "remake",
+				"accept", "close", "expire", "confirm", "grant",
+				"settle", "status", "status", "back", "settle", "grow", "drain", "undrain", "activate", "remove"}).Draw(
+				rt, "kind")
 			pgs, nodes, sessions, jobs, shards := h.s.PGs(0), h.s.Nodes(), h.s.Sessions(), h.s.Jobs(), h.s.Shards(0)
 			// Mostly one for which the command makes sense.
 			apt := func(pg *dirpb.PlacementGroup) bool {
@@ -263,10 +281,14 @@ func TestViewProperties(t *testing.T) {
 				}
 				return pg.State == active && len(h.s.JobsOf(pg.Id)) == 0
 			}
-			if likely := slices.DeleteFunc(h.s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return !apt(pg) }); len(likely) > 0 && pick("apt", 9) < 8 {
+			if likely := slices.DeleteFunc(h.s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
+				return !apt(pg)
+			}); len(likely) > 0 && pick("apt", 9) < 8 {
 				pgs = likely
 			}
-			if owned := slices.DeleteFunc(h.s.Jobs(), func(j *dirpb.Job) bool { return (j.Owner != 0) != (kind == "end") }); len(owned) > 0 && pick("owned", 9) < 8 {
+			if owned := slices.DeleteFunc(h.s.Jobs(), func(j *dirpb.Job) bool {
+				return (j.Owner != 0) != (kind == "end")
+			}); len(owned) > 0 && pick("owned", 9) < 8 {
 				jobs = owned
 			}
 			pg := pgs[pick("pg", len(pgs))]
@@ -274,7 +296,9 @@ func TestViewProperties(t *testing.T) {
 			if len(nodes) > 0 {
 				node = nodes[pick("node", len(nodes))]
 			}
-			if i := slices.IndexFunc(jobs, func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_MOVE && j.PgId != j.TargetPgId }); i >= 0 && kind == "down" {
+			if i := slices.IndexFunc(jobs, func(j *dirpb.Job) bool {
+				return j.Kind == dirpb.JobKind_JOB_MOVE && j.PgId != j.TargetPgId
+			}); i >= 0 && kind == "down" {
 				// The one that loses a move's child, where no other replica is left.
 				if n := h.s.Node(h.pg(jobs[i].TargetPgId).Members[0].NodeId); n != nil && pick("child", 2) == 0 {
 					node = n
@@ -305,21 +329,29 @@ func TestViewProperties(t *testing.T) {
 			case "activate":
 				c = activate(pg.Id, pg.Epoch)
 			case "plan":
-				c = &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: node.Id}}}
+				c = &fsmpb.Command{
+					Op: &fsmpb.Command_PlanJoin{
+						PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: node.Id}}}
 			case "leave":
-				c = &fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: node.Id}}}
+				c = &fsmpb.Command{
+					Op: &fsmpb.Command_StartLeave{
+						StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: node.Id}}}
 			case "split", "migrate":
-				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, TargetPgId: pg.Id, Split: kind == "split"})
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, TargetPgId: pg.Id,
+					Split: kind == "split"})
 			case "grow":
-				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, Segments: shard.Segments * uint32(1+pick("growth", 3))})
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id,
+					Segments: shard.Segments * uint32(1+pick("growth", 3))})
 			case "recall":
 				extents := []uint32{extent}
 				if pick("both", 3) == 0 {
 					extents = append(extents, extent^1)
 				}
-				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: extents, InPlace: pick("in place", 2) == 0})
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: extents,
+					InPlace: pick("in place", 2) == 0})
 			case "scrub":
-				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: pick("repair", 2) == 0})
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id,
+					Repair: pick("repair", 2) == 0})
 			case "settle":
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: pg.Id})
 			case "status":
@@ -381,10 +413,14 @@ func TestViewProperties(t *testing.T) {
 						chain = append(chain, nodes[pick("chain", len(nodes))].Id)
 					}
 				}
-				c = &fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: pg.Id, Epoch: pg.Epoch, NodeIds: chain}}}
+				c = &fsmpb.Command{
+					Op: &fsmpb.Command_RemakePg{
+						RemakePg: &fsmpb.RemakePG{PgId: pg.Id, Epoch: pg.Epoch, NodeIds: chain}}}
 			case "accept":
 				w := h.s.Namespace(1)
-				c = &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: w.Name, Lost: w.Lost - uint64(pick("less", 2))}}}
+				c = &fsmpb.Command{
+					Op: &fsmpb.Command_AcceptLoss{
+						AcceptLoss: &dirpb.AcceptLossRequest{Name: w.Name, Lost: w.Lost - uint64(pick("less", 2))}}}
 			case "open":
 				c = openIn(1, epoch)
 			case "close":
@@ -395,7 +431,8 @@ func TestViewProperties(t *testing.T) {
 					}
 				}
 				c = closeS(x.Id, epoch, runs...)
-				c.GetCloseSession().Leaked, c.GetCloseSession().Settled = pick("leaked", 2) == 0, pick("settled", 2) == 0
+				c.GetCloseSession().Leaked, c.GetCloseSession().Settled = pick("leaked", 2) == 0,
+					pick("settled", 2) == 0
 			case "expire":
 				c = expire(x.Id)
 			case "confirm":
@@ -405,7 +442,8 @@ func TestViewProperties(t *testing.T) {
 				}
 				c = confirm(node.Id, node.Incarnation, ids...)
 			case "grant":
-				c = grant(x.Id, pg.Id, rapid.SampledFrom([]uint32{1 << 18, 1 << 16, 100}).Draw(rt, "want"), uint32(pick("place", 200)), epoch-1)
+				c = grant(x.Id, pg.Id, rapid.SampledFrom([]uint32{1 << 18, 1 << 16, 100}).Draw(rt, "want"),
+					uint32(pick("place", 200)), epoch-1)
 			}
 			state := pg.State
 			r := apply(c)
@@ -447,7 +485,8 @@ func TestViewProperties(t *testing.T) {
 						rt.Fatalf("granted %v of a recalled extent of %v", g, pg)
 					}
 					for _, o := range held {
-						if o.run.PgId == pg.Id && o.generation == pg.Generation && g.Unit < o.run.Unit+o.run.Units && o.run.Unit < g.Unit+g.Units {
+						if o.run.PgId == pg.Id && o.generation == pg.Generation && g.Unit < o.run.Unit+o.run.Units &&
+							o.run.Unit < g.Unit+g.Units {
 							rt.Fatalf("granted %v while session %d holds %v", g, o.session, o.run)
 						}
 					}
@@ -459,7 +498,9 @@ func TestViewProperties(t *testing.T) {
 			}
 			h.checkCopies()
 		}
-		if !slices.EqualFunc(h.s.Rows(), twin.Rows(), func(a, b Row) bool { return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value) }) {
+		if !slices.EqualFunc(h.s.Rows(), twin.Rows(), func(a, b Row) bool {
+			return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value)
+		}) {
 			rt.Fatal("the same commands gave two states")
 		}
 	}

@@ -35,7 +35,8 @@ func (s *State) rotateKey(c *fsmpb.RotateKey) error {
 	case now == math.MaxUint32:
 		return fmt.Errorf("%w: every generation of the key has been used", ErrFull)
 	case c.GetGeneration() != now+1:
-		return fmt.Errorf("%w: key generation %d does not follow %d, the present one: somebody made another key meanwhile", ErrRefused, c.GetGeneration(), now)
+		return fmt.Errorf("%w: key generation %d does not follow %d, the present one: somebody made another key "+
+			"meanwhile", ErrRefused, c.GetGeneration(), now)
 	case len(c.Key) != KeyBytes:
 		return fmt.Errorf("%w: a key of %d bytes, want %d", ErrInvalid, len(c.Key), KeyBytes)
 	case bytes.Equal(c.Key, s.meta.ClusterKey) || bytes.Equal(c.Key, s.meta.PreviousKey):

@@ -20,7 +20,9 @@ func rotate(generation uint32, letter byte) *fsmpb.Command {
 func TestRotateKey(t *testing.T) {
 	h := newHarness(t)
 	h.refuse(rotate(2, 'b'), ErrRefused, "no cluster")
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: bytes.Repeat([]byte{'a'}, KeyBytes), Level: &fsmpb.Level{Level: Level}}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: bytes.Repeat([]byte{'a'}, KeyBytes),
+			Level: &fsmpb.Level{Level: Level}}}})
 	keys := func(want string) {
 		t.Helper()
 		var got []string
@@ -50,7 +52,8 @@ func TestRotateKey(t *testing.T) {
 	h.do(rotate(3, 'c'))
 	keys("c b")
 	if m := h.s.Meta(); m.KeyUnixMillis != 3000 || h.s.MapVersion() != version {
-		t.Fatalf("meta %v, map version %d, want 3000 and %d: sessions need not hear of it", m.KeyUnixMillis, h.s.MapVersion(), version)
+		t.Fatalf("meta %v, map version %d, want 3000 and %d: sessions need not hear of it", m.KeyUnixMillis,
+			h.s.MapVersion(), version)
 	}
 	h.s.editMeta().KeyGeneration = math.MaxUint32
 	h.s.takeChanges()
@@ -69,7 +72,9 @@ func TestLoadKeys(t *testing.T) {
 		"same as the one before":         func(m *fsmpb.Meta) { m.PreviousKey = m.ClusterKey },
 	} {
 		h := newHarness(t)
-		h.do(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: bytes.Repeat([]byte{'a'}, KeyBytes), Level: &fsmpb.Level{Level: Level}}}})
+		h.do(&fsmpb.Command{
+			Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: bytes.Repeat([]byte{'a'}, KeyBytes),
+				Level: &fsmpb.Level{Level: Level}}}})
 		h.do(rotate(2, 'b'))
 		change(h.s.editMeta())
 		if _, err := Load(h.s.Rows()); err == nil || !strings.Contains(err.Error(), want) {

@@ -43,7 +43,6 @@ func (s *State) Level() uint32 { return s.level.GetLevel() }
 // KnowsBoots reports whether the state's level has memory nodes with boots.
 func (s *State) KnowsBoots() bool { return s.Level() >= levelBoots }
 
-// checkLevel refuses a level that this version does not know.
 func checkLevel(l *fsmpb.Level) error { return levelWithin(l, oldestLevel, Level) }
 
 func levelWithin(l *fsmpb.Level, oldest, latest uint32) error {
@@ -53,22 +52,24 @@ func levelWithin(l *fsmpb.Level, oldest, latest uint32) error {
 	}
 	switch n := l.GetLevel(); {
 	case n > latest:
-		return fmt.Errorf("%w: level %d, to which kvd %s raised it, and this version knows levels up to %d: run kvd %[3]s or a later one",
+		return fmt.Errorf("%w: level %d, to which kvd %s raised it, and this version knows levels up to %d: run kvd "+
+			"%[3]s or a later one",
 			ErrLevel, n, by, latest)
 	case n < oldest:
-		return fmt.Errorf("%w: level %d, of %s, and this version takes over none below %d: run a version in between first",
+		return fmt.Errorf("%w: level %d, of %s, and this version takes over none below %d: run a version in between "+
+			"first",
 			ErrLevel, n, by, oldest)
 	}
 	return CheckText("version", l.GetVersion())
 }
 
-// raise takes the state to a greater level.
 func (s *State) raise(c *fsmpb.Level) error {
 	if err := checkLevel(c); err != nil {
 		return err
 	}
 	if c.GetLevel() <= s.Level() {
-		return fmt.Errorf("%w: the directory is at level %d, and was to be raised to %d", ErrRefused, s.Level(), c.GetLevel())
+		return fmt.Errorf("%w: the directory is at level %d, and was to be raised to %d", ErrRefused, s.Level(),
+			c.GetLevel())
 	}
 	s.putLevel(c)
 	return nil
@@ -94,7 +95,8 @@ func (s *State) takeLevel() {
 	}
 }
 
-// loadLevel takes the level from the rows of a state. Rows without one are of level 0; a state without rows is yet to begin.
+// loadLevel takes the level from the rows of a state. Rows without one are of level 0; a state without rows is yet to
+// begin.
 func (s *State) loadLevel(rows []Row) error {
 	if len(rows) == 0 {
 		return nil

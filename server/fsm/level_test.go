@@ -25,19 +25,24 @@ func raise(level uint32) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_Raise{Raise: &fsmpb.Level{Level: level, Version: "2.0"}}}
 }
 
-// At level 0 commands do what they did before there were levels: boots are not taken in, nobody is paused, and sessions that only
-// read have discriminators of their own, too. A raise changes that for what comes after it, and keeps what was there.
+// At level 0 commands do what they did before there were levels: boots are not taken in, nobody is paused, and sessions
+// that only read have discriminators of their own, too. A raise changes that for what comes after it, and keeps what
+// was there.
 func TestLevelZero(t *testing.T) {
 	h := newHarness(t)
 	h.do(initAt(0))
 	boots := func(boot uint64) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-			Node: &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 100, CapacityBytes: 1 << 30, Boot: boot, Keeps: true, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}},
+			Node: &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 100, CapacityBytes: 1 << 30, Boot: boot,
+				Keeps: true, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}},
 		}}}
 	}
-	pause := &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: 1, Incarnation: 100, Millis: 100}}}
+	pause := &fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: 1, Incarnation: 100, Millis: 100}}}
 	open := func(readOnly bool) uint32 {
-		return h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: readOnly}}}).Session.Discriminator
+		return h.do(&fsmpb.Command{
+			Op: &fsmpb.Command_OpenSession{
+				OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: readOnly}}}).Session.Discriminator
 	}
 	h.do(boots(1))
 	if n := h.s.Node(1); n.Boot != 0 || n.Keeps {
@@ -48,7 +53,8 @@ func TestLevelZero(t *testing.T) {
 	}
 	h.refuse(pause, ErrRefused, "pauses begin with level 1, and the directory is at level 0")
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a"}))
-	h.refuse(rebalance(1, dirpb.Rebalancing_REBALANCING_ON), ErrRefused, "rebalances begin with level 1, and the directory is at level 0")
+	h.refuse(rebalance(1, dirpb.Rebalancing_REBALANCING_ON), ErrRefused,
+		"rebalances begin with level 1, and the directory is at level 0")
 	if a, b := open(true), open(false); a != 1 || b != 2 {
 		t.Fatalf("discriminators %d and %d, want 1 and 2", a, b)
 	}
@@ -73,8 +79,8 @@ func TestLevelZero(t *testing.T) {
 	h.checkCopies()
 }
 
-// A command of a later version is ErrLevel and changes nothing, wherever what this version does not know stands in it; so is a raise to a
-// level that this version does not know.
+// A command of a later version is ErrLevel and changes nothing, wherever what this version does not know stands in it;
+// so is a raise to a level that this version does not know.
 func TestLaterCommands(t *testing.T) {
 	h := newHarness(t)
 	h.do(initAt(Level))
@@ -94,7 +100,9 @@ func TestLaterCommands(t *testing.T) {
 			t.Errorf("%v: %+v", c, r)
 		}
 	}
-	if !slices.EqualFunc(before, h.s.Rows(), func(a, b Row) bool { return string(a.Key)+string(a.Value) == string(b.Key)+string(b.Value) }) {
+	if !slices.EqualFunc(before, h.s.Rows(), func(a, b Row) bool {
+		return string(a.Key)+string(a.Value) == string(b.Key)+string(b.Value)
+	}) {
 		t.Error("the state changed")
 	}
 }
@@ -112,17 +120,21 @@ func TestLoadLevel(t *testing.T) {
 		level bool
 		want  string
 	}{
-		{with(levelKey, &fsmpb.Level{Level: Level + 1, Version: "2.0"}), true, "level 2, to which kvd 2.0 raised it, and this version knows levels up to 1: run kvd 2.0 or a later one"},
+		{with(levelKey, &fsmpb.Level{Level: Level + 1, Version: "2.0"}), true,
+			"level 2, to which kvd 2.0 raised it, and this version knows levels up to 1: run kvd 2.0 or a later one"},
 		{with(levelKey, &fsmpb.Level{}), false, "level 0"},
 		{with("lx", &fsmpb.Level{Level: 1}), false, `corrupt state row "lx"`},
-		{append(with(levelKey, &fsmpb.Level{Level: 1})[:1:1], Row{[]byte(levelKey), []byte{0xff}}), false, "corrupt state row"},
+		{append(with(levelKey, &fsmpb.Level{Level: 1})[:1:1], Row{[]byte(levelKey), []byte{0xff}}), false,
+			"corrupt state row"},
 	} {
 		_, err := Load(c.rows)
 		if err == nil || errors.Is(err, ErrLevel) != c.level || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("error %v, want %q", err, c.want)
 		}
 	}
-	if err := levelWithin(&fsmpb.Level{Level: 2, Version: "1.4"}, 3, 5); !errors.Is(err, ErrLevel) || !strings.Contains(err.Error(), "level 2, of 1.4, and this version takes over none below 3: run a version in between first") {
+	if err := levelWithin(&fsmpb.Level{Level: 2, Version: "1.4"}, 3, 5); !errors.Is(err, ErrLevel) ||
+		!strings.Contains(err.Error(), "level 2, of 1.4, and this version takes over none below 3: run a version in "+
+			"between first") {
 		t.Errorf("error %v", err)
 	}
 	if err := levelWithin(&fsmpb.Level{Level: 4}, 3, 5); err != nil {

@@ -11,9 +11,10 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// A memory node that is silent is lost to each placement group by itself. Those that have another copy go on without it. Those that have
-// none may wait for it: then it stays up, as a *silent* one, which takes no new region. When it is heard again it drops, or retains, what it was taken
-// out of, says so by another registration, and is a memory node like any.
+// A memory node that is silent is lost to each placement group by itself. Those that have another copy go on without
+// it. Those that have none may wait for it: then it stays up, as a *silent* one, which takes no new region. When it is
+// heard again it drops, or retains, what it was taken out of, says so by another registration, and is a memory node
+// like any.
 
 // Losable are the placement groups that go on without what a memory node has of them, by id.
 func (s *State) Losable(node uint32) (ids []uint32) {
@@ -51,12 +52,15 @@ func Copies(pg *dirpb.PlacementGroup) []*dirpb.Member {
 // loseMembers takes a memory node that is silent out of the placement groups that go on without it.
 func (s *State) loseMembers(c *fsmpb.LoseMembers) error {
 	if !s.KnowsBoots() {
-		return fmt.Errorf("%w: memory nodes are lost to one placement group after the other from level %d on, and the directory is at level %d until all of its nodes run a version that knows level %[2]d",
+		return fmt.Errorf("%w: memory nodes are lost to one placement group after the other from level %d on. "+
+			"The directory is at level %d until all of its nodes run a version that knows level %[2]d",
 			ErrRefused, levelBoots, s.Level())
 	}
 	n := s.nodes[c.GetNodeId()]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || c.Boot != 0 && n.Boot != c.Boot {
-		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(), c.GetBoot(), ErrNotFound)
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || c.Boot != 0 &&
+		n.Boot != c.Boot {
+		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(),
+			c.GetBoot(), ErrNotFound)
 	}
 	lost := s.Losable(n.Id)
 	if n.Silent && len(lost) == 0 {
@@ -120,8 +124,9 @@ func (s *State) withRegions(namespace uint32) map[uint32]bool {
 	return nodes
 }
 
-// fencers are the memory nodes that have to confirm that a session of a namespace is fenced: those that are up, and lend something to the namespace.
-// Whichever comes to lend something later ends the connections of sessions that do not live any more before it makes a region.
+// fencers are the memory nodes that have to confirm that a session of a namespace is fenced: those that are up, and
+// lend something to the namespace. Whichever comes to lend something later ends the connections of sessions that do not
+// live any more before it makes a region.
 func (s *State) fencers(namespace uint32) (list []*fsmpb.Incarnation) {
 	with := s.withRegions(namespace)
 	for _, n := range ordered.Values(s.nodes) {
@@ -150,14 +155,17 @@ func (s *State) excuse() {
 	}
 }
 
-// FencedFrom is how many sessions of a namespace are being fenced, and nothing of theirs can land in a placement group any more.
+// FencedFrom is how many sessions of a namespace are being fenced, and nothing of theirs can land in a placement group
+// any more.
 func (s *State) FencedFrom(pg uint32) (n uint32) {
 	g := s.pgs[pg]
 	if g == nil || !s.KnowsBoots() {
 		return 0
 	}
 	for _, x := range s.roster.fencing {
-		if x.NamespaceId == g.NamespaceId && !slices.ContainsFunc(x.Pending, func(p *fsmpb.Incarnation) bool { return regionOn(g, p.NodeId) != nil }) {
+		if x.NamespaceId == g.NamespaceId && !slices.ContainsFunc(x.Pending, func(p *fsmpb.Incarnation) bool {
+			return regionOn(g, p.NodeId) != nil
+		}) {
 			n++
 		}
 	}

@@ -24,7 +24,8 @@ const (
 // checkName accepts 1 to 64 characters of [a-z0-9._-].
 func checkName(what, name string) error {
 	if len(name) == 0 || len(name) > MaxNameLen {
-		return fmt.Errorf("%w: %s name %.64q has %d characters, want 1..%d", ErrInvalid, what, name, len(name), MaxNameLen)
+		return fmt.Errorf("%w: %s name %.64q has %d characters, want 1..%d", ErrInvalid, what, name, len(name),
+			MaxNameLen)
 	}
 	for _, c := range []byte(name) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
@@ -73,8 +74,8 @@ func layoutOf(q *dirpb.CreateNamespaceRequest) (mode dirpb.NamespaceMode, percen
 	return mode, percent, nil
 }
 
-// lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half of
-// what is free; and the least of these.
+// lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half
+// of what is free; and the least of these.
 func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint64, err error) {
 	lent = make([]uint64, len(ring))
 	least = uint64(maxRegionBytes) * MaxReplicas
@@ -85,7 +86,8 @@ func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint6
 			lent[i] = free / 2
 		}
 		if lent[i] > free {
-			return nil, 0, fmt.Errorf("%w: memory node %q has %s free of the %s wanted", ErrFull, n.Name, units.Bytes(free), units.Bytes(lent[i]))
+			return nil, 0, fmt.Errorf("%w: memory node %q has %s free of the %s wanted", ErrFull, n.Name,
+				units.Bytes(free), units.Bytes(lent[i]))
 		}
 		least = min(least, lent[i])
 	}
@@ -162,7 +164,8 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
-		if pg.IndexBytes, segments[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Segments); err != nil {
+		if pg.IndexBytes, segments[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Segments); err !=
+			nil {
 			return nil, err
 		}
 		segments[i] = min(segments[i], most)
@@ -196,18 +199,21 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	return w, nil
 }
 
-// rebalance notes that the leader is to spread a namespace, or that this ends, and how. It may be repeated; the first end counts.
+// rebalance notes that the leader is to spread a namespace, or that this ends, and how. It may be repeated; the first
+// end counts.
 func (s *State) rebalance(c *fsmpb.Rebalance) error {
 	w := s.namespaces[c.GetNamespaceId()]
 	switch {
 	case w == nil:
 		return fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
 	case !s.KnowsBoots():
-		return fmt.Errorf("%w: rebalances begin with level %d, and the directory is at level %d: start this version of kvd on every directory node first",
+		return fmt.Errorf("%w: rebalances begin with level %d, and the directory is at level %d: start this version "+
+			"of kvd on every directory node first",
 			ErrRefused, levelBoots, s.Level())
 	case dirpb.Rebalancing_name[int32(c.To)] == "":
 		return fmt.Errorf("%w: a rebalance that is %d", ErrInvalid, c.To)
-	case w.Rebalancing == c.To, w.Rebalancing != dirpb.Rebalancing_REBALANCING_ON && c.To != dirpb.Rebalancing_REBALANCING_ON:
+	case w.Rebalancing == c.To, w.Rebalancing != dirpb.Rebalancing_REBALANCING_ON &&
+		c.To != dirpb.Rebalancing_REBALANCING_ON:
 		return nil
 	}
 	if err := s.checkStays(w.Id); err != nil {
@@ -229,7 +235,8 @@ func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error)
 	case w == nil:
 		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
 	case w.Lost != q.Lost:
-		return nil, fmt.Errorf("%w: namespace %q has lost placement groups %d times, not %d; look again", ErrRefused, w.Name, w.Lost, q.Lost)
+		return nil, fmt.Errorf("%w: namespace %q has lost placement groups %d times, not %d; look again", ErrRefused,
+			w.Name, w.Lost, q.Lost)
 	case len(w.Losses) == 0:
 		return w, nil
 	}
@@ -257,7 +264,8 @@ func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index
 	least := (page + shards*layout.SegmentSize + page - 1) / page * page
 	index = max(least, region/100*percent/page*page)
 	if need := perIndex*index + minHeapUnits*layout.UnitSize; region < need {
-		return 0, 0, fmt.Errorf("%w: a region of %s is too small for %d shards, want at least %s", ErrInvalid, units.Bytes(region), shards, units.Bytes(need))
+		return 0, 0, fmt.Errorf("%w: a region of %s is too small for %d shards, want at least %s", ErrInvalid,
+			units.Bytes(region), shards, units.Bytes(need))
 	}
 	if shards == 0 {
 		return index, 0, nil

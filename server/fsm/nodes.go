@@ -25,21 +25,26 @@ func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 		return fmt.Errorf("%w: memory node %q keeps its memory, and its process has boot 0", ErrInvalid, c.Name)
 	}
 	if c.CapacityBytes > MaxCapacityBytes {
-		return fmt.Errorf("%w: memory node %q lends %s, want at most 1024 TiB", ErrInvalid, c.Name, units.Bytes(c.CapacityBytes))
+		return fmt.Errorf("%w: memory node %q lends %s, want at most 1024 TiB", ErrInvalid, c.Name,
+			units.Bytes(c.CapacityBytes))
 	}
 	if len(c.Retained) > MaxPGID {
-		return fmt.Errorf("%w: memory node %q retains memory of %d placement groups, want at most %d", ErrInvalid, c.Name, len(c.Retained), MaxPGID)
+		return fmt.Errorf("%w: memory node %q retains memory of %d placement groups, want at most %d", ErrInvalid,
+			c.Name, len(c.Retained), MaxPGID)
 	}
 	if len(c.After) > MaxAfter || c.Nonce == 0 && len(c.After) > 0 {
-		return fmt.Errorf("%w: memory node %q: nonce %d after %d others, want at most %d, and a nonce", ErrInvalid, c.Name, c.Nonce, len(c.After), MaxAfter)
+		return fmt.Errorf("%w: memory node %q: nonce %d after %d others, want at most %d, and a nonce", ErrInvalid,
+			c.Name, c.Nonce, len(c.After), MaxAfter)
 	}
-	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version}, {"control socket", c.Control}} {
+	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}, {"version", c.Version},
+		{"control socket", c.Control}} {
 		if err := CheckText(text[0], text[1]); err != nil {
 			return fmt.Errorf("memory node %q: %w", c.Name, err)
 		}
 	}
 	if len(c.Endpoints) == 0 || len(c.Endpoints) > MaxEndpoints {
-		return fmt.Errorf("%w: memory node %q: %d endpoints, want 1..%d", ErrInvalid, c.Name, len(c.Endpoints), MaxEndpoints)
+		return fmt.Errorf("%w: memory node %q: %d endpoints, want 1..%d", ErrInvalid, c.Name, len(c.Endpoints),
+			MaxEndpoints)
 	}
 	for _, e := range c.Endpoints {
 		if e.Provider == "" || len(e.Provider) > MaxNameLen || len(e.Addr) > MaxLabelLen {
@@ -50,7 +55,8 @@ func CheckRegistration(c *dirpb.RegisterNodeRequest) error {
 		}
 		// Memory nodes that do not say are of a version that knew CPU alone.
 		if _, ok := dirpb.AtomicsBy_name[int32(e.Atomics)]; !ok {
-			return fmt.Errorf("%w: memory node %q: endpoint %q: atomics by %d, which is unknown", ErrInvalid, c.Name, e.Provider, e.Atomics)
+			return fmt.Errorf("%w: memory node %q: endpoint %q: atomics by %d, which is unknown", ErrInvalid, c.Name,
+				e.Provider, e.Atomics)
 		}
 	}
 	return nil
@@ -71,32 +77,36 @@ func (s *State) NodeNamed(name string) *dirpb.Node {
 // a caller without TLS, which may do everything.
 func (s *State) CheckNodeOwner(name, identity string) error {
 	if old := s.NodeNamed(name).GetIdentity(); old != "" && identity != "" && old != identity {
-		return fmt.Errorf("%w: memory node %q belongs to %s, not to %s; remove the memory node first if it is to change hands", ErrForeign, name, old, identity)
+		return fmt.Errorf("%w: memory node %q belongs to %s, not to %s; remove the memory node first if it is to "+
+			"change hands", ErrForeign, name, old, identity)
 	}
 	return nil
 }
 
 // registerNode admits a process of a memory node. A new incarnation says that
-// what the old process lent is gone; a greater boot of the same one that all of it is there, at other endpoints perhaps, and that nothing
-// which was posted to the old process lands any more, so the fences that it owed are confirmed. The order of boots tells a
-// registration that was overtaken: it must not confirm what the later process has yet to fence. Memory that another process than
-// the one that registered last has left is none of these.
+// what the old process lent is gone; a greater boot of the same one that all of it is there, at other endpoints
+// perhaps, and that nothing which was posted to the old process lands any more, so the fences that it owed are
+// confirmed. The order of boots tells a registration that was overtaken: it must not confirm what the later process has
+// yet to fence. Memory that another process than the one that registered last has left is none of these.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	c := s.asOfLevel(r.GetNode())
-	if err := errors.Join(CheckRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
+	if err := errors.Join(CheckRegistration(c), CheckText("identity", r.Identity),
+		s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
 		return 0, 0, err
 	}
 	if err := checkHeld(c); err != nil {
 		return 0, 0, err
 	}
 	if r.Recoveries != s.meta.Recoveries {
-		return 0, 0, fmt.Errorf("%w: the cluster was recovered %d times, and memory node %q has heard of %d", ErrRefused, s.meta.Recoveries, c.Name, r.Recoveries)
+		return 0, 0, fmt.Errorf("%w: the cluster was recovered %d times, and memory node %q has heard of %d",
+			ErrRefused, s.meta.Recoveries, c.Name, r.Recoveries)
 	}
 	old := s.NodeNamed(c.Name)
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
-		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control, Nonce: c.Nonce, Recoveries: s.meta.Recoveries,
+		Boot: c.Boot, Keeps: c.Keeps, Version: c.Version, Control: c.Control, Nonce: c.Nonce,
+		Recoveries: s.meta.Recoveries,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -105,7 +115,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		s.putNode(n)
 		return n.Id, ArrivalNew, nil
 	}
-	// A state that was recovered may not know of the process that registered last; then its copies are judged one by one.
+	// A state that was recovered may not know of the process that registered last; then its copies are judged one by
+	// one.
 	if old.Recoveries == s.meta.Recoveries && isStale(old, c) {
 		return old.Id, ArrivalStale, nil
 	}
@@ -114,7 +125,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		n.Identity = old.Identity
 	}
 	if old.Incarnation == c.Incarnation && old.State == dirpb.NodeState_NODE_DOWN {
-		return 0, 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
+		return 0, 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and "+
+			"register a new incarnation",
 			ErrRefused, c.Incarnation, c.Name)
 	}
 	if old.Incarnation == c.Incarnation && c.Boot < old.Boot {
@@ -123,7 +135,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	}
 	if c.CapacityBytes < n.UsedBytes {
 		// It is of another kind than the refusals that mean the end of kept memory.
-		return 0, 0, fmt.Errorf("%w: memory node %q lends %s, and its regions need %s", ErrFull, c.Name, units.Bytes(c.CapacityBytes), units.Bytes(n.UsedBytes))
+		return 0, 0, fmt.Errorf("%w: memory node %q lends %s, and its regions need %s", ErrFull, c.Name,
+			units.Bytes(c.CapacityBytes), units.Bytes(n.UsedBytes))
 	}
 	how := ArrivalKnown
 	switch {
@@ -155,8 +168,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	return n.Id, how, nil
 }
 
-// isStale reports whether a process comes with memory of an earlier time than that of the process that registered last: somebody has put it
-// back. Boots would not tell, since the processes that follow such memory count on from its boot.
+// isStale reports whether a process comes with memory of an earlier time than that of the process that registered last:
+// somebody has put it back. Boots would not tell, since the processes that follow such memory count on from its boot.
 func isStale(last *dirpb.Node, c *dirpb.RegisterNodeRequest) bool {
 	return last.Nonce != 0 && last.Nonce != c.Nonce && len(c.After) > 0 && !slices.Contains(c.After, last.Nonce)
 }
@@ -164,7 +177,8 @@ func isStale(last *dirpb.Node, c *dirpb.RegisterNodeRequest) bool {
 func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 	n, boot := s.nodes[c.GetNodeId()], s.bootAsOfLevel(c.GetBoot())
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || boot != 0 && n.Boot != boot {
-		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(), c.GetBoot(), ErrNotFound)
+		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(),
+			c.GetBoot(), ErrNotFound)
 	}
 	s.takeDown(n, c.UnixMillis, c.ReclaimEpoch)
 	return nil
@@ -182,7 +196,8 @@ func (s *State) takeDown(n *dirpb.Node, unixMillis int64, epoch uint64) {
 
 // loseMemory takes away everything that n's current incarnation lent. next is
 // the incarnation that follows at once, 0 for none. Nothing of any session can
-// land in lost memory, so the fences it owed are confirmed. The reclaim epoch, epoch, may be a lesser one, or 0 if nothing is to come back.
+// land in lost memory, so the fences it owed are confirmed. The reclaim epoch, epoch, may be a lesser one, or 0 if
+// nothing is to come back.
 func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch uint64) {
 	for _, pg := range ordered.Values(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
@@ -195,7 +210,6 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch u
 	s.endRecovery(unixMillis)
 }
 
-// confirmAll confirms every fence that n's incarnation owes.
 func (s *State) confirmAll(n *dirpb.Node) {
 	for _, x := range ordered.Values(s.roster.fencing) {
 		s.confirm(x, n.Id, n.Incarnation)
@@ -206,21 +220,24 @@ func (s *State) confirmAll(n *dirpb.Node) {
 func checkPause(n *dirpb.Node, millis uint32) error {
 	switch {
 	case millis > MaxPauseMillis:
-		return fmt.Errorf("%w: a pause of %d ms of memory node %q, want at most %d", ErrInvalid, millis, n.Name, MaxPauseMillis)
+		return fmt.Errorf("%w: a pause of %d ms of memory node %q, want at most %d", ErrInvalid, millis, n.Name,
+			MaxPauseMillis)
 	case millis > 0 && !n.Keeps:
-		return fmt.Errorf("%w: memory node %q does not keep its memory, so it has nothing to come back with", ErrRefused, n.Name)
+		return fmt.Errorf("%w: memory node %q does not keep its memory, so it has nothing to come back with",
+			ErrRefused, n.Name)
 	}
 	return nil
 }
 
 // pauseNode says for how long a process of a memory node that keeps its memory is not expected to be
-// heard, since another one takes over. It holds until that one registers, or the leader ends it. The end of the pause of
-// one that has not left its placement groups yet is the end of that.
+// heard, since another one takes over. It holds until that one registers, or the leader ends it. The end of the pause
+// of one that has not left its placement groups yet is the end of that.
 func (s *State) pauseNode(c *dirpb.PauseNodeRequest) error {
 	n := s.nodes[c.GetNodeId()]
 	switch {
 	case !s.KnowsBoots():
-		return fmt.Errorf("%w: pauses begin with level %d, and the directory is at level %d until all of its nodes run a version that knows level %[2]d",
+		return fmt.Errorf("%w: pauses begin with level %d, and the directory is at level %d until all of its nodes "+
+			"run a version that knows level %[2]d",
 			ErrRefused, levelBoots, s.Level())
 	case n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP && c.Millis > 0:
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
@@ -237,8 +254,8 @@ func (s *State) pauseNode(c *dirpb.PauseNodeRequest) error {
 	return nil
 }
 
-// leaveNode says that a process of a memory node is about to stop, or with a pause that it is to be replaced when it has
-// left. It holds for this incarnation; a process that stops is not replaced.
+// leaveNode says that a process of a memory node is about to stop, or with a pause that it is to be replaced when it
+// has left. It holds for this incarnation; a process that stops is not replaced.
 func (s *State) leaveNode(c *dirpb.LeaveNodeRequest) error {
 	n := s.nodes[c.GetNodeId()]
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
@@ -297,7 +314,8 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		}
 	}
 	if regions > 0 && !c.Force {
-		return fmt.Errorf("%w: memory node %q has regions of %d placement groups; drain it first, or force it and lose them", ErrRefused, n.Name, regions)
+		return fmt.Errorf("%w: memory node %q has regions of %d placement groups; drain it first, or force it and "+
+			"lose them", ErrRefused, n.Name, regions)
 	}
 	if n.State == dirpb.NodeState_NODE_UP {
 		s.takeDown(n, c.UnixMillis, 0)

@@ -74,7 +74,6 @@ func placeable(n *dirpb.Node) bool {
 	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining && !n.Leaving && !n.Silent
 }
 
-// checkPlace returns why a memory node cannot take a region of so many bytes.
 func (s *State) checkPlace(node uint32, bytes uint64) error {
 	n := s.nodes[node]
 	switch {
@@ -90,10 +89,10 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	return nil
 }
 
-// checkPGs returns why n placement groups cannot be added.
 func (s *State) checkPGs(n int) error {
 	if uint64(s.meta.PgId)+uint64(n) > MaxPGID {
-		return fmt.Errorf("%w: %d placement groups were made, those of deleted namespaces included, and there are ids for %d", ErrFull, s.meta.PgId, MaxPGID)
+		return fmt.Errorf("%w: %d placement groups were made, those of deleted namespaces included, and there are "+
+			"ids for %d", ErrFull, s.meta.PgId, MaxPGID)
 	}
 	return nil
 }
@@ -112,7 +111,8 @@ func (s *State) addPG(pg *dirpb.PlacementGroup, namespace uint32) {
 	s.putPG(pg)
 	start := (pg.IndexBytes + pg.AccessBytes) / layout.UnitSize
 	s.putHeap(&fsmpb.Heap{
-		PgId: pg.Id, Start: start, Watermark: start, End: pg.RegionBytes / layout.UnitSize, IndexNext: layout.RegionPageSize,
+		PgId: pg.Id, Start: start, Watermark: start, End: pg.RegionBytes / layout.UnitSize,
+		IndexNext: layout.RegionPageSize,
 	})
 }
 
@@ -133,7 +133,8 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 		return nil, fmt.Errorf("%w: a chain of %d memory nodes, want %d", ErrInvalid, len(c.NodeIds), w.Replicas)
 	}
 	like := s.PGs(w.Id)[0] // one has the namespace's shards, so it is never empty
-	pg := &dirpb.PlacementGroup{RegionBytes: like.RegionBytes, IndexBytes: like.IndexBytes, AccessBytes: like.AccessBytes}
+	pg := &dirpb.PlacementGroup{RegionBytes: like.RegionBytes, IndexBytes: like.IndexBytes,
+		AccessBytes: like.AccessBytes}
 	for i, id := range c.NodeIds {
 		if err := s.checkPlace(id, pg.RegionBytes); err != nil {
 			return nil, err
@@ -155,7 +156,8 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 // later one (I2), so if there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
-// is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.
+// is left, starts over empty. The former goes on without a member that is not back already, as long as there is
+// another.
 func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64, epoch uint64) {
 	pg := s.editPG(id)
 	node := n.Id
@@ -263,7 +265,6 @@ func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int
 	}
 }
 
-// addLoss notes that pg lost what was there.
 func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
 	w := s.namespaces[pg.NamespaceId]
 	if w == nil {
@@ -271,13 +272,16 @@ func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
 	}
 	w = proto.CloneOf(w)
 	w.Lost++
-	i, found := slices.BinarySearchFunc(w.Losses, pg.Id, func(l *dirpb.Loss, id uint32) int { return cmp.Compare(l.PgId, id) })
+	i, found := slices.BinarySearchFunc(w.Losses, pg.Id, func(l *dirpb.Loss, id uint32) int {
+		return cmp.Compare(l.PgId, id)
+	})
 	if !found {
 		w.Losses = slices.Insert(w.Losses, i, &dirpb.Loss{PgId: pg.Id})
 	}
 	l := w.Losses[i]
 	l.Times++
-	l.UnixMillis, l.Node, l.HeldBytes, l.Recovered = x.UnixMillis, x.Node, l.HeldBytes+x.HeldBytes, x.Recovered && (l.Recovered || l.Times == 1)
+	l.UnixMillis, l.Node, l.HeldBytes, l.Recovered = x.UnixMillis, x.Node, l.HeldBytes+x.HeldBytes, x.Recovered &&
+		(l.Recovered || l.Times == 1)
 	s.putNamespace(w)
 	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: x.Node, HeldBytes: x.HeldBytes})
 }
@@ -297,9 +301,11 @@ func (s *State) remakePG(c *fsmpb.RemakePG) error {
 		switch n := s.nodes[m.NodeId]; {
 		case away(n):
 		case had:
-			return fmt.Errorf("%w: placement group %d is %s, and memory node %q has a copy", ErrRefused, pg.Id, pg.State, n.Name)
+			return fmt.Errorf("%w: placement group %d is %s, and memory node %q has a copy", ErrRefused, pg.Id,
+				pg.State, n.Name)
 		default:
-			return fmt.Errorf("%w: placement group %d has a member on memory node %q, which is up", ErrRefused, pg.Id, n.Name)
+			return fmt.Errorf("%w: placement group %d has a member on memory node %q, which is up", ErrRefused, pg.Id,
+				n.Name)
 		}
 	}
 	if want := int(s.namespaces[pg.NamespaceId].GetReplicas()); len(c.NodeIds) == 0 || len(c.NodeIds) > want {
@@ -365,7 +371,8 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 }
 
 // publishRegion takes the rkeys of a region. The keys of a member in use are one process's, and never
-// change but for those of a later one that has the same memory: verbs under the former keys fail, and the placement group epoch stays.
+// change but for those of a later one that has the same memory: verbs under the former keys fail, and the placement
+// group epoch stays.
 func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	if len(c.GetKeys()) == 0 || len(c.Keys) > MaxEndpoints {
 		return fmt.Errorf("%w: region keys of %d providers, want 1..%d", ErrInvalid, len(c.GetKeys()), MaxEndpoints)
@@ -376,8 +383,10 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 		}
 	}
 	n, boot := s.nodes[c.NodeId], s.bootAsOfLevel(c.Boot)
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 && n.Boot != boot {
-		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.NodeId, c.Incarnation, c.Boot, ErrNotFound)
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 &&
+		n.Boot != boot {
+		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.NodeId, c.Incarnation, c.Boot,
+			ErrNotFound)
 	}
 	if n.Recoveries != s.meta.Recoveries {
 		return fmt.Errorf("%w: memory node %q has not registered since the directory was recovered", ErrRefused, n.Name)
@@ -396,7 +405,8 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	}
 	planned := m == pg.Planned
 	if pg.State != dirpb.PGState_PG_CREATING && !planned && boot <= m.Boot {
-		return fmt.Errorf("%w: placement group %d is in use; its region on memory node %q cannot change", ErrRefused, pg.Id, n.Name)
+		return fmt.Errorf("%w: placement group %d is in use; its region on memory node %q cannot change", ErrRefused,
+			pg.Id, n.Name)
 	}
 	pg = s.editPG(pg.Id)
 	m = regionOn(pg, c.NodeId)
@@ -437,7 +447,8 @@ func (s *State) planJoin(c *fsmpb.PlanJoin) error {
 			return err
 		}
 	}
-	s.editPG(pg.Id).Planned = &dirpb.Member{NodeId: c.NodeId, Incarnation: s.nodes[c.NodeId].Incarnation, Since: s.nextVersion(), Retained: old}
+	s.editPG(pg.Id).Planned = &dirpb.Member{NodeId: c.NodeId, Incarnation: s.nodes[c.NodeId].Incarnation,
+		Since: s.nextVersion(), Retained: old}
 	s.refreshUsed()
 	return nil
 }
@@ -457,7 +468,8 @@ func (s *State) startLeave(c *fsmpb.StartLeave) error {
 	case i < 0:
 		return fmt.Errorf("memory node %d in placement group %d: %w", c.NodeId, pg.Id, ErrNotFound)
 	case pg.Planned != nil:
-		return fmt.Errorf("%w: memory node %d is about to join placement group %d", ErrRefused, pg.Planned.NodeId, pg.Id)
+		return fmt.Errorf("%w: memory node %d is about to join placement group %d", ErrRefused, pg.Planned.NodeId,
+			pg.Id)
 	case len(pg.Members) < 2:
 		return fmt.Errorf("%w: memory node %d is the last member of placement group %d", ErrRefused, c.NodeId, pg.Id)
 	}
@@ -500,8 +512,8 @@ func (s *State) checkWhole(pg *dirpb.PlacementGroup) error {
 	return s.checkStays(pg.NamespaceId)
 }
 
-// settlePGs settles placement groups, makes dead blocks of status words free for which no placement group is to be gone through any
-// more, and recomputes what regions take.
+// settlePGs settles placement groups, makes dead blocks of status words free for which no placement group is to be gone
+// through any more, and recomputes what regions take.
 func (s *State) settlePGs(ids ...uint32) {
 	for _, id := range ids {
 		s.settlePG(id)
@@ -546,7 +558,6 @@ func (s *State) settlePG(id uint32) {
 	}
 }
 
-// dropPG forgets a placement group.
 func (s *State) dropPG(id uint32) {
 	delete(s.pgs, id)
 	delete(s.heaps, id)

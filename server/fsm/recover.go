@@ -12,7 +12,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// How far a recovery goes ahead of what the state has given out: beyond whatever was given out by entries that are missing.
+// How far a recovery goes ahead of what the state has given out: beyond whatever was given out by entries that are
+// missing.
 const (
 	recoverSessions   = 1 << 24
 	recoverShards     = 1 << 16
@@ -27,22 +28,25 @@ const (
 
 // recover begins a cluster of one from the state of one folder, of which committed entries may be missing.
 //
-// Nobody of before goes on: sessions are fenced, and token keys replaced, so that sessions which the state does not know have none either.
-// Memory nodes fence everybody who is connected, before they register with what they hold, and believe compares that with the state.
-// All memory of a placement group counts as granted and as nobody's, so none of it is granted before somebody has counted what is linked;
-// the same holds for the index. Every chain is frozen, since it may have lost its last member's word.
+// Nobody of before goes on: sessions are fenced, and token keys replaced, so that sessions which the state does not
+// know have none either. Memory nodes fence everybody who is connected, before they register with what they hold, and
+// believe compares that with the state. All memory of a placement group counts as granted and as nobody's, so none of
+// it is granted before somebody has counted what is linked; the same holds for the index. Every chain is frozen, since
+// it may have lost its last member's word.
 func (s *State) recover(c *fsmpb.Recover) error {
 	m := s.meta
 	switch {
 	case m.ClusterId == "":
 		return fmt.Errorf("%w: there is no cluster yet", ErrRefused)
 	case !s.KnowsBoots():
-		return fmt.Errorf("%w: recoveries begin with level %d, and the folder is at level %d", ErrRefused, levelBoots, s.Level())
+		return fmt.Errorf("%w: recoveries begin with level %d, and the folder is at level %d", ErrRefused, levelBoots,
+			s.Level())
 	case s.directory[c.GetNode()] == nil:
 		return fmt.Errorf("directory node %.64q: %w", c.GetNode(), ErrNotFound)
 	case len(c.Key) != KeyBytes || len(c.PreviousKey) != KeyBytes:
 		return fmt.Errorf("%w: keys of %d and %d bytes, want %d", ErrInvalid, len(c.Key), len(c.PreviousKey), KeyBytes)
-	case m.SessionId > math.MaxUint32-recoverSessions || m.ShardId > math.MaxUint32-recoverShards || m.KeyGeneration > math.MaxUint32-recoverKeys ||
+	case m.SessionId > math.MaxUint32-recoverSessions || m.ShardId > math.MaxUint32-recoverShards ||
+		m.KeyGeneration > math.MaxUint32-recoverKeys ||
 		m.JobId > math.MaxUint32-recoverJobs || m.NamespaceId > math.MaxUint32-recoverNamespaces:
 		return fmt.Errorf("%w: ids are used up", ErrFull)
 	}
@@ -80,7 +84,8 @@ func (s *State) recoverPG(id uint32) {
 		was := h.Recovered
 		h.Recovered = &fsmpb.Recovered{Epoch: pg.Epoch, IndexNext: h.IndexNext, HeldBytes: heldBytes(h)}
 		if was != nil { // that of the recovery before has not ended
-			h.Recovered.IndexNext, h.Recovered.IndexEnd, h.Recovered.HeldBytes = was.IndexNext, was.IndexEnd, was.HeldBytes
+			h.Recovered.IndexNext, h.Recovered.IndexEnd, h.Recovered.HeldBytes = was.IndexNext, was.IndexEnd,
+				was.HeldBytes
 		}
 		h.Watermark, h.Free, h.Homes, h.Dirty, h.LastScrub = h.End, nil, nil, true, nil
 		h.IndexNext, h.IndexFree = pg.IndexBytes, nil
@@ -112,7 +117,8 @@ func heldBytes(h *fsmpb.Heap) uint64 {
 // checkHeld refuses a report of regions that no memory node makes.
 func checkHeld(c *dirpb.RegisterNodeRequest) error {
 	if len(c.Held) > MaxPGID {
-		return fmt.Errorf("%w: memory node %q holds %d regions, want at most %d", ErrInvalid, c.Name, len(c.Held), MaxPGID)
+		return fmt.Errorf("%w: memory node %q holds %d regions, want at most %d", ErrInvalid, c.Name, len(c.Held),
+			MaxPGID)
 	}
 	for _, r := range c.Held {
 		if r.IndexEnd > maxRegionBytes {
@@ -122,9 +128,10 @@ func checkHeld(c *dirpb.RegisterNodeRequest) error {
 	return nil
 }
 
-// believe compares what a memory node holds, whose memory is that of the state's incarnation of it, with what the state says since the last
-// recovery. A region that it does not have, or has of another time, is lost. If it knows of a later epoch of the
-// placement group, some copies have missed what others have, and nobody knows which, so all of them are lost.
+// believe compares what a memory node holds, whose memory is that of the state's incarnation of it, with what the state
+// says since the last recovery. A region that it does not have, or has of another time, is lost. If it knows of a later
+// epoch of the placement group, some copies have missed what others have, and nobody knows which, so all of them are
+// lost.
 func (s *State) believe(n *dirpb.Node, c *dirpb.RegisterNodeRequest, unixMillis int64) {
 	held := make(map[uint32]*dirpb.HeldRegion, len(c.Held))
 	for _, r := range c.Held {
@@ -149,15 +156,17 @@ func (s *State) believe(n *dirpb.Node, c *dirpb.RegisterNodeRequest, unixMillis 
 			s.loseMember(pg.Id, n, n.Incarnation, unixMillis, 0)
 			s.settlePG(pg.Id)
 		case r.IndexEnd > rec.IndexEnd:
-			rec = &fsmpb.Recovered{Epoch: rec.Epoch, IndexNext: rec.IndexNext, IndexEnd: r.IndexEnd, HeldBytes: rec.HeldBytes}
+			rec = &fsmpb.Recovered{Epoch: rec.Epoch, IndexNext: rec.IndexNext, IndexEnd: r.IndexEnd,
+				HeldBytes: rec.HeldBytes}
 			s.editHeap(pg.Id).Recovered = rec
 		}
 	}
 	s.settlePGs()
 }
 
-// endRecovery gives the rest of the index free again of the placement groups all of whose members have registered since the recovery. If there is
-// more in it than the state knows of, shards moved there, or status words were granted, by entries that are missing.
+// endRecovery gives the rest of the index free again of the placement groups all of whose members have registered since
+// the recovery. If there is more in it than the state knows of, shards moved there, or status words were granted, by
+// entries that are missing.
 func (s *State) endRecovery(unixMillis int64) {
 	if s.meta.Recoveries == 0 {
 		return
@@ -174,7 +183,8 @@ func (s *State) endRecovery(unixMillis int64) {
 		if rec.IndexEnd > rec.IndexNext && len(pg.Members) > 0 {
 			segments := (rec.IndexEnd - layout.RegionPageSize + layout.SegmentSize - 1) / layout.SegmentSize
 			h.IndexNext = min(pg.IndexBytes, layout.RegionPageSize+segments*layout.SegmentSize)
-			s.addLoss(pg, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis, Node: s.nodes[pg.Members[0].NodeId].GetName(), Recovered: true})
+			s.addLoss(pg, &dirpb.Loss{PgId: pg.Id, UnixMillis: unixMillis,
+				Node: s.nodes[pg.Members[0].NodeId].GetName(), Recovered: true})
 		}
 	}
 }
@@ -183,7 +193,8 @@ func (s *State) endRecovery(unixMillis int64) {
 func (s *State) checkRecovered() error {
 	var errs []error
 	for _, h := range ordered.Values(s.heaps) {
-		if r := h.Recovered; r != nil && (r.IndexNext < layout.RegionPageSize || s.pgs[h.PgId] != nil && r.IndexNext > s.pgs[h.PgId].IndexBytes) {
+		if r := h.Recovered; r != nil && (r.IndexNext < layout.RegionPageSize || s.pgs[h.PgId] != nil &&
+			r.IndexNext > s.pgs[h.PgId].IndexBytes) {
 			errs = append(errs, fmt.Errorf("heap %d: recovered with an index of %d bytes", h.PgId, r.IndexNext))
 		}
 	}

@@ -13,11 +13,13 @@ import (
 
 func recovery(node string) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_Recover{Recover: &fsmpb.Recover{
-		Node: node, Key: bytes.Repeat([]byte{1}, KeyBytes), PreviousKey: bytes.Repeat([]byte{2}, KeyBytes), UnixMillis: 9,
+		Node: node, Key: bytes.Repeat([]byte{1}, KeyBytes), PreviousKey: bytes.Repeat([]byte{2}, KeyBytes),
+		UnixMillis: 9,
 	}}}
 }
 
-// recovered is a state that was recovered, with a namespace of two copies on two memory nodes, and what they hold as they were told.
+// recovered is a state that was recovered, with a namespace of two copies on two memory nodes, and what they hold as
+// they were told.
 type recovered struct {
 	*harness
 	pg   uint32
@@ -27,19 +29,30 @@ type recovered struct {
 func (r *recovered) register(node uint32, held []*dirpb.HeldRegion) {
 	r.t.Helper()
 	n := r.s.Node(node)
-	r.do(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Recoveries: r.s.Meta().Recoveries, UnixMillis: 10,
-		Node: &dirpb.RegisterNodeRequest{Name: n.Name, Incarnation: n.Incarnation, CapacityBytes: n.CapacityBytes, Boot: n.Boot, Endpoints: n.Endpoints, Held: held}}}})
+	r.do(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{
+			RegisterNode: &fsmpb.RegisterNode{Recoveries: r.s.Meta().Recoveries, UnixMillis: 10,
+				Node: &dirpb.RegisterNodeRequest{Name: n.Name, Incarnation: n.Incarnation,
+					CapacityBytes: n.CapacityBytes,
+					Boot:          n.Boot, Endpoints: n.Endpoints, Held: held}}}})
 	r.checkCopies()
 }
 
 func newRecovered(t *testing.T) *recovered {
 	h := newHarness(t)
 	h.do(initAt(1))
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d1", RaftAddr: "h:1", GrpcAddr: "h:2"}}}})
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d2", RaftAddr: "h:3", GrpcAddr: "h:4"}}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_PutDirectory{
+			PutDirectory: &fsmpb.PutDirectory{
+				Directory: &fsmpb.Directory{Id: "d1", RaftAddr: "h:1", GrpcAddr: "h:2"}}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_PutDirectory{
+			PutDirectory: &fsmpb.PutDirectory{
+				Directory: &fsmpb.Directory{Id: "d2", RaftAddr: "h:3", GrpcAddr: "h:4"}}}})
 	for i := range uint64(2) {
 		h.do(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-			Node: &dirpb.RegisterNodeRequest{Name: []string{"m1", "m2"}[i], Incarnation: 100 + i, CapacityBytes: 1 << 30, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}},
+			Node: &dirpb.RegisterNodeRequest{Name: []string{"m1", "m2"}[i], Incarnation: 100 + i,
+				CapacityBytes: 1 << 30, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}},
 		}}})
 	}
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, BytesPerNode: 64 << 20}))
@@ -47,15 +60,19 @@ func newRecovered(t *testing.T) *recovered {
 	for _, pg := range h.s.PGs(0) {
 		for _, m := range pg.Members {
 			h.do(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{
-				NodeId: m.NodeId, Incarnation: m.Incarnation, PgId: pg.Id, Since: m.Since, Keys: []*dirpb.RegionKeys{{Provider: "tcp"}}}}})
+				NodeId: m.NodeId, Incarnation: m.Incarnation, PgId: pg.Id, Since: m.Since, Keys: []*dirpb.RegionKeys{
+					{Provider: "tcp"}}}}})
 		}
 	}
 	x := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1}}}).Session
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{SessionId: x.Id, PgId: pg.Id, WantUnits: 100, PlaceUnits: 1}}})
+	h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{SessionId: x.Id, PgId: pg.Id, WantUnits: 100,
+			PlaceUnits: 1}}})
 	r := &recovered{harness: h, pg: pg.Id}
 	for _, pg := range h.s.PGs(0) {
 		pg = h.s.PG(pg.Id)
-		r.held = append(r.held, &dirpb.HeldRegion{PgId: pg.Id, NamespaceId: 1, Epoch: pg.Epoch, Since: pg.Members[0].Since, IndexEnd: layout.RegionPageSize})
+		r.held = append(r.held, &dirpb.HeldRegion{PgId: pg.Id, NamespaceId: 1, Epoch: pg.Epoch,
+			Since: pg.Members[0].Since, IndexEnd: layout.RegionPageSize})
 	}
 	h.refuse(recovery("d9"), ErrNotFound, `directory node "d9"`)
 	before := proto.CloneOf(h.s.Meta())
@@ -70,21 +87,25 @@ func newRecovered(t *testing.T) *recovered {
 	}
 	h.checkCopies()
 	m := h.s.Meta()
-	if m.Recoveries != 1 || m.SessionId <= before.SessionId+1000 || m.ShardId <= before.ShardId+1000 || m.PgId <= before.PgId || m.MapVersion <= before.MapVersion+1000 ||
-		m.EpochCeiling <= before.EpochCeiling+1000 || m.JobId <= before.JobId+1000 || m.KeyGeneration <= before.KeyGeneration+100 || bytes.Equal(m.ClusterKey, before.ClusterKey) {
+	if m.Recoveries != 1 || m.SessionId <= before.SessionId+1000 || m.ShardId <= before.ShardId+1000 ||
+		m.PgId <= before.PgId || m.MapVersion <= before.MapVersion+1000 ||
+		m.EpochCeiling <= before.EpochCeiling+1000 || m.JobId <= before.JobId+1000 ||
+		m.KeyGeneration <= before.KeyGeneration+100 || bytes.Equal(m.ClusterKey, before.ClusterKey) {
 		t.Fatalf("recovered %v of %v", m, before)
 	}
 	if len(h.s.Directory()) != 1 || h.s.Life(x.Id) == dirpb.SessionLife_SESSION_LIVE {
 		t.Fatalf("directory nodes %v, session %v", h.s.Directory(), h.s.Life(x.Id))
 	}
 	for _, pg := range h.s.PGs(0) {
-		if hp := h.s.Heap(pg.Id); pg.State != dirpb.PGState_PG_FROZEN || hp.Watermark != hp.End || len(hp.Free)+len(hp.Homes) > 0 || !hp.Dirty || hp.IndexNext != pg.IndexBytes {
+		if hp := h.s.Heap(pg.Id); pg.State != dirpb.PGState_PG_FROZEN || hp.Watermark != hp.End || len(hp.Free)+
+			len(hp.Homes) > 0 || !hp.Dirty || hp.IndexNext != pg.IndexBytes {
 			t.Fatalf("placement group %v, heap %v", pg, hp)
 		}
 	}
 	// Nobody who has not heard of it has a say.
 	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-		Node: &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 100, CapacityBytes: 1 << 30, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}}}}, ErrRefused, "recovered 1 times")
+		Node: &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 100, CapacityBytes: 1 << 30,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}}}}, ErrRefused, "recovered 1 times")
 	return r
 }
 
@@ -107,7 +128,8 @@ func TestRecovered(t *testing.T) {
 	}
 }
 
-// A copy that is not there, or was made at another time, is not believed; the other one is. Without another one the loss is noted.
+// A copy that is not there, or was made at another time, is not believed; the other one is. Without another one the
+// loss is noted.
 func TestRecoveredWithoutCopy(t *testing.T) {
 	r := newRecovered(t)
 	other := proto.CloneOf(r.held[0])
@@ -118,7 +140,8 @@ func TestRecoveredWithoutCopy(t *testing.T) {
 	}
 	r.register(2, r.held[1:])
 	pg := r.s.PG(r.pg)
-	if l := r.losses(); len(l) != 1 || l[0].PgId != r.pg || l[0].HeldBytes != 100*layout.UnitSize || l[0].Recovered || pg.State != dirpb.PGState_PG_CREATING {
+	if l := r.losses(); len(l) != 1 || l[0].PgId != r.pg || l[0].HeldBytes != 100*layout.UnitSize || l[0].Recovered ||
+		pg.State != dirpb.PGState_PG_CREATING {
 		t.Errorf("%v, lost %v", pg, l)
 	}
 	if h := r.s.Heap(r.pg); h.Recovered != nil || h.IndexNext >= pg.IndexBytes || h.Watermark != h.Start {
@@ -126,7 +149,8 @@ func TestRecoveredWithoutCopy(t *testing.T) {
 	}
 }
 
-// A later epoch of the placement group than the state has, told by either member first, is the end of all its copies: some have missed what others have.
+// A later epoch of the placement group than the state has, told by either member first, is the end of all its copies:
+// some have missed what others have.
 func TestRecoveredBehindAnEpoch(t *testing.T) {
 	for _, first := range []uint32{1, 2} {
 		r := newRecovered(t)
@@ -139,7 +163,8 @@ func TestRecoveredBehindAnEpoch(t *testing.T) {
 			}
 			r.register(node, held)
 		}
-		if pg, l := r.s.PG(r.pg), r.losses(); pg.State != dirpb.PGState_PG_CREATING || len(l) != 1 || pg.Members[0].Since == later.Since {
+		if pg, l := r.s.PG(r.pg), r.losses(); pg.State != dirpb.PGState_PG_CREATING || len(l) != 1 ||
+			pg.Members[0].Since == later.Since {
 			t.Errorf("first %d: %v, lost %v", first, pg, l)
 		}
 	}

@@ -12,11 +12,13 @@ import (
 // MaxReigns is how many leaderships are kept, the latest ones.
 const MaxReigns = 256
 
-// reign begins a leadership. Entries behind its base, up to the next one's, are its own: so a number that was drawn for it, and an
-// index, name an entry as Raft's term and index do, but also between folders of one cluster that have gone different ways.
+// reign begins a leadership. Entries behind its base, up to the next one's, are its own: so a number that was drawn for
+// it, and an index, name an entry as Raft's term and index do, but also between folders of one cluster that have gone
+// different ways.
 func (s *State) reign(c *fsmpb.Reign) error {
 	if !s.KnowsBoots() {
-		return fmt.Errorf("%w: leaderships have numbers from level %d on, and the directory is at level %d", ErrRefused, levelBoots, s.Level())
+		return fmt.Errorf("%w: leaderships have numbers from level %d on, and the directory is at level %d", ErrRefused,
+			levelBoots, s.Level())
 	}
 	if c.GetId() == 0 || c.Base == 0 || len(c.Node) > MaxNameLen {
 		return fmt.Errorf("%w: leadership %d of %.64q behind entry %d", ErrInvalid, c.GetId(), c.Node, c.Base)
@@ -25,7 +27,8 @@ func (s *State) reign(c *fsmpb.Reign) error {
 		return err
 	}
 	if last := s.lastReign(); last.GetBase() >= c.Base {
-		return fmt.Errorf("%w: a leadership behind entry %d, and the last began behind entry %d", ErrInvalid, c.Base, last.Base)
+		return fmt.Errorf("%w: a leadership behind entry %d, and the last began behind entry %d", ErrInvalid, c.Base,
+			last.Base)
 	}
 	m := s.editMeta()
 	m.Reigns++
@@ -64,7 +67,8 @@ func (s *State) Position(applied uint64) *dirpb.Position {
 	if r == nil || applied == 0 {
 		return nil
 	}
-	return &dirpb.Position{ClusterId: s.meta.ClusterId, Recoveries: s.meta.Recoveries, Reign: r.Id, Term: r.Term, Index: applied}
+	return &dirpb.Position{ClusterId: s.meta.ClusterId, Recoveries: s.meta.Recoveries, Reign: r.Id, Term: r.Term,
+		Index: applied}
 }
 
 // Lacks reports whether this state lacks the entry of a position that this cluster's directory once told. The

@@ -11,8 +11,9 @@ func begin(id, term, base uint64) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_Reign{Reign: &fsmpb.Reign{Id: id, Term: term, Base: base, Node: "d1"}}}
 }
 
-// A state knows what it lacks of what memory nodes were told, whatever has happened to it since: entries of a leadership
-// that went on elsewhere, of one that it never had, also if its own log is longer by now; and of no other cluster.
+// A state knows what it lacks of what memory nodes were told, whatever has happened to it since: entries of a
+// leadership that went on elsewhere, of one that it never had, also if its own log is longer by now; and of no other
+// cluster.
 func TestLacks(t *testing.T) {
 	h := newHarness(t)
 	h.do(initAt(1))

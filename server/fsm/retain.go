@@ -27,12 +27,13 @@ func (s *State) depart(pg *dirpb.PlacementGroup, m *dirpb.Member, epoch uint64) 
 	}
 	h := s.editHeap(pg.Id)
 	list := slices.DeleteFunc(slices.Clone(h.Departed), func(d *fsmpb.Departed) bool { return d.NodeId == m.NodeId })
-	list = append(list, &fsmpb.Departed{NodeId: m.NodeId, Incarnation: m.Incarnation, Since: m.Since, Epoch: epoch, LastShard: s.meta.ShardId})
+	list = append(list, &fsmpb.Departed{NodeId: m.NodeId, Incarnation: m.Incarnation, Since: m.Since, Epoch: epoch,
+		LastShard: s.meta.ShardId})
 	h.Departed = list[max(0, len(list)-MaxReplicas):]
 }
 
-// setDeparted takes the departed members for which keep gives nil out of every placement group's list, and puts what it gives in
-// place of the others.
+// setDeparted takes the departed members for which keep gives nil out of every placement group's list, and puts what it
+// gives in place of the others.
 func (s *State) setDeparted(node uint32, keep func(pg uint32, d *fsmpb.Departed) *fsmpb.Departed) {
 	for _, h := range ordered.Values(s.heaps) {
 		i := slices.IndexFunc(h.Departed, func(d *fsmpb.Departed) bool { return d.NodeId == node })
@@ -75,7 +76,8 @@ func (s *State) takeOffers(node uint32, c *dirpb.RegisterNodeRequest) {
 // departed is what a memory node that is up offers to bring back into a placement group at a reclaim epoch, or nil.
 func (s *State) departed(pg, node uint32, epoch uint64) *fsmpb.Departed {
 	for _, d := range s.heaps[pg].GetDeparted() {
-		if d.NodeId == node && d.Offered != 0 && d.Offered == s.nodes[node].GetIncarnation() && epoch >= d.Epoch && epoch-d.Epoch <= RetainEpochs {
+		if d.NodeId == node && d.Offered != 0 && d.Offered == s.nodes[node].GetIncarnation() && epoch >= d.Epoch &&
+			epoch-d.Epoch <= RetainEpochs {
 			return d
 		}
 	}
@@ -93,7 +95,8 @@ func (s *State) Retains(pg, node uint32, epoch uint64) bool {
 func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 	n := s.nodes[node]
 	parts := func(d *fsmpb.Departed) bool {
-		return d.NodeId == node && d.Incarnation == n.GetIncarnation() && epoch <= d.Epoch+RetainEpochs // epoch may be of a moment before
+		// epoch may be of a moment before
+		return d.NodeId == node && d.Incarnation == n.GetIncarnation() && epoch <= d.Epoch+RetainEpochs
 	}
 	for _, h := range ordered.Values(s.heaps) {
 		pg := s.pgs[h.PgId]
@@ -101,7 +104,9 @@ func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 		if pg.Joining {
 			copies--
 		}
-		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) && (s.departed(pg.Id, node, epoch) != nil || (n.GetLeaving() || n.GetSilent()) && slices.ContainsFunc(h.Departed, parts)) {
+		if copies < int(s.namespaces[pg.NamespaceId].GetReplicas()) &&
+			(s.departed(pg.Id, node, epoch) != nil || (n.GetLeaving() || n.GetSilent()) &&
+				slices.ContainsFunc(h.Departed, parts)) {
 			pgs = append(pgs, pg.Id)
 		}
 	}
@@ -112,7 +117,8 @@ func (s *State) RetainedBy(node uint32, epoch uint64) (pgs []uint32) {
 func (s *State) retain(pg *dirpb.PlacementGroup, node uint32, epoch uint64) (*dirpb.Retained, error) {
 	d := s.departed(pg.Id, node, epoch)
 	if d == nil {
-		return nil, fmt.Errorf("%w: memory node %d retains nothing of placement group %d that left it in the last %d reclaim epochs", ErrRefused, node, pg.Id, RetainEpochs)
+		return nil, fmt.Errorf("%w: memory node %d retains nothing of placement group %d that left it in the last %d "+
+			"reclaim epochs", ErrRefused, node, pg.Id, RetainEpochs)
 	}
 	r := &dirpb.Retained{Incarnation: d.Incarnation, Since: d.Since, Epoch: d.Epoch}
 	for _, a := range s.arraysOf(pg.Id) {
@@ -137,13 +143,15 @@ func (s *State) arraysOf(pg uint32) (list []*dirpb.RetainedArray) {
 			list = append(list, &dirpb.RetainedArray{ShardId: sh.Id, Offset: sh.Offset, Segments: sh.Segments})
 		}
 		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg {
-			list = append(list, &dirpb.RetainedArray{ShardId: mv.ChildId, Offset: mv.Offset, Segments: sh.ChildSegments()})
+			list = append(list, &dirpb.RetainedArray{ShardId: mv.ChildId, Offset: mv.Offset,
+				Segments: sh.ChildSegments()})
 		}
 	}
 	return list
 }
 
-// stillThere reports whether all arrays that were named for r are those of the same shards: one that is not is zeroes in the chain.
+// stillThere reports whether all arrays that were named for r are those of the same shards: one that is not is zeroes
+// in the chain.
 func (s *State) stillThere(pg uint32, r *dirpb.Retained) bool {
 	now := s.arraysOf(pg)
 	return !slices.ContainsFunc(r.GetArrays(), func(a *dirpb.RetainedArray) bool {
@@ -151,16 +159,16 @@ func (s *State) stillThere(pg uint32, r *dirpb.Retained) bool {
 	})
 }
 
-// rejoin makes pg's planned member, which begins with what it retained, a joiner. The placement group is frozen until every session
-// knows: one that does not would leave the member's words as they are, where another one believes them.
+// rejoin makes pg's planned member, which begins with what it retained, a joiner. The placement group is frozen until
+// every session knows: one that does not would leave the member's words as they are, where another one believes them.
 func (s *State) rejoin(pg *dirpb.PlacementGroup) {
 	pg.State = dirpb.PGState_PG_FROZEN
 	s.newEpoch(pg)
 	s.editHeap(pg.Id).FrozenVersion = pg.ChangedVersion
 }
 
-// admit ends the freeze for pg's joiner, if that began with what it retained, at a reclaim epoch: everybody writes to it from now on, so nothing of
-// it grows old any more. If some word of it may be older than I5 bears, it does not join.
+// admit ends the freeze for pg's joiner, if that began with what it retained, at a reclaim epoch: everybody writes to
+// it from now on, so nothing of it grows old any more. If some word of it may be older than I5 bears, it does not join.
 func (s *State) admit(pg *dirpb.PlacementGroup, epoch uint64) {
 	if !pg.Joining {
 		return

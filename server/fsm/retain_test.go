@@ -12,7 +12,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// departedAt is a cluster in which memory node 2 left placement group 1 at a reclaim epoch, and is back with what it held.
+// departedAt is a cluster in which memory node 2 left placement group 1 at a reclaim epoch, and is back with what it
+// held.
 func departedAt(t *testing.T, epoch uint64) (h *harness, since uint64) {
 	t.Helper()
 	h = cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 1})
@@ -27,11 +28,14 @@ func departedAt(t *testing.T, epoch uint64) (h *harness, since uint64) {
 
 // retaining registers memory node 2 with memory of an earlier incarnation.
 func retaining(incarnation uint64, what ...*dirpb.RetainedRegion) *fsmpb.Command {
-	return registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: incarnation, CapacityBytes: gib, Retained: what})
+	return registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: incarnation, CapacityBytes: gib,
+		Retained: what})
 }
 
 func (h *harness) planRetained(epoch uint64) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2, Retain: true, ReclaimEpoch: epoch}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2, Retain: true,
+			ReclaimEpoch: epoch}}}
 }
 
 func (h *harness) thaw(epoch uint64) {
@@ -45,13 +49,15 @@ func TestRetainedFor(t *testing.T) {
 	h, since := departedAt(t, 5)
 	h.refuse(h.planRetained(5+RetainEpochs+1), ErrRefused, "retains nothing")
 	h.refuse(h.planRetained(4), ErrRefused, "retains nothing")
-	if got := h.s.RetainedBy(2, 5+RetainEpochs); !slices.Equal(got, []uint32{1}) || h.s.RetainedBy(2, 5+RetainEpochs+1) != nil || h.s.RetainedBy(1, 5) != nil {
+	if got := h.s.RetainedBy(2, 5+RetainEpochs); !slices.Equal(got, []uint32{1}) ||
+		h.s.RetainedBy(2, 5+RetainEpochs+1) != nil || h.s.RetainedBy(1, 5) != nil {
 		t.Errorf("memory node 2 retains %d", got)
 	}
 	h.do(h.planRetained(5 + RetainEpochs))
 	for _, w := range h.s.WantRegions(2, 101) {
 		sh := h.s.Shard(1)
-		want := fmt.Sprint(&dirpb.Retained{Incarnation: 100, Since: since, Epoch: 5, Arrays: []*dirpb.RetainedArray{{ShardId: 1, Offset: sh.Offset, Segments: sh.Segments}}})
+		want := fmt.Sprint(&dirpb.Retained{Incarnation: 100, Since: since, Epoch: 5, Arrays: []*dirpb.RetainedArray{
+			{ShardId: 1, Offset: sh.Offset, Segments: sh.Segments}}})
 		if w.PgId == 1 && fmt.Sprint(w.Retain) != want {
 			t.Errorf("memory node 2 is to have %v, want %s", w, want)
 		}
@@ -75,18 +81,24 @@ func TestRetainedFor(t *testing.T) {
 	}
 }
 
-// A memory node that leaves its placement groups to be replaced is to retain them for the process that follows; one that drains is not.
+// A memory node that leaves its placement groups to be replaced is to retain them for the process that follows; one
+// that drains is not.
 func TestRetainedToBeReplaced(t *testing.T) {
 	for _, replaced := range []bool{true, false} {
 		h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 1})
 		if replaced {
-			h.do(registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 100, Boot: 1, Keeps: true, CapacityBytes: gib}))
-			h.do(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 2, Incarnation: 100, PauseMillis: 1000}}})
+			h.do(registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 100, Boot: 1, Keeps: true,
+				CapacityBytes: gib}))
+			h.do(&fsmpb.Command{
+				Op: &fsmpb.Command_LeaveNode{
+					LeaveNode: &dirpb.LeaveNodeRequest{NodeId: 2, Incarnation: 100, PauseMillis: 1000}}})
 		}
 		if got := h.s.RetainedBy(2, 5); got != nil {
 			t.Errorf("memory node 2 is to retain %d, of which it is a member", got)
 		}
-		h.do(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2, ReclaimEpoch: 5}}})
+		h.do(&fsmpb.Command{
+			Op: &fsmpb.Command_StartLeave{
+				StartLeave: &fsmpb.StartLeave{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2, ReclaimEpoch: 5}}})
 		h.do(activate(1, h.pg(1).Epoch))
 		// 4: the leader may have looked at the clock before.
 		for epoch, want := range map[uint64]bool{4: replaced, 5 + RetainEpochs: replaced, 5 + RetainEpochs + 1: false} {
@@ -100,16 +112,18 @@ func TestRetainedToBeReplaced(t *testing.T) {
 	}
 }
 
-// The placement group is frozen while sessions hear of a joiner that retains something. When it thaws the joiner is one like any, or, if it is
-// too late, none. Nobody is shown what it retains.
+// The placement group is frozen while sessions hear of a joiner that retains something. When it thaws the joiner is one
+// like any, or, if it is too late, none. Nobody is shown what it retains.
 func TestRejoinFreezes(t *testing.T) {
-	for epoch, joins := range map[uint64]bool{5 + layout.WordLifeEpochs - 1: true, 5 + layout.WordLifeEpochs: false, 4: false} {
+	for epoch, joins := range map[uint64]bool{5 + layout.WordLifeEpochs - 1: true, 5 + layout.WordLifeEpochs: false,
+		4: false} {
 		h, _ := departedAt(t, 5)
 		x := h.do(openIn(1, 0)).Session
 		h.do(h.planRetained(6))
 		h.do(publish(2, 101, 1, 77))
 		pg := h.pg(1)
-		if pg.State != dirpb.PGState_PG_FROZEN || !pg.Joining || len(pg.Members) != 2 || h.s.FrozenVersion(1) != pg.ChangedVersion || len(h.s.JobsOf(1)) != 0 {
+		if pg.State != dirpb.PGState_PG_FROZEN || !pg.Joining || len(pg.Members) != 2 ||
+			h.s.FrozenVersion(1) != pg.ChangedVersion || len(h.s.JobsOf(1)) != 0 {
 			t.Fatalf("joining: %v, jobs %v", pg, h.s.JobsOf(1))
 		}
 		if m := h.s.Map(x).Pgs[0].Members[1]; m.NodeId != 2 || m.Retained != nil {
@@ -120,15 +134,16 @@ func TestRejoinFreezes(t *testing.T) {
 		if m := h.s.Map(x).Pgs[0].Members; joins && m[1].Rejoins {
 			t.Errorf("a session sees %v", m)
 		}
-		if pg.State != active || pg.Joining != joins || (len(pg.Members) == 2) != joins || (len(h.s.JobsOf(1)) == 1) != joins || joins && pg.Members[1].Retained != nil {
+		if pg.State != active || pg.Joining != joins || (len(pg.Members) == 2) != joins ||
+			(len(h.s.JobsOf(1)) == 1) != joins || joins && pg.Members[1].Retained != nil {
 			t.Errorf("known at %d: %v, jobs %v", epoch, pg, h.s.JobsOf(1))
 		}
 		h.checkCopies()
 	}
 }
 
-// The words of a joiner that retained some are looked at twice, also if another member is lost meanwhile and the join begins again; those of one that began
-// with zeroes are not, nor is anything left of it in a copy.
+// The words of a joiner that retained some are looked at twice, also if another member is lost meanwhile and the join
+// begins again; those of one that began with zeroes are not, nor is anything left of it in a copy.
 func TestRejoinIsAJob(t *testing.T) {
 	joins := func(h *harness) *dirpb.Job {
 		t.Helper()
@@ -150,7 +165,9 @@ func TestRejoinIsAJob(t *testing.T) {
 		end := func(j *dirpb.Job) {
 			t.Helper()
 			h.do(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: x.Id, JobId: j.Id}}})
-			h.do(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: x.Id, JobId: j.Id, Report: &dirpb.JobReport{}}}})
+			h.do(&fsmpb.Command{
+				Op: &fsmpb.Command_EndJob{
+					EndJob: &fsmpb.EndJob{SessionId: x.Id, JobId: j.Id, Report: &dirpb.JobReport{}}}})
 		}
 		end(h.s.JobsOf(1)[0]) // the survivors are two
 		h.do(activate(1, h.pg(1).Epoch))

@@ -10,11 +10,12 @@ import (
 
 // roster is what follows from the rows of the sessions and is asked for often, so that nobody walks all of them for it.
 type roster struct {
-	discriminators map[uint32]bool            // of those that write
-	readersToo     bool                       // and of all others: the state is below levelBoots
-	live           []uint32                   // in order; a session that goes leaves a copy without it, as Admitted hands this out
-	fencing        map[uint32]*fsmpb.Session  // those being fenced
-	of             map[uint32]namespaceRoster // by namespace, without those that have none
+	discriminators map[uint32]bool // of those that write
+	readersToo     bool            // and of all others: the state is below levelBoots
+	// in order; a session that goes leaves a copy without it, as Admitted hands this out
+	live    []uint32
+	fencing map[uint32]*fsmpb.Session  // those being fenced
+	of      map[uint32]namespaceRoster // by namespace, without those that have none
 
 	changes uint64                // how many sessions began, began to be fenced or ended
 	recent  [recentChanges]uint32 // which ones, by number of the change
@@ -26,7 +27,8 @@ type namespaceRoster struct{ all, counted uint32 }
 const recentChanges = 1024
 
 func newRoster() roster {
-	return roster{discriminators: make(map[uint32]bool), fencing: make(map[uint32]*fsmpb.Session), of: make(map[uint32]namespaceRoster)}
+	return roster{discriminators: make(map[uint32]bool), fencing: make(map[uint32]*fsmpb.Session),
+		of: make(map[uint32]namespaceRoster)}
 }
 
 // noteSession takes in that a session's row changed; nil: there was none, or there is none any more.

@@ -24,8 +24,8 @@ func checkRoster(t interface{ Fatalf(string, ...any) }, s *State) {
 	}
 }
 
-// Lists of sessions that a State has handed out stay as they were, and each session that changes is named to those who ask
-// not too late.
+// Lists of sessions that a State has handed out stay as they were, and each session that changes is named to those who
+// ask not too late.
 func TestRoster(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a"})
 	open := func() uint32 { return h.do(openIn(1, 0)).Session.Id }

@@ -44,16 +44,19 @@ func TestScripts(t *testing.T) {
 						fmt.Fprintf(&out, "  %v\n", r.Err)
 					}
 					if r.Grant != nil {
-						fmt.Fprintf(&out, "  granted %s, waiting %d\n", strings.Join(runTexts(r.Grant.Runs), " "), r.Grant.WaitingUnits)
+						fmt.Fprintf(&out, "  granted %s, waiting %d\n", strings.Join(runTexts(r.Grant.Runs), " "),
+							r.Grant.WaitingUnits)
 					}
 					if b := r.Status.GetBlock(); b != nil {
-						fmt.Fprintf(&out, "  block %d of pg%d g%d, v%d\n", b.Offset, b.PgId, b.Generation, r.Status.MapVersion)
+						fmt.Fprintf(&out, "  block %d of pg%d g%d, v%d\n", b.Offset, b.PgId, b.Generation,
+							r.Status.MapVersion)
 					}
 					if r.Leaks != nil {
 						fmt.Fprintf(&out, "  leaks in extents %v\n", r.Leaks)
 					}
 					for _, l := range r.Lost {
-						fmt.Fprintf(&out, "  namespace %s lost placement group %d with %s, %d bytes\n", l.Namespace, l.PG, l.Node, l.HeldBytes)
+						fmt.Fprintf(&out, "  namespace %s lost placement group %d with %s, %d bytes\n", l.Namespace,
+							l.PG, l.Node, l.HeldBytes)
 					}
 					out.WriteString(s.changes())
 				}
@@ -136,15 +139,19 @@ func (s *script) command(f []string) *fsmpb.Command {
 	case "activate":
 		return activate(arg(0), epoch)
 	case "plan": // pg, node
-		return &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
 	case "leave": // pg, node
-		return &fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
 	case "split", "migrate": // shard, target
-		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), TargetPgId: arg(1), Split: f[0] == "split"})
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), TargetPgId: arg(1),
+			Split: f[0] == "split"})
 	case "grow": // shard, segments
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), Segments: arg(1)})
 	case "recall": // pg, extents
-		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extents: at[1:], InPlace: has("inplace")})
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extents: at[1:],
+			InPlace: has("inplace")})
 	case "scrub": // pg
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: arg(0), Repair: has("repair")})
 	case "settle": // pg
@@ -162,7 +169,8 @@ func (s *script) command(f []string) *fsmpb.Command {
 	case "giveback":
 		return endJob(&fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), GiveBack: true})
 	case "end": // session, job, reclaim epoch and minimum, linked units by extent
-		e := &fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(2)), UnixMillis: 5}
+		e := &fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(2)),
+			UnixMillis: 5}
 		if len(at) > 3 {
 			e.Report = &dirpb.JobReport{LinkedUnits: at[3:]}
 		}
@@ -172,7 +180,9 @@ func (s *script) command(f []string) *fsmpb.Command {
 			PgId: arg(0), Extent: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(3)),
 		}}}
 	case "goodbye": // node
-		return &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: arg(0), Incarnation: node.GetIncarnation()}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_LeaveNode{
+				LeaveNode: &dirpb.LeaveNodeRequest{NodeId: arg(0), Incarnation: node.GetIncarnation()}}}
 	case "drain", "undrain":
 		return drain(arg(0), f[0] == "undrain")
 	case "remove":
@@ -180,9 +190,11 @@ func (s *script) command(f []string) *fsmpb.Command {
 	case "create": // nodes
 		return createPG(1, at...)
 	case "remake": // pg, nodes
-		return &fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: arg(0), Epoch: epoch, NodeIds: at[1:]}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: arg(0), Epoch: epoch, NodeIds: at[1:]}}}
 	case "accept": // how many losses the operator knows of
-		return &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: "w", Lost: uint64(arg(0))}}}
+		return &fsmpb.Command{
+			Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: "w", Lost: uint64(arg(0))}}}
 	case "open":
 		return openIn(1, 0)
 	case "close": // session, reclaim epoch, pg, unit, units
@@ -250,7 +262,8 @@ func (s *script) changes() string {
 		if last := len(chain) - 1; pg.Joining {
 			members = strings.Join(chain[:last], " ") + "+" + chain[last]
 		}
-		line := fmt.Sprintf("%s e%d g%d v%d [%s]", strings.TrimPrefix(pg.State.String(), "PG_"), pg.Epoch, pg.Generation, pg.ChangedVersion, members)
+		line := fmt.Sprintf("%s e%d g%d v%d [%s]", strings.TrimPrefix(pg.State.String(), "PG_"), pg.Epoch,
+			pg.Generation, pg.ChangedVersion, members)
 		if pg.Planned != nil {
 			line += " planned " + name(pg.Planned)
 		}
@@ -378,8 +391,6 @@ func (s *script) changes() string {
 	return out.String()
 }
 
-// ---- commands --------------------------------------------------------------
-
 func activate(pg, epoch uint32) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg, Epoch: epoch}}}
 }
@@ -397,11 +408,14 @@ func endJob(e *fsmpb.EndJob) *fsmpb.Command {
 }
 
 func grantStatus(session, pg, held uint32) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: &fsmpb.GrantStatus{SessionId: session, PgId: pg, Held: held}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_GrantStatus{GrantStatus: &fsmpb.GrantStatus{SessionId: session, PgId: pg, Held: held}}}
 }
 
 func takeStatus(session uint32, number uint64, blocks ...*dirpb.StatusBlock) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: &fsmpb.TakeStatus{SessionId: session, Number: number, Blocks: blocks}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_TakeStatus{
+			TakeStatus: &fsmpb.TakeStatus{SessionId: session, Number: number, Blocks: blocks}}}
 }
 
 func drain(node uint32, cancel bool) *fsmpb.Command {
@@ -417,10 +431,9 @@ func rebalance(namespace uint32, to dirpb.Rebalancing) *fsmpb.Command {
 }
 
 func createPG(namespace uint32, nodes ...uint32) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_CreatePg{CreatePg: &fsmpb.CreatePG{NamespaceId: namespace, NodeIds: nodes}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_CreatePg{CreatePg: &fsmpb.CreatePG{NamespaceId: namespace, NodeIds: nodes}}}
 }
-
-// ---- structure -------------------------------------------------------------
 
 // checkStructure returns what of s contradicts itself.
 func checkStructure(s *State) error {
@@ -450,7 +463,8 @@ func checkStructure(s *State) error {
 			bad("pg %v has %d members", pg, len(pg.Members))
 		case live != (copies > 0 && published(pg.Members)):
 			bad("pg %v: its regions are not those of its state", pg)
-		case pg.Joining && !live, pg.Planned != nil && (!live || pg.Joining || pg.Leaving != nil), pg.Leaving != nil && pg.State != dirpb.PGState_PG_FROZEN:
+		case pg.Joining && !live, pg.Planned != nil && (!live || pg.Joining || pg.Leaving != nil), pg.Leaving != nil &&
+			pg.State != dirpb.PGState_PG_FROZEN:
 			bad("pg %v is not in a state to change", pg)
 		case (pg.State == dirpb.PGState_PG_FROZEN) != (s.FrozenVersion(pg.Id) != 0):
 			bad("pg %v was frozen by version %d", pg, s.FrozenVersion(pg.Id))
@@ -461,7 +475,8 @@ func checkStructure(s *State) error {
 		h := s.Heap(pg.Id)
 		pos := h.Start
 		for _, r := range h.Free {
-			if uint64(r.Unit) < pos || runEnd(r) > h.Watermark || runEnd(r) > extentEnd(uint64(r.Unit)) || recallOf(h, r.Unit/extentUnits) != nil {
+			if uint64(r.Unit) < pos || runEnd(r) > h.Watermark || runEnd(r) > extentEnd(uint64(r.Unit)) ||
+				recallOf(h, r.Unit/extentUnits) != nil {
 				bad("pg %d: free run %v after %d, watermark %d, recalled %v", pg.Id, r, pos, h.Watermark, pg.Recalled)
 			}
 			pos = runEnd(r)
@@ -505,8 +520,10 @@ func checkStructure(s *State) error {
 		if pg.Joining && pg.State == dirpb.PGState_PG_ACTIVE {
 			join = 1
 		}
-		if voluntary > 1 || count[dirpb.JobKind_JOB_SETTLE] > 1 || count[dirpb.JobKind_JOB_SETTLE] > 0 && !live || count[dirpb.JobKind_JOB_JOIN] != join || count[dirpb.JobKind_JOB_RECOVER] > 1 || len(scanning) > 0 ||
-			count[dirpb.JobKind_JOB_RECOVER] > 0 && (pg.State != dirpb.PGState_PG_FROZEN || copies < 2) || !live && voluntary > 0 {
+		if voluntary > 1 || count[dirpb.JobKind_JOB_SETTLE] > 1 || count[dirpb.JobKind_JOB_SETTLE] > 0 && !live ||
+			count[dirpb.JobKind_JOB_JOIN] != join || count[dirpb.JobKind_JOB_RECOVER] > 1 || len(scanning) > 0 ||
+			count[dirpb.JobKind_JOB_RECOVER] > 0 && (pg.State != dirpb.PGState_PG_FROZEN || copies < 2) || !live &&
+			voluntary > 0 {
 			bad("pg %v has jobs %v, nobody scans %v", pg, s.JobsOf(pg.Id), scanning)
 		}
 		checkIndex(s, pg, bad)
@@ -521,11 +538,13 @@ func checkStructure(s *State) error {
 		sh := s.Shard(j.ShardId)
 		move := j.Kind == dirpb.JobKind_JOB_MOVE
 		switch {
-		case j.Owner != 0 && s.Session(j.Owner).GetNamespaceId() != j.NamespaceId, s.PG(j.PgId).GetNamespaceId() != j.NamespaceId,
+		case j.Owner != 0 && s.Session(j.Owner).GetNamespaceId() != j.NamespaceId,
+			s.PG(j.PgId).GetNamespaceId() != j.NamespaceId,
 			j.Barrier > s.MapVersion(), move != (j.TargetPgId != 0):
 			bad("job %v", j)
-		case (move || j.Kind == dirpb.JobKind_JOB_ABANDON) && (sh.GetMove() == nil || sh.PgId != j.PgId || sh.Move.Abandoned == move ||
-			move && (sh.Move.PgId != j.TargetPgId || s.PG(sh.Move.PgId) == nil)):
+		case (move || j.Kind == dirpb.JobKind_JOB_ABANDON) &&
+			(sh.GetMove() == nil || sh.PgId != j.PgId || sh.Move.Abandoned == move ||
+				move && (sh.Move.PgId != j.TargetPgId || s.PG(sh.Move.PgId) == nil)):
 			bad("job %v of shard %v", j, sh)
 		}
 	}
@@ -547,11 +566,14 @@ func checkStructure(s *State) error {
 			bad("nothing keeps namespace %v", w)
 		}
 		shards := s.Shards(w.Id)
-		slices.SortFunc(shards, func(a, b *dirpb.Shard) int { return int(a.Prefix<<(31-a.Depth)) - int(b.Prefix<<(31-b.Depth)) })
+		slices.SortFunc(shards, func(a, b *dirpb.Shard) int {
+			return int(a.Prefix<<(31-a.Depth)) - int(b.Prefix<<(31-b.Depth))
+		})
 		next := uint32(0)
 		for _, sh := range shards {
 			moving := slices.ContainsFunc(s.Jobs(), func(j *dirpb.Job) bool { return j.ShardId == sh.Id })
-			if sh.Prefix<<(31-sh.Depth) != next || sh.Depth > MaxShardDepth || s.PG(sh.PgId).GetNamespaceId() != w.Id || moving != (sh.Move != nil) {
+			if sh.Prefix<<(31-sh.Depth) != next || sh.Depth > MaxShardDepth || s.PG(sh.PgId).GetNamespaceId() != w.Id ||
+				moving != (sh.Move != nil) {
 				bad("shard %v at %#x", sh, next)
 			}
 			next += 1 << (31 - sh.Depth)
@@ -630,14 +652,15 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	}
 }
 
-// checkBlocks checks that a placement group's blocks of status words that are not free lie in its status arrays, each once, and
-// that a dead one is free no later than it may be.
+// checkBlocks checks that a placement group's blocks of status words that are not free lie in its status arrays, each
+// once, and that a dead one is free no later than it may be.
 func checkBlocks(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	h := s.Heap(pg.Id)
 	seen := make(map[uint64]bool)
 	note := func(at uint64) {
 		in := slices.ContainsFunc(pg.StatusArrays, func(a *dirpb.StatusArray) bool {
-			return a.Offset <= at && at+layout.GroupSize <= a.Offset+uint64(a.Segments)*layout.SegmentSize && (at-a.Offset)%layout.GroupSize == 0
+			return a.Offset <= at && at+layout.GroupSize <= a.Offset+uint64(a.Segments)*layout.SegmentSize &&
+				(at-a.Offset)%layout.GroupSize == 0
 		})
 		if !in || seen[at] {
 			bad("pg %v: block %d, twice: %v", pg, at, seen[at])
@@ -647,7 +670,8 @@ func checkBlocks(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	count := make(map[uint32]int)
 	for _, b := range h.StatusHeld {
 		note(b.Offset)
-		if count[b.SessionId]++; s.Session(b.SessionId).GetNamespaceId() != pg.NamespaceId || count[b.SessionId] > MaxStatusBlocks {
+		if count[b.SessionId]++; s.Session(b.SessionId).GetNamespaceId() != pg.NamespaceId ||
+			count[b.SessionId] > MaxStatusBlocks {
 			bad("pg %d: block %v", pg.Id, b)
 		}
 	}
@@ -669,7 +693,8 @@ func TestCopyHeap(t *testing.T) {
 		IndexFree: []*fsmpb.Array{{Offset: 1}}, Homes: []*fsmpb.Home{{Unit: 1}}, Recalls: []*fsmpb.Recall{{Extent: 1}},
 		RecallSeq: 9, RecallMarks: []*fsmpb.RecallMark{{Extent: 1}},
 		Dirty: true, LastScrub: &dirpb.JobReport{Groups: 1}, LastScrubUnixMillis: 8,
-		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3, Departed: []*fsmpb.Departed{{NodeId: 1}},
+		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3,
+		Departed:  []*fsmpb.Departed{{NodeId: 1}},
 		Recovered: &fsmpb.Recovered{Epoch: 1},
 	}
 	fields := h.ProtoReflect().Descriptor().Fields()

@@ -18,7 +18,8 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	if err := s.CheckOpen(c); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId), CheckText("identity", c.Identity)); err != nil {
+	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId),
+		CheckText("identity", c.Identity)); err != nil {
 		return nil, err
 	}
 	if len(c.Groups) > identity.MaxGroups {
@@ -49,8 +50,9 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	}
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
-		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
-		Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere, Lanes: c.Lanes,
+		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch,
+		OpenedUnixMillis: c.OpenedUnixMillis,
+		Identity:         c.Identity, Groups: c.Groups, Everywhere: c.Everywhere, Lanes: c.Lanes,
 	}
 	s.putSession(x)
 	return x, nil
@@ -75,8 +77,8 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 
 // dropSession ends a session that is closed or fenced: it owns no job and holds no
 // memory any more. When it leaked, memory that nobody accounts for may be left in
-// the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is being deleted goes with
-// the last one.
+// the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is
+// being deleted goes with the last one.
 func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
 	s.roster.noteSession(x.Id, s.sessions[x.Id], nil)
 	delete(s.sessions, x.Id)

@@ -20,7 +20,7 @@ type Spread struct {
 	Where map[uint32][]uint32
 	// Short are the placement groups that lack more than there is a place for.
 	Short []uint32
-	// Shared are those of which two copies would be in one failure domain.
+	// Shared are those that would have two copies in one failure domain.
 	Shared []uint32
 }
 
@@ -49,7 +49,8 @@ type SpreadOptions struct {
 func (s *State) Spread(namespace uint32, copies int, o SpreadOptions) *Spread {
 	sp := &spreader{free: make(map[uint32]uint64), at: make(map[uint32][]*wanted)}
 	for _, n := range ordered.Values(s.nodes) {
-		if used := n.UsedBytes + o.Given[n.Id]; placeable(n) && used <= n.CapacityBytes && (o.Usable == nil || o.Usable(n)) {
+		if used := n.UsedBytes + o.Given[n.Id]; placeable(n) && used <= n.CapacityBytes &&
+			(o.Usable == nil || o.Usable(n)) {
 			sp.nodes = append(sp.nodes, n)
 			sp.free[n.Id] = n.CapacityBytes - used
 		}
@@ -152,7 +153,8 @@ func (sp *spreader) find(w *wanted, apart bool, seen map[uint32]bool) bool {
 		}
 	}
 	slices.SortStableFunc(order, func(a, b *dirpb.Node) int {
-		return cmp.Or(falseFirst(shared[a.Domain], shared[b.Domain]), cmp.Compare(len(sp.at[a.Id]), len(sp.at[b.Id])), cmp.Compare(sp.free[b.Id], sp.free[a.Id]))
+		return cmp.Or(falseFirst(shared[a.Domain], shared[b.Domain]), cmp.Compare(len(sp.at[a.Id]), len(sp.at[b.Id])),
+			cmp.Compare(sp.free[b.Id], sp.free[a.Id]))
 	})
 	for _, n := range order {
 		if seen[n.Id] || apart && shared[n.Domain] {
@@ -178,7 +180,6 @@ func (sp *spreader) find(w *wanted, apart bool, seen map[uint32]bool) bool {
 	return false
 }
 
-// falseFirst has false before true.
 func falseFirst(a, b bool) int {
 	switch {
 	case a == b:
@@ -244,19 +245,20 @@ func (s *State) homes() (up, domains int) {
 }
 
 func fewNodes(namespace string, replicas, up int) string {
-	return fmt.Sprintf("%d copies of namespace %q need as many memory nodes; %d are up and not draining", replicas, namespace, up)
+	return fmt.Sprintf("%d copies of namespace %q need as many memory nodes; %d are up and not draining", replicas,
+		namespace, up)
 }
 
 // CheckDomains returns why the replicas of a namespace cannot be in failure domains of their own, although
 // there are memory nodes for them; else nil. The namespace may not exist yet.
 func (s *State) CheckDomains(namespace string, replicas uint32) error {
 	if up, domains := s.homes(); up >= int(replicas) && domains > 0 && domains < int(replicas) {
-		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrRefused, replicas, namespace, domains)
+		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and "+
+			"not draining are in %d", ErrRefused, replicas, namespace, domains)
 	}
 	return nil
 }
 
-// checkReplicas returns why w cannot have so many copies.
 func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	if replicas > MaxReplicas {
 		return fmt.Errorf("%w: %d copies of namespace %q, want 1..%d", ErrInvalid, replicas, w.Name, MaxReplicas)
@@ -275,10 +277,12 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	sp := s.Spread(w.Id, int(replicas), SpreadOptions{})
 	switch {
 	case len(sp.Short) > 0:
-		return fmt.Errorf("%w: %d copies of namespace %q: no memory node has room for the copy of %s that placement group %d needs; free are %s",
+		return fmt.Errorf("%w: %d copies of namespace %q: no memory node has room for the copy of %s that placement "+
+			"group %d needs; free are %s",
 			ErrFull, replicas, w.Name, units.Bytes(s.pgs[sp.Short[0]].RegionBytes), sp.Short[0], s.freeText())
 	case labelled && len(sp.Shared) > 0:
-		return fmt.Errorf("%w: %d copies of namespace %q: two copies of placement group %d would be in one failure domain, since memory nodes of others have no room; free are %s",
+		return fmt.Errorf("%w: %d copies of namespace %q: two copies of placement group %d would be in one failure "+
+			"domain. Memory nodes of other domains have no room; free are %s",
 			ErrFull, replicas, w.Name, sp.Shared[0], s.freeText())
 	}
 	return nil
@@ -289,7 +293,8 @@ func (s *State) freeText() string {
 	var out []string
 	for _, n := range ordered.Values(s.nodes) {
 		if placeable(n) {
-			out = append(out, fmt.Sprintf("%s at %q", units.Bytes(n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes)), n.Name))
+			out = append(out, fmt.Sprintf("%s at %q", units.Bytes(n.CapacityBytes-min(n.UsedBytes, n.CapacityBytes)),
+				n.Name))
 		}
 	}
 	return strings.Join(out, ", ")

@@ -15,16 +15,17 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// A block of status words is a group of a status array, which is a part of a placement group's index that no hash leads to:
+// A block of status words is a group of a status array, which is a part of a placement group's index that no hash leads
+// to:
 //
 //	free    nobody's; its words keep their sequence numbers
 //	held    a session's, until that gives it back, or closes and says that no intent names it: free
 //	dead    of a session that was fenced, or closed without saying so: intents in any placement
 //	        group of the namespace may name it
 //
-// A dead block is free as soon as every placement group of the namespace has been gone through by a SETTLE job that began after
-// the session's death, has lost every copy since, or is gone. Nobody swings its words before: while an intent stands that names one,
-// the word tells whether that is committed.
+// A dead block is free as soon as every placement group of the namespace has been gone through by a SETTLE job that
+// began after the session's death, has lost every copy since, or is gone. Nobody swings its words before: while an
+// intent stands that names one, the word tells whether that is committed.
 
 // Limits on status words.
 const (
@@ -94,7 +95,6 @@ type statusGrant struct {
 	array *dirpb.StatusArray // nil: the block is of an array that there is
 }
 
-// planStatus works out a grant.
 func (s *State) planStatus(c *fsmpb.GrantStatus) (g statusGrant, err error) {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
@@ -117,7 +117,8 @@ func (s *State) planStatus(c *fsmpb.GrantStatus) (g statusGrant, err error) {
 	case uint64(c.Held) < uint64(len(own)):
 		return statusGrant{block: own[c.Held]}, nil
 	case len(own) >= MaxStatusBlocks:
-		return g, fmt.Errorf("%w: session %d has %d blocks of status words in placement group %d, the most there are", ErrFull, x.Id, len(own), pg.Id)
+		return g, fmt.Errorf("%w: session %d has %d blocks of status words in placement group %d, the most there are",
+			ErrFull, x.Id, len(own), pg.Id)
 	case s.emptied(pg):
 		return g, fmt.Errorf("%w: placement group %d has no shard, and its memory nodes drain", ErrRefused, pg.Id)
 	}
@@ -163,7 +164,8 @@ func (s *State) planArray(pg *dirpb.PlacementGroup, h *fsmpb.Heap) (*dirpb.Statu
 	if have > 0 {
 		part := (pg.IndexBytes - layout.RegionPageSize) / statusPart / layout.SegmentSize
 		if have >= part {
-			return nil, nil, fmt.Errorf("%w: status words have %d segments of the index of placement group %d, and an eighth of it is the most there are", ErrFull, have, pg.Id)
+			return nil, nil, fmt.Errorf("%w: status words have %d segments of the index of placement group %d, and "+
+				"an eighth of it is the most there are", ErrFull, have, pg.Id)
 		}
 		segments = uint32(min(uint64(segments), part-have))
 	}
@@ -201,8 +203,6 @@ func TakesFirst(pg *dirpb.PlacementGroup, h *fsmpb.Heap, segments uint32) bool {
 	return after == nil
 }
 
-// ---- blocks that come back ---------------------------------------------------
-
 // withoutStatus is h, or a copy, without blocks that sessions have, and these.
 func withoutStatus(h *fsmpb.Heap, gone func(*fsmpb.HeldStatus) bool) (*fsmpb.Heap, []*fsmpb.HeldStatus) {
 	var out, left []*fsmpb.HeldStatus
@@ -220,8 +220,8 @@ func withoutStatus(h *fsmpb.Heap, gone func(*fsmpb.HeldStatus) bool) (*fsmpb.Hea
 	return h, out
 }
 
-// givesStatus are the blocks of c that its session has, by placement group: none of a renewal that was overtaken by one that gave
-// blocks back too.
+// givesStatus are the blocks of c that its session has, by placement group: none of a renewal that was overtaken by one
+// that gave blocks back too.
 func (s *State) givesStatus(c *fsmpb.TakeStatus) map[uint32]map[uint64]bool {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || c.Number <= x.StatusNumber {
@@ -250,7 +250,8 @@ func (s *State) givesStatus(c *fsmpb.TakeStatus) map[uint32]map[uint64]bool {
 // GivesStatus reports whether a TakeStatus would take anything back, or why it is refused.
 func (s *State) GivesStatus(c *fsmpb.TakeStatus) (bool, error) {
 	if len(c.GetBlocks()) > MaxStatusBack {
-		return false, fmt.Errorf("%w: %d blocks of status words, want at most %d", ErrInvalid, len(c.GetBlocks()), MaxStatusBack)
+		return false, fmt.Errorf("%w: %d blocks of status words, want at most %d", ErrInvalid, len(c.GetBlocks()),
+			MaxStatusBack)
 	}
 	return len(s.givesStatus(c)) > 0, nil
 }
@@ -266,14 +267,17 @@ func (s *State) takeStatus(c *fsmpb.TakeStatus) error {
 	s.putSession(x)
 	freed := ordered.Keys(named)
 	for _, pg := range freed {
-		h, _ := withoutStatus(s.heaps[pg], func(b *fsmpb.HeldStatus) bool { return b.SessionId == x.Id && named[pg][b.Offset] })
+		h, _ := withoutStatus(s.heaps[pg], func(b *fsmpb.HeldStatus) bool {
+			return b.SessionId == x.Id && named[pg][b.Offset]
+		})
 		s.putHeap(h)
 	}
 	s.settlePGs(freed...)
 	return nil
 }
 
-// endStatus takes a session's blocks from it, which has ended: they are free if it said that no intent names them, else dead.
+// endStatus takes a session's blocks from it, which has ended: they are free if it said that no intent names them, else
+// dead.
 func (s *State) endStatus(x *fsmpb.Session, settled bool) {
 	died := uint64(0)
 	var freed []uint32
@@ -322,8 +326,6 @@ func (s *State) freeDead() (freed []uint32) {
 	return freed
 }
 
-// ---- settling ----------------------------------------------------------------
-
 // wordless reports whether nobody has written a word to pg in its generation: it has no intent.
 func wordless(pg *dirpb.PlacementGroup) bool {
 	return pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN
@@ -338,7 +340,7 @@ func (s *State) opens(pg *dirpb.PlacementGroup) {
 	}
 }
 
-// Unsettled reports whether intents may be left in pg of the first so many sessions that ever ended with status words.
+// Unsettled reports whether intents may be left in pg of the first (deaths) sessions that ever ended with status words.
 func (s *State) Unsettled(pg *dirpb.PlacementGroup, deaths uint64) bool {
 	return !wordless(pg) && s.heaps[pg.Id].GetSettled() < deaths
 }
@@ -355,8 +357,8 @@ func (s *State) SettledDeaths(namespace uint32) uint64 {
 	return least
 }
 
-// startSettle begins to go through a placement group. The barrier is the present map, which shows the janitor every status array; what dead sessions
-// posted needs none, since it has landed or never will.
+// startSettle begins to go through a placement group. The barrier is the present map, which shows the janitor every
+// status array; what dead sessions posted needs none, since it has landed or never will.
 func (s *State) startSettle(c *fsmpb.StartJob, pg *dirpb.PlacementGroup) (*dirpb.Job, error) {
 	if err := s.checkWhole(pg); err != nil {
 		return nil, err
@@ -366,7 +368,8 @@ func (s *State) startSettle(c *fsmpb.StartJob, pg *dirpb.PlacementGroup) (*dirpb
 			return nil, fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, j.Id, j.Kind)
 		}
 	}
-	j := &dirpb.Job{Kind: c.Kind, NamespaceId: pg.NamespaceId, PgId: pg.Id, Barrier: s.meta.MapVersion, Reason: c.Reason}
+	j := &dirpb.Job{Kind: c.Kind, NamespaceId: pg.NamespaceId, PgId: pg.Id, Barrier: s.meta.MapVersion,
+		Reason: c.Reason}
 	s.addJob(j)
 	s.putJob(&fsmpb.Job{Job: j, Deaths: s.meta.StatusDeaths})
 	return j, nil
@@ -378,8 +381,6 @@ func (s *State) endSettle(row *fsmpb.Job) {
 	h.Settled = max(h.Settled, row.Deaths)
 }
 
-// ---- rows --------------------------------------------------------------------
-
 // checkStatus checks a placement group's status arrays, and the blocks of which they are made.
 func (s *State) checkStatus(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 	if h.Settled > s.meta.StatusDeaths {
@@ -387,7 +388,8 @@ func (s *State) checkStatus(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 	}
 	blocks := make(map[uint64]bool)
 	for _, a := range pg.StatusArrays {
-		if a.Offset < layout.RegionPageSize || a.Offset > h.IndexNext || arrayBytes(a.Segments) > h.IndexNext-a.Offset || a.Segments == 0 ||
+		if a.Offset < layout.RegionPageSize || a.Offset > h.IndexNext ||
+			arrayBytes(a.Segments) > h.IndexNext-a.Offset || a.Segments == 0 ||
 			(a.Offset-layout.RegionPageSize)%layout.GroupSize != 0 {
 			return fmt.Errorf("%d: status array of %d segments at %d", pg.Id, a.Segments, a.Offset)
 		}
@@ -412,14 +414,16 @@ func (s *State) checkStatus(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 	last := uint64(1)
 	for _, b := range h.StatusDead {
 		if !is(b.Offset) || b.Died < last || b.Died > s.meta.StatusDeaths {
-			return fmt.Errorf("%d: block of status words at %d, of the session that ended as number %d of %d", pg.Id, b.Offset, b.Died, s.meta.StatusDeaths)
+			return fmt.Errorf("%d: block of status words at %d, of the session that ended as number %d of %d", pg.Id,
+				b.Offset, b.Died, s.meta.StatusDeaths)
 		}
 		last = b.Died
 	}
 	return nil
 }
 
-// checkApart checks that a placement group's status arrays lie apart from each other, from shards' arrays and from free ones.
+// checkApart checks that a placement group's status arrays lie apart from each other, from shards' arrays and from free
+// ones.
 func (s *State) checkApart(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 	if len(pg.StatusArrays) == 0 {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// A session has 64 blocks of a placement group at most. Its status arrays double, to an eighth of the index, and a block is granted
-// once.
+// A session has 64 blocks of a placement group at most. Its status arrays double, to an eighth of the index, and a
+// block is granted once.
 func TestStatusBounds(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20, Shards: 1})
 	seen := make(map[uint64]bool)
@@ -63,7 +63,8 @@ func TestStatusBounds(t *testing.T) {
 
 // A full index has room for the first status words if it was not laid out to the last segment, whatever moves.
 func TestStatusRoom(t *testing.T) {
-	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, IndexPercent: 5, Shards: 2, Segments: 1})
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, IndexPercent: 5,
+		Shards: 2, Segments: 1})
 	x := h.do(openIn(1, 0)).Session.Id
 	room := func() uint64 { return (h.pg(1).IndexBytes - h.s.Heap(1).IndexNext) / layout.SegmentSize }
 	grow := func(segments uint32) *fsmpb.Command {
@@ -102,7 +103,8 @@ func TestStatusRoom(t *testing.T) {
 
 // Status words count towards the quota of the index, but for the first segment of each placement group.
 func TestStatusQuota(t *testing.T) {
-	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20, Shards: 1, Segments: 4, Quota: &dirpb.Quota{IndexBytes: 4 * layout.SegmentSize}})
+	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20, Shards: 1, Segments: 4,
+		Quota: &dirpb.Quota{IndexBytes: 4 * layout.SegmentSize}})
 	x := h.do(openIn(1, 0)).Session.Id
 	for held := range uint32(statusBlocksOf) {
 		h.do(grantStatus(x, 1, held))
@@ -120,14 +122,16 @@ func TestStatusRefused(t *testing.T) {
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Replicas: 1, Shards: 1, BytesPerNode: 64 << 20}))
 	h.activate()
 	x, other := h.do(openIn(1, 0)).Session.Id, h.do(openIn(2, 0)).Session.Id
-	reader := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	reader := h.do(&fsmpb.Command{
+		Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
 	h.refuse(grantStatus(reader, 1, 0), ErrRefused, "read-only")
 	h.refuse(grantStatus(other, 1, 0), ErrNotFound, "placement group 1 of the session's namespace")
 	own := h.do(grantStatus(x, 1, 0)).Status.Block
 	for what, c := range map[string]*fsmpb.Command{
-		"another's":  takeStatus(other, 1, own),
-		"no longer":  takeStatus(99, 1, own),
-		"not its":    takeStatus(x, 1, &dirpb.StatusBlock{PgId: 1, Generation: own.Generation, Offset: own.Offset + layout.GroupSize}),
+		"another's": takeStatus(other, 1, own),
+		"no longer": takeStatus(99, 1, own),
+		"not its": takeStatus(x, 1, &dirpb.StatusBlock{PgId: 1, Generation: own.Generation, Offset: own.Offset +
+			layout.GroupSize}),
 		"elsewhere":  takeStatus(x, 1, &dirpb.StatusBlock{PgId: 2, Generation: own.Generation, Offset: own.Offset}),
 		"nowhere":    takeStatus(x, 1, &dirpb.StatusBlock{PgId: 77, Generation: own.Generation, Offset: own.Offset}),
 		"no renewal": takeStatus(x, 0, own),
@@ -195,25 +199,37 @@ func TestStatusRows(t *testing.T) {
 		rows []Row
 		want string
 	}{
-		"one block twice":           {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].Offset = h.StatusDead[0].Offset }), "block of status words"},
-		"a block inside another":    {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].Offset += 8 }), "block of status words"},
-		"a block of no array":       {heap(func(h *fsmpb.Heap) { h.StatusDead[0].Offset = layout.RegionPageSize }), "block of status words"},
-		"a block of nobody":         {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].SessionId = 77 }), "of session 77"},
-		"a block of a stranger":     {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].SessionId = 4 }), "of session 4"},
-		"a death to come":           {heap(func(h *fsmpb.Heap) { h.StatusDead[0].Died = 2 }), "number 2 of 1"},
-		"no death":                  {heap(func(h *fsmpb.Heap) { h.StatusDead[0].Died = 0 }), "number 0 of 1"},
-		"settled more than died":    {heap(func(h *fsmpb.Heap) { h.Settled = 2 }), "settled are 2"},
-		"an array in a shard's":     {arrays(func(a *dirpb.StatusArray) { a.Offset = layout.RegionPageSize }), "meet at"},
+		"one block twice": {heap(func(h *fsmpb.Heap) {
+			h.StatusHeld[0].Offset = h.StatusDead[0].Offset
+		}), "block of status words"},
+		"a block inside another": {heap(func(h *fsmpb.Heap) {
+			h.StatusHeld[0].Offset += 8
+		}), "block of status words"},
+		"a block of no array": {heap(func(h *fsmpb.Heap) {
+			h.StatusDead[0].Offset = layout.RegionPageSize
+		}), "block of status words"},
+		"a block of nobody":      {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].SessionId = 77 }), "of session 77"},
+		"a block of a stranger":  {heap(func(h *fsmpb.Heap) { h.StatusHeld[0].SessionId = 4 }), "of session 4"},
+		"a death to come":        {heap(func(h *fsmpb.Heap) { h.StatusDead[0].Died = 2 }), "number 2 of 1"},
+		"no death":               {heap(func(h *fsmpb.Heap) { h.StatusDead[0].Died = 0 }), "number 0 of 1"},
+		"settled more than died": {heap(func(h *fsmpb.Heap) { h.Settled = 2 }), "settled are 2"},
+		"an array in a shard's": {arrays(func(a *dirpb.StatusArray) {
+			a.Offset = layout.RegionPageSize
+		}), "meet at"},
 		"an array beyond the index": {arrays(func(a *dirpb.StatusArray) { a.Offset = 1 << 62 }), "status array of 1"},
-		"an array of many segments": {arrays(func(a *dirpb.StatusArray) { a.Segments = 1<<32 - 1 }), "status array of 4294967295"},
-		"an array between groups":   {arrays(func(a *dirpb.StatusArray) { a.Offset -= 8 }), "status array of 1"},
-		"an empty array":            {arrays(func(a *dirpb.StatusArray) { a.Segments = 0 }), "status array of 0"},
+		"an array of many segments": {arrays(func(a *dirpb.StatusArray) {
+			a.Segments = 1<<32 - 1
+		}), "status array of 4294967295"},
+		"an array between groups": {arrays(func(a *dirpb.StatusArray) { a.Offset -= 8 }), "status array of 1"},
+		"an empty array":          {arrays(func(a *dirpb.StatusArray) { a.Segments = 0 }), "status array of 0"},
 		"a job after deaths to come": {edit(rowJob, func(m proto.Message) {
 			if j := m.(*fsmpb.Job); j.Job.Kind == dirpb.JobKind_JOB_SETTLE {
 				j.Deaths = 9
 			}
 		}), "began when 9"},
-		"deaths that nobody counted": {edit(rowMeta, func(m proto.Message) { m.(*fsmpb.Meta).StatusDeaths = 0 }), "and 0 have ended"},
+		"deaths that nobody counted": {edit(rowMeta, func(m proto.Message) {
+			m.(*fsmpb.Meta).StatusDeaths = 0
+		}), "and 0 have ended"},
 	} {
 		if _, err := Load(tc.rows); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", what, err, tc.want)
@@ -221,9 +237,9 @@ func TestStatusRows(t *testing.T) {
 	}
 }
 
-// TestStatusProperties grants and gives back blocks of status words at random, while sessions die, memory is lost and placement groups
-// come and go. A dead session's block is free as soon as each placement group was gone through since, by a job that began after the
-// death, or has lost its memory, or went away; and no sooner.
+// TestStatusProperties grants and gives back blocks of status words at random, while sessions die, memory is lost and
+// placement groups come and go. A dead session's block is free as soon as each placement group was gone through since,
+// by a job that began after the death, or has lost its memory, or went away; and no sooner.
 func TestStatusProperties(t *testing.T) {
 	freed, sooner, lost, gone := 0, 0, 0, 0 // sooner: without the end of a job; gone: with their placement groups
 	rapid.Check(t, func(rt *rapid.T) {
@@ -232,12 +248,14 @@ func TestStatusProperties(t *testing.T) {
 		incarnation := uint64(100)
 		join := func(name string) {
 			incarnation++
-			h.try(registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, CapacityBytes: 200 << 20}))
+			h.try(registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation,
+				CapacityBytes: 200 << 20}))
 		}
 		for i := range 3 {
 			join(fmt.Sprint("m", i+1))
 		}
-		h.do(create(&dirpb.CreateNamespaceRequest{Name: "w", Replicas: 1, Shards: 4, BytesPerNode: 40 << 20, Segments: 10}))
+		h.do(create(&dirpb.CreateNamespaceRequest{Name: "w", Replicas: 1, Shards: 4, BytesPerNode: 40 << 20,
+			Segments: 10}))
 		type word struct {
 			pg, generation uint32
 			offset         uint64
@@ -245,7 +263,8 @@ func TestStatusProperties(t *testing.T) {
 		owner := make(map[word]uint32)            // the session whose intents may name it
 		missing := make(map[word]map[uint32]bool) // of a dead one: placement groups that may have some
 		since := make(map[uint32]map[word]bool)   // by job: those dead when it began
-		// look follows what a command did; ended is the job that it ended, restarted is whether a memory node came back empty.
+		// look follows what a command did; ended is the job that it ended, restarted is whether a memory node came back
+		// empty.
 		look := func(ended *dirpb.Job, restarted bool) {
 			for at := range since[ended.GetId()] {
 				delete(missing[at], ended.GetPgId())
@@ -262,12 +281,16 @@ func TestStatusProperties(t *testing.T) {
 				}
 			}
 			for at := range missing {
-				maps.DeleteFunc(missing[at], func(id uint32, may bool) bool { return !may || h.pg(id) == nil || wordless(h.pg(id)) })
+				maps.DeleteFunc(missing[at], func(id uint32, may bool) bool {
+					return !may || h.pg(id) == nil || wordless(h.pg(id))
+				})
 				if owner[at] == 0 {
 					delete(missing, at)
 					continue
 				}
-				dead := slices.ContainsFunc(h.s.Heap(at.pg).GetStatusDead(), func(b *fsmpb.DeadStatus) bool { return b.Offset == at.offset })
+				dead := slices.ContainsFunc(h.s.Heap(at.pg).GetStatusDead(), func(b *fsmpb.DeadStatus) bool {
+					return b.Offset == at.offset
+				})
 				if dead != (len(missing[at]) > 0) {
 					rt.Fatalf("%v is dead: %v, and placement groups %v may name it", at, dead, missing[at])
 				}
@@ -304,7 +327,9 @@ func TestStatusProperties(t *testing.T) {
 				x = sessions[pick("session", len(sessions))]
 			}
 			own, restarted := heldStatus(h.s.Heap(pg.Id), x.Id), false
-			switch kind := rapid.SampledFrom([]string{"settle", "end", "grant", "open", "expire", "end", "settle", "end", "settle", "publish", "close", "back", "restart", "create", "move", "drain"}).Draw(rt, "kind"); kind {
+			switch kind := rapid.SampledFrom([]string{"settle", "end", "grant", "open", "expire", "end", "settle",
+				"end", "settle", "publish", "close", "back", "restart", "create", "move", "drain"}).Draw(
+				rt, "kind"); kind {
 			case "open":
 				h.try(openIn(1, 0))
 			case "publish":
@@ -324,7 +349,8 @@ func TestStatusProperties(t *testing.T) {
 			case "back":
 				if len(own) > 0 {
 					at := own[pick("block", len(own))]
-					h.do(takeStatus(x.Id, x.StatusNumber+1, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation, Offset: at}))
+					h.do(takeStatus(x.Id, x.StatusNumber+1, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation,
+						Offset: at}))
 					delete(owner, word{pg.Id, pg.Generation, at})
 				}
 			case "close":
@@ -361,20 +387,23 @@ func TestStatusProperties(t *testing.T) {
 				}
 			case "move":
 				shards := h.s.Shards(1)
-				h.try(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shards[pick("shard", len(shards))].Id, TargetPgId: pg.Id}))
+				h.try(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE,
+					ShardId: shards[pick("shard", len(shards))].Id, TargetPgId: pg.Id}))
 			}
 			look(nil, restarted)
 		}
 		h.checkCopies()
 	})
-	t.Logf("%d blocks were free again after a death, %d without a job's end, %d with their placement group, %d were lost", freed, sooner, gone, lost)
+	t.Logf("%d blocks were free again after a death, %d without a job's end, %d with their placement group, "+
+		"%d were lost",
+		freed, sooner, gone, lost)
 	if !t.Failed() && (freed == 0 || lost == 0) {
 		t.Error("too few to prove anything")
 	}
 }
 
-// TestStatusOfFrozen: while a placement group of the namespace is frozen, its words are there: a dead session's block is not free before that one was gone
-// through, too.
+// TestStatusOfFrozen: while a placement group of the namespace is frozen, its words are there: a dead session's block
+// is not free before that one was gone through, too.
 func TestStatusOfFrozen(t *testing.T) {
 	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4})
 	var frozen, other []uint32
@@ -392,7 +421,10 @@ func TestStatusOfFrozen(t *testing.T) {
 	h.do(grantStatus(x, other[0], 0))
 	h.do(expire(x))
 	for _, n := range []uint32{1, 2, 3} {
-		h.do(&fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{NodeId: n, Incarnation: h.s.Node(n).Incarnation, SessionIds: []uint32{x}}}})
+		h.do(&fsmpb.Command{
+			Op: &fsmpb.Command_ConfirmFence{
+				ConfirmFence: &fsmpb.ConfirmFence{NodeId: n, Incarnation: h.s.Node(n).Incarnation, SessionIds: []uint32{
+					x}}}})
 	}
 	h.do(nodeDown(2, 100))
 	deaths := h.s.Meta().StatusDeaths
@@ -403,7 +435,8 @@ func TestStatusOfFrozen(t *testing.T) {
 		h.s.editHeap(pg).Settled = deaths
 		h.s.settlePGs(pg)
 	}
-	if n := len(h.s.Heap(other[0]).StatusDead); n != 1 || h.s.SettledDeaths(1) != 0 || !h.s.Unsettled(h.pg(frozen[0]), deaths) {
+	if n := len(h.s.Heap(other[0]).StatusDead); n != 1 || h.s.SettledDeaths(1) != 0 ||
+		!h.s.Unsettled(h.pg(frozen[0]), deaths) {
 		t.Errorf("%d blocks are dead, and of %d sessions nothing is left", n, h.s.SettledDeaths(1))
 	}
 	for _, pg := range frozen {

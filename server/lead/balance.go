@@ -39,8 +39,7 @@ import (
 const (
 	// spareUnits of a heap, or a 32nd of it if that is less, do not count as room: the
 	// longest record finds a place there, in heaps of 128 MiB and more.
-	spareUnits = 4 << 20 / layout.UnitSize
-	// defaultBalanceUnits is Options.BalanceUnits if that is 0.
+	spareUnits          = 4 << 20 / layout.UnitSize
 	defaultBalanceUnits = 16 << 20 / layout.UnitSize
 	// satedPart: a namespace's live memory has changed if it did by a satedPart-th. Less may
 	// be what sessions had not told yet.
@@ -73,7 +72,9 @@ var (
 	// are half full and 2 % in the end, which is more than sessions' reports lag behind. A
 	// move halves the difference, at least, if a shard of that size exists.
 	byItself = rule{
-		floor: 1.0 / 8, slack: func(x float64) float64 { return max(1.0/50, min(x, 1-x)/8) }, most: 1.5, split: true, room: true,
+		floor: 1.0 / 8, slack: func(x float64) float64 {
+			return max(1.0/50, min(x, 1-x)/8)
+		}, most: 1.5, split: true, room: true,
 	}
 	// byMemory is an operator's rebalance of a namespace that holds something.
 	byMemory = rule{slack: func(float64) float64 { return 3.0 / 100 }, most: 1.5, split: true, room: true}
@@ -177,8 +178,10 @@ func (v *view) balance(ns uint32) *balance {
 			continue
 		}
 		g := &group{
-			id: pg.Id, name: fmt.Sprintf("placement group %d", pg.Id), pg: pg, whole: h.End - h.Start, heap: max(1, spared(h.End-h.Start)), load: live,
-			copies: len(pg.Members), arrays: make(map[uint32]int), index: pg.IndexBytes - min(pg.IndexBytes, h.IndexNext),
+			id: pg.Id, name: fmt.Sprintf("placement group %d", pg.Id), pg: pg, whole: h.End - h.Start,
+			heap: max(1, spared(h.End-h.Start)), load: live,
+			copies: len(pg.Members), arrays: make(map[uint32]int),
+			index: pg.IndexBytes - min(pg.IndexBytes, h.IndexNext),
 		}
 		g.room = u.room - min(u.room, h.End-h.Start-spared(h.End-h.Start))
 		for _, a := range h.IndexFree {
@@ -272,9 +275,13 @@ func (b *balance) ask() *shift {
 // smallest shard is split in place. Nil functions mean any group.
 func (b *balance) next(r rule, gives, takes func(*group) bool) *shift {
 	order := slices.Clone(b.groups)
-	slices.SortFunc(order, func(x, y *group) int { return cmp.Or(cmp.Compare(y.share(), x.share()), cmp.Compare(x.id, y.id)) })
+	slices.SortFunc(order, func(x, y *group) int {
+		return cmp.Or(cmp.Compare(y.share(), x.share()), cmp.Compare(x.id, y.id))
+	})
 	low := slices.Clone(order)
-	slices.SortFunc(low, func(x, y *group) int { return cmp.Or(cmp.Compare(x.share(), y.share()), cmp.Compare(x.id, y.id)) })
+	slices.SortFunc(low, func(x, y *group) int {
+		return cmp.Or(cmp.Compare(x.share(), y.share()), cmp.Compare(x.id, y.id))
+	})
 	for _, from := range order {
 		if from.share() < r.floor {
 			break
@@ -354,7 +361,8 @@ func (b *balance) pick(r rule, from, to *group) (best *shift, large bool) {
 			{from: from, to: to, what: x, load: x.load / 2, live: x.live / 2, split: true},
 		} {
 			switch {
-			case m.split && (!r.split || x.depth >= fsm.MaxShardDepth || !b.splits(x) || float64(m.load) < least) || !to.holds(x.size, need):
+			case m.split && (!r.split || x.depth >= fsm.MaxShardDepth || !b.splits(x) || float64(m.load) < least) ||
+				!to.holds(x.size, need):
 				continue
 			case float64(m.load) >= r.most*want, r.room && from.needs(m.live) > min(to.room, b.quota):
 				large = large || float64(min(to.room, b.quota)) >= 2*least // the least that could fit
@@ -427,9 +435,9 @@ func (m *shift) String() string {
 	return fmt.Sprintf("move a shard from %s to %s", m.from.name, m.to.name)
 }
 
-// job is the background job that does m.
 func (m *shift) job(reason string) *fsmpb.StartJob {
-	return &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: m.what.sh.Id, Split: m.split, TargetPgId: m.to.id, Reason: reason}
+	return &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: m.what.sh.Id, Split: m.split, TargetPgId: m.to.id,
+		Reason: reason}
 }
 
 // shift begins m, whose groups are free.
@@ -521,7 +529,8 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 		if j.PgId != pg || v.troubled(j) {
 			continue
 		}
-		if j.Kind == dirpb.JobKind_JOB_MOVE && j.TargetPgId != pg || j.Kind == dirpb.JobKind_JOB_CLEAN && j.ChildPgId != 0 && j.ChildPgId != pg {
+		if j.Kind == dirpb.JobKind_JOB_MOVE && j.TargetPgId != pg || j.Kind == dirpb.JobKind_JOB_CLEAN &&
+			j.ChildPgId != 0 && j.ChildPgId != pg {
 			return true
 		}
 	}
@@ -535,8 +544,8 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 	return v.balance(at.NamespaceId).next(byItself, func(g *group) bool { return g.id == pg && takes(g) }, room) != nil
 }
 
-// Fullness is how many units of a placement group's heap hold records, as far as this leader
-// knows, and how many units the heap has.
+// Fullness is how many units of a placement group's heap hold records, by what this leader
+// was told, and how many units the heap has.
 func (l *Leader) Fullness(s *fsm.State, pg uint32) (live, heap uint64) {
 	h := s.Heap(pg)
 	heap = h.GetEnd() - h.GetStart()
@@ -570,8 +579,6 @@ func mature(r *fsmpb.Run, least uint64) bool {
 	return r.Returned == 0 || least > r.Returned-1+fsm.ReuseEpochs
 }
 
-// ---- regions ---------------------------------------------------------------
-
 // swap replaces a member of a placement group by a memory node that has less to hold.
 type swap struct {
 	pg      uint32
@@ -595,7 +602,8 @@ func (p *plan) regions(ns uint32) *regions {
 		r.used[n.Id] = n.UsedBytes + p.given[n.Id]
 	}
 	for _, pg := range p.pgs {
-		if pg.NamespaceId != ns || pg.State == dirpb.PGState_PG_LOST || pg.Planned != nil || pg.Leaving != nil || p.draining(pg) ||
+		if pg.NamespaceId != ns || pg.State == dirpb.PGState_PG_LOST || pg.Planned != nil || pg.Leaving != nil ||
+			p.draining(pg) ||
 			uint32(len(pg.Members)) != p.s.Namespace(ns).GetReplicas() {
 			continue
 		}
@@ -620,15 +628,18 @@ func (r *regions) next(p *plan) (best *swap) {
 			continue
 		}
 		for _, in := range p.s.Nodes() {
-			if slices.Contains(chain, in) || !p.usable(in, pg.RegionBytes) || in.CapacityBytes-min(in.CapacityBytes, r.used[in.Id]) < pg.RegionBytes {
+			if slices.Contains(chain, in) || !p.usable(in, pg.RegionBytes) ||
+				in.CapacityBytes-min(in.CapacityBytes, r.used[in.Id]) < pg.RegionBytes {
 				continue
 			}
 			r.used[in.Id] += pg.RegionBytes
 			out := surplus(append(slices.Clone(chain), in), func(n *dirpb.Node) uint64 { return r.used[n.Id] })
-			even := out != in && (out != chain[0] || heads[out.Id] > 1) && fullerBy(out, r.used[out.Id]-pg.RegionBytes, in, r.used[in.Id]) >= 0
+			even := out != in && (out != chain[0] || heads[out.Id] > 1) && fullerBy(out, r.used[out.Id]-pg.RegionBytes,
+				in, r.used[in.Id]) >= 0
 			r.used[in.Id] -= pg.RegionBytes
 			if even && (best == nil ||
-				cmp.Or(fullerBy(out, r.used[out.Id], best.out, r.used[best.out.Id]), fullerBy(best.in, r.used[best.in.Id], in, r.used[in.Id])) > 0) {
+				cmp.Or(fullerBy(out, r.used[out.Id], best.out, r.used[best.out.Id]),
+					fullerBy(best.in, r.used[best.in.Id], in, r.used[in.Id])) > 0) {
 				best = &swap{pg: pg.Id, in: in, out: out}
 			}
 		}
@@ -640,5 +651,7 @@ func (r *regions) apply(p *plan, w *swap) {
 	bytes := p.s.PG(w.pg).RegionBytes
 	r.used[w.in.Id] += bytes
 	r.used[w.out.Id] -= bytes
-	r.members[w.pg] = append(slices.DeleteFunc(slices.Clone(r.members[w.pg]), func(n *dirpb.Node) bool { return n == w.out }), w.in)
+	r.members[w.pg] = append(slices.DeleteFunc(slices.Clone(r.members[w.pg]), func(n *dirpb.Node) bool {
+		return n == w.out
+	}), w.in)
 }

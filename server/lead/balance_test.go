@@ -54,17 +54,21 @@ func newFilling(t *testing.T, n int, shards uint32, bytes uint64, mode dirpb.Nam
 	w := newWorld(t)
 	for i := range n {
 		name := fmt.Sprint("m", i+1)
-		r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-			Name: name, Incarnation: 1, CapacityBytes: 4 * bytes, Domain: name, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-		}}}})
+		r := w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+				Name: name, Incarnation: 1, CapacityBytes: 4 * bytes, Domain: name, Endpoints: []*dirpb.Endpoint{
+					{Provider: "tcp", Addr: "h:1"}},
+			}}}})
 		w.l.Heartbeat(w.s, w.now, r.NodeID, 1, nil)
 	}
 	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
-		Namespace: &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: bytes, Shards: shards, Mode: mode},
+		Namespace: &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: bytes, Shards: shards,
+			Mode: mode},
 	}}})
 	w.publish()
 	f := &filling{
-		world: w, ns: r.Namespace.Id, rng: rand.New(rand.NewPCG(1, 2)), lump: make(map[uint32]float64), size: make(map[uint32]float64), skew: make(map[uint32]float64),
+		world: w, ns: r.Namespace.Id, rng: rand.New(rand.NewPCG(1, 2)), lump: make(map[uint32]float64),
+		size: make(map[uint32]float64), skew: make(map[uint32]float64),
 		dirty: make(map[uint32]float64), parts: make(map[uint32]float64), ends: make(map[uint32]time.Duration),
 		copies: 4 << 20, matures: 103 * time.Second,
 	}
@@ -126,7 +130,9 @@ func (w *world) holds(x, pg uint32, live uint64) {
 		}
 	}
 	m.base, m.known = 0, true
-	w.l.hold(w.s, x, w.l.sessions.of(x), []*dirpb.Held{{PgId: pg, Generation: m.generation, OwnUnits: granted, FreeUnits: granted - min(granted, live), NetUnits: int64(live)}})
+	w.l.hold(w.s, x, w.l.sessions.of(x),
+		[]*dirpb.Held{{PgId: pg, Generation: m.generation, OwnUnits: granted, FreeUnits: granted - min(granted, live),
+			NetUnits: int64(live)}})
 	w.l.accounted = 0
 	w.l.plan(w.s, w.now).account()
 }
@@ -150,9 +156,11 @@ func (f *filling) tick() {
 	f.wait(tick)
 	f.ack()
 	f.freed = slices.DeleteFunc(f.freed, func(x freed) bool { return f.now >= x.at })
-	for j := f.claim(f.janitor); j != nil; j = f.l.Claimable(f.s, f.janitor, f.now, slices.Collect(maps.Keys(f.ends))...) {
+	for j := f.claim(f.janitor); j != nil; j = f.l.Claimable(f.s, f.janitor, f.now,
+		slices.Collect(maps.Keys(f.ends))...) {
 		if j.Owner == 0 {
-			f.apply(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: f.janitor, JobId: j.Id}}})
+			f.apply(&fsmpb.Command{
+				Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: f.janitor, JobId: j.Id}}})
 		}
 		if _, ok := f.ends[j.Id]; ok {
 			continue
@@ -164,7 +172,8 @@ func (f *filling) tick() {
 				f.inPlace++
 			} else {
 				if room := f.room(j.TargetPgId); part > room {
-					f.t.Fatalf("at %v: %.0f units move into placement group %d, which has %.0f", f.now, part, j.TargetPgId, room)
+					f.t.Fatalf("at %v: %.0f units move into placement group %d, which has %.0f", f.now, part,
+						j.TargetPgId, room)
 				}
 				f.moves++
 				f.moved += part
@@ -555,7 +564,8 @@ func TestBalanceRoom(t *testing.T) {
 			granted := uint64(rng.Float64() * float64(heap))
 			h.Watermark = h.Start + granted
 			if granted > 1000 && rng.IntN(2) == 0 {
-				r := &fsmpb.Run{Unit: uint32(h.Start), Units: uint32(rng.Uint64N(granted)), Returned: uint64(rng.IntN(2))}
+				r := &fsmpb.Run{Unit: uint32(h.Start), Units: uint32(rng.Uint64N(granted)),
+					Returned: uint64(rng.IntN(2))}
 				h.Free = []*fsmpb.Run{r}
 			}
 			f.holds(f.janitor, pg.Id, uint64(rng.Float64()*float64(granted)))
@@ -563,7 +573,8 @@ func TestBalanceRoom(t *testing.T) {
 			case 0:
 				h.IndexNext = pg.IndexBytes - min(pg.IndexBytes, uint64(rng.IntN(1<<20)))
 			case 1:
-				h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: 1 << 40, Segments: uint32(rng.IntN(100)), Returned: uint64(rng.IntN(2))})
+				h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: 1 << 40, Segments: uint32(rng.IntN(100)),
+					Returned: uint64(rng.IntN(2))})
 			}
 		}
 		if rng.IntN(4) == 0 {
@@ -616,8 +627,10 @@ func TestBalanceRoom(t *testing.T) {
 					t.Fatalf("seed %d: %s: moves %.0f units, room is %d, limit %d", seed, s.Why, part, room[to], limit)
 				}
 				heap := float64(spared(uint64(f.heap(from))))
-				if q.Split && part < 0.99*leastMove*heap || float64(f.l.live(f.s, from)) < 0.87*heap && 2*part > float64(room[to])+1 {
-					t.Fatalf("seed %d: %s: moves %.0f units of %.0f where %d are free", seed, s.Why, part, heap, room[to])
+				if q.Split && part < 0.99*leastMove*heap || float64(f.l.live(f.s, from)) < 0.87*heap &&
+					2*part > float64(room[to])+1 {
+					t.Fatalf("seed %d: %s: moves %.0f units of %.0f where %d are free", seed, s.Why, part, heap,
+						room[to])
 				}
 				a, b := float64(f.l.live(f.s, from))/f.heap(from), float64(f.l.live(f.s, to))/f.heap(to)
 				if after := math.Abs(a - part/f.heap(from) - b - part/f.heap(to)); after >= a-b {
@@ -767,8 +780,8 @@ func TestRebalanceMemory(t *testing.T) {
 	}
 }
 
-// The next leader goes on with a rebalance, once sessions have told it what they hold. Before, it would go by hashes, which are even
-// here.
+// The next leader goes on with a rebalance, once sessions have told it what they hold. Before, it would go by hashes,
+// which are even here.
 func TestRebalanceElected(t *testing.T) {
 	f := newUneven(t)
 	f.rebalance(f.ns)

@@ -15,17 +15,19 @@ import (
 // keeper registers a process of a memory node that keeps its memory.
 func (w *world) keeper(name string, boot uint64) uint32 {
 	w.t.Helper()
-	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-		Name: name, Incarnation: 1, CapacityBytes: 4 * region, Domain: name, Boot: boot, Keeps: true,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-	}}}})
+	r := w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+			Name: name, Incarnation: 1, CapacityBytes: 4 * region, Domain: name, Boot: boot, Keeps: true,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
+		}}}})
 	w.l.Heartbeat(w.s, w.now, r.NodeID, 1, nil)
 	return r.NodeID
 }
 
 func (w *world) pauseNode(id, millis uint32) {
 	w.t.Helper()
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: 1, Millis: millis}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: 1, Millis: millis}}})
 	w.l.BeginPause(w.s, id, w.now)
 }
 
@@ -190,12 +192,14 @@ func TestPauseEnds(t *testing.T) {
 // part has a memory node of incarnation 1 leave its placement groups to be replaced.
 func (w *world) part(id uint32) {
 	w.t.Helper()
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: 1, PauseMillis: 30_000}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_LeaveNode{
+			LeaveNode: &dirpb.LeaveNodeRequest{NodeId: id, Incarnation: 1, PauseMillis: 30_000}}})
 	w.l.BeginPause(w.s, id, w.now)
 }
 
-// A memory node that is to be replaced leaves its chains, and is down when it is out of them; no copy is made elsewhere while it is
-// expected, and its next life joins.
+// A memory node that is to be replaced leaves its chains, and is down when it is out of them; no copy is made elsewhere
+// while it is expected, and its next life joins.
 func TestPart(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"m1", "m2", "m3"} {
@@ -223,10 +227,11 @@ func TestPart(t *testing.T) {
 	w.ack()
 	w.wait(5 * time.Second)
 	w.want() // to join elsewhere
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-		Name: "m1", Incarnation: 2, CapacityBytes: 4 * region, Domain: "m1", Boot: 1, Keeps: true,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-	}}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+			Name: "m1", Incarnation: 2, CapacityBytes: 4 * region, Domain: "m1", Boot: 1, Keeps: true,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
+		}}}})
 	w.l.Heartbeat(w.s, w.now, 1, 2, nil)
 	w.want(`group 1: memory node "m1" is to join`, `group 3: memory node "m1" is to join`)
 }
@@ -254,7 +259,8 @@ func TestPartWithoutReturn(t *testing.T) {
 	w.want(`group 1: memory node "m3" is to join`, `group 3: memory node "m2" is to join`)
 }
 
-// A memory node that cannot leave in time stays as it was: while a session does not say that it knows, or when its copies are the last.
+// A memory node that cannot leave in time stays as it was: while a session does not say that it knows, or when its
+// copies are the last.
 func TestPartIsBounded(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"m1", "m2"} {
@@ -286,14 +292,16 @@ func TestPartIsBounded(t *testing.T) {
 	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
 }
 
-// TestStays: a process that is to be replaced says why it stays, and that is the end of its pause; the reason is that of the last time it was asked.
+// TestStays: a process that is to be replaced says why it stays, and that is the end of its pause; the reason is that
+// of the last time it was asked.
 func TestStays(t *testing.T) {
 	w := newWorld(t)
 	m1 := w.keeper("m1", 1)
 	if c := w.l.Stays(w.s, m1, "nobody has asked"); c != nil || w.l.WhyStays(m1) != "" {
 		t.Errorf("one that is not to be replaced: %v, %q", c, w.l.WhyStays(m1))
 	}
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: m1, Incarnation: 1, Millis: 30_000}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: m1, Incarnation: 1, Millis: 30_000}}})
 	c := w.l.Stays(w.s, m1, "too small")
 	if c == nil {
 		t.Fatal("the pause goes on")

@@ -14,11 +14,12 @@ import (
 // extendEvery is the least time between two extensions of a namespace: what the first one did is to be seen.
 const extendEvery = 5 * time.Second
 
-// extend has a namespace that is on some memory nodes, and may grow, spread over twice as many when it is nearly full: a rebalance
-// makes the placement groups, as many as there is room for, and moves shards there.
+// extend has a namespace that is on some memory nodes, and may grow, spread over twice as many when it is nearly full:
+// a rebalance makes the placement groups, as many as there is room for, and moves shards there.
 func (p *plan) extend(ns uint32) {
 	w := p.s.Namespace(ns)
-	if !w.GetGrows() || w.Nodes == 0 || w.Rebalancing == dirpb.Rebalancing_REBALANCING_ON || w.Rebalancing == dirpb.Rebalancing_REBALANCING_CANCELLED {
+	if !w.GetGrows() || w.Nodes == 0 || w.Rebalancing == dirpb.Rebalancing_REBALANCING_ON ||
+		w.Rebalancing == dirpb.Rebalancing_REBALANCING_CANCELLED {
 		return
 	}
 	if _, lately := p.l.extended[ns]; lately || !p.nearlyFull(ns) {
@@ -29,12 +30,15 @@ func (p *plan) extend(ns uint32) {
 		return
 	}
 	p.l.extended[ns] = p.now
-	p.add(&fsmpb.Command{Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: dirpb.Rebalancing_REBALANCING_ON, Nodes: uint32(2 * pgs)}}},
+	p.add(&fsmpb.Command{
+		Op: &fsmpb.Command_Rebalance{Rebalance: &fsmpb.Rebalance{NamespaceId: ns, To: dirpb.Rebalancing_REBALANCING_ON,
+			Nodes: uint32(2 * pgs)}}},
 		"namespace %q: it is nearly full on %d memory nodes, and is spread over as many again", w.Name, pgs)
 }
 
-// nearlyFull reports whether three quarters of a namespace's heaps or indexes are in use, or half of its heaps while somebody finds too little. The heaps of a cache are always full of records: what
-// counts there is that nearly all of them has been granted. With a limit that its heaps have room for, heaps are never nearly full.
+// nearlyFull reports whether three quarters of a namespace's heaps or indexes are in use, or half of its heaps while
+// somebody finds too little. The heaps of a cache are always full of records: what counts there is that nearly all of
+// them has been granted. With a limit that its heaps have room for, heaps are never nearly full.
 func (p *plan) nearlyFull(ns uint32) bool {
 	w := p.s.Namespace(ns)
 	var heap, live, room, index, free uint64
@@ -82,7 +86,8 @@ func (p *plan) heads(ns uint32) (arbitrates map[uint32]bool, pgs int) {
 	return arbitrates, pgs
 }
 
-// another is the chain of a placement group that a memory node not in the set would arbitrate, or nil: the emptiest, if the namespace is not on all.
+// another is the chain of a placement group that a memory node not in the set would arbitrate, or nil: the emptiest, if
+// the namespace is not on all.
 func (p *plan) another(ns uint32, arbitrates map[uint32]bool) []uint32 {
 	region := p.regionBytes(ns)
 	if region == 0 {

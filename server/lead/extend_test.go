@@ -19,15 +19,19 @@ func newSome(t *testing.T, q *dirpb.CreateNamespaceRequest) *filling {
 	w := newWorld(t)
 	for i := range someNodes {
 		name := fmt.Sprint("m", i+1)
-		r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-			Name: name, Incarnation: 1, CapacityBytes: 64 << 20, Domain: fmt.Sprint("rack", i%4), Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-		}}}})
+		r := w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+				Name: name, Incarnation: 1, CapacityBytes: 64 << 20, Domain: fmt.Sprint("rack", i%4),
+				Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
+			}}}})
 		w.l.Heartbeat(w.s, w.now, r.NodeID, 1, nil)
 	}
-	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q}}})
+	r := w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q}}})
 	w.publish()
 	f := &filling{
-		world: w, ns: r.Namespace.Id, rng: rand.New(rand.NewPCG(1, 2)), lump: make(map[uint32]float64), size: make(map[uint32]float64), skew: make(map[uint32]float64),
+		world: w, ns: r.Namespace.Id, rng: rand.New(rand.NewPCG(1, 2)), lump: make(map[uint32]float64),
+		size: make(map[uint32]float64), skew: make(map[uint32]float64),
 		dirty: make(map[uint32]float64), parts: make(map[uint32]float64), ends: make(map[uint32]time.Duration),
 		copies: 64 << 20, matures: time.Second,
 	}
@@ -36,16 +40,18 @@ func newSome(t *testing.T, q *dirpb.CreateNamespaceRequest) *filling {
 	return f
 }
 
-// TestExtend: a namespace that begins on some of the memory nodes takes further ones as it fills, until it has all, and what it holds then fills them; one with
-// a number of its own, or with a limit that it has room for, stays where it is.
+// TestExtend: a namespace that begins on some of the memory nodes takes further ones as it fills, until it has all, and
+// what it holds then fills them; one with a number of its own, or with a limit that it has room for, stays where it is.
 func TestExtend(t *testing.T) {
 	for name, x := range map[string]struct {
 		q           *dirpb.CreateNamespaceRequest
 		first, last int
 	}{
-		"grows":      {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20}, fsm.FirstNodes, someNodes},
-		"its own":    {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Nodes: 5}, 5, 5},
-		"at a limit": {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, LimitBytes: 60 << 20}, 3, 3},
+		"grows": {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20}, fsm.FirstNodes,
+			someNodes},
+		"its own": {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Nodes: 5}, 5, 5},
+		"at a limit": {&dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20,
+			LimitBytes: 60 << 20}, 3, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newSome(t, x.q)
@@ -69,7 +75,8 @@ func TestExtend(t *testing.T) {
 				f.publish()
 				f.tick()
 			}
-			t.Logf("full at %.3f on %d placement groups, %d moves, writers waited %d ticks", full, len(f.s.PGs(f.ns)), f.moves, waited)
+			t.Logf("full at %.3f on %d placement groups, %d moves, writers waited %d ticks", full, len(f.s.PGs(f.ns)),
+				f.moves, waited)
 			if n := len(f.s.PGs(f.ns)); n != x.last || full < 0.7 || full > 1 {
 				t.Errorf("full at %.3f with %d placement groups, want %d", full, n, x.last)
 			}

@@ -8,9 +8,9 @@ import (
 )
 
 // Keys for session tokens are replaced without a gap: memory nodes take the tokens of the present key and of
-// the one before. The directory signs with the present one once every memory node that is up has said that it takes its tokens, and
-// with the one before until then. Sessions get new tokens with their renewals, and say which they show. Only when all
-// have one of the present key is that made the one before. docs/protocol.md, "Tokens and keys".
+// the one before. The directory signs with the present one once every memory node that is up has said that it takes its
+// tokens, and with the one before until then. Sessions get new tokens with their renewals, and say which they show.
+// Only when all have one of the present key is that made the one before. docs/protocol.md, "Tokens and keys".
 
 // TokenNumber names a token by what its session and the directory have to know of it. That is the generation
 // of its key, and when it expires in Unix seconds.
@@ -24,8 +24,8 @@ func TokenGeneration(number uint64) uint32 { return uint32(number >> 32) }
 // TokenExpires is when the token of a number expires, in Unix seconds.
 func TokenExpires(number uint64) int64 { return int64(uint32(number)) }
 
-// TakesKey notes the latest key of which a process of a memory node takes tokens, as it says with a heartbeat that has been
-// heeded. It reports whether another key signs now.
+// TakesKey notes the latest key whose tokens a process of a memory node takes, as it says with a heartbeat that has
+// been heeded. It reports whether another key signs now.
 func (l *Leader) TakesKey(s *fsm.State, id uint32, incarnation uint64, generation uint32) bool {
 	if m := l.nodes[id]; m != nil && m.incarnation == incarnation {
 		m.keyGeneration = max(m.keyGeneration, min(generation, s.KeyGeneration()))
@@ -61,7 +61,8 @@ func (l *Leader) Holds(id uint32, number uint64) {
 	}
 }
 
-// outdated reports whether a session shows tokens of an older key than the one that signs, so that the next key waits for it.
+// outdated reports whether a session shows tokens of an older key than the one that signs, so that the next key waits
+// for it.
 func (l *Leader) outdated(x *session) bool {
 	return x.token != 0 && TokenGeneration(x.token) < l.signs
 }

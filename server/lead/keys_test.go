@@ -11,11 +11,13 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// The newest key that every memory node that is up takes signs tokens; quiet sessions with an older one are called for it, and
-// everybody who has not taken it over is named.
+// The newest key that every memory node that is up takes signs tokens; quiet sessions with an older one are called for
+// it, and everybody who has not taken it over is named.
 func TestKeys(t *testing.T) {
 	w := newWorld(t)
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: fsm.Level}}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_Init{
+			Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k"), Level: &fsmpb.Level{Level: fsm.Level}}}})
 	w.nodes(2, 4)
 	ns := w.create("n", 1, 1)
 	a, b := w.open(ns), w.open(ns)
@@ -24,19 +26,23 @@ func TestKeys(t *testing.T) {
 	w.wait(lease)
 	rotate := func(generation uint32) {
 		t.Helper()
-		w.apply(&fsmpb.Command{Op: &fsmpb.Command_RotateKey{RotateKey: &fsmpb.RotateKey{Generation: generation, Key: bytes.Repeat([]byte{byte(generation)}, 32)}}})
+		w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_RotateKey{
+				RotateKey: &fsmpb.RotateKey{Generation: generation, Key: bytes.Repeat([]byte{byte(generation)}, 32)}}})
 	}
 	tell := func(x uint32, token uint64, quiet time.Duration) {
 		t.Helper()
 		epoch, _ := w.l.Epochs()
-		if got, err := w.tell(Renewal{Session: x, Report: epoch, Token: token, Callable: true}); err != nil || (got.Quiet > 0) != (quiet > 0) || got.Quiet > quiet {
+		if got, err := w.tell(Renewal{Session: x, Report: epoch, Token: token, Callable: true}); err != nil ||
+			(got.Quiet > 0) != (quiet > 0) || got.Quiet > quiet {
 			t.Fatalf("session %d is answered by %+v, %v; want quiet up to %v", x, got, err, quiet)
 		}
 	}
 	use := func(want string) {
 		t.Helper()
 		u := w.l.KeyUse(w.s)
-		if got := fmt.Sprintf("%d signs %d, behind %v %v", u.Generation, u.Signs, u.NodesBehind, u.SessionsBehind); got != want {
+		if got := fmt.Sprintf("%d signs %d, behind %v %v", u.Generation, u.Signs, u.NodesBehind,
+			u.SessionsBehind); got != want {
 			t.Fatalf("key %s; want %s", got, want)
 		}
 	}

@@ -76,21 +76,23 @@ type Options struct {
 // that is opened has acknowledged the version it was opened with. A new leader knows of no acknowledgement;
 // the next renewals tell it.
 type Leader struct {
-	opts     Options
-	began    time.Duration
+	// Its methods alone write what is here, under the caller's lock. Times count from an origin of the caller's.
+	opts     Options       // set by New
+	began    time.Duration // New
 	planned  time.Duration // the last Plan
-	epoch    uint64
+	epoch    uint64        // E, at most the state's ceiling; only grows
 	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
 
-	nodes    map[uint32]*node
-	sessions sessions // see roll.go for its books
-	jobs     map[uint32]*job
+	nodes    map[uint32]*node // of memory nodes, by id; Plan drops those that are gone
+	sessions sessions         // see roll.go for its books
+	jobs     map[uint32]*job  // how far jobs are, by id; those of which a janitor has told
 
-	reports tally             // of reclaim epochs, by all sessions
-	votes   map[uint32]*votes // by namespace
-	leases  leases
+	// Books of the sessions, which follow from these; see roll.go.
+	reports tally               // of reclaim epochs, by all sessions
+	votes   map[uint32]*votes   // by namespace
+	leases  leases              // in the order in which they run out
 	resting map[uint32]*session // those that are quiet
 	writers map[uint32]*session // those that may hold memory, of which there are at most fsm.MaxWriters
 	changes uint64              // of sessions that the state has had and the books show
@@ -106,24 +108,24 @@ type Leader struct {
 	extended map[uint32]time.Duration // by namespace: when it was last spread over more memory nodes
 
 	memories   map[uint32]*memory // by placement group
-	accounted  time.Duration      // when they were worked out last
+	accounted  time.Duration      // when they were worked out last; 0: they are to be
 	shortUntil time.Duration      // no placement group is short any more then, unless somebody says so
 	hasty      bool               // E runs, since somebody waits for memory that waits for it
 	// By placement group. The next leader knows none of it, and waits a lease before it
 	// balances.
 	worked map[uint32]time.Duration // when something last worked on it
 	frozen map[uint32]time.Duration // since when it has been
-	took   map[uint32]took
+	took   map[uint32]took          // what balancing last gave it
 	eased  time.Duration            // when Plan last looked for moves
 	rests  map[uint32]time.Duration // by namespace: until when none of its placement groups begins to swap members
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
-	troubles map[uint32]trouble  // by memory node
+	troubles map[uint32]trouble  // by memory node: why no process of it comes up, as its keeper said last
 	stays    map[uint32]string   // likewise: why its process was not replaced
-	rivals   map[uint32]*rival   // likewise
-	arrivals map[string]*arrival // by the name of the memory node
-	vouchers vouchers
+	rivals   map[uint32]*rival   // likewise: who asked for its name beside its owner
+	arrivals map[string]*arrival // by the name of the memory node, while it registers
+	vouchers vouchers            // by which Trusted judges
 
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
@@ -203,8 +205,10 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		votes: make(map[uint32]*votes), resting: make(map[uint32]*session), writers: make(map[uint32]*session),
 		paused: make(map[uint32]time.Duration),
 		spent:  make(map[uint32]bool), extended: make(map[uint32]time.Duration), memories: make(map[uint32]*memory),
-		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration), rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
-		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string), arrivals: make(map[string]*arrival),
+		worked: make(map[uint32]time.Duration), frozen: make(map[uint32]time.Duration),
+		rests: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
+		troubles: make(map[uint32]trouble), rivals: make(map[uint32]*rival), stays: make(map[uint32]string),
+		arrivals: make(map[string]*arrival),
 		vouchers: vouchers{heard: make(map[uint32]bool), ahead: make(map[string]*dirpb.Position)},
 	}
 	if o.BalanceUnits == 0 {
@@ -221,8 +225,6 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	return l
 }
 
-// ---- sessions --------------------------------------------------------------
-
 // Epochs returns the reclaim epoch E and the minimum.
 func (l *Leader) Epochs() (epoch, least uint64) {
 	return l.epoch, min(l.epoch, l.reports.least(l.epoch))
@@ -231,7 +233,8 @@ func (l *Leader) Epochs() (epoch, least uint64) {
 // Opened answers the opening of a session, which begins with s's map version.
 func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, least uint64, err error) {
 	if old := l.sessions.of(id); old != nil && old.expired || s.Life(id) != dirpb.SessionLife_SESSION_LIVE {
-		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
+		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable,
+			id)
 	}
 	v := s.MapVersion()
 	x := newSession(s.Session(id), l.epoch)
@@ -259,8 +262,8 @@ type Renewal struct {
 // Answer is the reply to a Renewal.
 type Answer struct {
 	Epoch, Least uint64
-	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan may find something
-	// to do. Returned says that it handed memory back that TakeBack may propose.
+	// Moved says that the session acknowledged, or quiesced, something new, so that Plan may find something to do.
+	// Returned says that it handed memory back that TakeBack may propose.
 	Moved, Returned bool
 	Deliveries      []*dirpb.FreePlaces
 	Supply          []*dirpb.Supply
@@ -277,7 +280,8 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
-		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session,
+			r.Report, l.epoch)
 	}
 	if invariants.On {
 		l.check(s)
@@ -382,7 +386,7 @@ func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	}
 }
 
-// Run moves the reclaim epoch on by up to n, as far as epochs are reserved.
+// Run moves the reclaim epoch on by up to n, and to the last reserved one at most.
 func (l *Leader) Run(s *fsm.State, n uint64) {
 	l.epoch = max(l.epoch, min(l.epoch+n, s.Meta().EpochCeiling))
 }
@@ -391,14 +395,15 @@ func (l *Leader) Run(s *fsm.State, n uint64) {
 const reuseHaste = time.Second
 
 func (l *Leader) needsEpochs(s *fsm.State) bool {
-	return l.sessions.n > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
+	return l.sessions.n > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
+		return len(pg.Recalled) > 0
+	})
 }
 
-// ---- memory nodes ----------------------------------------------------------
-
-// Heartbeat extends a memory node's lease; false means that this process of it is not, or
-// no longer, part of the state. Nil stats say nothing new.
-func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64, stats *dirpb.NodeStats) bool {
+// Heartbeat extends a memory node's lease; false means that this process of it is not
+// part of the state. Nil stats say nothing new.
+func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64,
+	stats *dirpb.NodeStats) bool {
 	m := s.Node(id)
 	if m == nil || m.Incarnation != incarnation || m.State != dirpb.NodeState_NODE_UP {
 		return false
@@ -430,8 +435,6 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 	}
 	return out
 }
-
-// ---- jobs ------------------------------------------------------------------
 
 // Claimable is a job that a live session should work on now beside those it knows of, or nil. It is one that
 // the session has already, whose answer was lost. Else it is the first that nobody works on, whose barrier
@@ -509,8 +512,6 @@ func (v *view) shown(j *dirpb.Job) *dirpb.Job {
 	}
 	return j
 }
-
-// ---- what was asked for ----------------------------------------------------
 
 // Refused notes that a step of Plan's changed nothing. The step's placement groups are left alone for a
 // while, and a rebalance that it was part of ends. A job that was asked for goes on waiting if something else

@@ -10,8 +10,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// copies counts the copies of each placement group that has any, and gives the placement groups of which each memory node has
-// one.
+// copies counts the copies of each placement group that has any, and gives the placement groups of which each memory
+// node has one.
 func (v *view) copies() (count map[uint32]int, holds map[uint32][]uint32) {
 	count, holds = make(map[uint32]int), make(map[uint32][]uint32)
 	for _, pg := range v.pgs {
@@ -77,7 +77,8 @@ func (p *plan) expireNodes() {
 	}
 }
 
-// loseMembers has every placement group go on without a silent memory node, but for those of which it has the last copy.
+// loseMembers has every placement group go on without a silent memory node, but for those of which it has the last
+// copy.
 func (p *plan) loseMembers(m *dirpb.Node, last func(pg uint32) bool) {
 	others := slices.DeleteFunc(p.s.Losable(m.Id), last)
 	if !p.s.KnowsBoots() || m.Silent && len(others) == 0 {

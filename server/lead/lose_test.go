@@ -24,18 +24,22 @@ func (w *world) keepers(n int, regions uint64) {
 
 func (w *world) keeps(name string, regions, boot uint64, retained ...*dirpb.RetainedRegion) {
 	w.t.Helper()
-	r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-		Name: name, Incarnation: 1, CapacityBytes: regions * region, Domain: name, Boot: boot, Keeps: true, Retained: retained,
-		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
-	}}}})
+	r := w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+			Name: name, Incarnation: 1, CapacityBytes: regions * region, Domain: name, Boot: boot, Keeps: true,
+			Retained:  retained,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}},
+		}}}})
 	w.l.Heartbeat(w.s, w.now, r.NodeID, 1, nil)
 }
 
-// made makes a namespace whose placement groups have regions of region bytes, and gives their ids. A session is granted memory in each, unless it is to be empty.
+// made makes a namespace whose placement groups have regions of region bytes, and gives their ids. A session is granted
+// memory in each, unless it is to be empty.
 func (w *world) made(name string, replicas uint32, mode dirpb.NamespaceMode, empty bool) (ns uint32, pgs []uint32) {
 	w.t.Helper()
 	ns = w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
-		Namespace: &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: uint64(replicas) * region, Shards: 4, Mode: mode},
+		Namespace: &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas,
+			BytesPerNode: uint64(replicas) * region, Shards: 4, Mode: mode},
 	}}}).Namespace.Id
 	w.publish()
 	x := w.open(ns)
@@ -65,14 +69,17 @@ func (w *world) silence() {
 // elsewhere fails unless a placement group is active without m1.
 func (w *world) elsewhere(pg uint32) {
 	w.t.Helper()
-	if g := w.s.PG(pg); g.State != dirpb.PGState_PG_ACTIVE || slices.ContainsFunc(g.Members, func(m *dirpb.Member) bool { return m.NodeId == 1 }) {
+	if g := w.s.PG(pg); g.State != dirpb.PGState_PG_ACTIVE ||
+		slices.ContainsFunc(g.Members, func(m *dirpb.Member) bool {
+			return m.NodeId == 1
+		}) {
 		w.t.Fatalf("placement group %d is %v, want it active on other memory nodes", pg, g)
 	}
 }
 
-// A memory node that is silent is lost to each placement group by itself: those with another copy go on within a lease, one of a
-// cache, or one that is known to be empty, starts over where there is room, and one that has no other copy is waited for. Nothing new is put on
-// the memory node. When it is back it is a member of what has waited alone.
+// A memory node that is silent is lost to each placement group by itself: those with another copy go on within a lease,
+// one of a cache, or one that is known to be empty, starts over where there is room, and one that has no other copy is
+// waited for. Nothing new is put on the memory node. When it is back it is a member of what has waited alone.
 func TestSilentIsLostToEachGroup(t *testing.T) {
 	w := newWorld(t)
 	w.keepers(3, 12)
@@ -85,18 +92,23 @@ func TestSilentIsLostToEachGroup(t *testing.T) {
 	w.on(data[0], dirpb.PGState_PG_FROZEN, 2)
 	w.on(data[2], dirpb.PGState_PG_FROZEN, 3)
 	w.on(kept[0], dirpb.PGState_PG_ACTIVE, 1)
-	w.want(fmt.Sprintf("%d: every session has quiesced", data[0]), fmt.Sprintf("%d: every session has quiesced", data[2]),
-		fmt.Sprintf("%d: it is made anew on memory nodes", page[0]), fmt.Sprintf("%d: it is made anew on memory nodes", void[0]))
+	w.want(fmt.Sprintf("%d: every session has quiesced", data[0]),
+		fmt.Sprintf("%d: every session has quiesced", data[2]),
+		fmt.Sprintf("%d: it is made anew on memory nodes", page[0]), fmt.Sprintf("%d: it is made anew on memory nodes",
+			void[0]))
 	w.publish()
 	w.on(data[0], dirpb.PGState_PG_ACTIVE, 2)
 	w.elsewhere(page[0])
 	w.elsewhere(void[0])
-	if a, b := w.s.NamespaceNamed("page").Losses, w.s.NamespaceNamed("void").Losses; len(a) != 1 || a[0].Node != "m1" || len(b) != 0 {
+	if a, b := w.s.NamespaceNamed("page").Losses, w.s.NamespaceNamed("void").Losses; len(a) != 1 || a[0].Node != "m1" ||
+		len(b) != 0 {
 		t.Fatalf("the cache has lost %v, and the empty namespace %v", a, b)
 	}
-	w.want(fmt.Sprintf(`group %d: memory node "m3" is to join`, data[0]), fmt.Sprintf(`group %d: memory node "m2" is to join`, data[2]))
+	w.want(fmt.Sprintf(`group %d: memory node "m3" is to join`, data[0]),
+		fmt.Sprintf(`group %d: memory node "m2" is to join`, data[2]))
 	late := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
-		Namespace: &dirpb.CreateNamespaceRequest{Name: "late", Replicas: 1, BytesPerNode: region, Shards: 4}}}}).Namespace.Id
+		Namespace: &dirpb.CreateNamespaceRequest{Name: "late", Replicas: 1, BytesPerNode: region,
+			Shards: 4}}}}).Namespace.Id
 	if n := len(w.s.PGs(late)); n != 2 {
 		t.Fatalf("a namespace that is made meanwhile has %d placement groups, want 2", n)
 	}
@@ -144,7 +156,8 @@ func TestGiveUpWhatWaits(t *testing.T) {
 	}
 }
 
-// Where no other memory node has room for it, a cache's placement group waits: nothing would be gained. So does one that holds something and is no cache's.
+// Where no other memory node has room for it, a cache's placement group waits: nothing would be gained. So does one
+// that holds something and is no cache's.
 func TestNowhereElse(t *testing.T) {
 	w := newWorld(t)
 	w.keepers(3, 2)
@@ -163,8 +176,8 @@ func TestNowhereElse(t *testing.T) {
 	w.want(fmt.Sprintf(`%d: it is made anew on memory nodes ["m4"]`, page[0]))
 }
 
-// Sessions that died with the memory node hold up nothing that goes on without it: neither those of a namespace that has nothing there
-// any more, nor, in one that waits, the placement groups with copies elsewhere.
+// Sessions that died with the memory node hold up nothing that goes on without it: neither those of a namespace that
+// has nothing there any more, nor, in one that waits, the placement groups with copies elsewhere.
 func TestDeadSessionsOfTheSilent(t *testing.T) {
 	w := newWorld(t)
 	w.keepers(4, 12)
@@ -180,7 +193,8 @@ func TestDeadSessionsOfTheSilent(t *testing.T) {
 	w.fence()
 	w.step() // what starts over elsewhere has nothing there
 	w.publish()
-	for i, want := range []dirpb.SessionLife{dirpb.SessionLife_SESSION_FENCED, dirpb.SessionLife_SESSION_FENCING, dirpb.SessionLife_SESSION_FENCED} {
+	for i, want := range []dirpb.SessionLife{dirpb.SessionLife_SESSION_FENCED, dirpb.SessionLife_SESSION_FENCING,
+		dirpb.SessionLife_SESSION_FENCED} {
 		if life := w.s.Life(dead[i]); life != want {
 			t.Errorf("session %d is %v, want %v", dead[i], life, want)
 		}

@@ -9,7 +9,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
-// rivalTime is how long a process counts as waiting for a memory node's name after it asked. Memory nodes ask again within two seconds.
+// rivalTime is how long a process counts as waiting for a memory node's name after it asked. Memory nodes ask again
+// within two seconds.
 const rivalTime = 5 * time.Second
 
 // rival is a process that asked for a memory node's name while another process had it.
@@ -17,7 +18,8 @@ type rival struct {
 	incarnation uint64
 	at          string // where it listens
 	asked       time.Duration
-	// The owner of the name was heard after the first question, so both processes live: the rival is no restart of the owner.
+	// The owner of the name was heard after the first question, so both processes live: the rival is no restart of the
+	// owner.
 	both bool
 	told bool // the log has it
 }
@@ -39,7 +41,8 @@ type TakenError struct {
 }
 
 func (e *TakenError) Error() string {
-	return fmt.Sprintf("the name of memory node %q is taken by another process, at %s: %s; nothing was done", e.Name, e.Owner, e.why)
+	return fmt.Sprintf("the name of memory node %q is taken by another process, at %s: %s; nothing was done", e.Name,
+		e.Owner, e.why)
 }
 
 // BeginArrival decides whether a process may register a memory node. EndArrival tells the arrival's end,
@@ -48,7 +51,8 @@ func (e *TakenError) Error() string {
 // dropped in turns.
 func (l *Leader) BeginArrival(s *fsm.State, now time.Duration, q *dirpb.RegisterNodeRequest) error {
 	if a := l.arrivals[q.GetName()]; a != nil && a.incarnation != q.GetIncarnation() {
-		return &TakenError{Name: q.GetName(), Owner: "an address that is not known yet", Rival: dirpb.Addresses(q.GetEndpoints()), why: "it is being registered"}
+		return &TakenError{Name: q.GetName(), Owner: "an address that is not known yet",
+			Rival: dirpb.Addresses(q.GetEndpoints()), why: "it is being registered"}
 	}
 	if n := s.NodeNamed(q.GetName()); n.GetState() == dirpb.NodeState_NODE_UP {
 		if err := l.compete(s, now, n, q); err != nil {
@@ -84,14 +88,16 @@ func (l *Leader) compete(s *fsm.State, now time.Duration, n *dirpb.Node, q *dirp
 	if r == nil || r.incarnation != q.GetIncarnation() {
 		r = &rival{incarnation: q.GetIncarnation()}
 	}
-	e := &TakenError{Name: n.Name, Owner: dirpb.Addresses(n.Endpoints), Rival: dirpb.Addresses(q.GetEndpoints()), Clash: r.both}
+	e := &TakenError{Name: n.Name, Owner: dirpb.Addresses(n.Endpoints), Rival: dirpb.Addresses(q.GetEndpoints()),
+		Clash: r.both}
 	switch {
 	case l.lives(n, now) && r.both:
 		e.why = "both processes live, so give one of them another name"
 	case l.lives(n, now):
 		e.why = "it was heard within its lease, or its end is not known yet"
 	case r.both && l.keepsLast(s, n, now):
-		e.why = fmt.Sprintf("it is silent, and its kept memory is waited for: start it again, or say kvctl nodes give-up %s", n.Name)
+		e.why = fmt.Sprintf("it is silent, and its kept memory is waited for: start it again, or say kvctl nodes "+
+			"give-up %s", n.Name)
 	default:
 		delete(l.rivals, n.Id)
 		return nil
@@ -102,8 +108,8 @@ func (l *Leader) compete(s *fsm.State, now time.Duration, n *dirpb.Node, q *dirp
 	return e
 }
 
-// lives reports whether the process of n that is registered may live: it was heard within its lease, and has not broken off a heartbeat
-// without beginning another. A process that this leader has not looked at yet lives.
+// lives reports whether the process of n that is registered may live: it was heard within its lease, and has not broken
+// off a heartbeat without beginning another. A process that this leader has not looked at yet lives.
 func (l *Leader) lives(n *dirpb.Node, now time.Duration) bool {
 	x := l.nodes[n.Id]
 	if x == nil || x.incarnation != n.Incarnation {

@@ -25,7 +25,8 @@ func (w *world) asks(name string, incarnation uint64) *TakenError {
 	return e
 }
 
-// TestNameOfOneWhoLives: nobody else gets the name of a memory node that was heard within its lease; the same memory's next process does.
+// TestNameOfOneWhoLives: nobody else gets the name of a memory node that was heard within its lease; the same memory's
+// next process does.
 func TestNameOfOneWhoLives(t *testing.T) {
 	w := newWorld(t)
 	m1 := w.keeper("m1", 1)
@@ -41,7 +42,8 @@ func TestNameOfOneWhoLives(t *testing.T) {
 	}
 	w.pass(lease / 2)
 	w.l.Heartbeat(w.s, w.now, m1, 1, nil)
-	if e := w.asks("m1", 2); e == nil || !e.Clash || !e.New || !strings.Contains(e.Error(), "both processes live") || w.l.Rival(m1, w.now) != "tcp other:1" {
+	if e := w.asks("m1", 2); e == nil || !e.Clash || !e.New || !strings.Contains(e.Error(), "both processes live") ||
+		w.l.Rival(m1, w.now) != "tcp other:1" {
 		t.Fatalf("both live: %+v, rival %q", e, w.l.Rival(m1, w.now))
 	}
 	if e := w.asks("m1", 2); e == nil || e.New {
@@ -99,8 +101,8 @@ func TestNameOfOneThatDied(t *testing.T) {
 	}
 }
 
-// TestNameOfKeptMemory: a stranger that asked while the owner of the name lived does not end the wait for the only copy of
-// something; an operator does.
+// TestNameOfKeptMemory: a stranger that asked while the owner of the name lived does not end the wait for the only copy
+// of something; an operator does.
 func TestNameOfKeptMemory(t *testing.T) {
 	w := newWorld(t)
 	m1 := w.keeper("m1", 1)
@@ -131,7 +133,8 @@ func TestNameOfKeptMemory(t *testing.T) {
 // TestArrivalsOfOneName: of two processes that register at the same time one waits for the other's outcome.
 func TestArrivalsOfOneName(t *testing.T) {
 	w := newWorld(t)
-	first := &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}
+	first := &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 1, Endpoints: []*dirpb.Endpoint{
+		{Provider: "tcp", Addr: "h:1"}}}
 	for range 2 { // its caller tries again
 		if err := w.l.BeginArrival(w.s, w.now, first); err != nil {
 			t.Fatal(err)

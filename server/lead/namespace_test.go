@@ -10,11 +10,15 @@ import (
 )
 
 func (w *world) replicas(name string, n uint32) fsm.Result {
-	return w.try(&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: name, Replicas: n, KeepLimit: true}}})
+	return w.try(&fsmpb.Command{
+		Op: &fsmpb.Command_SetNamespace{
+			SetNamespace: &dirpb.SetNamespaceRequest{Name: name, Replicas: n, KeepLimit: true}}})
 }
 
 func (w *world) remove(name string) fsm.Result {
-	return w.try(&fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: &dirpb.DeleteNamespaceRequest{Name: name, EndSessions: true}}})
+	return w.try(&fsmpb.Command{
+		Op: &fsmpb.Command_DeleteNamespace{
+			DeleteNamespace: &dirpb.DeleteNamespaceRequest{Name: name, EndSessions: true}}})
 }
 
 // Each of three memory nodes has room for one more region than it has, so every placement

@@ -51,8 +51,8 @@ func (l *Leader) BeginPause(s *fsm.State, id uint32, now time.Duration) {
 	l.notePauses(s, now)
 }
 
-// AskToLeave forgets what Stays noted of a memory node that is asked once more to be replaced. It comes before the command that asks: the answer
-// may be there before that returns.
+// AskToLeave forgets what Stays noted of a memory node that is asked once more to be replaced. It comes before the
+// command that asks: the answer may be there before that returns.
 func (l *Leader) AskToLeave(id uint32) { delete(l.stays, id) }
 
 // Stays notes why the process of a memory node that was to be replaced stays. It gives the command by which
@@ -63,7 +63,8 @@ func (l *Leader) Stays(s *fsm.State, id uint32, why string) *fsmpb.Command {
 		return nil
 	}
 	l.stays[id] = why
-	return &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}}
 }
 
 // WhyStays is what Stays noted since AskToLeave, "" for nothing.
@@ -83,11 +84,12 @@ func (l *Leader) notePauses(s *fsm.State, now time.Duration) {
 	}
 }
 
-// maxParting is how long a memory node that is to be replaced may take to leave its placement groups: operations wait meanwhile
-// for those where it arbitrates.
+// maxParting is how long a memory node that is to be replaced may take to leave its placement groups: operations wait
+// meanwhile for those where it arbitrates.
 const maxParting = 3 * time.Second
 
-// resume expects heartbeats again of memory nodes that were to be replaced by now, and lets those stay that could not leave.
+// resume expects heartbeats again of memory nodes that were to be replaced by now, and lets those stay that could not
+// leave.
 func (p *plan) resume() {
 	for _, n := range p.s.Nodes() {
 		x := p.l.nodes[n.Id]
@@ -99,13 +101,16 @@ func (p *plan) resume() {
 			limit, why = min(limit, maxParting), "could not leave its placement groups in time, and stays"
 		}
 		if p.now > x.paused+limit {
-			p.add(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}},
+			p.add(&fsmpb.Command{
+				Op: &fsmpb.Command_PauseNode{
+					PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}},
 				"memory node %q %s", n.Name, why)
 		}
 	}
 }
 
-// expected reports whether a memory node leaves or has left to be replaced: what lacks one copy waits for it, as it will have room.
+// expected reports whether a memory node leaves or has left to be replaced: what lacks one copy waits for it, as it
+// will have room.
 func (v *view) expected() bool {
 	return slices.ContainsFunc(v.s.Nodes(), func(n *dirpb.Node) bool {
 		return n.PauseMillis > 0 && (n.Leaving || n.State == dirpb.NodeState_NODE_DOWN)
@@ -126,14 +131,16 @@ func (l *Leader) MayPart(s *fsm.State, id uint32, now time.Duration) error {
 	}
 	for _, pg := range holds[id] {
 		if !others[pg] {
-			return fmt.Errorf("%w: memory node %q has the only copy of placement group %d of namespace %q, and would have to drop it; nothing was done. "+
-				"Wait until there is another copy, or restart it in place", fsm.ErrRefused, s.Node(id).GetName(), pg, s.Namespace(s.PG(pg).NamespaceId).GetName())
+			return fmt.Errorf("%w: memory node %q has the only copy of placement group %d of namespace %q, and would "+
+				"have to drop it; nothing was done. "+
+				"Wait until there is another copy, or restart it in place", fsm.ErrRefused, s.Node(id).GetName(), pg,
+				s.Namespace(s.PG(pg).NamespaceId).GetName())
 		}
 	}
 	return nil
 }
 
-// Silent reports whether a memory node that is up has not been heard for as long as it should have been.
+// Silent reports whether a memory node that is up has not been heard when it should have been.
 func (l *Leader) Silent(n *dirpb.Node, now time.Duration) bool {
 	x := l.nodes[n.GetId()]
 	return n.GetState() == dirpb.NodeState_NODE_UP && x != nil && x.incarnation == n.Incarnation && now > x.due()
@@ -165,7 +172,9 @@ func (l *Leader) Waiting(s *fsm.State, now time.Duration) (ids []uint32) {
 
 // downOf declares the process of a memory node that is registered now lost, and what it holds.
 func (l *Leader) downOf(n *dirpb.Node) *fsmpb.Command {
-	return &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot, ReclaimEpoch: l.epoch}}}
+	return &fsmpb.Command{
+		Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot,
+			ReclaimEpoch: l.epoch}}}
 }
 
 // GiveUp declares a silent memory node lost, whatever it holds, since an operator says so.
@@ -175,7 +184,8 @@ func (l *Leader) GiveUp(s *fsm.State, id uint32, now time.Duration) (*fsmpb.Comm
 	case n.GetState() != dirpb.NodeState_NODE_UP:
 		return nil, fmt.Errorf("%w: memory node %q counts as lost already", fsm.ErrRefused, n.GetName())
 	case !l.Silent(n, now):
-		return nil, fmt.Errorf("%w: memory node %q was heard within its lease, or is being replaced; drain it, or stop it first", fsm.ErrRefused, n.Name)
+		return nil, fmt.Errorf("%w: memory node %q was heard within its lease, or is being replaced; drain it, or "+
+			"stop it first", fsm.ErrRefused, n.Name)
 	}
 	return l.downOf(n), nil
 }
@@ -196,14 +206,17 @@ func (p *plan) part(pg *dirpb.PlacementGroup) {
 			continue
 		}
 		p.taken[pg.Id] = true
-		p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: m.NodeId, ReclaimEpoch: p.l.epoch}}},
+		p.add(&fsmpb.Command{
+			Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: m.NodeId,
+				ReclaimEpoch: p.l.epoch}}},
 			"placement group %d: memory node %q leaves: it is about to stop", pg.Id, n.Name)
 		return
 	}
 }
 
 // gone reports whether a memory node that is about to stop is out of every chain in which
-// another has a copy, or has waited for that long enough; one that is to be replaced leaves nothing behind, or does not leave.
+// another has a copy, or has waited for that long enough; one that is to be replaced leaves nothing behind, or does not
+// leave.
 func (p *plan) gone(n *dirpb.Node) bool {
 	x := p.l.nodes[n.Id]
 	if !n.Leaving || x == nil || x.leavesV == 0 {
@@ -215,6 +228,7 @@ func (p *plan) gone(n *dirpb.Node) bool {
 	}
 	return !slices.ContainsFunc(p.pgs, func(pg *dirpb.PlacementGroup) bool {
 		on := func(m *dirpb.Member) bool { return m.NodeId == n.Id }
-		return pg.Leaving != nil && on(pg.Leaving) || slices.ContainsFunc(pg.Members, on) && (len(pg.Members) > 1 || !stops)
+		return pg.Leaving != nil && on(pg.Leaving) || slices.ContainsFunc(pg.Members, on) &&
+			(len(pg.Members) > 1 || !stops)
 	})
 }

@@ -12,7 +12,9 @@ import (
 // goodbye says that a memory node is about to stop.
 func (w *world) goodbye(node uint32) {
 	w.t.Helper()
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: node, Incarnation: w.s.Node(node).Incarnation}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_LeaveNode{
+			LeaveNode: &dirpb.LeaveNodeRequest{NodeId: node, Incarnation: w.s.Node(node).Incarnation}}})
 }
 
 // A memory node that says goodbye leaves its chains as one that drains does, is given nothing,
@@ -31,7 +33,8 @@ func TestGoodbye(t *testing.T) {
 	w.goodbye(2)
 	w.want() // operations may be under way
 	w.ack()
-	w.want(`group 1: memory node "m2" leaves: it is about to stop`, `group 2: memory node "m2" leaves: it is about to stop`)
+	w.want(`group 1: memory node "m2" leaves: it is about to stop`,
+		`group 2: memory node "m2" leaves: it is about to stop`)
 	w.on(1, dirpb.PGState_PG_FROZEN, 1)
 	w.goodbye(2) // told twice
 	w.want()     // a session may have verbs under way to it
@@ -92,7 +95,8 @@ func TestGoodbyeGoesFirst(t *testing.T) {
 func TestGoodbyeOfAStranger(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(2, 8)
-	for _, q := range []*dirpb.LeaveNodeRequest{{NodeId: 2, Incarnation: w.s.Node(2).Incarnation + 1}, {NodeId: 9, Incarnation: 1}} {
+	for _, q := range []*dirpb.LeaveNodeRequest{{NodeId: 2, Incarnation: w.s.Node(2).Incarnation + 1},
+		{NodeId: 9, Incarnation: 1}} {
 		if r := w.try(&fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: q}}); !errors.Is(r.Err, fsm.ErrNotFound) {
 			t.Errorf("goodbye %v: %v, want ErrNotFound", q, r.Err)
 		}

@@ -12,15 +12,16 @@ import (
 // takes, and are called as soon as somebody waits for what they report. Somebody does if
 // places are in limbo, or an extent that was scanned is to be free, until the least reported
 // reclaim epoch is greater than the one noted for it; if a place is on its way home; if
-// memory is short; and if the session shows a token of an older key than the one that signs. docs/protocol.md, "Quiet sessions".
+// memory is short; and if the session shows a token of an older key than the one that signs. docs/protocol.md, "Quiet
+// sessions".
 
 // quietMost is the longest that a session is quiet, however long the lease: it is to notice
 // that it has ended.
 const quietMost = 2 * time.Second
 
 // quiet is how long a session may be silent whose renewal is being answered; 0: not longer
-// than usual. A new map, or a call, has many sessions renew at once, before their turn: those get turns of different lengths, or they
-// would renew all at once for ever.
+// than usual. A new map, or a call, has many sessions renew at once, before their turn: those get turns of different
+// lengths, or they would renew all at once for ever.
 func (l *Leader) quiet(now time.Duration, x *session, moved, callable bool) time.Duration {
 	inTurn := x.quiet && !moved
 	if l.rest(x, callable && l.opts.EpochInterval > 0 && !l.waitsFor(now, x)); !x.quiet {
@@ -54,7 +55,8 @@ func (l *Leader) await(epoch uint64) {
 // now; each is given once. A renewal that comes before E is greater than the first reclaim epoch that is
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
-	if _, least := l.Epochs(); least > l.awaited && !l.hasty && now >= l.shortUntil && !l.routed && l.called == l.signs {
+	if _, least := l.Epochs(); least > l.awaited && !l.hasty && now >= l.shortUntil && !l.routed &&
+		l.called == l.signs {
 		return nil // nobody is waited for
 	}
 	l.routed, l.called = false, l.signs
@@ -71,7 +73,8 @@ func (l *Leader) Calls(now time.Duration) (ids []uint32) {
 // Calm reports whether nothing but the end of a lease, or what sessions, memory nodes,
 // janitors and operators say, can bring anything about soon.
 func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
-	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(s.Rebalancing()) > 0 || len(l.paused) > 0 || l.Pending() || len(s.Jobs()) > 0 {
+	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(s.Rebalancing()) > 0 || len(l.paused) > 0 ||
+		l.Pending() || len(s.Jobs()) > 0 {
 		return false
 	}
 	if _, least := l.Epochs(); l.sessions.n > 0 && least <= l.awaited {
@@ -83,7 +86,8 @@ func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
 		}
 	}
 	return !slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
-		return pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0
+		return pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil ||
+			len(pg.Recalled) > 0
 	})
 }
 

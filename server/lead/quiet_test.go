@@ -89,8 +89,8 @@ func TestQuiet(t *testing.T) {
 	calls(b)
 }
 
-// Sessions that a map has brought in step renew at different times from then on, each three times in a lease, and at no time
-// many of them.
+// Sessions that a map has brought in step renew at different times from then on, each three times in a lease, and at no
+// time many of them.
 func TestQuietSpreads(t *testing.T) {
 	const n = 1000
 	w := crowd(t, n)

@@ -82,8 +82,8 @@ type gain struct {
 }
 
 // gains are a placement group's extents by what recalling them in place would give, most
-// first. A recall has what waits for reclaim epochs in an extent wait for them anew: if memory is short, those in which that is more
-// are left out.
+// first. A recall has what waits for reclaim epochs in an extent wait for them anew: if memory is short, those in which
+// that is more are left out.
 func (l *Leader) gains(s *fsm.State, pg uint32, short bool) (out []gain) {
 	var waits map[uint32]uint64
 	if short {
@@ -166,7 +166,8 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
 	for _, g := range l.gains(s, j.PgId, short) {
 		from := least
-		if need-min(need, sum) > bearable { // else the same count comes again and again, and each extent gives too little
+		if need-min(need, sum) > bearable {
+			// else the same count comes again and again, and each extent gives too little
 			from = min(from, gainUnitsShort)
 		}
 		if g.units < from || sum >= need || need < from || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
@@ -228,8 +229,10 @@ func (l *Leader) compact(s *fsm.State, m *memory, pg uint32) {
 		if !ok || size-free == 0 || size-free > (room-min(room, here))/2 {
 			continue
 		}
-		l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg, Extents: []uint32{unit / layout.ExtentUnits}, InPlace: true,
-			WindowUnit: unit, WindowUnits: uint32(size), WindowMost: m.need, Reason: fmt.Sprintf("no %d units in one piece are free", m.need)})
+		l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg,
+			Extents: []uint32{unit / layout.ExtentUnits}, InPlace: true,
+			WindowUnit: unit, WindowUnits: uint32(size), WindowMost: m.need,
+			Reason: fmt.Sprintf("no %d units in one piece are free", m.need)})
 		m.retry, m.window, m.windowAt, m.windowIn = retryShort, size, l.planned, int64(unit/layout.ExtentUnits)
 		return
 	}

@@ -14,14 +14,17 @@ import (
 
 // crowd is a world of so many sessions that read, in one namespace; the limit on sessions bounds it.
 func crowd(tb testing.TB, n int) *world {
-	w := &world{t: tb, s: fsm.New(), mute: make(map[uint32]bool), quiet: make(map[uint32]bool), numbers: make(map[uint32]uint64)}
+	w := &world{t: tb, s: fsm.New(), mute: make(map[uint32]bool), quiet: make(map[uint32]bool),
+		numbers: make(map[uint32]uint64)}
 	w.elect()
 	w.nodes(1, 4)
 	ns := w.create("n", 1, 1)
 	w.proceed()
 	for range n {
 		epoch, _ := w.l.Epochs()
-		r := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: ns, Epoch: epoch, ReadOnly: true}}})
+		r := w.apply(&fsmpb.Command{
+			Op: &fsmpb.Command_OpenSession{
+				OpenSession: &fsmpb.OpenSession{NamespaceId: ns, Epoch: epoch, ReadOnly: true}}})
 		if _, _, err := w.l.Opened(w.s, r.Session.Id, w.now); err != nil {
 			tb.Fatal(err)
 		}
@@ -55,7 +58,8 @@ func BenchmarkRenew(b *testing.B) {
 				}
 				w.now += lease / 3 / time.Duration(n)
 				epoch, _ := w.l.Epochs()
-				if _, err := w.l.Renew(w.s, w.now, Renewal{Session: ids[i%n], Report: epoch, Acked: v, Quiesced: v, Number: uint64(i/n + 1), Callable: true}); err != nil {
+				if _, err := w.l.Renew(w.s, w.now, Renewal{Session: ids[i%n], Report: epoch, Acked: v, Quiesced: v,
+					Number: uint64(i/n + 1), Callable: true}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -100,14 +104,17 @@ func TestBooks(t *testing.T) {
 		case n < 3 && len(all) < 12:
 			w.open(spaces[n%2])
 		case n == 3 && len(all) < 12: // its answer is lost
-			w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: spaces[0], ReadOnly: rnd.IntN(2) == 0}}})
+			w.apply(&fsmpb.Command{
+				Op: &fsmpb.Command_OpenSession{
+					OpenSession: &fsmpb.OpenSession{NamespaceId: spaces[0], ReadOnly: rnd.IntN(2) == 0}}})
 		case n == 4:
 			w.try(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: x}}})
 			if rnd.IntN(2) == 0 {
 				w.l.Closed(w.s, w.now, x, nil, nil)
 			}
 		case n == 5:
-			w.apply(&fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: []uint32{x}}}})
+			w.apply(&fsmpb.Command{
+				Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: []uint32{x}}}})
 		case n == 6:
 			w.fence()
 		case n == 7:
@@ -120,7 +127,8 @@ func TestBooks(t *testing.T) {
 			w.now += time.Duration(rnd.Int64N(int64(lease / 20)))
 			w.l.Run(w.s, uint64(rnd.IntN(2)))
 			e, _ := w.l.Epochs()
-			_, _ = w.tell(Renewal{Session: x, Report: e - min(e, uint64(rnd.IntN(3))), Acked: w.s.MapVersion() - uint64(rnd.IntN(2)),
+			_, _ = w.tell(Renewal{Session: x, Report: e - min(e, uint64(rnd.IntN(3))),
+				Acked:    w.s.MapVersion() - uint64(rnd.IntN(2)),
 				Quiesced: w.s.MapVersion(), Callable: rnd.IntN(2) == 0})
 		}
 		v := w.l.newView(w.s, w.now)
@@ -150,8 +158,8 @@ func TestBooks(t *testing.T) {
 	}
 }
 
-// Accounts of memory, which are made several times a second, do not look at sessions that only read, of which there may be
-// many more than of others.
+// Accounts of memory, which are made several times a second, do not look at sessions that only read, of which there may
+// be many more than of others.
 func TestAccountsAreOfWriters(t *testing.T) {
 	w := crowd(t, 3)
 	writer := w.open(1)

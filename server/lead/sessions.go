@@ -5,9 +5,9 @@ import "iter"
 // Sessions get their ids one after the other, so those that live are near each other.
 const pageSessions = 64
 
-// sessions are the sessions that a leader knows, by id: in pages, since of many thousands a hash table's rows are in no cache
-// when a renewal wants one, and it wants one for nearly every session before it wants the same again.
-// A page takes 0.5 KiB, also if one session alone is in it.
+// sessions are the sessions that a leader knows, by id: in pages, since of many thousands a hash table's rows are in no
+// cache when a renewal wants one, and it wants one for nearly every session before it wants the same again. A page
+// takes 0.5 KiB, also if one session alone is in it.
 type sessions struct {
 	pages map[uint32]*page // by the id of the first / pageSessions
 	n     int

@@ -10,9 +10,9 @@ import (
 // ReasonSettle of a SETTLE job, for people.
 const ReasonSettle = "sessions ended with status words in use"
 
-// settleOrphans begins to go through placement groups of namespaces in which sessions have ended with status words in use: each that
-// may have intents of theirs. Somebody may wait for such an intent, a job of the
-// placement group among them. Sessions that end meanwhile wait for the next time, which leaves other jobs their turn.
+// settleOrphans begins to go through placement groups of namespaces in which sessions have ended with status words in
+// use: each that may have intents of theirs. Somebody may wait for such an intent, a job of the placement group among
+// them. Sessions that end meanwhile wait for the next time, which leaves other jobs their turn.
 func (p *plan) settleOrphans() {
 	var deaths map[uint32]uint64 // by namespace: the last one whose words are not free
 	for _, pg := range p.pgs {
@@ -35,7 +35,8 @@ func (p *plan) settleOrphans() {
 			continue
 		}
 		last, before := p.l.settling[pg.Id]
-		if before && p.now < last+p.l.pause(0) || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 || p.changing(pg) != "" || slices.ContainsFunc(pg.Members, p.stops) {
+		if before && p.now < last+p.l.pause(0) || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 || p.changing(pg) != "" ||
+			slices.ContainsFunc(pg.Members, p.stops) {
 			continue
 		}
 		p.l.settling[pg.Id] = p.now

@@ -28,7 +28,8 @@ func (w *world) returnWords() {
 		c := &fsmpb.TakeStatus{SessionId: x.Id, Number: x.StatusNumber + 1}
 		for _, pg := range w.s.PGs(x.NamespaceId) {
 			for _, b := range w.s.Heap(pg.Id).StatusHeld {
-				c.Blocks = append(c.Blocks, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation, Offset: b.Offset})
+				c.Blocks = append(c.Blocks, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation,
+					Offset: b.Offset})
 			}
 		}
 		w.apply(&fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: c}})
@@ -56,8 +57,8 @@ func (w *world) end(x, pg uint32) {
 	w.finish(x, j)
 }
 
-// A session that ends with status words in use has each placement group of its namespace gone through, once, and its words are free then.
-// Nobody else's end does.
+// A session that ends with status words in use has each placement group of its namespace gone through, once, and its
+// words are free then. Nobody else's end does.
 func TestSettleOrphans(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(2, 8)
@@ -71,7 +72,8 @@ func TestSettleOrphans(t *testing.T) {
 	w.ack()
 	w.plan() // an epoch block
 	w.want()
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: c, Settled: true}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: c, Settled: true}}})
 	w.want()
 	w.kill(a)
 	w.want("[1]: JOB_SETTLE", "[2]: JOB_SETTLE")
@@ -147,7 +149,8 @@ func TestSettleInTrouble(t *testing.T) {
 	w.want()
 	j := w.claim(b)
 	w.l.Progress(j.GetId(), 1, 2, "no memory", w.now)
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: b, JobId: j.GetId(), GiveBack: true}}})
+	w.apply(&fsmpb.Command{
+		Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: b, JobId: j.GetId(), GiveBack: true}}})
 	w.want("[1]: JOB_SCRUB")
 	if next := w.claim(b); next.GetKind() != dirpb.JobKind_JOB_SCRUB {
 		t.Fatalf("claimed %v", next)
@@ -198,7 +201,8 @@ func TestSettleWaitsForMembers(t *testing.T) {
 	w.kill(a)
 	w.step()
 	for _, pg := range w.s.PGs(ns) {
-		if whole, j := pg.State == dirpb.PGState_PG_ACTIVE, w.settling(pg.Id); whole != (j != nil) || whole != (pg.Id == 1) {
+		if whole, j := pg.State == dirpb.PGState_PG_ACTIVE, w.settling(pg.Id); whole != (j != nil) ||
+			whole != (pg.Id == 1) {
 			t.Fatalf("%v has %v", pg, j)
 		}
 	}

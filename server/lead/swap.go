@@ -7,18 +7,18 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// swapPart: a swapPart-th of a namespace's placement groups, and at least one, get another member in place of one that drains at a
-// time. Operations are slower meanwhile, where they meet words that the joiner lacks and while the group is frozen to
-// let the other one go; so that is never so for many keys at once.
+// swapPart: a swapPart-th of a namespace's placement groups, and at least one, get another member in place of one that
+// drains at a time. Operations are slower meanwhile, where they meet words that the joiner lacks and while the group is
+// frozen to let the other one go; so that is never so for many keys at once.
 const swapPart = 8
 
-// After a freeze none begins for restTimes as long, and restMost at most, so that of 100 operations less than one meets any, also where only two begin.
+// After a freeze none begins for restTimes as long, and restMost at most, so that of 100 operations less than one meets
+// any, also where only two begin.
 const (
 	restTimes = 256
 	restMost  = 10 * time.Second
 )
 
-// noteFreezes notes how long placement groups have been frozen.
 func (p *plan) noteFreezes() {
 	for _, pg := range p.pgs {
 		since, was := p.l.frozen[pg.Id]
@@ -32,7 +32,8 @@ func (p *plan) noteFreezes() {
 	}
 }
 
-// maySwap reports whether one more placement group of a namespace may begin to get another member in place of one that drains.
+// maySwap reports whether one more placement group of a namespace may begin to get another member in place of one that
+// drains.
 func (p *plan) maySwap(ns uint32) bool {
 	if p.now < p.l.rests[ns] {
 		return false

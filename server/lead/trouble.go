@@ -6,7 +6,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
-// troubleTime is how long the word of a memory node's keeper counts that no process of it comes up. Keepers repeat it more often.
+// troubleTime is how long the word of a memory node's keeper counts that no process of it comes up. Keepers repeat it
+// more often.
 const troubleTime = time.Minute
 
 // trouble is what a memory node's keeper said last.

@@ -16,9 +16,9 @@ type vouchers struct {
 	full  bool // Trusted has been true
 }
 
-// Vouch takes in how far the directory had got that a memory node followed; id is 0 if the state does not know it. It reports whether
-// this leader's state, which reflects the log up to applied, has all of that. If not, this leader is to decide nothing any more: memory that it takes
-// for free may be in use.
+// Vouch takes in how far the directory had got that a memory node followed; id is 0 if the state does not know it. It
+// reports whether this leader's state, which reflects the log up to applied, has all of that. If not, this leader is to
+// decide nothing any more: memory that it takes for free may be in use.
 func (l *Leader) Vouch(s *fsm.State, applied uint64, name string, id uint32, p *dirpb.Position) bool {
 	if s.Lacks(p, applied) {
 		l.vouchers.ahead[name] = p

@@ -7,8 +7,8 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// A leader decides nothing before half of the memory nodes that are up have been heard, or a lease has run, and nothing any more once one of
-// them was told what it does not know.
+// A leader decides nothing before half of the memory nodes that are up have been heard, or a lease has run, and nothing
+// any more once one of them was told what it does not know.
 func TestTrust(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(3, 8)

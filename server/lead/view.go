@@ -31,7 +31,9 @@ type floor struct{ acked, quiesced uint64 }
 
 func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
 	v := &view{l: l, s: s, now: now, lapsed: make(map[uint32]bool), parts: make(map[uint32][]*dirpb.Shard)}
-	v.pgs = slices.DeleteFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return s.Namespace(pg.NamespaceId).GetDeleting() })
+	v.pgs = slices.DeleteFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
+		return s.Namespace(pg.NamespaceId).GetDeleting()
+	})
 	v.all, v.jobs = s.Jobs(), make(map[uint32][]*dirpb.Job)
 	for _, j := range v.all {
 		for _, id := range places(j.PgId, j.TargetPgId) {
@@ -47,10 +49,12 @@ func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
 	return v
 }
 
-// floor is none of a namespace with a session that is being fenced, is silent for a lease, or has not been answered yet.
+// floor is none of a namespace with a session that is being fenced, is silent for a lease, or has not been answered
+// yet.
 func (v *view) floor(namespace uint32) floor { return v.floorWithout(namespace, 0) }
 
-// floorOf is floor for what concerns one placement group: sessions of which nothing can land there any more, though elsewhere, do not count.
+// floorOf is floor for what concerns one placement group: sessions of which nothing can land there any more, though
+// elsewhere, do not count.
 func (v *view) floorOf(pg *dirpb.PlacementGroup) floor {
 	return v.floorWithout(pg.NamespaceId, v.s.FencedFrom(pg.Id))
 }
@@ -102,7 +106,9 @@ func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, segments uint32) bool {
 	if fsm.TakesFirst(pg, h, segments) {
 		return false
 	}
-	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Segments == segments && a.Returned == 0 }) {
+	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool {
+		return a.Segments == segments && a.Returned == 0
+	}) {
 		return true
 	}
 	bytes := uint64(segments) * layout.SegmentSize
@@ -178,7 +184,8 @@ func (v *view) waiting(j *dirpb.Job) bool {
 
 // startable reports whether somebody who works on nothing else may begin j.
 func (v *view) startable(j *dirpb.Job) bool {
-	if j.Owner != 0 && v.s.Life(j.Owner) != dirpb.SessionLife_SESSION_FENCED || v.waiting(j) || v.s.Namespace(j.NamespaceId).GetDeleting() {
+	if j.Owner != 0 && v.s.Life(j.Owner) != dirpb.SessionLife_SESSION_FENCED || v.waiting(j) ||
+		v.s.Namespace(j.NamespaceId).GetDeleting() {
 		return false
 	}
 	if k := v.l.jobs[j.Id]; k != nil && v.now < k.retry {
@@ -199,7 +206,8 @@ func (v *view) startable(j *dirpb.Job) bool {
 	return true
 }
 
-// urgency of a job: 2 if data is a loss away from being gone without it, 1 if other jobs may not end without it, else 0.
+// urgency of a job: 2 if data is a loss away from being gone without it, 1 if other jobs may not end without it, else
+// 0.
 func urgency(j *dirpb.Job) int {
 	switch j.Kind {
 	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN:
@@ -212,7 +220,8 @@ func urgency(j *dirpb.Job) int {
 
 func urgent(j *dirpb.Job) bool { return urgency(j) == 2 }
 
-// calm reports whether nobody waits for j: it brings up a copy beyond those that there are to be, so that one can be given up.
+// calm reports whether nobody waits for j: it brings up a copy beyond those that there are to be, so that one can be
+// given up.
 func (v *view) calm(j *dirpb.Job) bool {
 	return j.Kind == dirpb.JobKind_JOB_JOIN && !v.lacks(v.s.PG(j.PgId))
 }

@@ -38,7 +38,8 @@ func (o ownerOnly) Create(name string, category vfs.DiskWriteCategory) (vfs.File
 }
 
 // OpenReadWrite implements vfs.FS: a file that is missing is made.
-func (o ownerOnly) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+func (o ownerOnly) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File,
+	error) {
 	if err := o.makeMissing(name); err != nil {
 		return nil, err
 	}

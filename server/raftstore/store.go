@@ -201,14 +201,14 @@ func (s *Store) own() error {
 			return errors.Join(err, lock.Close())
 		}
 		if mended > 0 {
-			s.opts.Logger.Warn("files of the data folder, which holds the cluster's key, were open to others and are no more",
+			s.opts.Logger.Warn("files of the data folder, which holds the cluster's key, were open to others and are "+
+				"no more",
 				"dir", s.opts.Dir, "files", mended, "mode", fmt.Sprintf("%#o", fileMode))
 		}
 	}
 	return nil
 }
 
-// load opens the database in the folder.
 func (s *Store) load() (err error) {
 	cache := pebble.NewCache(4 << 20)
 	defer cache.Unref()
@@ -230,8 +230,8 @@ func (s *Store) load() (err error) {
 	return s.dropOrphans()
 }
 
-// format is the version of Pebble's files. It is none that a version of kvd from which one can upgrade does not read: Pebble
-// takes a folder to a greater one as soon as it opens it, and there is no way back.
+// format is the version of Pebble's files. It is none that a version of kvd from which one can upgrade does not read:
+// Pebble takes a folder to a greater one as soon as it opens it, and there is no way back.
 const format = pebble.FormatValueSeparation
 
 // loadError says of an error of Pebble's, who opened a folder, which kind it is.
@@ -359,7 +359,6 @@ func (s *Store) write(b *pebble.Batch, sync *pebble.WriteOptions) error {
 // stallSlices are the parts of Options.StallTimeout that are counted one by one.
 const stallSlices = 20
 
-// update builds and commits one batch.
 func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) error) error {
 	if err := s.beginCall(); err != nil {
 		return err

@@ -118,7 +118,8 @@ func TestSpacesAreApart(t *testing.T) {
 	if err := s.Set([]byte("zzz"), []byte("v")); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.WriteRows(9, []Row{{Key: []byte("\xff\xff"), Value: []byte("row")}, {Key: []byte{0}, Value: []byte("low")}}); err != nil {
+	if err := s.WriteRows(9, []Row{{Key: []byte("\xff\xff"), Value: []byte("row")},
+		{Key: []byte{0}, Value: []byte("low")}}); err != nil {
 		t.Fatal(err)
 	}
 	writeSnapshot(t, s, 5, "snap")
@@ -174,7 +175,8 @@ func TestCorruptEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrongVersion := append([]byte{9}, good[1:]...)
-	for name, b := range map[string][]byte{"empty": nil, "short": good[:entryHeader-1], "version": wrongVersion, "extensions": good[:entryHeader+1]} {
+	for name, b := range map[string][]byte{"empty": nil, "short": good[:entryHeader-1], "version": wrongVersion,
+		"extensions": good[:entryHeader+1]} {
 		if err := parseEntry(1, b, &l); !errors.As(err, new(*CorruptError)) {
 			t.Errorf("%s: %v, want a CorruptError", name, err)
 		}
@@ -219,7 +221,8 @@ func TestRows(t *testing.T) {
 
 func writeSnapshot(t *testing.T, s *Store, index uint64, data string) {
 	t.Helper()
-	k, err := s.Snapshots().Create(1, index, 1, raft.Configuration{Servers: []raft.Server{{ID: "a", Address: "x:1"}}}, 1, nil)
+	k, err := s.Snapshots().Create(1, index, 1, raft.Configuration{Servers: []raft.Server{{ID: "a", Address: "x:1"}}},
+		1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +304,10 @@ func TestSnapshots(t *testing.T) {
 	}
 	s = open(t, fs)
 	n := 0
-	err = s.scan([]byte{spaceData}, func(k, _ []byte) (bool, error) { n += bytes.Count(k, []byte("-400-")); return true, nil })
+	err = s.scan([]byte{spaceData}, func(k, _ []byte) (bool, error) {
+		n += bytes.Count(k, []byte("-400-"))
+		return true, nil
+	})
 	if n != 0 || err != nil {
 		t.Fatalf("%d chunks of unfinished snapshots are left, %v", n, err)
 	}
@@ -316,7 +322,8 @@ func TestLocked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), Options{Dir: dir}); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), dir) {
+	if _, err := Open(t.Context(), Options{Dir: dir}); !errors.Is(err, ErrLocked) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Fatalf("second Open = %v, want ErrLocked naming %s", err, dir)
 	}
 	if err := s.Close(); err != nil {
@@ -367,7 +374,9 @@ func TestCrash(t *testing.T) {
 				snap = stored
 				writeSnapshot(t, s, snap, strings.Repeat("x", rng.IntN(2*snapshotChunk)))
 			case 1:
-				images = append(images, image{fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}), stored, snap})
+				images = append(
+					images, image{fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}),
+						stored, snap})
 			}
 		}
 		for _, im := range images {
@@ -380,7 +389,8 @@ func TestCrash(t *testing.T) {
 			}
 			applied, err := c.Applied()
 			if err != nil || applied > im.stored || applied < im.snap {
-				t.Fatalf("seed %d: rows reflect %d, %v; log ends at %d, snapshot at %d", seed, applied, err, im.stored, im.snap)
+				t.Fatalf("seed %d: rows reflect %d, %v; log ends at %d, snapshot at %d", seed, applied, err, im.stored,
+					im.snap)
 			}
 			if got, want := rowsOf(t, c), fmt.Sprintf("k=%d @%d", applied, applied); applied > 0 && got != want {
 				t.Fatalf("seed %d: rows %s, want %s", seed, got, want)
@@ -402,7 +412,8 @@ func TestStall(t *testing.T) {
 	var stuck atomic.Bool
 	release := make(chan struct{})
 	fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if stuck.Load() && (op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo) {
+		if stuck.Load() && (op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData ||
+			op.Kind == errorfs.OpFileSyncTo) {
 			<-release
 		}
 		return nil
@@ -444,7 +455,10 @@ func TestStall(t *testing.T) {
 type lines struct{ n atomic.Int64 }
 
 func (l *lines) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) { l.n.Add(1); return len(p), nil }), nil))
+	return slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		l.n.Add(1)
+		return len(p), nil
+	}), nil))
 }
 
 type writerFunc func([]byte) (int, error)
@@ -492,7 +506,8 @@ func TestFullDisk(t *testing.T) {
 			if err == nil {
 				t.Fatal("Open on a full disk succeeded", s.Close())
 			}
-			if !errors.Is(err, syscall.ENOSPC) || !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "data folder data") {
+			if !errors.Is(err, syscall.ENOSPC) || !errors.Is(err, ErrBroken) ||
+				!strings.Contains(err.Error(), "data folder data") {
 				t.Errorf("Open on a full disk = %v", err)
 			}
 			if n := log.n.Load(); n > 1 {
@@ -552,7 +567,8 @@ func TestReadOnlyDisk(t *testing.T) {
 		}
 		return nil
 	}))
-	if _, err := Open(t.Context(), Options{Dir: "data", FS: disk}); !errors.Is(err, syscall.EROFS) || errors.Is(err, ErrLocked) {
+	if _, err := Open(t.Context(), Options{Dir: "data", FS: disk}); !errors.Is(err, syscall.EROFS) ||
+		errors.Is(err, ErrLocked) {
 		t.Errorf("Open on a read-only disk = %v", err)
 	}
 }
@@ -589,7 +605,8 @@ func TestFilesAreTheOwners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(s.StoreLogs(entries(1, 100)), s.db.Flush(), s.StoreLogs(entries(101, 200)), s.db.Compact(t.Context(), []byte{0}, []byte{255}, false)); err != nil {
+		if err := errors.Join(s.StoreLogs(entries(1, 100)), s.db.Flush(), s.StoreLogs(entries(101, 200)),
+			s.db.Compact(t.Context(), []byte{0}, []byte{255}, false)); err != nil {
 			t.Fatal(err)
 		}
 		if open := modes(); len(open) > 0 {

@@ -41,8 +41,8 @@ import (
 
 const token = "of-the-test"
 
-// A cluster is a control plane: etcd, the API server, its controllers, the scheduler and cert-manager as processes of their own. Its machines
-// are kwok's, which sets the states of pods that are there by name only.
+// A cluster is a control plane: etcd, the API server, its controllers, the scheduler and cert-manager as processes of
+// their own. Its machines are kwok's, which sets the states of pods that are there by name only.
 type cluster struct {
 	dir, kubeconfig string
 	config          *rest.Config
@@ -99,7 +99,8 @@ func (c *cluster) stop(t *testing.T) {
 			<-p.done
 		}
 		if u, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-			t.Logf("%s: %d MiB at most, %v of processors", p.name, u.Maxrss>>10, (p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()).Round(time.Second/10))
+			t.Logf("%s: %d MiB at most, %v of processors", p.name, u.Maxrss>>10,
+				(p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()).Round(time.Second/10))
 		}
 	}
 }
@@ -132,24 +133,31 @@ func newCluster(t *testing.T) *cluster {
 	began := time.Now()
 	version := strings.TrimSpace(output(t, exec.Command("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")))
 	parts := strings.Split(strings.TrimPrefix(version, "v"), ".")
-	stamp := fmt.Sprintf("-s -w -X %[1]s.gitVersion=%[2]s -X %[1]s.gitMajor=%[3]s -X %[1]s.gitMinor=%[4]s", "k8s.io/component-base/version", version, parts[0], parts[1])
+	stamp := fmt.Sprintf("-s -w -X %[1]s.gitVersion=%[2]s -X %[1]s.gitMajor=%[3]s -X %[1]s.gitMinor=%[4]s",
+		"k8s.io/component-base/version", version, parts[0], parts[1])
 	output(t, exec.Command("go", "build", "-ldflags", stamp, "-o", c.dir, "./cluster"))
 	t.Logf("built in %v", time.Since(began).Round(time.Second))
 	began = time.Now()
 	t.Cleanup(func() { c.stop(t) })
 	store, peers, api := "http://127.0.0.1:"+port(t), "http://127.0.0.1:"+port(t), port(t)
-	c.start(t, "etcd", "--data-dir="+filepath.Join(c.dir, "etcd.data"), "--unsafe-no-fsync", "--listen-client-urls="+store, "--advertise-client-urls="+store,
+	c.start(t, "etcd", "--data-dir="+filepath.Join(c.dir, "etcd.data"), "--unsafe-no-fsync", "--listen-client-urls="+
+		store, "--advertise-client-urls="+store,
 		"--listen-peer-urls="+peers, "--initial-advertise-peer-urls="+peers, "--initial-cluster=default="+peers)
 	key := c.write(t, "accounts.key", accountKey(t))
 	tokens := c.write(t, "tokens.csv", []byte(token+`,test,test,"system:masters"`))
-	c.start(t, "kube-apiserver", "--etcd-servers="+store, "--bind-address=127.0.0.1", "--secure-port="+api, "--cert-dir="+filepath.Join(c.dir, "api"),
-		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC", "--token-auth-file="+tokens,
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key)
+	c.start(t, "kube-apiserver", "--etcd-servers="+store, "--bind-address=127.0.0.1", "--secure-port="+api,
+		"--cert-dir="+filepath.Join(c.dir, "api"),
+		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC",
+		"--token-auth-file="+tokens,
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
+		"--service-account-signing-key-file="+key)
 	c.connect(t, "https://127.0.0.1:"+api)
-	c.start(t, "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
+	c.start(t, "kube-controller-manager", "--kubeconfig="+c.kubeconfig, "--leader-elect=false", "--secure-port=0",
+		"--use-service-account-credentials",
 		"--service-account-private-key-file="+key, "--root-ca-file="+c.config.CAFile)
 	c.start(t, "kube-scheduler", "--kubeconfig="+c.kubeconfig, "--leader-elect=false", "--secure-port=0")
-	c.start(t, "kwok", "--kubeconfig="+c.kubeconfig, "--manage-all-nodes", "--node-lease-duration-seconds=40", "--cidr=10.244.0.1/16", "--config="+c.write(t, "stages.yaml", stages(t)))
+	c.start(t, "kwok", "--kubeconfig="+c.kubeconfig, "--manage-all-nodes", "--node-lease-duration-seconds=40",
+		"--cidr=10.244.0.1/16", "--config="+c.write(t, "stages.yaml", stages(t)))
 	c.define(t)
 	c.start(t, "cert-manager", "--kubeconfig="+c.kubeconfig)
 	c.furnish(t)
@@ -185,21 +193,24 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stages are kwok's own for machines and pods, and one for the pod of `helm test`, which ends by itself as a job's does.
+// stages are kwok's own for machines and pods, and one for the pod of `helm test`, which ends by itself as a job's
+// does.
 func stages(t *testing.T) []byte {
 	t.Helper()
 	own, err := os.ReadFile("testdata/stages.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []byte(strings.Join([]string{nodestages.DefaultNodeInit, podstages.DefaultPodReady, podstages.DefaultPodComplete, podstages.DefaultPodDelete, string(own)}, "\n---\n"))
+	return []byte(strings.Join([]string{nodestages.DefaultNodeInit, podstages.DefaultPodReady,
+		podstages.DefaultPodComplete, podstages.DefaultPodDelete, string(own)}, "\n---\n"))
 }
 
 // connect waits until the API server answers.
 func (c *cluster) connect(t *testing.T, url string) {
 	t.Helper()
 	ca := filepath.Join(c.dir, "api", "apiserver.crt") // it signs itself
-	c.config = &rest.Config{Host: url, BearerToken: token, QPS: 200, Burst: 400, TLSClientConfig: rest.TLSClientConfig{CAFile: ca}}
+	c.config = &rest.Config{Host: url, BearerToken: token, QPS: 200, Burst: 400, TLSClientConfig: rest.TLSClientConfig{
+		CAFile: ca}}
 	c.kubeconfig = filepath.Join(c.dir, "kubeconfig")
 	k := clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: url, CertificateAuthority: ca}},
@@ -231,12 +242,13 @@ func (c *cluster) connect(t *testing.T, url string) {
 	}
 }
 
-// define makes the kinds that cert-manager and the Prometheus operator bring: those of cert-manager as its module has them, those of the
-// operator as they follow from its types.
+// define makes the kinds that cert-manager and the Prometheus operator bring: those of cert-manager as its module has
+// them, those of the operator as they follow from its types.
 func (c *cluster) define(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	dir := strings.TrimSpace(output(t, exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/cert-manager/cert-manager")))
+	dir := strings.TrimSpace(
+		output(t, exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/cert-manager/cert-manager")))
 	files, err := filepath.Glob(filepath.Join(dir, "deploy/crds/*.yaml"))
 	if err != nil || len(files) < 6 {
 		t.Fatalf("%d files of kinds in %s, want 6: %v", len(files), dir, err)
@@ -260,7 +272,8 @@ func (c *cluster) define(t *testing.T) {
 		if err := yaml.Unmarshal(b, &crd); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, &crd, meta.CreateOptions{}); err != nil {
+		if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, &crd,
+			meta.CreateOptions{}); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 		eventually(t, crd.Name+" is served", func(ctx context.Context) error {
@@ -287,21 +300,26 @@ func (c *cluster) furnish(t *testing.T) {
 			"cpu": resource.MustParse("64"), "memory": resource.MustParse("4Ti"), "pods": resource.MustParse("200"),
 			"hugepages-2Mi": resource.MustParse("64Gi"), "rdma/hca_shared_devices_a": resource.MustParse("4"),
 		}
-		node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: fmt.Sprintf("machine-%d", i), Labels: map[string]string{"rack": fmt.Sprint(1 + i%2)}}}
+		node := &core.Node{
+			ObjectMeta: meta.ObjectMeta{Name: fmt.Sprintf("machine-%d", i), Labels: map[string]string{
+				"rack": fmt.Sprint(1 + i%2)}}}
 		node.Labels["kubernetes.io/hostname"] = node.Name
 		if i < 2 {
 			node.Labels["kvd/lends"] = "true"
 			node.Spec.Taints = []core.Taint{{Key: "kvd/lends", Value: "true", Effect: core.TaintEffectNoSchedule}}
 		}
 		address := core.NodeAddress{Type: core.NodeInternalIP, Address: fmt.Sprintf("192.0.2.%d", 10+i)}
-		node.Status = core.NodeStatus{Capacity: room, Allocatable: room, Addresses: []core.NodeAddress{address, {Type: core.NodeHostName, Address: node.Name}}}
+		node.Status = core.NodeStatus{Capacity: room, Allocatable: room, Addresses: []core.NodeAddress{
+			address, {Type: core.NodeHostName, Address: node.Name}}}
 		if _, err := c.client.CoreV1().Nodes().Create(ctx, node, meta.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	late := storage.VolumeBindingWaitForFirstConsumer
-	for name, annotations := range map[string]map[string]string{"standard": {"storageclass.kubernetes.io/is-default-class": "true"}, "fast": nil} {
-		class := &storage.StorageClass{ObjectMeta: meta.ObjectMeta{Name: name, Annotations: annotations}, Provisioner: "kvd.test/volumes", VolumeBindingMode: &late}
+	for name, annotations := range map[string]map[string]string{
+		"standard": {"storageclass.kubernetes.io/is-default-class": "true"}, "fast": nil} {
+		class := &storage.StorageClass{ObjectMeta: meta.ObjectMeta{Name: name, Annotations: annotations},
+			Provisioner: "kvd.test/volumes", VolumeBindingMode: &late}
 		if _, err := c.client.StorageV1().StorageClasses().Create(ctx, class, meta.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -341,13 +359,16 @@ func (c *cluster) provision(ctx context.Context) error {
 		name := "volume-" + string(claim.UID)
 		volume := &core.PersistentVolume{ObjectMeta: meta.ObjectMeta{Name: name}, Spec: core.PersistentVolumeSpec{
 			Capacity: claim.Spec.Resources.Requests, AccessModes: claim.Spec.AccessModes,
-			ClaimRef:               &core.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
-			PersistentVolumeSource: core.PersistentVolumeSource{HostPath: &core.HostPathVolumeSource{Path: "/volumes/" + name}},
+			ClaimRef: &core.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1",
+				Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+			PersistentVolumeSource: core.PersistentVolumeSource{
+				HostPath: &core.HostPathVolumeSource{Path: "/volumes/" + name}},
 		}}
 		if claim.Spec.StorageClassName != nil {
 			volume.Spec.StorageClassName = *claim.Spec.StorageClassName
 		}
-		if _, err := c.client.CoreV1().PersistentVolumes().Create(ctx, volume, meta.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := c.client.CoreV1().PersistentVolumes().Create(ctx, volume, meta.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			return err
 		}
 	}
@@ -361,11 +382,13 @@ func (c *cluster) balance(ctx context.Context) error {
 		return err
 	}
 	for _, s := range services.Items {
-		if s.Spec.Type != core.ServiceTypeLoadBalancer || len(s.Status.LoadBalancer.Ingress) > 0 || s.DeletionTimestamp != nil {
+		if s.Spec.Type != core.ServiceTypeLoadBalancer || len(s.Status.LoadBalancer.Ingress) > 0 ||
+			s.DeletionTimestamp != nil {
 			continue
 		}
 		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"}}
-		if _, err := c.client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, &s, meta.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if _, err := c.client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, &s, meta.UpdateOptions{}); err != nil &&
+			!apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}

@@ -1,6 +1,6 @@
-// Package live installs the chart in ../kvd into a control plane of Kubernetes, for each file of values of the render tests: the API server,
-// its admission, controllers and scheduler as they are, and cert-manager's controllers. It has a module of its own, for what it takes to
-// build those.
+// Package live installs the chart in ../kvd into a control plane of Kubernetes, for each file of values of the render
+// tests: the API server, its admission, controllers and scheduler as they are, and cert-manager's controllers. It has a
+// module of its own, for what it takes to build those.
 package live
 
 import (
@@ -34,7 +34,8 @@ import (
 
 const chartDir, valuesDir, name = "../kvd", "../render/testdata", "kvd"
 
-// privileged are the files of values whose memory nodes the Pod Security Standard "restricted" refuses, as docs/kubernetes.md says.
+// privileged are the files of values whose memory nodes the Pod Security Standard "restricted" refuses, as
+// docs/kubernetes.md says.
 var privileged = map[string]bool{"rdma": true, "daemonset": true}
 
 func TestInstall(t *testing.T) {
@@ -88,15 +89,21 @@ type store struct {
 func (c *cluster) namespace(t *testing.T, values, level string) *store {
 	t.Helper()
 	s := &store{cluster: c, namespace: "store-" + values, helm: &action.Configuration{}}
-	labels := map[string]string{"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/enforce-version": "latest"}
-	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: s.namespace, Labels: labels}}, meta.CreateOptions{}); err != nil {
+	labels := map[string]string{"pod-security.kubernetes.io/enforce": level,
+		"pod-security.kubernetes.io/enforce-version": "latest"}
+	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(),
+		&core.Namespace{ObjectMeta: meta.ObjectMeta{Name: s.namespace, Labels: labels}}, meta.CreateOptions{}); err !=
+		nil {
 		t.Fatal(err)
 	}
-	quota := &core.ResourceQuota{ObjectMeta: meta.ObjectMeta{Name: "quota"}, Spec: core.ResourceQuotaSpec{Hard: core.ResourceList{
-		"pods": resource.MustParse("40"), "requests.cpu": resource.MustParse("40"), "requests.memory": resource.MustParse("8Ti"),
-		"limits.memory": resource.MustParse("8Ti"), "persistentvolumeclaims": resource.MustParse("5"),
-	}}}
-	if _, err := c.client.CoreV1().ResourceQuotas(s.namespace).Create(t.Context(), quota, meta.CreateOptions{}); err != nil {
+	quota := &core.ResourceQuota{ObjectMeta: meta.ObjectMeta{Name: "quota"}, Spec: core.ResourceQuotaSpec{
+		Hard: core.ResourceList{
+			"pods": resource.MustParse("40"), "requests.cpu": resource.MustParse("40"),
+			"requests.memory": resource.MustParse("8Ti"),
+			"limits.memory":   resource.MustParse("8Ti"), "persistentvolumeclaims": resource.MustParse("5"),
+		}}}
+	if _, err := c.client.CoreV1().ResourceQuotas(s.namespace).Create(t.Context(), quota, meta.CreateOptions{}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the namespace has its account", func(ctx context.Context) error {
@@ -116,12 +123,15 @@ func (c *cluster) authority(t *testing.T) {
 	t.Helper()
 	issuers := schema.GroupVersionResource{Group: "cert-manager.io", Version: "v1", Resource: "clusterissuers"}
 	certificates := schema.GroupVersionResource{Group: "cert-manager.io", Version: "v1", Resource: "certificates"}
-	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "cert-manager"}}, meta.CreateOptions{}); err != nil {
+	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(),
+		&core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "cert-manager"}}, meta.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	create := func(of schema.GroupVersionResource, namespace, kind, name string, spec map[string]any) {
 		t.Helper()
-		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "cert-manager.io/v1", "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec}}
+		o := &unstructured.Unstructured{
+			Object: map[string]any{"apiVersion": "cert-manager.io/v1", "kind": kind, "metadata": map[string]any{
+				"name": name}, "spec": spec}}
 		var err error
 		if namespace == "" {
 			_, err = c.objects.Resource(of).Create(t.Context(), o, meta.CreateOptions{})
@@ -133,8 +143,9 @@ func (c *cluster) authority(t *testing.T) {
 		}
 	}
 	create(issuers, "", "ClusterIssuer", "self", map[string]any{"selfSigned": map[string]any{}})
-	create(certificates, "cert-manager", "Certificate", "store", map[string]any{"isCA": true, "commonName": "store", "secretName": "store",
-		"issuerRef": map[string]any{"kind": "ClusterIssuer", "name": "self"}})
+	create(certificates, "cert-manager", "Certificate", "store", map[string]any{"isCA": true, "commonName": "store",
+		"secretName": "store",
+		"issuerRef":  map[string]any{"kind": "ClusterIssuer", "name": "self"}})
 	create(issuers, "", "ClusterIssuer", "store", map[string]any{"ca": map[string]any{"secretName": "store"}})
 }
 
@@ -142,7 +153,8 @@ func (c *cluster) authority(t *testing.T) {
 func (s *store) secrets(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"kvd-d", "kvd-m", "kvd-g", "kvd-op", "users", "registry"} {
-		if _, err := s.client.CoreV1().Secrets(s.namespace).Create(t.Context(), &core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
+		if _, err := s.client.CoreV1().Secrets(s.namespace).Create(t.Context(),
+			&core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -188,7 +200,8 @@ func (s *store) strict(t *testing.T, values map[string]any) {
 			t.Fatalf("%s: %T", info.ObjectName(), info.Object)
 		}
 		opts := meta.CreateOptions{DryRun: []string{meta.DryRunAll}, FieldValidation: meta.FieldValidationStrict}
-		if _, err := s.objects.Resource(info.Mapping.Resource).Namespace(s.namespace).Create(t.Context(), o, opts); err != nil {
+		if _, err := s.objects.Resource(info.Mapping.Resource).Namespace(s.namespace).Create(t.Context(), o,
+			opts); err != nil {
 			t.Errorf("%s: %v", info.ObjectName(), err)
 		}
 	}
@@ -200,7 +213,8 @@ func (s *store) refused(t *testing.T, values map[string]any) {
 	labels := `{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": %q}}}`
 	level := func(l string) {
 		t.Helper()
-		if _, err := s.client.CoreV1().Namespaces().Patch(t.Context(), s.namespace, "application/merge-patch+json", fmt.Appendf(nil, labels, l), meta.PatchOptions{}); err != nil {
+		if _, err := s.client.CoreV1().Namespaces().Patch(t.Context(), s.namespace, "application/merge-patch+json",
+			fmt.Appendf(nil, labels, l), meta.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -216,7 +230,8 @@ func (s *store) refused(t *testing.T, values map[string]any) {
 		pod.SetAPIVersion("v1")
 		pod.SetKind("Pod")
 		pod.SetName("tried")
-		_, err := s.objects.Resource(core.SchemeGroupVersion.WithResource("pods")).Namespace(s.namespace).Create(t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+		_, err := s.objects.Resource(core.SchemeGroupVersion.WithResource("pods")).Namespace(s.namespace).Create(
+			t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "PodSecurity") {
 			t.Errorf("%s under the standard baseline: %v", info.ObjectName(), err)
 		}
@@ -334,7 +349,8 @@ func (s *store) checkCertificates(t *testing.T) {
 		opts := x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 		if !c.IsCA {
 			opts.DNSName = "kvd.internal"
-			if len(c.URIs) != 1 || !strings.HasPrefix(c.URIs[0].String(), "spiffe://"+s.namespace+".cluster.local/kvd/") {
+			if len(c.URIs) != 1 || !strings.HasPrefix(c.URIs[0].String(), "spiffe://"+s.namespace+
+				".cluster.local/kvd/") {
 				t.Errorf("%s: it is of %v", secret.Name, c.URIs)
 			}
 		}
@@ -347,7 +363,8 @@ func (s *store) checkCertificates(t *testing.T) {
 // checkStorage sees that every directory node has a volume of its own.
 func (s *store) checkStorage(t *testing.T) {
 	t.Helper()
-	directory, err := s.client.AppsV1().StatefulSets(s.namespace).List(t.Context(), meta.ListOptions{LabelSelector: "app.kubernetes.io/component=directory"})
+	directory, err := s.client.AppsV1().StatefulSets(s.namespace).List(t.Context(),
+		meta.ListOptions{LabelSelector: "app.kubernetes.io/component=directory"})
 	if err != nil || len(directory.Items) != 1 {
 		t.Fatalf("%d directories: %v", len(directory.Items), err)
 	}
@@ -365,7 +382,8 @@ func (s *store) checkStorage(t *testing.T) {
 	}
 }
 
-// checkBudgets sees that each budget lets go of as many pods as it says, which it does not of kinds that it cannot count.
+// checkBudgets sees that each budget lets go of as many pods as it says, which it does not of kinds that it cannot
+// count.
 func (s *store) checkBudgets(t *testing.T) {
 	t.Helper()
 	budgets, err := s.client.PolicyV1().PodDisruptionBudgets(s.namespace).List(t.Context(), meta.ListOptions{})
@@ -379,8 +397,11 @@ func (s *store) checkBudgets(t *testing.T) {
 				return err
 			}
 			allowed := got.Spec.MaxUnavailable.IntVal
-			if got.Status.ObservedGeneration != got.Generation || got.Status.DisruptionsAllowed != allowed || got.Status.ExpectedPods == 0 ||
-				slices.ContainsFunc(got.Status.Conditions, func(c meta.Condition) bool { return c.Reason == policy.SyncFailedReason }) {
+			if got.Status.ObservedGeneration != got.Generation || got.Status.DisruptionsAllowed != allowed ||
+				got.Status.ExpectedPods == 0 ||
+				slices.ContainsFunc(got.Status.Conditions, func(c meta.Condition) bool {
+					return c.Reason == policy.SyncFailedReason
+				}) {
 				return fmt.Errorf("want %d allowed: %+v", allowed, got.Status)
 			}
 			return nil
@@ -398,12 +419,16 @@ func (s *store) checkServices(t *testing.T, pods []core.Pod) {
 	for _, service := range services.Items {
 		want := 0
 		for _, p := range pods {
-			if labels := p.Labels; !slices.ContainsFunc(slices.Collect(maps.Keys(service.Spec.Selector)), func(k string) bool { return labels[k] != service.Spec.Selector[k] }) {
+			if labels := p.Labels; !slices.ContainsFunc(slices.Collect(maps.Keys(service.Spec.Selector)),
+				func(k string) bool {
+					return labels[k] != service.Spec.Selector[k]
+				}) {
 				want++
 			}
 		}
 		eventually(t, "service "+service.Name, func(ctx context.Context) error {
-			slices, err := s.client.DiscoveryV1().EndpointSlices(s.namespace).List(ctx, meta.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service.Name})
+			slices, err := s.client.DiscoveryV1().EndpointSlices(s.namespace).List(
+				ctx, meta.ListOptions{LabelSelector: "kubernetes.io/service-name=" + service.Name})
 			if err != nil {
 				return err
 			}
@@ -423,7 +448,8 @@ func (s *store) checkServices(t *testing.T, pods []core.Pod) {
 	}
 }
 
-// uninstall sees that nothing is left of a release but what docs/kubernetes.md says: volumes, and Secrets that cert-manager has made.
+// uninstall sees that nothing is left of a release but what docs/kubernetes.md says: volumes, and Secrets that
+// cert-manager has made.
 func (s *store) uninstall(t *testing.T) {
 	t.Helper()
 	u := action.NewUninstall(s.helm)

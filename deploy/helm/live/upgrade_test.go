@@ -107,17 +107,20 @@ func (s *store) claims(t *testing.T) map[string]string {
 	return of
 }
 
-// testRefusedUpgrade holds that volumes of another size are refused, that the store goes on as it was, and that the way of docs/kubernetes.md
-// to have them replaces no pod.
+// testRefusedUpgrade holds that volumes of another size are refused, that the store goes on as it was, and that the way
+// of docs/kubernetes.md to have them replaces no pod.
 func testRefusedUpgrade(t *testing.T, s *store) {
 	s.install(t, values(t, "{}"))
 	before := s.pods(t, "directory")
-	if _, err := s.upgrader().Run(name, load(t), values(t, "directory: {storage: {size: 20Gi}}")); err == nil || !strings.Contains(err.Error(), "volumeClaimTemplates") && !strings.Contains(err.Error(), "updates to statefulset spec") {
+	if _, err := s.upgrader().Run(name, load(t), values(t, "directory: {storage: {size: 20Gi}}")); err == nil ||
+		!strings.Contains(err.Error(), "volumeClaimTemplates") &&
+			!strings.Contains(err.Error(), "updates to statefulset spec") {
 		t.Errorf("a larger volume: %v", err)
 	}
 	s.upgrade(t, values(t, "{}"))
 	orphan := meta.DeletePropagationOrphan
-	if err := s.client.AppsV1().StatefulSets(s.namespace).Delete(t.Context(), "kvd-directory", meta.DeleteOptions{PropagationPolicy: &orphan}); err != nil {
+	if err := s.client.AppsV1().StatefulSets(s.namespace).Delete(t.Context(), "kvd-directory",
+		meta.DeleteOptions{PropagationPolicy: &orphan}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the StatefulSet is gone", func(ctx context.Context) error {
@@ -140,7 +143,8 @@ func testRefusedUpgrade(t *testing.T, s *store) {
 // pods are those of a component, by name.
 func (s *store) pods(t *testing.T, component string) map[string]core.Pod {
 	t.Helper()
-	list, err := s.client.CoreV1().Pods(s.namespace).List(t.Context(), meta.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	list, err := s.client.CoreV1().Pods(s.namespace).List(t.Context(),
+		meta.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +214,8 @@ type follower struct {
 // follow begins with the pods that are there; end ends it.
 func (s *store) follow(t *testing.T, component string) *follower {
 	t.Helper()
-	f := &follower{store: s, selector: meta.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component}, ended: make(chan struct{})}
+	f := &follower{store: s, selector: meta.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component},
+		ended: make(chan struct{})}
 	list, err := s.client.CoreV1().Pods(s.namespace).List(t.Context(), f.selector)
 	if err != nil {
 		t.Fatal(err)

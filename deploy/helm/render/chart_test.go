@@ -1,5 +1,5 @@
-// Package render holds the chart in ../kvd against Helm, the types of Kubernetes' API, its Pod Security Standard and kvd's own
-// settings, for each file of values in testdata. It has a module of its own, for what it takes to do that.
+// Package render holds the chart in ../kvd against Helm, the types of Kubernetes' API, its Pod Security Standard and
+// kvd's own settings, for each file of values in testdata. It has a module of its own, for what it takes to do that.
 package render
 
 import (
@@ -76,7 +76,8 @@ func load(t *testing.T) *chart.Chart {
 
 func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
 	caps := chartutil.DefaultCapabilities.Copy()
-	all, err := chartutil.ToRenderValuesWithSchemaValidation(c, values, chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true}, caps, false)
+	all, err := chartutil.ToRenderValuesWithSchemaValidation(c, values, chartutil.ReleaseOptions{
+		Name: release, Namespace: namespace, IsInstall: true}, caps, false)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +205,9 @@ func checkSecurity(t *testing.T, all []meta.Object) {
 	_, values, _ := strings.Cut(t.Name(), "/")
 	failed := map[string]bool{}
 	for name, p := range pods(all) {
-		for _, r := range checks.EvaluatePod(security.LevelVersion{Level: security.LevelRestricted, Version: security.LatestVersion()}, &p.ObjectMeta, &p.Spec) {
+		for _, r := range checks.EvaluatePod(
+			security.LevelVersion{Level: security.LevelRestricted, Version: security.LatestVersion()}, &p.ObjectMeta,
+			&p.Spec) {
 			if r.Allowed {
 				continue
 			}
@@ -281,7 +284,8 @@ func checkSelectors(t *testing.T, all []meta.Object) {
 			chosen(id, o.Spec.Selector)
 		case *monitoring.PodMonitor:
 			for _, p := range chosen(id, &o.Spec.Selector) {
-				if p.Labels["app.kubernetes.io/component"] != "operator" && portOf(p, intstr.FromString(*o.Spec.PodMetricsEndpoints[0].Port)) == 0 {
+				if p.Labels["app.kubernetes.io/component"] != "operator" &&
+					portOf(p, intstr.FromString(*o.Spec.PodMetricsEndpoints[0].Port)) == 0 {
 					t.Errorf("%s: a pod without that port: %v", id, p.Labels)
 				}
 			}
@@ -289,7 +293,8 @@ func checkSelectors(t *testing.T, all []meta.Object) {
 	}
 }
 
-// checkCountable sees that a budget has no pods of a DaemonSet: Kubernetes cannot count those, and would let no pod of the budget go.
+// checkCountable sees that a budget has no pods of a DaemonSet: Kubernetes cannot count those, and would let no pod of
+// the budget go.
 func checkCountable(t *testing.T, b *policy.PodDisruptionBudget, all []meta.Object) {
 	selector, err := meta.LabelSelectorAsSelector(b.Spec.Selector)
 	if err != nil {
@@ -323,10 +328,14 @@ func TestJobs(t *testing.T) {
 		return of
 	}
 	before := jobs("{}")
-	if again := jobs("gateway: {replicas: 5}"); len(before) != 1 || !maps.EqualFunc(before, again, func(a, b *batch.Job) bool { return a.Name == b.Name }) {
+	if again := jobs("gateway: {replicas: 5}"); len(before) != 1 ||
+		!maps.EqualFunc(before, again, func(a, b *batch.Job) bool {
+			return a.Name == b.Name
+		}) {
 		t.Errorf("jobs %v and %v, want the same one", slices.Collect(mapKeys(before)), slices.Collect(mapKeys(again)))
 	}
-	for _, values := range []string{"image: {tag: v2}", "directory: {replicas: 5}", "namespaces: [{name: other}]", "tls: {mode: none}", "image: {pullSecrets: [registry]}"} {
+	for _, values := range []string{"image: {tag: v2}", "directory: {replicas: 5}", "namespaces: [{name: other}]",
+		"tls: {mode: none}", "image: {pullSecrets: [registry]}"} {
 		for name := range jobs(values) {
 			if before[name] != nil {
 				t.Errorf("%s: the job is %s still", values, name)
@@ -339,7 +348,8 @@ func TestJobs(t *testing.T) {
 func portOf(p *core.PodTemplateSpec, want intstr.IntOrString) int32 {
 	for _, c := range p.Spec.Containers {
 		for _, port := range c.Ports {
-			if port.Name == want.StrVal && want.Type == intstr.String || port.ContainerPort == want.IntVal && want.Type == intstr.Int {
+			if port.Name == want.StrVal && want.Type == intstr.String || port.ContainerPort == want.IntVal &&
+				want.Type == intstr.Int {
 				return port.ContainerPort
 			}
 		}
@@ -377,8 +387,9 @@ func build(t *testing.T, name string) string {
 	return bin
 }
 
-// checkContainer has kvd itself read the settings of a container, and kvctl those of a job. Every variable must be known to them, every
-// mount must have its volume, every file that a setting names must be on one, and probes must ask a port that is served.
+// checkContainer has kvd itself read the settings of a container, and kvctl those of a job. Every variable must be
+// known to them, every mount must have its volume, every file that a setting names must be on one, and probes must ask
+// a port that is served.
 func checkContainer(t *testing.T, name string, p *core.PodTemplateSpec, c core.Container, kvd, kvctl string) {
 	known, volumes := map[string]bool{}, map[string]bool{}
 	for _, v := range p.Spec.Volumes {
@@ -401,7 +412,9 @@ func checkContainer(t *testing.T, name string, p *core.PodTemplateSpec, c core.C
 			if strings.Contains(pod.Replace(e.Value), "$(") {
 				t.Errorf("%s/%s: %s has %s", name, c.Name, e.Name, e.Value)
 			}
-			if file := e.Value; strings.HasPrefix(file, "/") && !slices.ContainsFunc(mounted, func(m string) bool { return file == m || strings.HasPrefix(file, m+"/") }) {
+			if file := e.Value; strings.HasPrefix(file, "/") && !slices.ContainsFunc(mounted, func(m string) bool {
+				return file == m || strings.HasPrefix(file, m+"/")
+			}) {
 				t.Errorf("%s/%s: %s=%s is on no volume", name, c.Name, e.Name, file)
 			}
 		}
@@ -506,7 +519,8 @@ func TestRefused(t *testing.T) {
 
 // The chart carries the alerts and the dashboard that the store has.
 func TestFiles(t *testing.T) {
-	for name, of := range map[string]string{"files/alerts.yaml": "../../alerts.yaml", "files/grafana.json": "../../grafana/kvd.json"} {
+	for name, of := range map[string]string{"files/alerts.yaml": "../../alerts.yaml",
+		"files/grafana.json": "../../grafana/kvd.json"} {
 		want, err := os.ReadFile(of)
 		if err != nil {
 			t.Fatal(err)

@@ -120,7 +120,8 @@ type zipf struct {
 }
 
 func newZipf(seed uint64, n int, s float64) *zipf {
-	z := &zipf{r: rand.New(rand.NewPCG(seed, 1)), keep: make([]float64, n), alias: make([]int32, n), perm: make([]int32, n)}
+	z := &zipf{r: rand.New(rand.NewPCG(seed, 1)), keep: make([]float64, n), alias: make([]int32, n),
+		perm: make([]int32, n)}
 	sum := 0.0
 	for i := range n {
 		z.perm[i] = int32(i)

@@ -74,7 +74,8 @@ func (a *Authority) Leaf(change ...func(*x509.Certificate)) tls.Certificate {
 	c := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "test"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"}, KeyUsage: x509.KeyUsageDigitalSignature,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, f := range change {
@@ -106,21 +107,25 @@ func SPIFFE(id string) func(*x509.Certificate) {
 // Role makes the certificate of role, such as "memnode", called name.
 func (a *Authority) Role(role, name string, change ...func(*x509.Certificate)) tls.Certificate {
 	a.t.Helper()
-	return a.Leaf(append([]func(*x509.Certificate){SPIFFE("spiffe://" + TrustDomain + "/kvd/" + role + "/" + name)}, change...)...)
+	return a.Leaf(append([]func(*x509.Certificate){SPIFFE("spiffe://" + TrustDomain + "/kvd/" + role + "/" + name)},
+		change...)...)
 }
 
 // Config is mutual TLS 1.3 with cert on both sides of connections.
 func (a *Authority) Config(cert tls.Certificate) *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: a.Pool, ClientCAs: a.Pool,
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: a.Pool,
+		ClientCAs:  a.Pool,
 		ClientAuth: tls.RequireAndVerifyClientCert}
 }
 
 // Revoke writes a list of revoked certificates as a PEM file into a folder of the test's.
 func (a *Authority) Revoke(certs ...tls.Certificate) (file string) {
 	a.t.Helper()
-	list := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(time.Hour)}
+	list := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour),
+		NextUpdate: time.Now().Add(time.Hour)}
 	for _, c := range certs {
-		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.Leaf.SerialNumber, RevocationTime: list.ThisUpdate})
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{
+			SerialNumber: c.Leaf.SerialNumber, RevocationTime: list.ThisUpdate})
 	}
 	der, err := x509.CreateRevocationList(rand.Reader, list, a.cert, a.key)
 	if err == nil {
@@ -148,5 +153,6 @@ func (a *Authority) Files(cert tls.Certificate) (ca, certificate, key string) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return write("ca.pem", "CERTIFICATE", a.cert.Raw), write("cert.pem", "CERTIFICATE", cert.Certificate[0]), write("key.pem", "PRIVATE KEY", der)
+	return write("ca.pem", "CERTIFICATE", a.cert.Raw), write("cert.pem", "CERTIFICATE", cert.Certificate[0]),
+		write("key.pem", "PRIVATE KEY", der)
 }

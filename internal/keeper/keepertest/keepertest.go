@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Folder is a folder of a tmpfs, of mode 0700, which goes with the test. Without a tmpfs the test is skipped, or fails in CI.
+// Folder is a folder of a tmpfs, of mode 0700, which goes with the test. Without a tmpfs the test is skipped, or fails
+// in CI.
 func Folder(t testing.TB) string {
 	t.Helper()
 	const tmpfs = "/dev/shm"

@@ -62,7 +62,9 @@ func Forgeries(good []byte) []Forgery {
 // read is what a token says, whoever signed it.
 func read(b []byte) token.Grant {
 	return token.Grant{
-		Session: binary.LittleEndian.Uint32(b[0:]), Namespace: binary.LittleEndian.Uint32(b[4:]), Generation: binary.LittleEndian.Uint32(b[8:]),
-		Lanes: binary.LittleEndian.Uint16(b[12:]), ReadOnly: b[14] == 1, Expires: int64(binary.LittleEndian.Uint64(b[16:])), Identity: string(b[24 : len(b)-32]),
+		Session: binary.LittleEndian.Uint32(b[0:]), Namespace: binary.LittleEndian.Uint32(b[4:]),
+		Generation: binary.LittleEndian.Uint32(b[8:]),
+		Lanes:      binary.LittleEndian.Uint16(b[12:]), ReadOnly: b[14] == 1,
+		Expires: int64(binary.LittleEndian.Uint64(b[16:])), Identity: string(b[24 : len(b)-32]),
 	}
 }

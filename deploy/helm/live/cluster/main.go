@@ -1,7 +1,7 @@
-// Cluster is the control plane of Kubernetes as one program. Its first argument makes it one of these: etcd, kube-apiserver,
-// kube-controller-manager, kube-scheduler, kwok (machines that there are none of) or cert-manager. Each is what its project
-// ships, and takes the flags that it takes there. cert-manager is the exception: its own main package is in no module that can be
-// required.
+// Cluster is the control plane of Kubernetes as one program. Its first argument makes it one of these: etcd,
+// kube-apiserver, kube-controller-manager, kube-scheduler, kwok (machines that there are none of) or cert-manager. Each
+// is what its project ships, and takes the flags that it takes there. cert-manager is the exception: its own main
+// package is in no module that can be required.
 package main
 
 import (
@@ -41,7 +41,8 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "cluster: name a program: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kwok or cert-manager")
+		fmt.Fprintln(os.Stderr, "cluster: name a program: etcd, kube-apiserver, kube-controller-manager, "+
+			"kube-scheduler, kwok or cert-manager")
 		os.Exit(2)
 	}
 	os.Args = os.Args[1:]
@@ -77,7 +78,8 @@ func run(f func(context.Context) error) {
 
 // machines is the main function of sigs.k8s.io/kwok/cmd/kwok.
 func machines(ctx context.Context) error {
-	pflag.CommandLine = pflag.NewFlagSet("kwok", pflag.ContinueOnError) // without --version of Kubernetes' programs, which is another one
+	// without --version of Kubernetes' programs, which is another one
+	pflag.CommandLine = pflag.NewFlagSet("kwok", pflag.ContinueOnError)
 	flags := pflag.NewFlagSet("global", pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
 	ctx, _ = log.InitFlags(ctx, flags)
@@ -95,7 +97,8 @@ func certManager(ctx context.Context) error {
 	flags := pflag.NewFlagSet("cert-manager", pflag.ContinueOnError)
 	opts := controller.ContextOptions{KubernetesAPIQPS: 100, KubernetesAPIBurst: 200}
 	flags.StringVar(&opts.Kubeconfig, "kubeconfig", "", "the API server, and who asks it")
-	flags.StringVar(&opts.ClusterResourceNamespace, "cluster-resource-namespace", "cert-manager", "the namespace with Secrets of a ClusterIssuer")
+	flags.StringVar(&opts.ClusterResourceNamespace, "cluster-resource-namespace", "cert-manager",
+		"the namespace with Secrets of a ClusterIssuer")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return err
 	}

@@ -78,7 +78,8 @@ func redislocks(a at) {
 	})
 	check("counting under it", func(ctx context.Context) error {
 		return countUnder(ctx, a.client, "redislock:n", func() (func() error, error) {
-			lock, err := locker.Obtain(ctx, "redislock:c", time.Minute, &redislock.Options{RetryStrategy: redislock.LinearBackoff(2 * time.Millisecond)})
+			lock, err := locker.Obtain(ctx, "redislock:c", time.Minute,
+				&redislock.Options{RetryStrategy: redislock.LinearBackoff(2 * time.Millisecond)})
 			return func() error { return lock.Release(ctx) }, err
 		})
 	})
@@ -137,7 +138,8 @@ func redsyncs(a at) {
 	})
 	check("counting under it", func(ctx context.Context) error {
 		return countUnder(ctx, a.client, "redsync:n", func() (func() error, error) {
-			m := rs.NewMutex("redsync:c", redsync.WithExpiry(time.Minute), redsync.WithTries(1000), redsync.WithRetryDelay(2*time.Millisecond))
+			m := rs.NewMutex("redsync:c", redsync.WithExpiry(time.Minute), redsync.WithTries(1000),
+				redsync.WithRetryDelay(2*time.Millisecond))
 			return func() error { _, err := m.UnlockContext(ctx); return err }, m.LockContext(ctx)
 		})
 	})
@@ -180,9 +182,12 @@ func redisCache(a at) {
 		Str string
 		Num int
 	}
-	c := rediscache.New(&rediscache.Options{Redis: redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": a.redis}}), LocalCache: rediscache.NewTinyLFU(100, time.Minute)})
+	c := rediscache.New(
+		&rediscache.Options{Redis: redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": a.redis}}),
+			LocalCache: rediscache.NewTinyLFU(100, time.Minute)})
 	check("set get delete", func(ctx context.Context) error {
-		if err := c.Set(&rediscache.Item{Ctx: ctx, Key: "go-redis/cache:a", Value: &object{"x", 1}, TTL: time.Hour}); err != nil {
+		if err := c.Set(&rediscache.Item{Ctx: ctx, Key: "go-redis/cache:a", Value: &object{"x", 1},
+			TTL: time.Hour}); err != nil {
 			return err
 		}
 		var got object
@@ -204,7 +209,11 @@ func redisCache(a at) {
 		}
 		for range 3 {
 			var got object
-			err := c.Once(&rediscache.Item{Ctx: ctx, Key: "go-redis/cache:once", Value: &got, Do: func(*rediscache.Item) (any, error) { calls++; return &object{"o", 2}, nil }})
+			err := c.Once(&rediscache.Item{Ctx: ctx, Key: "go-redis/cache:once", Value: &got,
+				Do: func(*rediscache.Item) (any, error) {
+					calls++
+					return &object{"o", 2}, nil
+				}})
 			if err := errors.Join(err, equal(got, object{"o", 2})); err != nil {
 				return err
 			}
@@ -251,12 +260,14 @@ func gocache(a at) {
 		check("tags in "+name, func(ctx context.Context) error {
 			m := marshaler.New(cache.New[any](s))
 			for i := range 3 {
-				if err := m.Set(ctx, "gocache-t"+strconv.Itoa(i), object{i}, store.WithTags([]string{"gocache-tag"}), store.WithExpiration(time.Minute)); err != nil {
+				if err := m.Set(ctx, "gocache-t"+strconv.Itoa(i), object{i}, store.WithTags([]string{"gocache-tag"}),
+					store.WithExpiration(time.Minute)); err != nil {
 					return err
 				}
 			}
 			got, err := m.Get(ctx, "gocache-t1", new(object))
-			if err := errors.Join(err, equal(got, &object{1}), m.Invalidate(ctx, store.WithInvalidateTags([]string{"gocache-tag"}))); err != nil {
+			if err := errors.Join(err, equal(got, &object{1}),
+				m.Invalidate(ctx, store.WithInvalidateTags([]string{"gocache-tag"}))); err != nil {
 				return err
 			}
 			if _, err := m.Get(ctx, "gocache-t1", new(object)); err == nil {
@@ -283,7 +294,8 @@ func ululeLimiter(a at) {
 			reached = append(reached, c.Reached)
 		}
 		c, err := l.Peek(ctx, "me")
-		if err := errors.Join(err, equal(reached, []bool{false, false, false, true, true}), equal(c.Remaining, int64(0))); err != nil {
+		if err := errors.Join(err, equal(reached, []bool{false, false, false, true, true}),
+			equal(c.Remaining, int64(0))); err != nil {
 			return err
 		}
 		if _, err := l.Reset(ctx, "me"); err != nil {
@@ -344,7 +356,9 @@ func asynqs(a at) {
 	inspector := asynq.NewInspector(o)
 	defer inspector.Close()
 	did := make(chan string, 10)
-	server := asynq.NewServer(o, asynq.Config{Concurrency: 2, LogLevel: asynq.FatalLevel, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond, ShutdownTimeout: time.Second})
+	server := asynq.NewServer(o, asynq.Config{Concurrency: 2, LogLevel: asynq.FatalLevel,
+		TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
+		ShutdownTimeout: time.Second})
 	started := server.Start(asynq.HandlerFunc(func(_ context.Context, t *asynq.Task) error {
 		did <- string(t.Payload())
 		return nil
@@ -372,7 +386,8 @@ func asynqs(a at) {
 	})
 	check("a task later, once", func(ctx context.Context) error {
 		t := asynq.NewTask("t", []byte("later"))
-		if _, err := c.EnqueueContext(ctx, t, asynq.ProcessIn(100*time.Millisecond), asynq.Unique(time.Hour)); err != nil {
+		if _, err := c.EnqueueContext(ctx, t, asynq.ProcessIn(100*time.Millisecond), asynq.Unique(time.Hour)); err !=
+			nil {
 			return err
 		}
 		if _, err := c.EnqueueContext(ctx, t, asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {

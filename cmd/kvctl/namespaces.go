@@ -1,0 +1,220 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+func (a *app) namespaceCommand() *cobra.Command {
+	c := &cobra.Command{Use: "namespace", Short: "Create, change, share, delete and list namespaces",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	req := &dirpb.CreateNamespaceRequest{}
+	var mode, size, limit string
+	var ifNotExists bool
+	var quota quotaFlags
+	create := changes(&cobra.Command{
+		Use:   "create NAME",
+		Short: "Create a namespace",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Name = args[0]
+			switch mode {
+			case "store":
+				req.Mode = dirpb.NamespaceMode_NAMESPACE_STORE
+			case "cache":
+				req.Mode = dirpb.NamespaceMode_NAMESPACE_CACHE
+			default:
+				return usagef("--mode %q: want store or cache", mode)
+			}
+			var err error
+			if req.BytesPerNode, err = parseBytes(size); err != nil {
+				return usagef("--bytes: %w", err)
+			}
+			if req.LimitBytes, err = parseBytes(limit); err != nil {
+				return usagef("--limit: %w", err)
+			}
+			if err := quota.check(); err != nil {
+				return err
+			}
+			req.Owner = quota.owner
+			if req.Quota, err = quota.quota(nil); err != nil {
+				return err
+			}
+			return a.withBackend(func(b backend) error {
+				var rep *dirpb.CreateNamespaceReply
+				err := b.Directory(cmd.Context(), ifNotExists, func(ctx context.Context, d dirpb.DirectoryClient) (
+					err error) {
+					rep, err = d.CreateNamespace(ctx, req)
+					return err
+				})
+				if ifNotExists && status.Code(err) == codes.AlreadyExists {
+					ns, err := existing(cmd.Context(), b, req)
+					if err != nil {
+						return err
+					}
+					return a.printNamespaces([]*dirpb.Namespace{ns})
+				}
+				if err != nil {
+					return fmt.Errorf("%q: %w", req.Name, err)
+				}
+				a.warnOfLimit(cmd.Context(), b, rep.GetNamespace())
+				return a.printNamespaces([]*dirpb.Namespace{rep.GetNamespace()})
+			})
+		},
+	})
+	f := create.Flags()
+	f.BoolVar(&ifNotExists, "if-not-exists", false, "leave a namespace as it is that exists with this mode, and this "+
+		"number of copies if one is given")
+	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 if two memory nodes exist, else 1")
+	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
+	f.Uint32Var(&req.Nodes, "nodes", 0, "memory nodes to be on, for good; 0: those that its limit needs, or "+
+		"8 without one, and others as it fills. All, if there are 8 at most")
+	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
+	quota.add(f)
+	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
+	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
+	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
+	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards grow and "+
+		"split as they fill; 0: chosen")
+	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"},
+		cobra.ShellCompDirectiveNoFileComp))
+	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceGrantCommand(), a.namespaceRevokeCommand(),
+		a.namespaceShowCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(),
+		a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+			return a.printNamespaces(st.GetMap().GetNamespaces())
+		}))
+	return c
+}
+
+func (a *app) acceptLossCommand() *cobra.Command {
+	return changes(&cobra.Command{
+		Use:   "accept-loss NAME",
+		Short: "Say that you know what a namespace lost",
+		Long: "A placement group that lost all its copies is empty once its memory node is back, and\n" +
+			"looks like any other. kvctl status, the page and an alert (KvdDataLost) say what was lost until this\n" +
+			"command accepts it. It prints what it accepts. kvd_directory_lost_total goes on counting.",
+		Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
+			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withBackend(func(b backend) error { return a.acceptLoss(cmd.Context(), b, args[0]) })
+		},
+	})
+}
+
+func (a *app) acceptLoss(ctx context.Context, b backend, name string) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	ns, err := namespaceOf(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	// It names the count that is shown here, so it may be repeated.
+	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.AcceptLoss(ctx, &dirpb.AcceptLossRequest{Name: name, Lost: ns.GetLost()})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	if a.json() {
+		return printProtos(a, ns.GetLosses())
+	}
+	a.printTable(row{"PG", "Times", "Last", "Memory node", "Held"}, mapTo(ns.GetLosses(), func(l *dirpb.Loss) row {
+		return row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339), l.GetNode(),
+			bytesText(l.GetHeldBytes())}
+	}))
+	return nil
+}
+
+// existing gives the namespace that req asks for, if it is of the kind that req asks for:
+// what cannot be changed later.
+func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest) (*dirpb.Namespace, error) {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := namespaceOf(st.GetMap(), req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if ns.GetMode() != req.GetMode() || req.GetReplicas() != 0 && ns.GetReplicas() != req.GetReplicas() {
+		want := fmt.Sprintf("mode %s", short(req.GetMode()))
+		if req.GetReplicas() != 0 {
+			want += fmt.Sprintf(" and %d copies", req.GetReplicas())
+		}
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
+			short(ns.GetMode()), ns.GetReplicas(), want)}
+	}
+	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
+			req.GetOwner())}
+	}
+	return ns, nil
+}
+
+func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
+	if a.json() {
+		return printProtos(a, ns)
+	}
+	header := row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}
+	some := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetNodes() != 0 })
+	if some {
+		header = append(header, "Nodes")
+	}
+	a.printTable(header, mapTo(ns, func(n *dirpb.Namespace) row {
+		limit := "-"
+		if n.GetLimitBytes() != 0 {
+			limit = bytesText(n.GetLimitBytes())
+		}
+		name := n.GetName()
+		if n.GetDeleting() {
+			name += " (being deleted)"
+		}
+		if n.GetRebalancing() == dirpb.Rebalancing_REBALANCING_ON {
+			name += " (being rebalanced)"
+		}
+		nodes := "all"
+		if n.GetNodes() != 0 {
+			nodes = strconv.FormatUint(uint64(n.GetNodes()), 10)
+			if n.GetGrows() {
+				nodes += ", grows"
+			}
+		}
+		r := row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit,
+			n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
+		if some {
+			r = append(r, nodes)
+		}
+		return r
+	}))
+	return nil
+}
+
+// parseBytes reads "4096", "64KiB", "1.5GiB"; KB, MB and GB mean the same.
+func parseBytes(s string) (uint64, error) {
+	num := strings.TrimRight(strings.TrimSpace(s), "KMGTiBkmgtb ")
+	unit := strings.ToUpper(strings.TrimSpace(s)[len(num):])
+	unit = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSpace(unit), "B"), "I")
+	shift, ok := map[string]uint{"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
+	v, err := strconv.ParseFloat(num, 64)
+	if err != nil || !ok || !(v >= 0) || v*float64(uint64(1)<<shift) >= 1<<62 {
+		return 0, fmt.Errorf("%q: want a number of bytes, such as 4096, 512MiB or 4GiB", s)
+	}
+	return uint64(v * float64(uint64(1)<<shift)), nil
+}

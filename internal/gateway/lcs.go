@@ -1,0 +1,142 @@
+package gateway
+
+import (
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the
+// way back through it gives the matches. The table has 4 bytes for each pair of bytes, so it is bounded, and taken from
+// the connection's share, before it is made.
+func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
+	t.load(args[1], args[2])
+	a, b := t.key(args[1]), t.key(args[2])
+	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
+		w.Error("ERR The specified keys must contain string values")
+		return
+	}
+	var o lcsOptions
+	for i := 3; i < len(args); i++ {
+		switch {
+		case fold(args[i], "idx"):
+			o.idx = true
+		case fold(args[i], "len"):
+			o.length = true
+		case fold(args[i], "withmatchlen"):
+			o.withLen = true
+		case fold(args[i], "minmatchlen") && i+1 < len(args):
+			n, ok := resp.ParseInt(args[i+1])
+			if !ok {
+				w.Error(errNotInt)
+				return
+			}
+			o.least = max(n, 0)
+			i++
+		default:
+			w.Error(errSyntax)
+			return
+		}
+	}
+	if o.idx && o.length {
+		w.Error("ERR If you want both the length and indexes, please just use IDX.")
+		return
+	}
+	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
+	if size > int64(a.maxValue) {
+		w.Error("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
+		return
+	}
+	if size > oneLimit && !t.take(size) {
+		return
+	}
+	lcs(w, a.value, b.value, o)
+}
+
+// lcsOptions are IDX, LEN, WITHMATCHLEN and MINMATCHLEN.
+type lcsOptions struct {
+	idx, length, withLen bool
+	least                int64 // bytes of a match that is told
+}
+
+// lcs fills the table and goes the way back that Redis goes: of several longest subsequences it must be the same one.
+func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
+	row := len(b) + 1
+	// Entry i*row + j is the length for the first i bytes of a and the first j of b.
+	table := make([]uint32, (len(a)+1)*row)
+	for i := range a {
+		for j := range b {
+			at := (i+1)*row + j + 1
+			if a[i] == b[j] {
+				table[at] = table[at-row-1] + 1
+			} else {
+				table[at] = max(table[at-row], table[at-1])
+			}
+		}
+	}
+	n := int(table[len(table)-1])
+	if o.length {
+		w.Int(int64(n))
+		return
+	}
+	result := make([]byte, n)
+	var matches resp.Writer
+	found := 0
+	at := n
+	none := len(a)
+	aLo, aHi, bLo, bHi := none, 0, 0, 0 // of the match at hand
+	for i, j := len(a), len(b); i > 0 && j > 0; {
+		// emit says that the match at hand ends here, and is written; the last match comes first.
+		emit := false
+		if a[i-1] == b[j-1] {
+			at--
+			result[at] = a[i-1]
+			switch {
+			case aLo == none:
+				aLo, aHi, bLo, bHi = i-1, i-1, j-1, j-1
+			case aLo == i && bLo == j:
+				aLo--
+				bLo--
+			default:
+				emit = true
+			}
+			emit = emit || aLo == 0 || bLo == 0
+			i--
+			j--
+		} else {
+			// Where both ways are as good Redis goes back in b, and so does this.
+			if table[(i-1)*row+j] > table[i*row+j-1] {
+				i--
+			} else {
+				j--
+			}
+			emit = aLo != none
+		}
+		if !emit {
+			continue
+		}
+		if size := int64(aHi - aLo + 1); o.idx && (o.least == 0 || size >= o.least) {
+			found++
+			matches.Array(2 + int(bit(o.withLen)))
+			matches.Array(2)
+			matches.Int(int64(aLo))
+			matches.Int(int64(aHi))
+			matches.Array(2)
+			matches.Int(int64(bLo))
+			matches.Int(int64(bHi))
+			if o.withLen {
+				matches.Int(size)
+			}
+		}
+		aLo = none
+	}
+	if !o.idx {
+		w.Bulk(result)
+		return
+	}
+	w.Map(2)
+	w.BulkString("matches")
+	w.Array(found)
+	w.Raw(matches.Bytes())
+	w.BulkString("len")
+	w.Int(int64(n))
+}

@@ -1,0 +1,85 @@
+package gateway
+
+import (
+	"math"
+	"math/big"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// parseBPop is for BLPOP and BRPOP.
+func parseBPop(left bool) func(args [][]byte) (blocking, string) {
+	return func(args [][]byte) (b blocking, bad string) {
+		names := args[1 : len(args)-1]
+		b.timeout, bad = parseTimeout(args[len(args)-1])
+		b.names, b.line = names, lineOfLists
+		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
+				if k.popList(name, left, 1, w, func(int) {
+					w.Array(2)
+					w.Bulk(name)
+				}) {
+					t.name(k, onList, endOf(left)+"pop")
+				}
+			})
+		}
+		return b, bad
+	}
+}
+
+// parseBLMove and those below read commands that wait; see blockingOn.
+func parseBLMove(args [][]byte) (blocking, string) {
+	from, ok1 := parseEnd(args[3])
+	to, ok2 := parseEnd(args[4])
+	if !ok1 || !ok2 {
+		return blocking{}, errSyntax
+	}
+	return blockingMove(args, args[5], from, to)
+}
+
+func parseBRPopLPush(args [][]byte) (blocking, string) {
+	return blockingMove(args, args[3], false, true)
+}
+
+// blockingMove waits for the source alone.
+// A destination that is no list is an error when there is something to move, and none before.
+func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
+	b.timeout, bad = parseTimeout(timeout)
+	b.names, b.line, b.one = args[1:2], lineOfLists, true
+	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) bool {
+		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
+	}
+	return b, bad
+}
+
+func parseBLMPop(args [][]byte) (b blocking, bad string) {
+	a, bad := parseMPop(args[2:])
+	if bad != "" {
+		return b, bad
+	}
+	b.timeout, bad = parseTimeout(args[1])
+	b.names, b.line, b.try = a.names, lineOfLists, a.try
+	return b, bad
+}
+
+// parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
+// The string is the error reply. Fractions of a second are allowed, as since Redis 6.
+func parseTimeout(b []byte) (time.Duration, string) {
+	f, ok := parseLongDouble(b)
+	if !ok {
+		return 0, "ERR timeout is not a float or out of range"
+	}
+	ms, acc := f.Mul(f, big.NewFloat(1000)).Int64()
+	if acc == big.Below && ms < math.MaxInt64 {
+		ms++
+	}
+	switch {
+	case ms < 0, f.Cmp(big.NewFloat(math.MaxInt64)) >= 0: // which overflows there
+		return 0, "ERR timeout is negative"
+	case ms > math.MaxInt64/int64(time.Millisecond):
+		return 0, "" // nobody sees the end of it
+	}
+	return time.Duration(ms) * time.Millisecond, ""
+}

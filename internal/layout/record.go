@@ -1,0 +1,216 @@
+package layout
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+)
+
+// RecordFlags qualify a record.
+type RecordFlags uint8
+
+const (
+	// FlagManifest: the value is a Manifest that names chunk records.
+	FlagManifest RecordFlags = 1 << iota
+	// FlagChunk: part of a long value; the key is empty and Expiry holds the
+	// chunk's index. No slot names a chunk.
+	FlagChunk
+	// FlagUser: the value ends with four bytes that are the user's flags.
+	FlagUser
+	// FlagIntent: the value is an Intent, what a transaction is about to do to the key.
+	FlagIntent
+	// FlagNote: the value ends with eight bytes, before those of FlagUser, that are the user's note.
+	FlagNote RecordFlags = 1 << 7
+
+	typeShift = 4
+	typeMask  = 7 << typeShift
+	// FlagsOfValue are the flags that come with a value, whichever record it is in; the others say how it is kept.
+	FlagsOfValue RecordFlags = FlagUser | FlagNote | typeMask
+
+	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagIntent | FlagsOfValue)
+)
+
+// TailLen is how many bytes stand behind the user's value.
+func (f RecordFlags) TailLen() (n int) {
+	if f&FlagUser != 0 {
+		n = 4
+	}
+	if f&FlagNote != 0 {
+		n += 8
+	}
+	return n
+}
+
+// Type is what a value is, three bits of RecordFlags: 0 is any bytes, all else a collection in some encoding. The store
+// itself treats all alike; client.Type has the names.
+type Type uint8
+
+// TypeOf is the type of the value of a record with these flags.
+func (f RecordFlags) TypeOf() Type { return Type(f&typeMask) >> typeShift }
+
+// Flags are those of a record whose value is a t.
+func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask }
+
+// RecordHeader is the fixed part of a record.
+//
+//	0        8    10  11  12       16       24     28       32
+//	+--------+----+---+---+--------+--------+------+--------+-----+-------+
+//	|version |klen|flg|fmt|  vlen  | expiry | CRC  | writer | key | value |
+//	+--------+----+---+---+--------+--------+------+--------+-----+-------+
+//
+//	version  the user's compare-and-swap token
+//	flg      RecordFlags, the value's Type among them; reserved bits are zero
+//	fmt      FormatVersion
+//	expiry   Unix milliseconds; 0 = none
+//	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
+//	writer   session that wrote it
+//
+// A reader can see a record half written, or of the place's other life; the CRC,
+// the whole key and the slot word together tell.
+type RecordHeader struct {
+	Version  uint64
+	KeyLen   uint16
+	Flags    RecordFlags
+	ValueLen uint32
+	Expiry   uint64
+	Writer   uint32
+}
+
+// Record is a parsed record; Key and Value alias the buffer.
+type Record struct {
+	RecordHeader
+	Key, Value []byte
+}
+
+// Expired reports whether the record's time has come at nowMillis (Unix ms).
+func (r *RecordHeader) Expired(nowMillis uint64) bool { return r.Expiry != 0 && r.Expiry <= nowMillis }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// RecordLen is the encoded length of a record in bytes.
+func RecordLen(keyLen, valueLen int) int { return RecordHeaderSize + keyLen + valueLen }
+
+// EncodeRecord writes the record to b, which must hold RecordLen bytes, and
+// returns its length. h's KeyLen and ValueLen are taken from key and value.
+func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
+	n := RecordLen(len(key), len(value))
+	_ = b[n-1]
+	binary.LittleEndian.PutUint64(b[0:], h.Version)
+	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
+	b[10] = byte(h.Flags)
+	b[11] = FormatVersion
+	binary.LittleEndian.PutUint32(b[12:], uint32(len(value)))
+	binary.LittleEndian.PutUint64(b[16:], h.Expiry)
+	binary.LittleEndian.PutUint32(b[28:], h.Writer)
+	copy(b[32:], key)
+	copy(b[32+len(key):], value)
+	binary.LittleEndian.PutUint32(b[24:], recordCRC(b[:n]))
+	return n
+}
+
+// VersionStep is the distance of two versions of one writer. Versions are a hybrid logical clock: a multiple of this
+// that follows the wall clock, above 16 bits that tell writers apart.
+const VersionStep = 1 << 16
+
+// VersionAt is the least version of what is written at a time of the wall clock. For a duration it is the distance
+// of versions that are that far apart.
+func VersionAt(unixNanos uint64) uint64 { return unixNanos >> 14 * VersionStep }
+
+// SetVersion changes an encoded record's version and CRC in place.
+func SetVersion(b []byte, version uint64) {
+	binary.LittleEndian.PutUint64(b, version)
+	binary.LittleEndian.PutUint32(b[24:], recordCRC(b))
+}
+
+func recordCRC(b []byte) uint32 {
+	c := crc32.Update(0, castagnoli, b[:24])
+	return crc32.Update(c, castagnoli, b[28:])
+}
+
+// HeadOf is the header at the start of b, unchecked: a hint while the record may change. b has RecordHeaderSize bytes
+// at least.
+func HeadOf(b []byte) RecordHeader {
+	return RecordHeader{Version: binary.LittleEndian.Uint64(b), KeyLen: binary.LittleEndian.Uint16(b[8:]),
+		Flags:    RecordFlags(b[10]),
+		ValueLen: binary.LittleEndian.Uint32(b[12:]), Expiry: binary.LittleEndian.Uint64(b[16:]),
+		Writer: binary.LittleEndian.Uint32(b[28:])}
+}
+
+// ParseRecord checks and parses the record at the start of b. b may be longer
+// than the record. Errors are *CorruptError; they are ordinary while the bytes
+// race with a writer.
+func ParseRecord(b []byte) (Record, error) {
+	var r Record
+	if err := r.Parse(b); err != nil {
+		return Record{}, err
+	}
+	return r, nil
+}
+
+// Parse is [ParseRecord] where r is already. After an error r means nothing.
+func (r *Record) Parse(b []byte) error {
+	if len(b) < RecordHeaderSize {
+		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
+	}
+	r.KeyLen = binary.LittleEndian.Uint16(b[8:])
+	r.ValueLen = binary.LittleEndian.Uint32(b[12:])
+	n := uint64(RecordHeaderSize) + uint64(r.KeyLen) + uint64(r.ValueLen)
+	if n > uint64(len(b)) {
+		return corrupt("record", 8, "key and value longer than the place", n, uint64(len(b)), b)
+	}
+	if got, want := recordCRC(b[:n]), binary.LittleEndian.Uint32(b[24:]); got != want {
+		return corrupt("record", 24, "CRC-32C", uint64(got), uint64(want), b)
+	}
+	r.Version = binary.LittleEndian.Uint64(b)
+	r.Flags = RecordFlags(b[10])
+	r.Expiry = binary.LittleEndian.Uint64(b[16:])
+	r.Writer = binary.LittleEndian.Uint32(b[28:])
+	switch {
+	case b[11] != FormatVersion:
+		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
+	case r.Flags&recordFlagsRsv != 0:
+		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
+	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
+		return corrupt("record", 10, "flags of an intent", uint64(r.Flags), uint64(FlagIntent), b)
+	case r.Flags&FlagChunk != 0 && r.Flags.TypeOf() != 0:
+		return corrupt("record", 10, "chunk with a type", uint64(r.Flags), 0, b)
+	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):
+		return corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
+	}
+	k := RecordHeaderSize + int(r.KeyLen)
+	r.Key = b[RecordHeaderSize:k:k]
+	r.Value = b[k:n:n]
+	return nil
+}
+
+// HasKey reports whether the record at the start of b, which may be damaged elsewhere, has the bytes of key for its
+// key.
+func HasKey(b, key []byte) bool {
+	return len(b) >= RecordHeaderSize+len(key) && int(binary.LittleEndian.Uint16(b[8:])) == len(key) &&
+		string(b[RecordHeaderSize:][:len(key)]) == string(key)
+}
+
+// SameRecord reports whether whole, a good record, is what is in damaged, by what the two have in common. No two
+// records share a CRC by chance, nor all of a header before it and a key.
+func SameRecord(whole, damaged []byte) bool {
+	k := RecordHeaderSize + int(HeadOf(whole).KeyLen)
+	return bytes.Equal(whole[24:28], damaged[24:28]) || bytes.Equal(whole[:24], damaged[:24]) &&
+		bytes.Equal(whole[28:k], damaged[28:min(k, len(damaged))])
+}
+
+// MendKey makes the record at the start of b whole if all that is damaged is what its key tells. That is the key's
+// bytes, their number and the format's version. The CRC proves it. If it is not so, b stays as it is.
+func MendKey(b, key []byte) bool {
+	if len(b) < RecordHeaderSize+len(key) {
+		return false
+	}
+	old := append([]byte(nil), b[:RecordHeaderSize+len(key)]...)
+	binary.LittleEndian.PutUint16(b[8:], uint16(len(key)))
+	b[11] = FormatVersion
+	copy(b[RecordHeaderSize:], key)
+	if _, err := ParseRecord(b); err != nil {
+		copy(b, old)
+		return false
+	}
+	return true
+}
