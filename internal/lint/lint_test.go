@@ -27,6 +27,7 @@ type row struct {
 
 // imports is first match first. Tests may import what they like.
 var imports = []row{
+	{"internal/bulk", "", "it moves bytes, whatever they mean"},
 	{"internal/layout", "", "the bytes are defined once, below everything"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
 		"that simulators can drive it"},
@@ -55,10 +56,10 @@ var imports = []row{
 	{"client/prom", "client internal/layout rdma", "it shows what a client counts, and counts nothing"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
-	{"rdma", "rdma/driver", "the portable layer knows no provider"},
+	{"rdma", "internal/bulk rdma/driver", "the portable layer knows no provider"},
 	{"rdma/rdmatest", "rdma rdma/driver", "the suite judges every provider by the contract alone"},
-	{"rdma/sim", "rdma/driver", "a provider sees the contract, never the layer above it"},
-	{"rdma/...", "rdma/driver internal/certs internal/mem internal/hostid internal/netsrv internal/poll",
+	{"rdma/sim", "internal/bulk rdma/driver", "a provider sees the contract, never the layer above it"},
+	{"rdma/...", "rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll",
 		"a provider sees the contract, never the layer above it"},
 	{"internal/mem", "rdma/driver internal/units", "it maps memory for providers and knows nothing of the store"},
 	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...",
@@ -372,8 +373,8 @@ func TestRefusals(t *testing.T) {
 			"protocol knows"},
 		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing " +
 			"of the project"},
-		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/certs " +
-			"internal/mem internal/hostid internal/netsrv internal/poll"},
+		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/bulk " +
+			"internal/certs internal/mem internal/hostid internal/netsrv internal/poll"},
 		{imp("rdma", "+rdma/tcp"), "the portable layer knows no provider"},
 		{imp("server/fsm", "+server"), "server/fsm imports server, but"},
 		{imp("server/fsm", "github.com/hashicorp/raft"), "server/fsm imports github.com/hashicorp/raft, which is for " +

@@ -127,6 +127,9 @@ var mutants = []mutant{
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != index.HeaderSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == " +
 			"layout.Empty\n})\no.Work.Synced"}}},
+	{"words-torn-in-segments", "words are whole in what is read of the index, segments too (I2, I12)",
+		[]edit{{"rdma/sim/qp.go",
+			"return w.value || w.bytes > wholeBytes\n", "return w.value || w.bytes > 4<<10\n"}}},
 	{"up-order", "of many words that are brought up the one behind is read first, too", []edit{
 		{work, "o.readLags(index.StepReadBehind, k, lags, func(l *lag, w layout.Word) { l.q = w }",
 			"o.readLags(index.StepReadBehind, k-1, lags, func(l *lag, w layout.Word) { l.b = w }"},

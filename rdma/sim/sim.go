@@ -29,8 +29,11 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// MaxPieces is the most pieces one READ or WRITE is split into.
+// MaxPieces is the most pieces one READ or WRITE is split into. Local of a WRITE with a Value is one more.
 const MaxPieces = 8
+
+// wholeBytes is Caps.WholeBytes. Of longer messages, and of those with a Value, every word is torn.
+const wholeBytes = driver.LeastWholeBytes
 
 // Options configure a Fabric.
 type Options struct {
@@ -57,6 +60,8 @@ type Options struct {
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
 	// before it unless it sets Fence.
 	NoAtomicThenRead bool
+	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
+	NoValues bool
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
 	// 4 MiB, 256. A negative MaxInline means none.
 	MaxInline, MaxMsg, MaxSendWR int
@@ -104,10 +109,15 @@ func New(o Options) *Fabric {
 		MaxInline:      o.MaxInline,
 		MaxMsg:         o.MaxMsg,
 		MaxSendWR:      o.MaxSendWR,
+		WholeBytes:     wholeBytes,
+		MaxSGE:         1,
 		EnforcesRights: true,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}
+	if !o.NoValues {
+		f.caps.MaxSGE, f.caps.AnyMemory, f.caps.Sums = 2, true, true
+	}
 	f.mu.listeners = make(map[string]*listener)
 	f.mu.nextQP = 1
 	f.seedLocked(o.Seed)
@@ -192,9 +202,9 @@ func (c *Counters) count(w *driver.WR) {
 	c.Verbs[w.Op]++
 	switch w.Op {
 	case driver.OpRead:
-		c.ReadBytes += uint64(len(w.Local))
+		c.ReadBytes += uint64(w.Len())
 	case driver.OpWrite:
-		c.WriteBytes += uint64(len(w.Local))
+		c.WriteBytes += uint64(w.Len())
 	}
 }
 

@@ -220,6 +220,10 @@ func (d *device) Caps() driver.Caps {
 		MaxInline:      maxInline,
 		MaxMsg:         maxMsg,
 		MaxSendWR:      maxSendWR,
+		WholeBytes:     wholeBytes,
+		MaxSGE:         2,
+		AnyMemory:      true,
+		Sums:           true,
 		EnforcesRights: true,
 		ChoosesKeys:    true,
 	}

@@ -90,6 +90,7 @@ type qp struct {
 	done   uint64       // WRs answered
 	midway bool         // within the payload of the reply to WR done
 	rest   []byte       // of its Local, not filled yet
+	into   filling      // of its Value, while midway
 	batch  []completion // not pushed to the CQ yet
 	repaid int64        // bytes of unreplied to give back
 
@@ -108,12 +109,14 @@ type qp struct {
 // sqe is a posted WR.
 type sqe struct {
 	id       uint64
-	local    []byte // where READs and atomics put their answer; nil otherwise
+	local    []byte        // where READs and atomics put their answer; nil otherwise
+	value    *driver.Value // and a READ what is behind local's
 	charge   int64
 	op       driver.Opcode
 	wire     driver.Opcode
 	refused  driver.Status // by this side, or 0
 	signaled bool
+	half     half
 }
 
 // doorbell is the encoded form of one PostSend: staged bytes with references to
@@ -129,13 +132,19 @@ type doorbell struct {
 
 // clear makes b empty; its memory stays.
 func (b *doorbell) clear() {
+	for i := range b.refs {
+		if x := b.refs[i].block; x != nil {
+			blocks.Put(x)
+		}
+	}
 	clear(b.refs)
 	b.staged, b.refs = b.staged[:0], b.refs[:0]
 }
 
 type payload struct {
-	at   int // offset in staged that the payload precedes
-	data []byte
+	at    int // offset in staged that the payload precedes
+	data  []byte
+	block *block // that data lies in, or nil
 }
 
 var _ driver.QP = (*qp)(nil)
@@ -165,14 +174,16 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	}
 	posted := q.posted.Load()
 	n, err := len(wrs), error(nil)
-	if room := maxSendWR - int(posted-q.polled); n > room {
-		n, err = room, driver.ErrQueueFull
+	if room := maxSendWR - int(posted-q.polled); 2*n > room {
+		if n = fitting(wrs, room); n < len(wrs) {
+			err = driver.ErrQueueFull
+		}
 	}
 	if n == 0 {
 		return 0, err
 	}
-	charge, ok := q.encodeLocked(wrs[:n], posted)
-	q.posted.Store(posted + uint64(n))
+	number, charge, ok := q.encodeLocked(wrs[:n], posted)
+	q.posted.Store(number)
 	outstanding := q.unreplied.Add(charge)
 	if !ok {
 		q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr))
@@ -198,17 +209,17 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	return n, err
 }
 
-// encodeLocked fills the stage and the send queue. It reports false if a WR was
-// refused by this side; that one and those behind it are not sent.
-func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool) {
+// encodeLocked fills the stage and the send queue from number on, and returns the number that comes next. It reports
+// false if a WR was refused by this side; that one and those behind it are not sent.
+func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge int64, ok bool) {
 	b := q.mu.stage
+	x := encoder{b: b}
 	charge, ok = doorbellCharge, true
-	var f frame
-	head := 0
 	local := localKeys{table: q.pd.keys.Load()}
 	for i := range wrs {
 		w := &wrs[i]
-		e := &q.sq[(number+uint64(i))%maxSendWR]
+		e := &q.sq[number%maxSendWR]
+		number++
 		*e = sqe{id: w.ID, op: w.Op, wire: w.Op, signaled: w.Flags&driver.Signaled != 0}
 		if i == 0 {
 			e.charge = doorbellCharge
@@ -220,26 +231,28 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 		if e.refused = q.check(w, &local); e.refused != 0 {
 			ok = false
 			e.wire, r = opAbort, request{op: opAbort}
-		}
-		size := requestSize + r.operands()
-		e.charge += int64(size)
-		charge += int64(size)
-		if f.count == 0 || f.length+size > maxFrame {
-			if f.count > 0 {
-				putFrame(b.staged[head:], f)
+		} else if w.Value != nil {
+			if w.Op == driver.OpRead {
+				e.value, r.length = w.Value, w.Len()
+			} else {
+				second := &q.sq[number%maxSendWR]
+				number++
+				*second = *e
+				second.charge, second.half = 0, secondHalf
+				e.signaled, e.half = false, firstHalf
+				x.value(e, w)
+				charge += e.charge
+				e = second
 			}
-			head, f = len(b.staged), frame{}
-			b.staged = append(b.staged, make([]byte, frameSize)...)
 		}
-		f.count++
-		f.length += size
-		b.staged = appendRequest(b.staged, r)
+		x.request(e, r)
+		charge += int64(requestSize + r.operands())
 		switch r.op {
 		case driver.OpRead:
 			e.local = w.Local
 		case driver.OpWrite:
 			if w.Flags&driver.Inline == 0 && (r.length > copyMax || len(b.staged)+r.length > stageMax) {
-				b.refs = append(b.refs, payload{len(b.staged), w.Local})
+				b.refs = append(b.refs, payload{at: len(b.staged), data: w.Local})
 			} else {
 				b.staged = append(b.staged, w.Local...)
 			}
@@ -251,8 +264,31 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 			b.staged = appendWord(b.staged, w.Swap)
 		}
 	}
-	putFrame(b.staged[head:], f)
-	return charge, ok
+	putFrame(b.staged[x.head:], x.f)
+	return number, charge, ok
+}
+
+// encoder appends requests to a doorbell.
+type encoder struct {
+	b    *doorbell
+	f    frame // the one that is being filled
+	head int   // where it begins
+}
+
+// request appends r, without operands and payload, in a new frame if need be.
+func (x *encoder) request(e *sqe, r request) {
+	size := requestSize + r.operands()
+	e.charge += int64(size)
+	if x.f.count == 0 || x.f.length+size > maxFrame {
+		if x.f.count > 0 {
+			putFrame(x.b.staged[x.head:], x.f)
+		}
+		x.head, x.f = len(x.b.staged), frame{}
+		x.b.staged = append(x.b.staged, make([]byte, frameSize)...)
+	}
+	x.f.count++
+	x.f.length += size
+	x.b.staged = appendRequest(x.b.staged, r)
 }
 
 // localKeys looks up lkeys; the WRs of a doorbell mostly name the same one.
@@ -273,14 +309,14 @@ func (k *localKeys) of(lkey uint64) *mr {
 func (q *qp) check(w *driver.WR, keys *localKeys) driver.Status {
 	switch w.Op {
 	case driver.OpRead, driver.OpWrite:
-		if len(w.Local) > maxMsg {
+		if w.Len() > maxMsg {
 			return driver.LocLenErr
 		}
-		if len(w.Local) == 0 {
+		if len(w.Local) == 0 || w.Value != nil && !w.Value.Formed(w, maxMsg) {
 			return driver.LocQPOpErr
 		}
 	case driver.OpCmpAndSwp, driver.OpFetchAdd:
-		if len(w.Local) != 8 || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
+		if len(w.Local) != 8 || w.Value != nil || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
 			return driver.LocQPOpErr
 		}
 	default:
@@ -316,9 +352,11 @@ func (q *qp) drain() {
 	var last *doorbell
 	for {
 		q.mu.Lock()
-		if last != nil && len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
+		if last != nil {
 			last.clear()
-			q.mu.free = append(q.mu.free, last)
+			if len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
+				q.mu.free = append(q.mu.free, last)
+			}
 		}
 		if len(q.mu.queue) == 0 {
 			q.mu.busy = false
@@ -436,13 +474,23 @@ func (q *qp) finish(status driver.Status) {
 	q.mu.Unlock()
 	q.writers.Wait() // nobody reads the caller's buffers any more
 	q.push()
+	q.into = filling{}
+	done := q.done
 	for ; q.done < posted; q.done++ {
 		e := &q.sq[q.done%maxSendWR]
+		e.local, e.value = nil, nil
+		switch e.half {
+		case firstHalf:
+			continue // the second one says so
+		case secondHalf:
+			if q.done == done && (status == driver.RemAccessErr || status == driver.RemInvReqErr) {
+				status = driver.RemOpErr // the first half has landed
+			}
+		}
 		wc := driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: status}
 		if e.refused != 0 && status != driver.WRFlushErr {
 			wc.Status = e.refused
 		}
-		e.local = nil
 		status = driver.WRFlushErr
 		q.batch = append(q.batch, completion{wc, q, q.done + 1})
 	}
@@ -489,9 +537,14 @@ func (q *qp) read() driver.Status {
 			}
 			q.rest = q.rest[n:]
 		}
-		q.midway, q.rest = false, nil
 		e := &q.sq[q.done%maxSendWR]
-		e.local = nil
+		if e.value != nil {
+			if err := q.readValue(e); err != nil {
+				return q.stop(err)
+			}
+		}
+		q.midway, q.rest = false, nil
+		e.local, e.value = nil, nil
 		q.done++
 		q.repaid += e.charge
 		if e.signaled {
@@ -515,7 +568,11 @@ func (q *qp) begin() driver.Status {
 		return driver.GeneralErr
 	}
 	e := &q.sq[q.done%maxSendWR]
-	r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), len(e.local))
+	payload := len(e.local)
+	if e.value != nil {
+		payload += len(e.value.Bytes) + e.value.Slack
+	}
+	r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), payload)
 	if err != nil {
 		return driver.GeneralErr
 	}

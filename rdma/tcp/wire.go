@@ -18,6 +18,8 @@ const (
 	maxSendWR = 1024
 	// maxInline is the dialer's own limit, bytes.
 	maxInline = 1024
+	// wholeBytes is Caps.WholeBytes.
+	wholeBytes = driver.LeastWholeBytes
 	// maxFrame bounds the requests of one frame, bytes; a longer doorbell is
 	// several frames.
 	maxFrame = 16 << 20
