@@ -48,7 +48,7 @@ release-tools:
 test-release: release-tools ## a release (of ARCHES, "amd64 arm64") is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
 	deploy/release/test.sh dist/release-test
 
-ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
+ARM64 = ./internal/bulk ./internal/layout ./internal/mem ./rdma/shm ./index
 # qemu-user does not execute an arm64 program that a test starts, keeps descriptors open that do not fit in a message, and answers
 # MADV_POPULATE_WRITE as if it had been done. Of index not
 # what takes minutes there: it has neither unsafe nor atomics.
