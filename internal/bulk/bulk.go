@@ -1,7 +1,8 @@
-// Package bulk copies bytes and takes their CRC-32C in one pass, and so with half of the memory's traffic of doing both in turn.
+// Package bulk copies bytes and takes their CRC-32C in the same pass, so that memory is read once for both.
 //
-// CRCs are those of package hash/crc32 with its table Castagnoli. Functions may be used concurrently and allocate nothing. There is
-// one form for each kind of processor; which one runs is settled when the program starts.
+// CRCs are those of package hash/crc32 with its table Castagnoli. Functions may be used concurrently and allocate
+// nothing. There are forms for several kinds of processors. The best one that runs is chosen when the program
+// starts.
 package bulk
 
 import (
@@ -9,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// StreamFrom is the length, in bytes, from which stores of [Copy] go past the caches where that is faster. Whoever reads the copy at once is better off
-// with shorter parts.
+// StreamFrom is the length, in bytes, from which stores of [Copy] go past the caches where that is faster. For a
+// copy that is read at once, shorter parts are better.
 const StreamFrom = 256 << 10
 
 const (
@@ -46,14 +47,17 @@ func bestForm() form {
 	return f
 }
 
-// Copy copies src to the start of dst, and gives crc updated with the bytes of src. It panics if dst is shorter than src, or shares
-// bytes with it. That the two share memory mapped at two addresses is not noticed; dst holds anything then.
+// Copy copies src to the start of dst, and gives crc updated with the bytes of src. It panics if dst is shorter
+// than src, or shares bytes with it. It does not notice memory that is mapped at two addresses: dst holds anything
+// then.
 //
-// The source may change meanwhile, as remote memory does. The CRC is that of the bytes that were stored: each is loaded once, for both.
-// Nobody else may store to dst, and nothing outside dst is written and nothing outside src is read. When Copy returns, its stores come
-// before any later ones of the same goroutine. If memory is not there, as behind the end of a truncated file, a part of dst may have been written.
+// The source may change meanwhile, as remote memory does. Each of its bytes is loaded once, and the CRC is that of
+// what was stored. Nobody else may store to dst. Nothing outside dst is written, and nothing outside src is read.
+// Other processors see the stores before any later ones of the caller. Where memory turns out to be missing, as
+// behind a file's end, a part of dst may have been written.
 func Copy(crc uint32, dst, src []byte) uint32 {
-	n, d, s := uintptr(len(src)), uintptr(unsafe.Pointer(unsafe.SliceData(dst))), uintptr(unsafe.Pointer(unsafe.SliceData(src)))
+	n := uintptr(len(src))
+	d, s := uintptr(unsafe.Pointer(unsafe.SliceData(dst))), uintptr(unsafe.Pointer(unsafe.SliceData(src)))
 	if len(dst) < len(src) || d-s < n || s-d < n {
 		panic("bulk: the destination is shorter than the source, or overlaps it")
 	}
@@ -63,7 +67,7 @@ func Copy(crc uint32, dst, src []byte) uint32 {
 // CRC gives crc updated with the bytes of b. Bytes that change meanwhile count as they were at some time of the call.
 func CRC(crc uint32, b []byte) uint32 { return crcBy(best, crc, b) }
 
-// Combine gives the CRC of a followed by b, from the CRC of each and the length of b in bytes, at least 0.
+// Combine gives the CRC of a followed by b. crcB is that of b alone, begun with 0, and lenB is its length in bytes.
 func Combine(crcA, crcB uint32, lenB int) uint32 {
 	// A byte more behind a multiplies its remainder by x to the eighth. Bit 31 is the coefficient of 1 here.
 	for power := uint32(1 << 23); lenB > 0; lenB >>= 1 {

@@ -7,12 +7,13 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// foldFrom is the length, in bytes, from which folding is faster than a word at a time. The widest registers have as many, and
-// so have the lines that stores past the caches fill.
+// foldFrom is the length, in bytes, from which folding is faster than a word at a time. The widest registers have
+// as many, and so have the lines that stores past the caches fill.
 const foldFrom = 64
 
-// folds has, for a distance of 2048, 1024, 512, 256 and 128 bits each, x to that and 32 more, and to that and 32 less, modulo the
-// CRC's polynomial. Bits are in its order, and one place up, as a product of reflected factors wants it.
+// folds has, for a distance of 2048, 1024, 512, 256 and 128 bits each, x to that and 32 more, and to that and 32
+// less, modulo the CRC's polynomial. Bits are in its order, and one place up, as a product of reflected factors
+// wants it.
 var folds = [...]uint64{
 	0xdcb17aa4, 0xb9e02b86,
 	0x6992cea2, 0x0d3b6092,
@@ -21,7 +22,8 @@ var folds = [...]uint64{
 	0xf20c0dfe, 0x14cd00bd6,
 }
 
-// wide reports whether the processor multiplies without carry in registers of 256 bits, which package cpu tells only of those with AVX-512.
+// wide reports whether the processor multiplies without carry in registers of 256 bits, which package cpu tells
+// only of those with AVX-512.
 func wide() bool
 
 func has(f form) bool {
@@ -38,8 +40,8 @@ func has(f form) bool {
 	return cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && has(fold256)
 }
 
-// Of all of these crc is inverted, before and after. copyN and crcN want N/8 bytes at least; streamN a multiple of 64, which is not 0,
-// and a dst that is one.
+// Of all of these crc is inverted, before and after. copyN and crcN want N/8 bytes at least; streamN a multiple of
+// 64, which is not 0, and a dst that is one.
 //
 //go:noescape
 func copyWords(crc uint32, dst, src *byte, n int) uint32

@@ -1,4 +1,5 @@
-// AX is the CRC, DI the destination, SI the source, CX how many bytes are left, DX the constants (folds in fold_amd64.go).
+// AX is the CRC, DI the destination, SI the source, CX how many bytes are left, DX the constants (folds in
+// bulk_amd64.go).
 
 #define K2048 0(DX)
 #define K1024 16(DX)

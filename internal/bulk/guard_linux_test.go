@@ -11,7 +11,8 @@ import (
 func guarded(t *testing.T, n int) []byte {
 	t.Helper()
 	page := syscall.Getpagesize()
-	m, err := syscall.Mmap(-1, 0, page+n+page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	const access, flags = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_ANON | syscall.MAP_PRIVATE
+	m, err := syscall.Mmap(-1, 0, page+n+page, access, flags)
 	if err != nil {
 		t.Fatal(err)
 	}

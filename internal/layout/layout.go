@@ -427,7 +427,8 @@ func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 	binary.LittleEndian.PutUint64(b[16:], h.Expiry)
 	binary.LittleEndian.PutUint32(b[28:], h.Writer)
 	at := 32 + copy(b[32:], key)
-	// Of a short value the CRC is taken with the key's. A long one is copied in parts that stay in the caches, since b is read next.
+	// Of a short value the CRC is taken with the key's. A long one is copied in parts that stay in the caches,
+	// since b is read next.
 	if len(value) <= 4*UnitSize {
 		at += copy(b[at:], value)
 	}
