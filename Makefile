@@ -59,7 +59,7 @@ qemu-user:
 	@command -v qemu-aarch64-static >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends qemu-user-static; }
 
 .PHONY: test-arm64
-test-arm64: qemu-user ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
+test-arm64: qemu-user ## what has unsafe, atomics or assembly, as arm64 under qemu-user (Debian; as root it installs that)
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m -skip '$(ARM64_SKIP)' $(ARM64)
 
 # The limit is one for each package, and of a machine that does other things, too: index, which only computes, takes half a minute alone
