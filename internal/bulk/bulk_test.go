@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -254,10 +256,10 @@ func FuzzCopy(f *testing.F) {
 	})
 }
 
-// ways are what benchmarks compare.
-func ways() (names []string, copies []func(dst, src []byte) uint32) {
+// ways are what benchmarks compare: functions that copy, and then some that take a CRC alone.
+func ways() (names []string, funcs []func(dst, src []byte) uint32) {
 	add := func(name string, f func(dst, src []byte) uint32) {
-		names, copies = append(names, name), append(copies, f)
+		names, funcs = append(names, name), append(funcs, f)
 	}
 	add("copy", func(dst, src []byte) uint32 { return uint32(copy(dst, src)) })
 	add("separate", func(dst, src []byte) uint32 {
@@ -269,57 +271,47 @@ func ways() (names []string, copies []func(dst, src []byte) uint32) {
 			add(v.String(), func(dst, src []byte) uint32 { return copyBy(v, 0, dst, src) })
 		}
 	}
-	add("best", func(dst, src []byte) uint32 { return Copy(0, dst, src) })
-	return names, copies
+	add("Copy", func(dst, src []byte) uint32 { return Copy(0, dst, src) })
+	add("crc32", func(_, src []byte) uint32 { return crc32.Update(0, castagnoli, src) })
+	add("CRC", func(_, src []byte) uint32 { return CRC(0, src) })
+	return names, funcs
 }
 
 var benchSizes = []int{64, 128, 256, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20,
 	64 << 20}
 
 // BenchmarkCopy has the same two buffers each time, in caches if they fit there.
-func BenchmarkCopy(b *testing.B) { benchCopy(b, 0) }
+func BenchmarkCopy(b *testing.B) { compare(b, 0) }
 
 // BenchmarkCopyCold goes through more memory than caches hold, with source and destination.
-func BenchmarkCopyCold(b *testing.B) { benchCopy(b, 128<<20) }
+func BenchmarkCopyCold(b *testing.B) { compare(b, 128<<20) }
 
-func benchCopy(b *testing.B, arena int) {
+// compare has the ways take turns, each for a short while, and reports medians. So load of others changes little.
+func compare(b *testing.B, arena int) {
 	most := max(arena, benchSizes[len(benchSizes)-1])
 	from, to := random(make([]byte, most)), random(make([]byte, most))
-	names, copies := ways()
+	names, funcs := ways()
 	for _, n := range benchSizes {
-		for i, name := range names {
-			b.Run(fmt.Sprintf("%d/%s", n, name), func(b *testing.B) {
-				b.SetBytes(int64(n))
-				at := 0
-				for b.Loop() {
-					sink += copies[i](to[at:at+n], from[at:at+n])
-					if at += (n + lineBytes - 1) &^ (lineBytes - 1); at+n > arena {
-						at = 0
-					}
-				}
-			})
-		}
-	}
-}
-
-func BenchmarkCRC(b *testing.B) {
-	from := random(make([]byte, benchSizes[len(benchSizes)-1]))
-	for _, n := range benchSizes {
-		b.Run(fmt.Sprintf("%d/crc32", n), func(b *testing.B) {
-			b.SetBytes(int64(n))
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			times := make([][]time.Duration, len(funcs))
+			at, repeat := 0, max(1, 16<<10/n)
 			for b.Loop() {
-				sink += crc32.Update(0, castagnoli, from[:n])
-			}
-		})
-		for v := words; v <= fold512; v++ {
-			if has(v) {
-				b.Run(fmt.Sprintf("%d/%v", n, v), func(b *testing.B) {
-					b.SetBytes(int64(n))
-					for b.Loop() {
-						sink += crcBy(v, 0, from[:n])
+				for i, f := range funcs {
+					start := time.Now()
+					for range repeat {
+						sink += f(to[at:at+n], from[at:at+n])
+						if at += (n + lineBytes - 1) &^ (lineBytes - 1); at+n > arena {
+							at = 0
+						}
 					}
-				})
+					times[i] = append(times[i], time.Since(start))
+				}
 			}
-		}
+			for i, t := range times {
+				slices.Sort(t)
+				b.ReportMetric(float64(n*repeat)/float64(t[len(t)/2]), names[i]+"-GB/s")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
 	}
 }
