@@ -2,7 +2,7 @@
 // and lock words, the segment, the record and the chunk manifest. There are also the intent and status word of a
 // transaction and the region header. The package also defines the mapping from a key's hash to them.
 //
-// It is pure: it imports nothing of the project, allocates nothing on the hot
+// It is pure: of the project it imports only what takes CRCs. It allocates nothing on the hot
 // path and does no I/O. Everything it parses is hostile until checked; a failed
 // check is a [*CorruptError], never a panic.
 //
