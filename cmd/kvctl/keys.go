@@ -601,11 +601,11 @@ func leftOut(left []error) error {
 	return fmt.Errorf("what is here was left out: %w", errors.Join(left...))
 }
 
-// Bounds of what a completion of keys looks at, and offers.
-const (
-	completeFor  = 500 * time.Millisecond
-	completeMost = 100
-)
+// completeMost bounds what a completion of keys offers.
+const completeMost = 100
+
+// completeFor bounds how long a completion of keys looks for them. Tests on a busy machine set it before they start.
+var completeFor = 500 * time.Millisecond
 
 // completeKey suggests keys that begin with the word typed so far: those that are
 // found in the time that it takes to wait for. Keys that a line of text cannot hold
