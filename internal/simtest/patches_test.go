@@ -99,7 +99,7 @@ var byTest = []tested{
 			"x.old, x.asked = nil, false\n}\nif a.isUp"}}},
 	{"hung-up-and-not-told", "internal/session", "TestAgendaHangsUpDown",
 		[]edit{{"internal/session/conns.go", "x.old, x.asked = nil, false\n\tq.Lane.Deliver(func(l *engine.Lane) { " +
-			"l.Closed(q.Node) })", "x.old, x.asked = nil, false"}}},
+			"l.Closed(q.Node, q.Bulk) })", "x.old, x.asked = nil, false"}}},
 	{"hints-of-lost-generation", "internal/engine", "TestHintsOfLostGeneration",
 		[]edit{{"internal/engine", "now.hints = nil // its words mean nothing any more\n", ""}}},
 	{"hints-without-fingerprint", "internal/engine", "TestHintOfAnotherKey",
@@ -390,7 +390,7 @@ var byTest = []tested{
 	{"token-without-a-region-taken", "memnode", "TestRefusals",
 		[]edit{{"memnode/keys.go", "if !r.dying && r.want.GetNamespaceId() == namespace {", "if !r.dying {"}}},
 	{"lanes-without-end", "memnode", "TestRefusals",
-		[]edit{{"memnode/peers.go", "if lane >= uint32(g.Lanes) {", "if lane >= 1<<16 {"}}},
+		[]edit{{"memnode/peers.go", "if lane&^token.BulkLane >= uint32(g.Lanes) {", "if lane&^token.BulkLane >= 1<<16 {"}}},
 	{"expired-token-taken", "internal/token", "TestRefusals",
 		[]edit{{"internal/token/token.go", "if now.Unix() >= g.Expires {", "if now.Unix() < 0 {"}}},
 	{"rights-not-signed", "internal/token", "TestRoundTrip",

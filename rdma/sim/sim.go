@@ -57,6 +57,8 @@ type Options struct {
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
 	// before it unless it sets Fence.
 	NoAtomicThenRead bool
+	// SharedWire announces that capability, so that users take a second QP. WRs take the steps that they take anyway.
+	SharedWire bool
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
 	// 4 MiB, 256. A negative MaxInline means none.
 	MaxInline, MaxMsg, MaxSendWR int
@@ -105,6 +107,7 @@ func New(o Options) *Fabric {
 		MaxMsg:         o.MaxMsg,
 		MaxSendWR:      o.MaxSendWR,
 		EnforcesRights: true,
+		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}

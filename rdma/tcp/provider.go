@@ -222,6 +222,7 @@ func (d *device) Caps() driver.Caps {
 		MaxSendWR:      maxSendWR,
 		EnforcesRights: true,
 		ChoosesKeys:    true,
+		SharedWire:     true,
 	}
 }
 

@@ -281,6 +281,7 @@ func (d *device) setUp() error {
 		MaxSendWR:      min(wantSendWR, in.MaxQPWR),
 		EnforcesRights: true,
 		AtomicsByAgent: true,
+		SharedWire:     true,
 	}
 	if m := d.port.MaxMsgBytes; m > 0 {
 		d.caps.MaxMsg = min(m, longestMsg)
