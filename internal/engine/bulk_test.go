@@ -166,7 +166,7 @@ func TestBulkBreaks(t *testing.T) {
 	}
 }
 
-// The end of the second queue pair ends what went by it, and nothing else.
+// Closing the second queue pair ends what went by it, and nothing that went by the first.
 func TestBulkClosed(t *testing.T) {
 	r := newBulkRig(t)
 	long, short := r.request(index.Get, "b", ""), r.request(index.Get, "a", "")
@@ -178,7 +178,7 @@ func TestBulkClosed(t *testing.T) {
 	if v, err := r.answer(short); v != "1" || err != nil || long.IsDone() {
 		t.Fatalf("%q, %v; the long one is done: %v", v, err, long.IsDone())
 	}
-	r.attach(1, true)
+	r.connect(1)
 	r.settleLane()
 	if v, err := r.answer(long); v != bulky || err != nil {
 		t.Fatalf("%d bytes, %v", len(v), err)
