@@ -48,6 +48,7 @@ func TestRatios(t *testing.T) {
 		{"replicas", compareReplicas},
 		{"transactions", compareTransactions},
 		{"growing", compareGrowing},
+		{"beside", compareBeside},
 		{"values", compareValues},
 		{"gateway", compareGateway},
 	} {

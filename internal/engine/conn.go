@@ -180,7 +180,7 @@ func (l *Lane) Closed(node uint32, bulk bool) {
 	c.qp, c.boarding = nil, nil
 	if m := c.main; m != nil {
 		for _, o := range c.noWait {
-			o.seq = math.MaxUint64 // no WC of the other queue pair proves it
+			o.seq = math.MaxUint64 // the other queue pair proves nothing of it
 			m.noWait = append(m.noWait, o)
 		}
 		c.noWait = nil

@@ -23,6 +23,10 @@ var bulkWide = map[string]Config{
 		{k(Add, 0), k(Del, 0), k(Add, 0), k(Put, 2), k(Add, 4)},
 		{k(Add, 0), k(Put, 2), k(Del, 0), k(Add, 4), k(Put, 0)},
 		{k(Put, 0), k(Del, 2), k(Add, 2), k(Get, 0)}}},
+	"bulk-incr": {BulkFrom: 9, Failures: 3, Window: 3, Scripts: [][]Step{
+		{k(Incr, 0), k(Put, 1), k(Incr, 0), k(Add, 2), k(Incr, 0), k(Del, 2)},
+		{k(CAS, 1), k(Incr, 0), k(Add, 2), k(Incr, 0), k(CAS, 1), k(Incr, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
 	"bulk-long": {BulkFrom: 9, Replicas: 2, Long: 0b1010_1010, Failures: 2, Deadlines: 1, Units: 64,
 		Scripts: [][]Step{
 			{k(Put, 0), k(Put, 0), k(Get, 0), k(Put, 0)},
