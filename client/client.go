@@ -41,7 +41,7 @@ var (
 	ErrOverflow = errors.New("increment overflows int64")
 	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
-	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
+	// ErrTxnContended: others have kept a transaction from happening until its tries ended. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")
 	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
 	ErrWrongType = errors.New("value is a collection, not plain bytes")
@@ -60,7 +60,7 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
-	// ErrNoNamespace: the directory knows no such namespace, or no longer. A Client whose
+	// ErrNoNamespace: the directory knows no such namespace. A Client whose
 	// namespace was deleted returns it at once, and goes on by itself when a namespace of that name exists
 	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")

@@ -18,7 +18,6 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// WantConn has the agenda replace a connection.
 func (s *sess) WantConn(l *engine.Lane, node uint32, bulk bool) {
 	s.agenda.WantConn(l, node, bulk)
 	s.wake()

@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loopback"
 	provider "github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/server"
@@ -47,10 +48,7 @@ type proxy struct {
 
 func newProxy(t testing.TB, target string) *proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	p := &proxy{l: l}
 	p.target.Store(&target)
 	p.mu.conns, p.mu.passed = map[net.Conn]bool{}, map[int]int{}
@@ -333,7 +331,6 @@ func (r *rig) status() *dirpb.StatusReply {
 	return st
 }
 
-// create makes a namespace.
 func (r *rig) create(q *dirpb.CreateNamespaceRequest) {
 	r.t.Helper()
 	if err := r.admin.CallOnce(r.t.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {

@@ -33,6 +33,7 @@ type (
 	SendFlags    = driver.SendFlags
 	WR           = driver.WR
 	WC           = driver.WC
+	Value        = driver.Value
 	Status       = driver.Status
 	Access       = driver.Access
 	Caps         = driver.Caps
@@ -57,6 +58,9 @@ const (
 	AccessRemoteAtomic = driver.AccessRemoteAtomic
 	AccessLocal        = driver.AccessLocal
 )
+
+// LeastWholeBytes is a Caps.WholeBytes that every provider has.
+const LeastWholeBytes = driver.LeastWholeBytes
 
 // Errors of PostSend. They mean "not applied" for the WRs not taken.
 var (
@@ -116,7 +120,7 @@ func NewDevice(name string, d driver.Device) *Device {
 	return &Device{name: name, d: d, caps: d.Caps()}
 }
 
-// Name is the provider's name.
+// Name is the provider's name, as NewDevice was told it.
 func (d *Device) Name() string { return d.name }
 
 // Caps never changes.
@@ -134,7 +138,7 @@ func (d *Device) Alloc(size int64, o AllocOptions) (*Memory, error) {
 	return d.d.Alloc(size, o)
 }
 
-// AllocPD makes a protection domain.
+// AllocPD makes a protection domain, which the caller gives back with Dealloc.
 func (d *Device) AllocPD() (*PD, error) {
 	p, err := d.d.AllocPD()
 	if err != nil {
@@ -153,6 +157,9 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
 	}
 	w, _ := c.(driver.Waiter)
+	if !takesValues(&d.caps) {
+		c = &stagedCQ{CQ: c, of: make(map[uint32]*stagedQP)}
+	}
 	return &CQ{d: c, w: w}, nil
 }
 
@@ -162,9 +169,16 @@ func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private 
 		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private),
 			driver.MaxPrivate)
 	}
-	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: cq.d, Addr: addr, Private: private})
+	c, staged := cq.d, (*stagedCQ)(nil)
+	if s, ok := c.(*stagedCQ); ok {
+		c, staged = s.CQ, s
+	}
+	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: c, Addr: addr, Private: private})
 	if err != nil {
 		return nil, fmt.Errorf("%s: dial %s: %w", d.name, addr, err)
+	}
+	if staged != nil {
+		q = staged.add(pd, q)
 	}
 	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
 }
@@ -205,7 +219,7 @@ func (d *Device) Listen(addr string, o ListenOptions) (Listener, error) {
 // Close releases the device; everything made from it must be closed before.
 func (d *Device) Close() error { return d.d.Close() }
 
-// PD is a protection domain.
+// PD is a protection domain: MRs and QPs of different PDs never meet.
 type PD struct {
 	dev *Device
 	d   driver.PD
@@ -305,13 +319,13 @@ func (m *MR) ProxyAtomics(f AtomicFunc) error {
 // Bytes is the registered memory itself.
 func (m *MR) Bytes() []byte { return m.bytes }
 
-// Deregister revokes the keys.
+// Deregister revokes the keys. Verbs that arrive later fail with RemAccessErr.
 func (m *MR) Deregister() error { return m.d.Deregister() }
 
-// CQ is a completion queue.
+// CQ collects the completions of the QPs that were made with it.
 type CQ struct {
 	d driver.CQ
-	w driver.Waiter // d, or nil
+	w driver.Waiter // the provider's, or nil
 }
 
 // Poll fills wcs and never blocks.
@@ -408,8 +422,8 @@ func (q *QP) AtomicsByAgent() bool {
 // driver.QP. A malformed WR refuses the whole call with ErrBadWR.
 func (q *QP) PostSend(wrs []WR) (int, error) {
 	for i := range wrs {
-		if !q.formed(&wrs[i]) {
-			return 0, q.badWR(&wrs[i])
+		if w := &wrs[i]; !q.formed(w) || w.Value != nil && !w.Value.Formed(w, q.maxMsg) {
+			return 0, q.badWR(w)
 		}
 	}
 	n, err := q.d.PostSend(wrs)
@@ -420,9 +434,9 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 			q.count.Verbs[w.Op]++
 			switch w.Op {
 			case OpRead:
-				q.count.ReadBytes += uint64(len(w.Local))
+				q.count.ReadBytes += uint64(w.Len())
 			case OpWrite:
-				q.count.WriteBytes += uint64(len(w.Local))
+				q.count.WriteBytes += uint64(w.Len())
 			}
 		}
 	}
@@ -430,7 +444,7 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 }
 
 // formed checks what every device refuses without looking at its tables:
-// ibv_post_send(3) answers EINVAL for these.
+// ibv_post_send(3) answers EINVAL for these. Values are checked besides.
 func (q *QP) formed(w *WR) bool {
 	n := len(w.Local)
 	switch w.Op {
@@ -448,5 +462,5 @@ func (q *QP) formed(w *WR) bool {
 func (q *QP) badWR(w *WR) error {
 	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 "+
 		"aligned bytes)",
-		ErrBadWR, w.Op, len(w.Local), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
+		ErrBadWR, w.Op, w.Len(), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
 }

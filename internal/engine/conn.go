@@ -346,7 +346,7 @@ func (l *Lane) reaches(pg *PG) bool {
 	return ok
 }
 
-// Conns calls f for every live connection.
+// Conns calls f for every connection that has a queue pair, up or not. The lane's owner calls it.
 func (l *Lane) Conns(f func(node uint32, dev int, qp *rdma.QP)) {
 	for c := range l.all {
 		if c.qp != nil {

@@ -73,7 +73,7 @@ func (l *Lane) check() {
 	}
 }
 
-// checkTask asserts what Recycle relies on.
+// check asserts that t, with which what is about to be done, is in one of states.
 func (t *Task) check(what string, states ...taskState) {
 	invariants.Assert(slices.Contains(states, t.state), "engine: a task in state %d is to %s", t.state, what)
 	invariants.Assert(t.state != taskIdle || t.pending == 0, "engine: an idle task with verbs under way")

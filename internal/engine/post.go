@@ -131,7 +131,6 @@ func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access,
 	}
 }
 
-// keysOf gives the keys of pg's replica r at the connection's provider.
 func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
 	for int(pg.ID) >= len(c.keys) {
 		c.keys = append(c.keys, connKeys{})

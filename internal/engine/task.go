@@ -137,7 +137,6 @@ func (l *Lane) Start(t *Task) {
 	l.ready = append(l.ready, t)
 }
 
-// activate counts t among what is under way.
 func (l *Lane) activate(t *Task) {
 	t.activeAt = len(l.active)
 	l.active = append(l.active, t)
@@ -179,7 +178,7 @@ func (l *Lane) Recycle(t *Task) {
 	l.idle = append(l.idle, t)
 }
 
-// Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
+// Orphan says that the caller has stopped waiting for t. When nothing of t is under way any more it ends with err, and
 // Done is called then.
 func (l *Lane) Orphan(t *Task, err error) {
 	if t.state == taskDone {

@@ -175,7 +175,6 @@ func (a *Agenda) hungUp(q Ask) {
 	q.Lane.Deliver(func(l *engine.Lane) { l.Closed(q.Node, q.Bulk) })
 }
 
-// dialed takes what came of a dial.
 func (a *Agenda) dialed(q Ask, r Reply, now int64) {
 	e := end{uint32(q.Lane.ID()), q.Node, q.Bulk}
 	switch x := a.mu.links[e]; {

@@ -106,7 +106,6 @@ func (c *conns) upWith(incarnation uint64, member uint32) {
 	c.l.Pump()
 }
 
-// dial is the dial that is due.
 func (c *conns) dial() session.Ask {
 	c.t.Helper()
 	q := c.due(session.AskDial)
@@ -128,7 +127,6 @@ func (c *conns) attach(q session.Ask, incarnation uint64) *rdma.QP {
 	return qp
 }
 
-// hangUp performs a hang-up.
 func (c *conns) hangUp(q session.Ask) {
 	c.t.Helper()
 	if err := q.QP.Close(); err != nil {

@@ -165,7 +165,7 @@ type Config struct {
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
 	HeapUnits int
-	// Budgets: how often each fault may be chosen.
+	// These are budgets: how often each fault may be chosen.
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
 	// Restarts is how often the process of a memory node may end and the next one take over its memory, which memory
@@ -338,7 +338,7 @@ type place struct {
 	pg, unit uint32
 }
 
-// Keys: their hashes are chosen, not computed. Keys below 10 meet in one group and do not
+// keyOf is a key by its number. Hashes of keys are chosen, not computed. Keys below 10 meet in one group and do not
 // move when the shard splits. For those from 10 on the tens count: 1 moves with a split, 2
 // lies in another group, 4 moves with a second split, 8 goes to the other segment of a shard that grows
 // to two. Keys whose last digit is 0 or 1

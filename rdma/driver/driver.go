@@ -10,8 +10,9 @@
 // A CQ and all QPs attached to it belong to one goroutine at a time (a lane). Other goroutines may use only
 // CQ.Ready, Waiter.Wake, QP.State and QP.Close.
 //
-// Buffers: the local buffer of a WR belongs to the provider from PostSend on. It is the caller's again when
-// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return it.
+// Buffers: the local buffer of a WR, and its Value, belong to the provider from PostSend on. They are the caller's
+// again when that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return them, but
+// see Value.Detach.
 //
 // The vocabulary and semantics are those of ibv_post_send(3), ibv_poll_cq(3),
 // ibv_reg_mr(3); the split of portable type over driver follows database/sql.
@@ -30,11 +31,11 @@ import (
 type Opcode uint8
 
 const (
-	// OpRead copies len(Local) bytes from remote memory to Local. Aligned
-	// 8-byte words are read whole; the READ as a whole is not a snapshot.
+	// OpRead copies remote memory to Local, and on to Value. Up to Caps.WholeBytes, aligned 8-byte words are read
+	// whole; the READ as a whole is not a snapshot.
 	OpRead Opcode = 1 + iota
-	// OpWrite copies Local to remote memory. Bytes land in any order; aligned
-	// 8-byte words land whole.
+	// OpWrite copies Local, and Value behind it, to remote memory. Bytes land in any order, but see Caps.Sums. Up
+	// to Caps.WholeBytes, aligned 8-byte words land whole.
 	OpWrite
 	// OpCmpAndSwp compares the remote 8-byte word with Compare and, if equal,
 	// replaces it with Swap. Local (8 bytes) receives the word found before.
@@ -85,6 +86,7 @@ type WR struct {
 	RKey       uint64
 	Compare    uint64 // CMP_AND_SWP
 	Swap       uint64 // CMP_AND_SWP: new word; FETCH_ADD: addend
+	Value      *Value // the second SGE of a READ or a WRITE, or nil
 }
 
 // Status is a WC's status, named after ibv_wc_status.
@@ -161,6 +163,17 @@ type Caps struct {
 	MaxInline int // bytes
 	MaxMsg    int // bytes of one READ or WRITE
 	MaxSendWR int // WRs outstanding on one QP
+	// WholeBytes: a READ or WRITE of at most these bytes moves aligned 8-byte words whole. A longer one, or one with a
+	// Value, may move any byte by itself. At least LeastWholeBytes.
+	WholeBytes int
+	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
+	// AnyMemory or Sums, with buffers of its own and a copy.
+	MaxSGE int
+	// AnyMemory: Value.Bytes need not be registered.
+	AnyMemory bool
+	// Sums: the provider calls Value.Start and Value.Seal, and takes the CRC while it moves the bytes. Local of
+	// a WRITE with a Value lands behind all of Value.
+	Sums bool
 	// Synchronous: PostSend has executed the WRs when it returns; PollCQ finds
 	// their WCs at once and nobody ever needs to wait.
 	Synchronous bool
@@ -181,6 +194,9 @@ type Caps struct {
 	// second QP to the same target has a stream of its own.
 	SharedWire bool
 }
+
+// LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.
+const LeastWholeBytes = 16 << 10
 
 // AllocOptions say how registered memory is mapped.
 type AllocOptions struct {

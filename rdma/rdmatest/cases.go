@@ -20,6 +20,7 @@ var (
 	atomicThenRead = capability{"AtomicThenRead", func(c rdma.Caps) bool { return c.AtomicThenRead }}
 	inline         = capability{"MaxInline", func(c rdma.Caps) bool { return c.MaxInline > 0 }}
 	choosesKeys    = capability{"ChoosesKeys", func(c rdma.Caps) bool { return c.ChoosesKeys }}
+	sums           = capability{"Sums", func(c rdma.Caps) bool { return c.Sums }}
 	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
 )
 
@@ -43,6 +44,26 @@ var cases = []struct {
 	{"inline-too-long-is-bad-wr", inlineTooLong, nil},
 	{"max-msg-is-the-limit", maxMsgLimit, nil},
 	{"aligned-units-of-tear-bytes-never-tear", unitsNeverTear, nil},
+
+	{"words-are-whole-up-to-whole-bytes", wordsWhole, nil},
+
+	// Values.
+	{"value-of-every-alignment", valueAlignments, nil},
+	{"value-of-several-blocks", valueLong, nil},
+	{"value-without-a-sum", valueWithoutSum, nil},
+	{"value-of-an-unsignaled-wr", valueUnsignaled, nil},
+	{"value-has-slack-that-is-thrown-away", valueSlack, nil},
+	{"value-is-filled-as-far-as-start-says", valueStartTakesLess, nil},
+	{"value-of-which-start-wants-more-is-refused", valueHeadWantsMore, nil},
+	{"value-has-the-sum-of-the-bytes-stored", valueSumOfStored, nil},
+	{"value-lands-before-local", valueLocalLast, []capability{sums}},
+	{"value-out-of-form-is-bad-wr", valueBadWR, nil},
+	{"value-detached-before-its-post", valueDetachedBefore, nil},
+	{"value-detached-under-way", valueDetachedMeanwhile, nil},
+	{"value-under-way-at-a-fence", valueFence, nil},
+	{"value-under-way-at-a-deregistration", valueDeregister, nil},
+	{"value-outstanding-at-a-close", valueClose, nil},
+	{"value-of-a-failed-wr-is-the-callers", valueOfFailedWR, nil},
 
 	// Atomics.
 	{"cas-swaps-only-if-equal", casBasics, []capability{atomics}},

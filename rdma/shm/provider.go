@@ -46,6 +46,8 @@ const (
 	maxMsg    = 1 << 30
 	maxInline = 1024
 	maxSendWR = 4096
+	// wholeBytes is Caps.WholeBytes; see the loops of cell.go, which do better.
+	wholeBytes = driver.LeastWholeBytes
 )
 
 // Errors of the control calls. All mean that the call had no effect, except
@@ -179,6 +181,10 @@ func (d *Device) Caps() driver.Caps {
 		MaxInline:      maxInline,
 		MaxMsg:         maxMsg,
 		MaxSendWR:      maxSendWR,
+		WholeBytes:     wholeBytes,
+		MaxSGE:         2,
+		AnyMemory:      true,
+		Sums:           true,
 		Synchronous:    true,
 		SelfFencing:    true,
 		EnforcesRights: false,

@@ -138,15 +138,16 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 		if l.lkey == w.LKey && at <= l.n && size <= l.n-at && r.rkey == w.RKey &&
 			w.RemoteAddr <= r.n && uint64(size) <= r.n-w.RemoteAddr &&
 			w.Op < driver.NumOpcodes && r.access&access[w.Op] != 0 &&
-			size-1 < wordLoopBytes {
+			size-1 < wordLoopBytes && w.Value == nil {
 			remote = unsafe.Add(r.base, w.RemoteAddr)
-		} else {
-			remote, status = q.check(w)
+		} else if remote, status = q.check(w); w.Value != nil && status == driver.Success {
+			status, wrote = q.move(w, remote, wrote)
+			remote = nil
 		}
 		if !tso && i > 0 {
 			barrier(&q.fence)
 		}
-		if status == driver.Success {
+		if remote != nil {
 			switch w.Op {
 			case driver.OpRead:
 				if wrote {
@@ -269,12 +270,14 @@ func (q *QP) refusal() error {
 // status of whatever the fast path did not like. It returns where the remote
 // bytes are mapped.
 func (q *QP) check(w *driver.WR) (unsafe.Pointer, driver.Status) {
-	size := len(w.Local)
+	size := w.Len()
 	switch {
-	case w.Op == 0 || w.Op >= driver.NumOpcodes || size == 0:
+	case w.Op == 0 || w.Op >= driver.NumOpcodes || len(w.Local) == 0:
 		return nil, driver.LocQPOpErr
 	case size > maxMsg:
 		return nil, driver.LocLenErr
+	case w.Value != nil && !w.Value.Formed(w, maxMsg):
+		return nil, driver.LocQPOpErr
 	case w.Flags&driver.Inline != 0 && (w.Op != driver.OpWrite || size > maxInline):
 		return nil, driver.LocQPOpErr
 	case w.Flags&driver.Inline == 0 && !q.findLocal(w):

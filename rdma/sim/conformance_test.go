@@ -52,6 +52,13 @@ func TestConformanceManualImmediate(t *testing.T) {
 	conformance(t, sim.Options{Manual: true, NoAtomicThenRead: true})
 }
 
+// Package rdma makes up for a provider without Values.
+func TestConformanceNoValues(t *testing.T) { conformance(t, sim.Options{NoValues: true}) }
+
+func TestConformanceManualNoValues(t *testing.T) {
+	conformance(t, sim.Options{Manual: true, NoValues: true, ReadPieces: 3, WritePieces: 3, DeliverEvents: true})
+}
+
 func TestConformanceSynchronous(t *testing.T) { conformance(t, sim.Options{Synchronous: true}) }
 
 func TestConformanceManualSynchronous(t *testing.T) {

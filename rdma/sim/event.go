@@ -95,7 +95,7 @@ func (q *qp) eventsLocked(dst []Event) []Event {
 
 func (w *work) appendPieces(dst []Event, q *qp, kind Kind) []Event {
 	for k := range int(w.pieces) {
-		if w.done&(1<<k) == 0 {
+		if w.pending(k) {
 			dst = append(dst, w.event(q, kind, k))
 		}
 	}
@@ -104,7 +104,7 @@ func (w *work) appendPieces(dst []Event, q *qp, kind Kind) []Event {
 
 func (w *work) event(q *qp, kind Kind, k int) Event {
 	return Event{QP: q.num, Index: w.index, ID: w.wr.ID, Op: w.wr.Op, Kind: kind, Piece: k, Pieces: int(w.pieces),
-		RKey: w.wr.RKey, Addr: w.wr.RemoteAddr, Len: len(w.wr.Local), q: q}
+		RKey: w.wr.RKey, Addr: w.wr.RemoteAddr, Len: w.bytes, q: q}
 }
 
 // Fire makes ev happen. It fails, and changes nothing, if ev is not enabled.
@@ -155,10 +155,14 @@ func (q *qp) fireLocked(ev *Event) bool {
 	return false
 }
 
-func (w *work) pending(k int) bool { return k >= 0 && k < int(w.pieces) && w.done&(1<<k) == 0 }
+// pending tells whether piece k may take effect next, as far as the others go.
+func (w *work) pending(k int) bool {
+	last := int(w.pieces) - 1
+	return k >= 0 && k <= last && w.done&(1<<k) == 0 && (k < last || !w.localLast() || w.done == 1<<last-1)
+}
 
-// Payload is what the WRITE of ev carries, nil for anything else. It belongs to the
-// fabric and holds until the next call.
+// Payload is what the WRITE of ev carries, without its Value before that is read; nil for anything else. It belongs to
+// the fabric and holds until the next call.
 func (f *Fabric) Payload(ev Event) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,6 +337,13 @@ func (h *hasher) addWork(f *Fabric, w *work) {
 	h.add(w.wr.Compare)
 	h.add(w.wr.Swap)
 	h.add(uint64(len(w.wr.Local)))
+	if w.value {
+		h.add(uint64(w.bytes)<<32 | uint64(w.slack))
+		if v := w.wr.Value; w.localLast() && w.data == nil && !w.over {
+			h.add(xxh3.Hash(v.Acquire()))
+			v.Release()
+		}
+	}
 	if w.data != nil {
 		h.add(xxh3.Hash(w.data))
 	} else if m := f.byIndexLocked(w.wr.LKey); m != nil && len(w.wr.Local) > 0 {

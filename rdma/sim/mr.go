@@ -110,7 +110,7 @@ func (f *Fabric) byIndexLocked(key uint64) *mr {
 	return nil
 }
 
-// localOK tells whether local lies inside the MR that lkey names and q may use.
+// localOKLocked tells whether local lies inside the MR that lkey names and q may use.
 func (q *qp) localOKLocked(lkey uint64, local []byte) bool {
 	m := q.f.byIndexLocked(lkey)
 	if m == nil || m.lkey != lkey || m.pd != q.pd {
@@ -125,8 +125,9 @@ func localOffset(m *mr, local []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes))))
 }
 
-// remoteLocked gives the target bytes of w, or nil if the target refuses it.
-func (q *qp) remoteLocked(w *driver.WR) []byte {
+// remoteLocked gives the target bytes of x, or nil if the target refuses it.
+func (q *qp) remoteLocked(x *work) []byte {
+	w := &x.wr
 	m := q.f.byIndexLocked(w.RKey)
 	if m == nil || m.rkey != w.RKey || m.pd != q.targetPD {
 		return nil
@@ -141,7 +142,7 @@ func (q *qp) remoteLocked(w *driver.WR) []byte {
 	if m.access&q.limit&need == 0 {
 		return nil
 	}
-	off, n := w.RemoteAddr-m.base, uint64(len(w.Local)) // wraps for what is below
+	off, n := w.RemoteAddr-m.base, uint64(x.bytes) // wraps for what is below
 	if off > uint64(len(m.bytes)) || n > uint64(len(m.bytes))-off {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/kvd-project/kvd/internal/bulk"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -13,11 +14,13 @@ var _ driver.QP = (*qp)(nil)
 // poison fills the Local of a READ or an atomic from post to effect.
 const poison = 0xdb
 
-// work is one posted WR.
 type work struct {
 	wr     driver.WR
+	bytes  int    // wr.Len()
+	slack  int    // of those, to be thrown away
+	value  bool   // wr has a Value, which is the caller's again once w is in net
 	index  uint64 // how many WRs the QP had before
-	data   []byte // a WRITE's payload if it is not wr.Local any more, in buf
+	data   []byte // in buf: a WRITE's payload if it is not wr's any more, or what a READ with a Value has got
 	buf    []byte // kept for reuse
 	pieces uint8
 	done   uint16 // a bit per piece
@@ -130,7 +133,13 @@ func (q *qp) addLocked(wr *driver.WR) {
 		q.q = append(q.q, work{})
 	}
 	w := &q.q[len(q.q)-1]
-	*w = work{wr: *wr, index: q.posted, buf: w.buf, pieces: 1}
+	*w = work{wr: *wr, bytes: wr.Len(), value: wr.Value != nil, index: q.posted, buf: w.buf, pieces: 1}
+	if w.value {
+		w.slack = wr.Value.Slack
+	}
+	if cap(w.buf) > bufKept {
+		w.buf = nil
+	}
 	q.posted++
 	if !w.formed(f) {
 		return // fails when its turn comes
@@ -141,17 +150,20 @@ func (q *qp) addLocked(wr *driver.WR) {
 	case wr.Op == driver.OpWrite && wr.Flags&driver.Inline != 0:
 		w.capture()
 	case wr.Op != driver.OpWrite && q.localOKLocked(wr.LKey, wr.Local):
-		wr.Local[0] = poison
-		for n := 1; n < len(wr.Local); n *= 2 {
-			copy(wr.Local[n:], wr.Local[:n])
+		spoil(wr.Local)
+		if w.value {
+			spoil(wr.Value.Acquire())
+			wr.Value.Release()
 		}
 	}
-	units := w.units(f.o.TearBytes)
-	if units == 1 || wr.Op.IsAtomic() {
+	if wr.Op.IsAtomic() {
 		return
 	}
-	n := min(units, MaxPieces)
+	units := w.units(f.o.TearBytes)
+	n, long := min(units, MaxPieces), w.tears()
 	switch {
+	case units == 1:
+		n = 1
 	case !f.o.Manual:
 		n = 2 + f.belowLocked(n-1)
 		w.stride = f.belowLocked(2) == 0
@@ -160,20 +172,83 @@ func (q *qp) addLocked(wr *driver.WR) {
 	default:
 		n = min(n, f.o.WritePieces)
 	}
+	if f.o.Manual && long && units > 1 {
+		n, w.stride = max(n, 2), true // each word of the target in two
+	}
+	if w.localLast() {
+		n++
+	}
 	w.pieces = uint8(n)
 }
 
-// capture copies the payload, so that wr.Local is free.
+// bytewise is the longest message that is torn between any two bytes, bytes. Longer ones would take too long.
+const bytewise = 64 << 10
+
+// bufKept is the most that a WR leaves to the next one at its place in the queue, bytes.
+const bufKept = 64 << 10
+
+// spoil fills b with poison.
+func spoil(b []byte) {
+	b[0] = poison
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+}
+
+// tears tells whether the words of w are not whole.
+func (w *work) tears() bool {
+	return w.value || w.bytes > wholeBytes
+}
+
+// localLast tells whether the last piece is wr.Local, which lands behind the others.
+func (w *work) localLast() bool { return w.value && w.wr.Op == driver.OpWrite }
+
+// split gives the bytes of the message, from and to, that are moved in pieces of units.
+func (w *work) split() (from, to int) {
+	if w.localLast() {
+		from = len(w.wr.Local)
+	}
+	return from, w.bytes - w.slack
+}
+
+// capture copies the payload, so that wr.Local and the Value are free.
 func (w *work) capture() {
-	if w.data == nil {
-		w.buf = append(w.buf[:0], w.wr.Local...)
-		w.data = w.buf
+	if w.data != nil {
+		return
+	}
+	local := w.wr.Local
+	w.buf = append(w.buf[:0], local...)
+	if v := w.wr.Value; v != nil {
+		w.buf = append(w.buf, v.Acquire()...)
+		v.Release()
+		if v.Seal != nil {
+			v.Seal(local, bulk.CRC(v.CRC, w.buf[len(local):]))
+			copy(w.buf, local)
+		}
+	}
+	w.data = w.buf
+}
+
+// deliver hands over what a READ with a Value has got.
+func (w *work) deliver() {
+	v, from := w.wr.Value, w.data
+	from = from[copy(w.wr.Local, from):]
+	n, crc := v.Open(w.wr.Local)
+	to := v.Acquire()[:n]
+	defer v.Release()
+	if v.Start != nil {
+		v.CRC = bulk.Copy(crc, to, from[:n])
+	} else {
+		copy(to, from)
 	}
 }
 
 // formed repeats package rdma's checks, which a caller of the driver may skip.
 func (w *work) formed(f *Fabric) bool {
 	n := len(w.wr.Local)
+	if w.wr.Value != nil && (f.o.NoValues || !w.wr.Value.Formed(&w.wr, f.o.MaxMsg)) {
+		return false
+	}
 	switch w.wr.Op {
 	case driver.OpRead:
 		return n > 0 && n <= f.o.MaxMsg && w.wr.Flags&driver.Inline == 0
@@ -185,25 +260,43 @@ func (w *work) formed(f *Fabric) bool {
 	return false
 }
 
-// units is how many aligned units of tear bytes w touches at the target.
+// grain is the unit that w moves whole, if those of tear bytes are, and how much of the first one lies in front of what
+// is split.
+func (w *work) grain(tear int) (unit, phase int) {
+	from, _ := w.split()
+	at := w.wr.RemoteAddr + uint64(from)
+	switch {
+	case !w.tears():
+		unit = tear
+	case w.bytes <= bytewise:
+		unit = 1
+	default:
+		unit, at = 8, at+4 // halves of two words
+	}
+	return unit, int(at % uint64(unit))
+}
+
+// units is how many units w touches at the target.
 func (w *work) units(tear int) int {
-	return (int(w.wr.RemoteAddr%uint64(tear)) + len(w.wr.Local) + tear - 1) / tear
+	unit, phase := w.grain(tear)
+	from, to := w.split()
+	return (phase + to - from + unit - 1) / unit
 }
 
 // checkLocked gives the target bytes of w, or why it fails.
 func (q *qp) checkLocked(w *work) ([]byte, driver.Status) {
 	switch {
 	case !w.formed(q.f):
-		if len(w.wr.Local) > q.f.o.MaxMsg {
+		if w.bytes > q.f.o.MaxMsg {
 			return nil, driver.LocLenErr
 		}
 		return nil, driver.LocQPOpErr
-	case w.data == nil && !q.localOKLocked(w.wr.LKey, w.wr.Local):
+	case (w.data == nil || w.wr.Op == driver.OpRead) && !q.localOKLocked(w.wr.LKey, w.wr.Local):
 		return nil, driver.LocProtErr
 	case q.targetPD.dev.crashed:
 		return nil, driver.RetryExcErr
 	}
-	b := q.remoteLocked(&w.wr)
+	b := q.remoteLocked(w)
 	if b == nil {
 		return nil, driver.RemAccessErr
 	}
@@ -228,21 +321,39 @@ func (w *work) applyLocked(tear, k int, remote []byte, flushed bool) {
 		return
 	}
 	to, from := w.wr.Local, remote
-	if w.wr.Op == driver.OpWrite {
+	switch {
+	case w.wr.Op == driver.OpWrite:
 		to, from = remote, w.wr.Local
 		if w.data != nil {
 			from = w.data
 		}
+	case w.value:
+		if w.data == nil {
+			_, n := w.split()
+			w.buf = slices.Grow(w.buf[:0], n)[:n]
+			clear(w.buf) // it is hashed
+			w.data = w.buf
+		}
+		to = w.data
 	}
-	units, n := w.units(tear), int(w.pieces)
-	phase := int(w.wr.RemoteAddr % uint64(tear)) // bytes of the first unit before the message
+	n := int(w.pieces)
+	if w.localLast() {
+		if n--; k == n {
+			copy(to, from[:len(w.wr.Local)])
+			return
+		}
+	}
+	first, last := w.split()
+	to, from = to[first:last], from[first:last]
+	unit, phase := w.grain(tear)
+	units := w.units(tear)
 	if !w.stride {
-		a, b := max(k*units/n*tear-phase, 0), min((k+1)*units/n*tear-phase, len(to))
+		a, b := max(k*units/n*unit-phase, 0), min((k+1)*units/n*unit-phase, len(to))
 		copy(to[a:b], from[a:b])
 		return
 	}
 	for u := k; u < units; u += n {
-		a, b := max(u*tear-phase, 0), min((u+1)*tear-phase, len(to))
+		a, b := max(u*unit-phase, 0), min((u+1)*unit-phase, len(to))
 		copy(to[a:b], from[a:b])
 	}
 }
@@ -286,9 +397,15 @@ func (q *qp) effectLocked(at, k int) {
 		q.failLocked(at, st, false)
 		return
 	}
+	if w.localLast() {
+		w.capture()
+	}
 	w.applyLocked(q.f.o.TearBytes, k, remote, false)
 	if !w.whole() {
 		return
+	}
+	if w.value && w.wr.Op == driver.OpRead {
+		w.deliver()
 	}
 	if q.fault != 0 && q.faultWhen == AfterEffect && at == q.eff {
 		q.failLocked(at, q.takeFault(), true)
@@ -354,7 +471,7 @@ func (q *qp) settleLocked() {
 	for !q.f.o.Manual && len(q.net) > 0 && q.f.belowLocked(4) != 0 {
 		w := &q.net[0]
 		k := q.f.belowLocked(int(w.pieces))
-		for w.done&(1<<k) != 0 {
+		for !w.pending(k) {
 			k = (k + 1) % int(w.pieces)
 		}
 		q.landLocked(k)
@@ -368,7 +485,7 @@ func (q *qp) landLocked(k int) {
 	w := &q.net[0]
 	var remote []byte
 	if !q.targetPD.dev.crashed {
-		remote = q.remoteLocked(&w.wr)
+		remote = q.remoteLocked(w)
 	}
 	if remote == nil { // refused, and so is what is behind
 		q.net = q.net[:0]
@@ -397,7 +514,6 @@ func (q *qp) retireLocked() {
 	q.compactLocked()
 }
 
-// deliverLocked delivers all that is over.
 func (q *qp) deliverLocked() {
 	for q.head < q.eff {
 		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {

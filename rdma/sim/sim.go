@@ -29,8 +29,11 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// MaxPieces is the most pieces one READ or WRITE is split into.
+// MaxPieces is the most pieces one READ or WRITE is split into. Local of a WRITE with a Value is one more.
 const MaxPieces = 8
+
+// wholeBytes is Caps.WholeBytes. Of longer messages, and of those with a Value, every word is torn.
+const wholeBytes = driver.LeastWholeBytes
 
 // Options configure a Fabric.
 type Options struct {
@@ -59,6 +62,8 @@ type Options struct {
 	NoAtomicThenRead bool
 	// SharedWire announces that capability, so that users take a second QP. WRs take the steps that they take anyway.
 	SharedWire bool
+	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
+	NoValues bool
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
 	// 4 MiB, 256. A negative MaxInline means none.
 	MaxInline, MaxMsg, MaxSendWR int
@@ -106,11 +111,16 @@ func New(o Options) *Fabric {
 		MaxInline:      o.MaxInline,
 		MaxMsg:         o.MaxMsg,
 		MaxSendWR:      o.MaxSendWR,
+		WholeBytes:     wholeBytes,
+		MaxSGE:         1,
 		EnforcesRights: true,
 		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}
+	if !o.NoValues {
+		f.caps.MaxSGE, f.caps.AnyMemory, f.caps.Sums = 2, true, true
+	}
 	f.mu.listeners = make(map[string]*listener)
 	f.mu.nextQP = 1
 	f.seedLocked(o.Seed)
@@ -119,7 +129,6 @@ func New(o Options) *Fabric {
 
 func (f *Fabric) seedLocked(seed uint64) { f.mu.rng = *rand.NewPCG(seed, 0x6b7664) }
 
-// below is a random number in [0, n).
 func (f *Fabric) belowLocked(n int) int {
 	hi, _ := bits.Mul64(f.mu.rng.Uint64(), uint64(n))
 	return int(hi)
@@ -196,9 +205,9 @@ func (c *Counters) count(w *driver.WR) {
 	c.Verbs[w.Op]++
 	switch w.Op {
 	case driver.OpRead:
-		c.ReadBytes += uint64(len(w.Local))
+		c.ReadBytes += uint64(w.Len())
 	case driver.OpWrite:
-		c.WriteBytes += uint64(len(w.Local))
+		c.WriteBytes += uint64(w.Len())
 	}
 }
 

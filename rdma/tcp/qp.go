@@ -54,18 +54,20 @@ type stream interface {
 // network, so the memory node can always hand in its replies and go on reading requests,
 // no matter how much is under way in both directions.
 type qp struct {
-	num    uint32
-	d      *device
-	pd     *pd
-	cq     *cq
-	nc     stream
+	// Set before anybody else has the QP.
+	num    uint32   // unique in its device
+	d      *device  // whose mu guards the QP's place in it
+	pd     *pd      // whose keys WRs may name
+	cq     *cq      // takes its completions, and perhaps reads its socket
+	nc     stream   // the connection; any goroutine may close it
 	sock   *sock    // nc, if that is TCP
 	conn   net.Conn // nc, or TLS over it
 	budget int64    // bytes that a direct write may have outstanding
 
-	state     atomic.Uint32 // driver.QPState
+	// Read by anybody.
+	state     atomic.Uint32 // driver.QPState; from RTS on to Err or Closed, never back to RTS
 	posted    atomic.Uint64 // WRs posted; stored under mu
-	unreplied atomic.Int64  // bytes, by sqe.charge
+	unreplied atomic.Int64  // bytes, by sqe.charge: PostSend adds, the reader takes away
 	progress  atomic.Uint64 // counts reads and background writes
 
 	// sq holds the WRs between polled and posted, at their number modulo its
@@ -74,47 +76,52 @@ type qp struct {
 	sq     []sqe
 	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
 
+	// Shared by PostSend and the background writer.
 	mu struct {
 		sync.Mutex
-		stage *doorbell
+		stage *doorbell   // the next PostSend's, empty between two
 		queue []*doorbell // for the background writer, in order
-		free  []*doorbell
-		busy  bool // the background writer runs
+		free  []*doorbell // empty, for stage; at most four
+		busy  bool        // the background writer runs, or has failed: nothing is written directly
 	}
-	writers sync.WaitGroup
+	writers sync.WaitGroup // the background writer; waited for before buffers are the caller's again
 
 	by readBy // guarded by cq.own
 
 	// The reader's: who that is, see wait.go.
-	buf    []byte
-	r, w   int
-	done   uint64 // WRs answered
-	midway bool   // within the payload of the reply to WR done
-	rest   []byte // of its Local, not filled yet
-	turn   int    // bytes of long payloads that it may still take in, if detached
-	batch  []completion
-	repaid int64 // bytes of unreplied to give back
+	buf    []byte       // unread bytes lie in [r,w)
+	r, w   int          // at most len(buf)
+	done   uint64       // WRs answered
+	midway bool         // within the payload of the reply to WR done
+	rest   []byte       // of its Local, not filled yet
+	into   filling      // of its Value, while midway
+	turn   int          // bytes of long payloads that it may still take in, if detached
+	batch  []completion // not pushed to the CQ yet
+	repaid int64        // bytes of unreplied to give back
 
+	// The end.
 	gone      chan struct{} // closed when the last WR has completed
 	confirmed bool          // the agent said that it executes nothing more; valid after gone
-	closing   sync.Once
-	aborted   atomic.Bool
-	closeErr  error
+	closing   sync.Once     // runs close
+	aborted   atomic.Bool   // Abort was called
+	closeErr  error         // of closing, for every Close
 
 	// The watch timer's, under d.mu.
-	seen  uint64
-	stale int
+	seen  uint64 // progress at the last tick that saw any
+	stale int    // ticks without progress since
 }
 
 // sqe is a posted WR.
 type sqe struct {
 	id       uint64
-	local    []byte // where READs and atomics put their answer; nil otherwise
+	local    []byte        // where READs and atomics put their answer; nil otherwise
+	value    *driver.Value // and a READ what is behind local's
 	charge   int64
 	op       driver.Opcode
 	wire     driver.Opcode
 	refused  driver.Status // by this side, or 0
 	signaled bool
+	half     half
 }
 
 // doorbell is the encoded form of one PostSend: staged bytes with references to
@@ -130,13 +137,19 @@ type doorbell struct {
 
 // clear makes b empty; its memory stays.
 func (b *doorbell) clear() {
+	for i := range b.refs {
+		if x := b.refs[i].block; x != nil {
+			blocks.Put(x)
+		}
+	}
 	clear(b.refs)
 	b.staged, b.refs = b.staged[:0], b.refs[:0]
 }
 
 type payload struct {
-	at   int // offset in staged that the payload precedes
-	data []byte
+	at    int // offset in staged that the payload precedes
+	data  []byte
+	block *block // that data lies in, or nil
 }
 
 var _ driver.QP = (*qp)(nil)
@@ -166,14 +179,16 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	}
 	posted := q.posted.Load()
 	n, err := len(wrs), error(nil)
-	if room := maxSendWR - int(posted-q.polled); n > room {
-		n, err = room, driver.ErrQueueFull
+	if room := maxSendWR - int(posted-q.polled); 2*n > room {
+		if n = fitting(wrs, room); n < len(wrs) {
+			err = driver.ErrQueueFull
+		}
 	}
 	if n == 0 {
 		return 0, err
 	}
-	charge, ok := q.encodeLocked(wrs[:n], posted)
-	q.posted.Store(posted + uint64(n))
+	number, charge, ok := q.encodeLocked(wrs[:n], posted)
+	q.posted.Store(number)
 	outstanding := q.unreplied.Add(charge)
 	if !ok {
 		q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr))
@@ -199,17 +214,17 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	return n, err
 }
 
-// encodeLocked fills the stage and the send queue. It reports false if a WR was
-// refused by this side; that one and those behind it are not sent.
-func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool) {
+// encodeLocked fills the stage and the send queue from number on, and returns the number that comes next. It reports
+// false if a WR was refused by this side; that one and those behind it are not sent.
+func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge int64, ok bool) {
 	b := q.mu.stage
+	x := encoder{b: b}
 	charge, ok = doorbellCharge, true
-	var f frame
-	head := 0
 	local := localKeys{table: q.pd.keys.Load()}
 	for i := range wrs {
 		w := &wrs[i]
-		e := &q.sq[(number+uint64(i))%maxSendWR]
+		e := &q.sq[number%maxSendWR]
+		number++
 		*e = sqe{id: w.ID, op: w.Op, wire: w.Op, signaled: w.Flags&driver.Signaled != 0}
 		if i == 0 {
 			e.charge = doorbellCharge
@@ -221,26 +236,28 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 		if e.refused = q.check(w, &local); e.refused != 0 {
 			ok = false
 			e.wire, r = opAbort, request{op: opAbort}
-		}
-		size := requestSize + r.operands()
-		e.charge += int64(size)
-		charge += int64(size)
-		if f.count == 0 || f.length+size > maxFrame {
-			if f.count > 0 {
-				putFrame(b.staged[head:], f)
+		} else if w.Value != nil {
+			if w.Op == driver.OpRead {
+				e.value, r.length = w.Value, w.Len()
+			} else {
+				second := &q.sq[number%maxSendWR]
+				number++
+				*second = *e
+				second.charge, second.half = 0, secondHalf
+				e.signaled, e.half = false, firstHalf
+				x.value(e, w)
+				charge += e.charge
+				e = second
 			}
-			head, f = len(b.staged), frame{}
-			b.staged = append(b.staged, make([]byte, frameSize)...)
 		}
-		f.count++
-		f.length += size
-		b.staged = appendRequest(b.staged, r)
+		x.request(e, r)
+		charge += int64(requestSize + r.operands())
 		switch r.op {
 		case driver.OpRead:
 			e.local = w.Local
 		case driver.OpWrite:
 			if w.Flags&driver.Inline == 0 && (r.length > copyMax || len(b.staged)+r.length > stageMax) {
-				b.refs = append(b.refs, payload{len(b.staged), w.Local})
+				b.refs = append(b.refs, payload{at: len(b.staged), data: w.Local})
 			} else {
 				b.staged = append(b.staged, w.Local...)
 			}
@@ -252,8 +269,31 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 			b.staged = appendWord(b.staged, w.Swap)
 		}
 	}
-	putFrame(b.staged[head:], f)
-	return charge, ok
+	putFrame(b.staged[x.head:], x.f)
+	return number, charge, ok
+}
+
+// encoder appends requests to a doorbell.
+type encoder struct {
+	b    *doorbell
+	f    frame // the one that is being filled
+	head int   // where it begins
+}
+
+// request appends r, without operands and payload, in a new frame if need be.
+func (x *encoder) request(e *sqe, r request) {
+	size := requestSize + r.operands()
+	e.charge += int64(size)
+	if x.f.count == 0 || x.f.length+size > maxFrame {
+		if x.f.count > 0 {
+			putFrame(x.b.staged[x.head:], x.f)
+		}
+		x.head, x.f = len(x.b.staged), frame{}
+		x.b.staged = append(x.b.staged, make([]byte, frameSize)...)
+	}
+	x.f.count++
+	x.f.length += size
+	x.b.staged = appendRequest(x.b.staged, r)
 }
 
 // localKeys looks up lkeys; the WRs of a doorbell mostly name the same one.
@@ -274,14 +314,14 @@ func (k *localKeys) of(lkey uint64) *mr {
 func (q *qp) check(w *driver.WR, keys *localKeys) driver.Status {
 	switch w.Op {
 	case driver.OpRead, driver.OpWrite:
-		if len(w.Local) > maxMsg {
+		if w.Len() > maxMsg {
 			return driver.LocLenErr
 		}
-		if len(w.Local) == 0 {
+		if len(w.Local) == 0 || w.Value != nil && !w.Value.Formed(w, maxMsg) {
 			return driver.LocQPOpErr
 		}
 	case driver.OpCmpAndSwp, driver.OpFetchAdd:
-		if len(w.Local) != 8 || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
+		if len(w.Local) != 8 || w.Value != nil || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
 			return driver.LocQPOpErr
 		}
 	default:
@@ -317,9 +357,11 @@ func (q *qp) drain() {
 	var last *doorbell
 	for {
 		q.mu.Lock()
-		if last != nil && len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
+		if last != nil {
 			last.clear()
-			q.mu.free = append(q.mu.free, last)
+			if len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
+				q.mu.free = append(q.mu.free, last)
+			}
 		}
 		if len(q.mu.queue) == 0 {
 			q.mu.busy = false
@@ -437,13 +479,23 @@ func (q *qp) finish(status driver.Status) {
 	q.mu.Unlock()
 	q.writers.Wait() // nobody reads the caller's buffers any more
 	q.push()
+	q.into = filling{}
+	done := q.done
 	for ; q.done < posted; q.done++ {
 		e := &q.sq[q.done%maxSendWR]
+		e.local, e.value = nil, nil
+		switch e.half {
+		case firstHalf:
+			continue // the second one says so
+		case secondHalf:
+			if q.done == done && (status == driver.RemAccessErr || status == driver.RemInvReqErr) {
+				status = driver.RemOpErr // the first half has landed
+			}
+		}
 		wc := driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: status}
 		if e.refused != 0 && status != driver.WRFlushErr {
 			wc.Status = e.refused
 		}
-		e.local = nil
 		status = driver.WRFlushErr
 		q.batch = append(q.batch, completion{wc, q, q.done + 1})
 	}
@@ -494,9 +546,14 @@ func (q *qp) read() driver.Status {
 			}
 			q.rest = q.rest[n:]
 		}
-		q.midway, q.rest = false, nil
 		e := &q.sq[q.done%maxSendWR]
-		e.local = nil
+		if e.value != nil {
+			if err := q.readValue(e); err != nil {
+				return q.stop(err)
+			}
+		}
+		q.midway, q.rest = false, nil
+		e.local, e.value = nil, nil
 		q.done++
 		q.repaid += e.charge
 		if e.signaled {
@@ -520,7 +577,11 @@ func (q *qp) begin() driver.Status {
 		return driver.GeneralErr
 	}
 	e := &q.sq[q.done%maxSendWR]
-	r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), len(e.local))
+	payload := len(e.local)
+	if e.value != nil {
+		payload += len(e.value.Bytes) + e.value.Slack
+	}
+	r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), payload)
 	if err != nil {
 		return driver.GeneralErr
 	}

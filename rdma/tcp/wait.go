@@ -201,7 +201,6 @@ func (c *cq) Wake() {
 	c.wake.woken = true
 }
 
-// wakeParked is Wake, if a Wait is parked.
 func (c *cq) wakeParked() {
 	if c.parked.Load() {
 		c.Wake()

@@ -279,6 +279,8 @@ func (d *device) setUp() error {
 		TearBytes:      8,
 		MaxMsg:         longestMsg,
 		MaxSendWR:      min(wantSendWR, in.MaxQPWR),
+		WholeBytes:     driver.LeastWholeBytes,
+		MaxSGE:         1,
 		EnforcesRights: true,
 		AtomicsByAgent: true,
 		SharedWire:     true,
