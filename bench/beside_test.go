@@ -16,8 +16,8 @@ import (
 func compareBeside(t *testing.T, r *report, st *store) {
 	n := scaled(10_000, 1_000)
 	s := newKeySet(n)
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "beside", Replicas: 1, BytesPerNode: scaled[uint64](1<<30, 256<<20),
-		Shards: 1, IndexPercent: 1})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "beside", Replicas: 1,
+		BytesPerNode: scaled[uint64](1<<30, 256<<20), Shards: 1, IndexPercent: 1})
 	c := st.open(t, "tcp", "beside")
 	load(t, c, s)
 	ctx, key, at := t.Context(), []byte("large"), 0

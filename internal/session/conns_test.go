@@ -394,8 +394,8 @@ func TestAgendaHangsUpSince(t *testing.T) {
 	c.hangUp(q)
 }
 
-// Of the two connections between a lane and a memory node, neither is dialed before what was lost of both is closed, and
-// the second one is dialed beside the first one alone.
+// Of the two connections between a lane and a memory node, neither is dialed before what was lost of both is closed.
+// The second one is dialed beside the first one alone.
 func TestAgendaSecondConnection(t *testing.T) {
 	for _, secondFirst := range []bool{false, true} {
 		c := newConns(t)

@@ -38,8 +38,8 @@ var bulkWide = map[string]Config{
 			{k(Get, 0), k(Put, 0), k(CAS, 0), k(Get, 1)},
 			{k(Add, 0), k(Get, 0), k(Put, 1), k(Incr, 0)}},
 		Setup: one, Warm: true},
-	"bulk-restart": {BulkFrom: 9, Restarts: 2, NewKeys: true, Crashes: 1, Failures: 2, Deadlines: 1, Epochs: 8, Units: 4,
-		Scripts: [][]Step{
+	"bulk-restart": {BulkFrom: 9, Restarts: 2, NewKeys: true, Crashes: 1, Failures: 2, Deadlines: 1, Epochs: 8,
+		Units: 4, Scripts: [][]Step{
 			{k(Put, 0), k(Put, 0), k(Del, 0), k(Add, 0), k(Get, 0)},
 			{k(Put, 0), k(Get, 0), k(CAS, 0), k(Del, 0), k(Put, 0)}},
 		Setup: one, Warm: true},

@@ -140,8 +140,8 @@ type Config struct {
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
-	// BulkFrom: longer chains go by a second queue pair to the memory node, if the provider is not Synchronous. 0: there
-	// is none.
+	// BulkFrom: chains of so many bytes go by a second queue pair to the memory node, if the provider is not
+	// Synchronous. 0: there is none.
 	BulkFrom int
 	// Lanes of each client, default 1, and operations under way at once on each.
 	Lanes, Window int
