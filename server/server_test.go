@@ -96,20 +96,14 @@ func leaderOf(t testing.TB, nodes ...*Node) (leader *Node) {
 // time on a busy machine.
 func retry(t testing.TB, what string, nodes []*Node, fn func(c dirpb.DirectoryClient) error) {
 	t.Helper()
-	var err error
-	deadline := time.Now().Add(patience)
 	conns := make(map[*Node]dirpb.DirectoryClient)
-	for time.Now().Before(deadline) {
+	testutil.UntilNone(t, what, func() error {
 		n := leaderOf(t, nodes...)
 		if conns[n] == nil {
 			conns[n] = dial(t, n)
 		}
-		if err = fn(conns[n]); err == nil {
-			return
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	t.Fatalf("%s: %v", what, err)
+		return fn(conns[n])
+	})
 }
 
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
