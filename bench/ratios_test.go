@@ -49,6 +49,7 @@ func TestRatios(t *testing.T) {
 		{"replicas", compareReplicas},
 		{"transactions", compareTransactions},
 		{"growing", compareGrowing},
+		{"beside", compareBeside},
 		{"values", compareValues},
 		{"gateway", compareGateway},
 	} {

@@ -32,12 +32,16 @@ type proxy struct {
 	l      net.Listener
 	wg     sync.WaitGroup
 	target atomic.Pointer[string]
+	served atomic.Int32 // connections to the target that there have been
 
 	mu struct {
 		sync.Mutex
 		conns  map[net.Conn]bool
 		down   bool
 		gate   chan struct{} // not nil: nothing passes until it is closed
+		held   int           // the number of the connection for which alone the gate stands, 0: for all
+		caught int           // reads that have met the gate
+		passed map[int]int   // bytes, by connection
 		closed bool
 	}
 }
@@ -47,7 +51,7 @@ func newProxy(t testing.TB, target string) *proxy {
 	l := testutil.Listen(t)
 	p := &proxy{l: l}
 	p.target.Store(&target)
-	p.mu.conns = map[net.Conn]bool{}
+	p.mu.conns, p.mu.passed = map[net.Conn]bool{}, map[int]int{}
 	p.wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -90,6 +94,7 @@ func (p *proxy) serve(c net.Conn) {
 		c.Close()
 		return
 	}
+	number := int(p.served.Add(1))
 	var wg sync.WaitGroup
 	pass := func(dst, src net.Conn) {
 		// An orderly end of one direction passes on; the other goes on.
@@ -99,6 +104,12 @@ func (p *proxy) serve(c net.Conn) {
 			n, err := src.Read(b)
 			p.mu.Lock()
 			gate := p.mu.gate
+			if number != p.mu.held && p.mu.held != 0 {
+				gate = nil
+			}
+			if p.mu.passed[number] += n; gate != nil {
+				p.mu.caught++
+			}
 			p.mu.Unlock()
 			if gate != nil {
 				<-gate
@@ -143,11 +154,26 @@ func (p *proxy) setDown(down bool) {
 	}
 }
 
+// hold is stall for one connection, by its number in the order in which they came, from 1 on.
+func (p *proxy) hold(number int) {
+	p.stall()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.held = number
+}
+
+// saw is how many bytes of a connection have come, and how many reads have met the gate.
+func (p *proxy) saw(number int) (bytes, caught int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.passed[number], p.mu.caught
+}
+
 // stall swallows all bytes until resume.
 func (p *proxy) stall() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.gate = make(chan struct{})
+	p.mu.gate, p.mu.held = make(chan struct{}), 0
 }
 
 func (p *proxy) resume() {

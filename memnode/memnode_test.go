@@ -647,6 +647,34 @@ func TestLaneReplaced(t *testing.T) {
 			}
 		})
 	}
+	t.Run("second connection", func(t *testing.T) {
+		dir := newDirectory(t)
+		n, _ := open(t, dir, 1<<20, "tcp")
+		dir.want(1, 1)
+		k := dir.keys(1, "tcp")
+		const bulk = 3 | token.BulkLane
+		writes := func(what string, lt *lane, want bool) {
+			t.Helper()
+			if err := lt.write(k.HeapRkey, k.HeapBase, "x"); (err == nil) != want {
+				t.Fatalf("%s writes: %v, want that to work: %v", what, err, want)
+			}
+		}
+		first, old := mustDial(t, dir, "tcp", rw, 3), mustDial(t, dir, "tcp", rw, bulk)
+		second := mustDial(t, dir, "tcp", rw, bulk)
+		writes("a second one that was replaced", old, false)
+		writes("the second one", second, true)
+		writes("the first one", first, true)
+		if s := n.Stats(); s.Connections != 2 {
+			t.Fatalf("%d connections, want 2", s.Connections)
+		}
+		fresh := mustDial(t, dir, "tcp", rw, 3) // nothing of the lane can land any more
+		writes("the first one, replaced,", first, false)
+		writes("the second one beside it", second, false)
+		writes("the new first one", fresh, true)
+		if _, err := dial(t, dir, "tcp", private(rw, 1<<16|token.BulkLane)); err == nil {
+			t.Fatal("a lane that the session does not have has a second connection")
+		}
+	})
 	t.Run("unconfirmed", func(t *testing.T) {
 		dir := newDirectory(t)
 		n, _ := open(t, dir, 1<<20, "tcp")

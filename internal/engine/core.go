@@ -56,6 +56,9 @@ type Options struct {
 	// Stirred, if not nil, is called when a quiet session unlinks something: its agenda is then to be
 	// stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
+	// BulkFrom is from how many bytes on a chain goes by the second queue pair to its memory node, where
+	// Caps.SharedWire makes that worth while. Default 64 KiB.
+	BulkFrom int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
@@ -84,8 +87,10 @@ type Control interface {
 	// WantMap: version is not enough.
 	WantMap(version uint64)
 	// WantConn: lane needs a queue pair to node, or holds one to a node whose
-	// memory is given up, which is to be closed. It may call Lane.Detach.
-	WantConn(l *Lane, node uint32)
+	// memory is given up, which is to be closed. It may call Lane.Detach. bulk: the second one. No first one is
+	// attached before a second one that the lane still holds is closed, nor while the other side may still execute
+	// what it brought.
+	WantConn(l *Lane, node uint32, bulk bool)
 	// WantFenced: is the session fenced? Core.SetFenced answers.
 	WantFenced(session uint32)
 	// WantSplit: the shard fills up. If it cannot grow, Core.SetNoGrowth answers.
@@ -177,6 +182,9 @@ func NewCore(o Options) (*Core, error) {
 	}
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
+	}
+	if o.BulkFrom <= 0 {
+		o.BulkFrom = 64 << 10
 	}
 	c := &Core{opts: o, over: make(chan struct{})}
 	c.millis.Store(o.Millis())

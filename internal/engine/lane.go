@@ -11,7 +11,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Lane is one queue pair to each memory node with the tasks under way on them and a
+// Lane is one queue pair to each memory node, or two, with the tasks under way on them and a
 // part of the session's places. Keys hash to lanes, which perform their Tasks; without one, see Hinted, any lane
 // performs an Op.
 type Lane struct {
@@ -318,8 +318,8 @@ func (l *Lane) refreshView() {
 		}
 	}
 	if v.Nodes != nil {
-		for _, c := range l.conns {
-			if c != nil && c.qp != nil {
+		for c := range l.all {
+			if c.qp != nil {
 				if n := v.Nodes[c.node]; !n.Has(c.incarnation, c.version) {
 					l.drop(c)
 				}
@@ -331,8 +331,8 @@ func (l *Lane) refreshView() {
 // Counters sums the verbs of the lane's queue pairs, also of closed ones.
 func (l *Lane) Counters() (n rdma.Counters) {
 	n = l.Stats.Closed
-	for _, c := range l.conns {
-		if c != nil && c.qp != nil {
+	for c := range l.all {
+		if c.qp != nil {
 			q := c.qp.Counters()
 			n.Add(&q)
 		}

@@ -70,6 +70,7 @@ type Task struct {
 	orphan   error // the caller has gone; end when nothing is under way
 	epoch    uint64
 	pending  uint8 // bit per replica
+	bulk     uint8 // bit per replica: its chain went by the second queue pair
 	seqs     [maxReplicas]uint64
 	pg       *PG
 	leased   bool   // its round is nothing without a lease

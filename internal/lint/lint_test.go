@@ -47,7 +47,7 @@ var imports = []row{
 		"it names the types of a Client's tools; the Client brings them, so that its public API does not"},
 	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict " +
 		"internal/hostid internal/hotkeys internal/identity internal/engine internal/inside internal/layout " +
-		"internal/ordered internal/providers internal/session rdma rdma/verbs internal/units",
+		"internal/ordered internal/providers internal/session rdma rdma/verbs internal/token internal/units",
 		"a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against " +
 		"that alone"},

@@ -129,6 +129,7 @@ type Ask struct {
 
 	Lane        *engine.Lane // AskHangup, AskDial: whose connection
 	Node        uint32       // AskHangup, AskDial: and to which memory node
+	Bulk        bool         // AskHangup, AskDial: it is the lane's second one
 	QP          *rdma.QP     // AskHangup: to be closed; the performer's until the answer
 	Incarnation uint64       // AskHangup: of the memory node that QP reaches
 	Version     uint64       // AskHangup: of the map when QP was attached

@@ -46,9 +46,9 @@ type lanesControl struct {
 	a *agenda
 }
 
-func (c lanesControl) WantConn(l *engine.Lane, node uint32) {
+func (c lanesControl) WantConn(l *engine.Lane, node uint32, bulk bool) {
 	c.a.missed++
-	c.a.WantConn(l, node)
+	c.a.WantConn(l, node, bulk)
 }
 
 func newAgenda(t *testing.T) *agenda {

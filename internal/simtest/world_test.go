@@ -140,6 +140,9 @@ type Config struct {
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
+	// BulkFrom: chains of so many bytes go by a second queue pair to the memory node, if the provider is not
+	// Synchronous. 0: there is none.
+	BulkFrom int
 	// Lanes of each client, default 1, and operations under way at once on each.
 	Lanes, Window int
 	Janitors      int
@@ -387,7 +390,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		scannedAt: map[place]int{}, gone: map[uint64]bool{}, parted: map[parted]bool{},
 		acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
-		Synchronous: cfg.Synchronous, Wait: w.wait})
+		Synchronous: cfg.Synchronous, SharedWire: cfg.BulkFrom > 0, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
 			if x.Verb == Txn || x.Verb == Look {

@@ -190,6 +190,9 @@ type Caps struct {
 	// ChoosesKeys: the provider makes up rkeys, and PDs are KeyChoosers, so that memory that is adopted can have the
 	// rkeys that it had.
 	ChoosesKeys bool
+	// SharedWire: the WRs of a QP take turns on one stream, so a short one waits for the long ones in front of it. A
+	// second QP to the same target has a stream of its own.
+	SharedWire bool
 }
 
 // LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.

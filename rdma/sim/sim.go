@@ -60,6 +60,8 @@ type Options struct {
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
 	// before it unless it sets Fence.
 	NoAtomicThenRead bool
+	// SharedWire announces that capability, so that users take a second QP. WRs take the steps that they take anyway.
+	SharedWire bool
 	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
 	NoValues bool
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
@@ -112,6 +114,7 @@ func New(o Options) *Fabric {
 		WholeBytes:     wholeBytes,
 		MaxSGE:         1,
 		EnforcesRights: true,
+		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}

@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -23,6 +24,9 @@ const (
 	// writePiece bounds one write, so that a slow but
 	// live network shows progress; bytes. A value of 256 KiB is one.
 	writePiece = 264 << 10
+	// turnMax is about how much of long payloads is read from one connection of a CQ before the others have their turn,
+	// bytes.
+	turnMax = 256 << 10
 	// readBuf is the size of the reply reader's buffer; what is left of a longer
 	// payload is read straight into Local.
 	readBuf = 32 << 10
@@ -91,6 +95,7 @@ type qp struct {
 	midway bool         // within the payload of the reply to WR done
 	rest   []byte       // of its Local, not filled yet
 	into   filling      // of its Value, while midway
+	turn   int          // bytes of long payloads that it may still take in, if detached
 	batch  []completion // not pushed to the CQ yet
 	repaid int64        // bytes of unreplied to give back
 
@@ -441,7 +446,7 @@ func (q *qp) readReplies() {
 func (q *qp) readOut() {
 	until := time.Now().Add(q.d.o.PeerTimeout)
 	for {
-		q.sock.drained = false
+		q.sock.drained, q.turn = false, math.MaxInt
 		if status := q.read(); status != 0 {
 			q.finish(status)
 			return
@@ -500,7 +505,7 @@ func (q *qp) finish(status driver.Status) {
 
 // read handles replies until the connection is of no more use, and returns the
 // status of the oldest WR not answered; or 0 where it would have to wait and the socket
-// has been told not to. It goes on from there when it is called again.
+// has been told not to, or after a turn. It goes on from there when it is called again.
 func (q *qp) read() driver.Status {
 	for {
 		if !q.midway {
@@ -526,7 +531,11 @@ func (q *qp) read() driver.Status {
 				q.r += n
 			case len(q.rest) >= len(q.buf):
 				q.push()
+				if q.turn <= 0 && q.detached() {
+					return 0 // the poller tells of the rest anew
+				}
 				if n, err = q.conn.Read(q.rest); n > 0 {
+					q.turn -= n
 					q.progress.Add(1)
 				}
 			default:

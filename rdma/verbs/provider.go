@@ -283,6 +283,7 @@ func (d *device) setUp() error {
 		MaxSGE:         1,
 		EnforcesRights: true,
 		AtomicsByAgent: true,
+		SharedWire:     true,
 	}
 	if m := d.port.MaxMsgBytes; m > 0 {
 		d.caps.MaxMsg = min(m, longestMsg)
