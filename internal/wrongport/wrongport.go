@@ -130,7 +130,7 @@ func (l *listening) Read(b []byte) (int, error) {
 }
 
 // Write explains, too, why the other end is gone: it may have closed before all was sent that it would have answered.
-// What it said comes before that.
+// Its words come before that.
 func (l *listening) Write(b []byte) (int, error) {
 	n, err := l.Conn.Write(b)
 	if !ended(err) {
