@@ -48,7 +48,7 @@ release-tools:
 test-release: release-tools ## a release (of ARCHES, "amd64 arm64") is made twice, and its packages are installed, upgraded and removed in a Debian of their own (as root; installs debootstrap and rpm)
 	deploy/release/test.sh dist/release-test
 
-ARM64 = ./internal/layout ./internal/mem ./rdma/shm ./index
+ARM64 = ./internal/bulk ./internal/layout ./internal/mem ./rdma/shm ./index
 # qemu-user does not execute an arm64 program that a test starts, keeps descriptors open that do not fit in a message, and answers
 # MADV_POPULATE_WRITE as if it had been done. Of index not
 # what takes minutes there: it has neither unsafe nor atomics.
@@ -59,11 +59,11 @@ qemu-user:
 	@command -v qemu-aarch64-static >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends qemu-user-static; }
 
 .PHONY: test-arm64
-test-arm64: qemu-user ## what has unsafe or atomics, as arm64 under qemu-user (Debian; as root it installs that)
+test-arm64: qemu-user ## what has unsafe, atomics or assembly, as arm64 under qemu-user (Debian; as root it installs that)
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -exec qemu-aarch64-static -count 1 -short -timeout 10m -skip '$(ARM64_SKIP)' $(ARM64)
 
 # The limit is one for each package, and of a machine that does other things, too: index, which only computes, takes half a minute alone
-# and a quarter of an hour at a load of 50. A test that waits gives up much sooner (internal/waiting).
+# and a quarter of an hour at a load of 50. A test that waits gives up much sooner (internal/testutil).
 .PHONY: test
 test: ## all tests
 	CGO_ENABLED=0 $(GO) test -timeout 40m ./...
@@ -137,6 +137,10 @@ bench-growth: ## latencies while shards split, a memory node drains, and one die
 .PHONY: bench-records
 bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB of memory)
 	$(BENCH) TestRecords
+
+.PHONY: bench-clients
+bench-clients: ## queue pairs and memory that 100 and 1,000 clients take of a memory node, over shm and tcp
+	$(BENCH) TestClients
 
 .PHONY: bench-directory
 bench-directory: ## what 10,000 sessions ask of a directory node on 2 processors

@@ -12,7 +12,7 @@
 // redis-server forget. TestFullCache (`make bench-full`) keeps a cache full for a while and looks at errors, memory
 // and latencies. TestRecords (`make bench-records`) reads from namespaces of up to 15 million records.
 // TestDirectoryScale (`make bench-directory`) has 10,000 sessions that do nothing but renew their leases and
-// acknowledge maps.
+// acknowledge maps. TestClients (`make bench-clients`) counts queue pairs and memory of up to 1,000 clients.
 //
 // TestGrowth and TestDisturbance (`make bench-growth`) run a whole store in
 // this process, janitor included, and print latencies. TestMovesUnderLoad, which asks only

@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 type memcachedServer struct {
@@ -40,7 +40,7 @@ type memcachedConn struct {
 func dialMemcached(tb testing.TB, addr string) *memcachedConn {
 	tb.Helper()
 	c := &memcachedConn{}
-	until(tb, func() (err error) { c.Conn, err = net.Dial("tcp", addr); return err })
+	testutil.UntilNone(tb, "memcached listens", func() (err error) { c.Conn, err = net.Dial("tcp", addr); return err })
 	tb.Cleanup(func() { c.Close() })
 	c.r = bufio.NewReaderSize(c.Conn, 64<<10)
 	return c
@@ -103,7 +103,7 @@ func (m *memcachedServer) load(tb testing.TB, s *keySet) {
 		tb.Fatal(err)
 	}
 	// The answer to stats comes after all of that; the hash table grows behind it.
-	until(tb, func() error {
+	testutil.UntilNone(tb, "memcached has answered", func() error {
 		if m.stats(tb, "stats")["hash_is_expanding"] != 0 {
 			return fmt.Errorf("memcached's hash table is still growing")
 		}
@@ -145,16 +145,4 @@ func freeAddr(tb testing.TB) string {
 		tb.Fatal(err)
 	}
 	return addr
-}
-
-// until repeats f for up to ten seconds until it succeeds.
-func until(tb testing.TB, f func() error) {
-	tb.Helper()
-	var err error
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	tb.Fatal(err)
 }

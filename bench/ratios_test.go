@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestRatios prints the table of docs/performance.md. It reports, and fails only
@@ -48,6 +49,7 @@ func TestRatios(t *testing.T) {
 		{"replicas", compareReplicas},
 		{"transactions", compareTransactions},
 		{"growing", compareGrowing},
+		{"beside", compareBeside},
 		{"values", compareValues},
 		{"gateway", compareGateway},
 	} {
@@ -483,7 +485,7 @@ func startRedis(tb testing.TB) *redisServer {
 	r.process = start(tb, exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--unixsocket", r.sock,
 		"--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", dir, "--loglevel", "warning"))
 	c := r.open(tb, 1)
-	until(tb, func() error { return c.Ping(tb.Context()).Err() })
+	testutil.UntilNone(tb, "redis-server answers", func() error { return c.Ping(tb.Context()).Err() })
 	return r
 }
 

@@ -194,7 +194,6 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 	return rounds
 }
 
-// answer fills in what a call of an Op has brought.
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
 		return // it is there
@@ -209,7 +208,6 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	}
 }
 
-// fill makes q what o asks for.
 func (c *Client) fill(q *call, o *Op) error {
 	if o.Kind != OpGet && c.o.ReadOnly {
 		return errReadOnly

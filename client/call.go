@@ -46,7 +46,6 @@ func checkValue(key, value []byte) error {
 // hash is the half of a key's hash that places it; the seed is the namespace's.
 func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
 
-// hashKey fills in the hashes of a call's key.
 func (s *sess) hashKey(q *call) {
 	h := xxh3.Hash128Seed(q.Key, s.seed.Load())
 	q.Hash, q.Check = h.Lo, h.Hi

@@ -41,7 +41,7 @@ var (
 	ErrOverflow = errors.New("increment overflows int64")
 	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
-	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
+	// ErrTxnContended: others have kept a transaction from happening until its tries ended. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")
 	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
 	ErrWrongType = errors.New("value is a collection, not plain bytes")
@@ -60,7 +60,7 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
-	// ErrNoNamespace: the directory knows no such namespace, or no longer. A Client whose
+	// ErrNoNamespace: the directory knows no such namespace. A Client whose
 	// namespace was deleted returns it at once, and goes on by itself when a namespace of that name exists
 	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
@@ -105,7 +105,8 @@ type Options struct {
 	Name string
 	// ReadOnly asks for a session without rights to write.
 	ReadOnly bool
-	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
+	// Lanes is the number of queue pairs to each memory node. Over tcp and verbs each has a second one beside it once
+	// there was a value of 64 KiB or more. Default: 1 if every device is a tcp
 	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
 	// A lane serves a goroutine at a time, so that many let many goroutines call at once. Over shm each processor
 	// has a lane for all keys that it knows a hint of, and a whole batch is one chain. All else goes to the lanes

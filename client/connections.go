@@ -14,18 +14,31 @@ import (
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// WantConn has the agenda replace a connection.
-func (s *sess) WantConn(l *engine.Lane, node uint32) {
-	s.agenda.WantConn(l, node)
+func (s *sess) WantConn(l *engine.Lane, node uint32, bulk bool) {
+	s.agenda.WantConn(l, node, bulk)
 	s.wake()
 }
 
 // dialOnce connects a lane to a memory node. The lane's owner takes the queue pair over.
 func (s *sess) dialOnce(ask session.Ask) {
-	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
+	lane := uint32(ask.Lane.ID())
+	if ask.Bulk {
+		lane |= token.BulkLane
+	}
+	qp, dev, how, inc, err := s.dial(ask.Lane, lane, ask.Node)
+	if ask.Bulk {
+		// Nobody waits for it: long values go by the first one meanwhile.
+		if err != nil {
+			s.c.o.Logger.Debug("no second connection", "node", ask.Node, "err", err)
+		}
+		s.agenda.Answer(ask, session.Reply{QP: qp, Dev: dev, Incarnation: inc, Err: err,
+			Lost: errors.Is(err, errNoProvider)})
+		return
+	}
 	s.mu.Lock()
 	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
@@ -95,15 +108,15 @@ func via(provider string, by dirpb.AtomicsBy, agent bool) string {
 }
 
 // dial connects to the node with the best provider that both ends have and the
-// node admits.
-func (s *sess) dial(l *engine.Lane, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
+// node admits. number is the lane's, as the node is told it.
+func (s *sess) dial(l *engine.Lane, number, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
 	if n == nil {
 		return nil, 0, "", 0, fmt.Errorf("memory node %d is not in the map", id)
 	}
-	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), uint32(l.ID()))
+	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), number)
 	var errs []error
 	tried := false
 	for i, d := range s.c.o.Devices {

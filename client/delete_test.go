@@ -16,19 +16,9 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
-
-// await waits for a condition.
-func await(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	eventually(t, func() string {
-		if cond() {
-			return ""
-		}
-		return "no " + what
-	})
-}
 
 // A namespace is deleted under load: every operation says truly whether it happened, none
 // happens once the namespace is gone, and the error says why. Memory nodes have the memory
@@ -96,7 +86,7 @@ func TestNamespaceDeleted(t *testing.T) {
 				return true
 			}
 		}
-		await(t, "load", all(&done, 100))
+		testutil.Until(t, "load", all(&done, 100))
 		_, err := dir.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "n"})
 		if status.Code(err) != codes.FailedPrecondition {
 			t.Fatalf("deleted while sessions live: %v", err)
@@ -111,12 +101,12 @@ func TestNamespaceDeleted(t *testing.T) {
 			}
 			return len(s.GetMap().GetNamespaces())
 		}
-		await(t, "the namespace to go", func() bool { return left() == 0 })
+		testutil.Until(t, "the namespace to go", func() bool { return left() == 0 })
 		gone.Store(true)
-		await(t, "errors that say so", all(&refused, 3))
+		testutil.Until(t, "errors that say so", all(&refused, 3))
 		stop.Store(true)
 		wg.Wait()
-		await(t, "memory nodes to have the memory back", func() bool {
+		testutil.Until(t, "memory nodes to have the memory back", func() bool {
 			var bytes int64
 			for _, n := range st.Nodes() {
 				s := n.Stats()
@@ -141,7 +131,7 @@ func TestNamespaceDeleted(t *testing.T) {
 			Name: "n", Replicas: 2, BytesPerNode: 32 << 20}); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the client to find the namespace of the name", func() bool {
+		testutil.Until(t, "the client to find the namespace of the name", func() bool {
 			_, err := c.Get(ctx, []byte("old"))
 			if err == nil {
 				t.Fatal("a key of the namespace that was deleted is there")
@@ -163,7 +153,7 @@ func TestDefaultDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	var err error
-	await(t, "an error", func() bool {
+	testutil.Until(t, "an error", func() bool {
 		_, err = c.Put(ctx, []byte("k"), nil, client.PutOptions{})
 		return err != nil && !errors.Is(err, client.ErrUnknownOutcome)
 	})
@@ -230,9 +220,9 @@ func TestReplicasUnderLoad(t *testing.T) {
 				KeepLimit: true}); err != nil {
 				t.Fatal(err)
 			}
-			await(t, fmt.Sprintf("%d copies", copies), whole(copies))
+			testutil.Until(t, fmt.Sprintf("%d copies", copies), whole(copies))
 			at := ops.Load()
-			await(t, "operations with them", func() bool { return t.Failed() || ops.Load() > at+1000 })
+			testutil.Until(t, "operations with them", func() bool { return t.Failed() || ops.Load() > at+1000 })
 		}
 		stop.Store(true)
 		wg.Wait()

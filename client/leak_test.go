@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -40,13 +40,7 @@ func stamp(b []byte, key, round uint64) {
 // eventually waits until cond answers "" and fails with what it said last.
 func eventually(t testing.TB, cond func() string) {
 	t.Helper()
-	last := ""
-	defer func() {
-		if last != "" {
-			t.Log(last)
-		}
-	}()
-	waiting.Until(t, "what the log says", func() bool { last = cond(); return last == "" })
+	testutil.UntilNone(t, "still so", cond)
 }
 
 // TestNoLeak churns a small region: every place that is unlinked comes back, so

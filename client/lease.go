@@ -69,7 +69,6 @@ func (s *sess) performAlone(ask session.Ask) bool {
 	return back
 }
 
-// wakeIf has control look at the agenda if that has changed.
 func (s *sess) wakeIf(changed bool) {
 	if changed {
 		s.wake()

@@ -7,7 +7,7 @@ import (
 
 // MultiGet gets every key; the phases of all of them share round trips: one or
 // two in all. Results stand in the order of keys, each with its own error. Values of up to 4 KiB lie in
-// one piece of memory, which lives as long as any of them.
+// one piece of memory, which lives until the last of them is let go.
 func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
 	g := gets.Get().(*[]Op)
 	defer gets.Put(g)

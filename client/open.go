@@ -205,7 +205,6 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	return c, nil
 }
 
-// lanesFor is Options.Lanes for devices.
 func lanesFor(devices []*rdma.Device) int {
 	if !slices.ContainsFunc(devices, func(d *rdma.Device) bool { return d.Name() != "tcp" }) {
 		return 1

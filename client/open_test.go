@@ -3,7 +3,6 @@ package client_test
 import (
 	"context"
 	"errors"
-	"net"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -45,10 +45,7 @@ func (f *forgetful) WatchMap(_ *dirpb.WatchMapRequest, s grpc.ServerStreamingSer
 
 // A session that is lost before its first map is opened again by whoever waits for it.
 func TestOpenLost(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	f, s := &forgetful{}, grpc.NewServer()
 	dirpb.RegisterDirectoryServer(s, f)
 	go s.Serve(l)

@@ -7,7 +7,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // settles waits for what takes seconds on a machine that is not busy, and returns how long that was.
@@ -112,7 +112,7 @@ func TestQuietTurns(t *testing.T) {
 		if nowAlone >= alone+5 && nowBegun == begun {
 			break
 		}
-		if time.Since(began) > waiting.Limit {
+		if time.Since(began) > testutil.Limit {
 			t.Fatalf("of five renewals control performed %d, and started %d goroutines", nowAlone-alone, nowBegun-begun)
 		}
 	}

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -27,11 +27,7 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("unknown namespace: %v", err)
 	}
 	// Nobody listens there, and somebody who is no directory.
-	deaf, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer deaf.Close()
+	deaf := testutil.Listen(t)
 	for what, addr := range map[string]string{"closed port": freeAddr(t), "silent listener": deaf.Addr().String()} {
 		o := r.options()
 		o.Directory = []string{addr}

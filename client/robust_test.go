@@ -20,6 +20,7 @@ import (
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loopback"
 	provider "github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/server"
@@ -31,25 +32,26 @@ type proxy struct {
 	l      net.Listener
 	wg     sync.WaitGroup
 	target atomic.Pointer[string]
+	served atomic.Int32 // connections to the target that there have been
 
 	mu struct {
 		sync.Mutex
 		conns  map[net.Conn]bool
 		down   bool
 		gate   chan struct{} // not nil: nothing passes until it is closed
+		held   int           // the number of the connection for which alone the gate stands, 0: for all
+		caught int           // reads that have met the gate
+		passed map[int]int   // bytes, by connection
 		closed bool
 	}
 }
 
 func newProxy(t testing.TB, target string) *proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	p := &proxy{l: l}
 	p.target.Store(&target)
-	p.mu.conns = map[net.Conn]bool{}
+	p.mu.conns, p.mu.passed = map[net.Conn]bool{}, map[int]int{}
 	p.wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -92,6 +94,7 @@ func (p *proxy) serve(c net.Conn) {
 		c.Close()
 		return
 	}
+	number := int(p.served.Add(1))
 	var wg sync.WaitGroup
 	pass := func(dst, src net.Conn) {
 		// An orderly end of one direction passes on; the other goes on.
@@ -101,6 +104,12 @@ func (p *proxy) serve(c net.Conn) {
 			n, err := src.Read(b)
 			p.mu.Lock()
 			gate := p.mu.gate
+			if number != p.mu.held && p.mu.held != 0 {
+				gate = nil
+			}
+			if p.mu.passed[number] += n; gate != nil {
+				p.mu.caught++
+			}
 			p.mu.Unlock()
 			if gate != nil {
 				<-gate
@@ -145,11 +154,26 @@ func (p *proxy) setDown(down bool) {
 	}
 }
 
+// hold is stall for one connection, by its number in the order in which they came, from 1 on.
+func (p *proxy) hold(number int) {
+	p.stall()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.held = number
+}
+
+// saw is how many bytes of a connection have come, and how many reads have met the gate.
+func (p *proxy) saw(number int) (bytes, caught int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.passed[number], p.mu.caught
+}
+
 // stall swallows all bytes until resume.
 func (p *proxy) stall() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.gate = make(chan struct{})
+	p.mu.gate, p.mu.held = make(chan struct{}), 0
 }
 
 func (p *proxy) resume() {
@@ -307,7 +331,6 @@ func (r *rig) status() *dirpb.StatusReply {
 	return st
 }
 
-// create makes a namespace.
 func (r *rig) create(q *dirpb.CreateNamespaceRequest) {
 	r.t.Helper()
 	if err := r.admin.CallOnce(r.t.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {

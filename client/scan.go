@@ -27,7 +27,6 @@ func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	}
 }
 
-// scanEvent is scan with Events.
 func (c *Client) scanEvent(ctx context.Context, o ScanOptions, yield func(KV, error) bool) {
 	ctx, end := c.beginEvent(ctx, OpEvent{Kind: index.Scan.String()})
 	var failed error

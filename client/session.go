@@ -152,7 +152,6 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	return nil, fmt.Errorf("%w: no map for namespace %q: %w", ErrUnavailable, c.o.Namespace, context.Cause(s.ctx))
 }
 
-// WantMemory has the agenda ask the directory for a run.
 func (s *sess) WantMemory(pg, units uint32) {
 	s.stir()
 	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil &&
@@ -193,7 +192,6 @@ func (s *sess) grantOnce(ask session.Ask) {
 	}
 }
 
-// WantFenced has the agenda ask whether a lock's owner is confirmed fenced.
 func (s *sess) WantFenced(id uint32) { s.wakeIf(s.agenda.WantFenced(id)) }
 
 // fenceOnce asks whether another session is fenced: until it is, its locks are not broken.
@@ -208,7 +206,6 @@ func (s *sess) fenceOnce(ask session.Ask) {
 	s.agenda.Answer(ask, r)
 }
 
-// WantSplit has the agenda ask the directory to split a shard that fills up.
 func (s *sess) WantSplit(shard uint32) { s.wakeIf(s.agenda.WantSplit(shard)) }
 
 // splitOnce tells the directory of a shard that lacks room. The map brings the answer.

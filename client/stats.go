@@ -126,7 +126,6 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.wentBy(x.went, session.Counts{})
 }
 
-// into shows the totals in the fields of the public Stats.
 func (t *laneTotals) into(st *Stats) {
 	for k := index.Get; k < index.NumKinds; k++ {
 		st.Ops[k.String()], st.Rounds[k.String()] = t.ops[k], t.rounds[k]

@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 // tools is what internal/inside gives the programs of the store.
@@ -47,8 +48,8 @@ func (t tools) Locate(key []byte) (inside.Location, error) {
 		Replicas: int(sh.PG.Replicas)}, nil
 }
 
-// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. Of its
-// own records the session knows at once.
+// Memory is of inside.Tools. The directory tells what records take in replies to renewals, some seconds late. The
+// session knows its own records at once.
 func (t tools) Memory() (used, most uint64, evicts bool) {
 	s := t.c.sess.Load()
 	for _, p := range s.core.View().PGs {
@@ -62,8 +63,12 @@ func (t tools) Memory() (used, most uint64, evicts bool) {
 	return min(most, max(used, t.c.Stats().LiveUnits*layout.UnitSize)), most, s.evicts.Load()
 }
 
+// rawTogether is how many bytes ReadRaw asks for at a time, about.
+const rawTogether = 1 << 20
+
 // ReadRaw is of inside.Tools. It divides a read where the index ends, since index and heap are two spaces to the
-// engine. It also divides a read into pieces of a MiB. The pieces are no snapshot of each other.
+// engine. It also divides it into pieces: of a MiB, or in the index of rdma.LeastWholeBytes, within which words are
+// whole. Pieces of about a MiB are read together. They are no snapshot of each other.
 func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {
@@ -82,21 +87,28 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 	}
 	out := make([]byte, 0, n)
 	for len(out) < n {
-		at := off + uint64(len(out))
-		space, end := index.Heap, p.RegionBytes
-		if at < p.IndexBytes {
-			space, end = index.Index, p.IndexBytes
+		var calls []*call
+		var ops []*engine.Op
+		for next := len(out); next < min(n, len(out)+rawTogether); {
+			at := off + uint64(next)
+			space, end := index.Heap, min(p.RegionBytes, at+rawTogether)
+			if at < p.IndexBytes {
+				space, end = index.Index, min(p.IndexBytes, at&^7+rdma.LeastWholeBytes)
+			}
+			step := int(min(uint64(n-next), end-at))
+			q := &call{}
+			q.Kind, q.Lane, q.Asker, q.item = index.Raw, 1, q, &q.own
+			q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
+			calls, ops = append(calls, q), append(ops, &q.Op)
+			next += step
 		}
-		step := int(min(uint64(n-len(out)), end-at, 1<<20))
-		q := &call{}
-		q.Kind, q.Lane, q.Asker, q.item = index.Raw, 1, q, &q.own
-		q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
-		q.ops[0] = &q.Op
-		s.core.Do(ctx, q.ops[:])
-		if q.Err != nil {
-			return nil, t.c.public(s, q)
+		s.core.Do(ctx, ops)
+		for _, q := range calls {
+			if q.Err != nil {
+				return nil, t.c.public(s, q)
+			}
+			out = append(out, q.own.Value...)
 		}
-		out = append(out, q.own.Value...)
 	}
 	return out, nil
 }
@@ -182,7 +194,6 @@ func (t tools) lastAccess(ctx context.Context, loc inside.Location, off uint64, 
 	return time.Duration(a.PastTicks(uint64(time.Now().UnixMilli()))) * layout.AccessTickMillis * time.Millisecond, nil
 }
 
-// Session is of inside.Tools.
 func (t tools) Session(ctx context.Context) (uint32, error) {
 	s, err := t.c.live(ctx)
 	if err != nil {

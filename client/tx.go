@@ -61,7 +61,6 @@ type Tx struct {
 // fewTxKeys is how many keys are looked for one by one.
 const fewTxKeys = 4
 
-// txKey is what a transaction knows of a key.
 type txKey struct {
 	item     Item // if it was read; Version 0: there was nothing
 	read     bool
@@ -231,7 +230,6 @@ func (tx *Tx) snapshot(last *Tx) error {
 	return nil
 }
 
-// writes reports whether the transaction does more than read.
 func (tx *Tx) writes() bool {
 	return slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
 }
@@ -275,7 +273,6 @@ func (tx *Tx) place(key []byte) int {
 	return i
 }
 
-// op is the Op of key.
 func (tx *Tx) op(key []byte) *Op { return &tx.ops[tx.place(key)] }
 
 // Get is what key is to this transaction: what it wrote last, else what the store has. The Item is the transaction's,
@@ -330,7 +327,6 @@ func (tx *Tx) load(keys ...[]byte) error {
 	return nil
 }
 
-// found notes what was read of key.
 func (tx *Tx) found(key []byte, it Item) {
 	i := tx.place(key)
 	w := &tx.known[i]

@@ -200,7 +200,6 @@ type leg struct {
 	intent, after   index.Txn // of these calls
 }
 
-// newTxn makes an attempt at ops.
 func (s *sess) newTxn(ops []Op, began uint64, try int) *txn {
 	t := &txn{s: s, ops: ops, began: began, try: try}
 	if t.legs, t.reqs = t.few.legs[:], t.few.reqs[:]; len(ops) > fewLegs {

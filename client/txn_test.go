@@ -229,7 +229,6 @@ func TestTxnBank(t *testing.T) {
 	}
 }
 
-// transfer moves an amount from an account to another.
 func transfer(ctx context.Context, c client.API, from, to []byte, n int) error {
 	return client.Txn(ctx, c, func(tx *client.Tx) error {
 		add := func(key []byte, n int) error {

@@ -25,6 +25,8 @@ import (
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // scrape, rule and firing are what promql eval reads and prints.
@@ -185,24 +187,14 @@ func (w *watcher) until(what string, d time.Duration, ok func(map[string][]firin
 	w.t.Helper()
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	await(w.t, func() string { return fmt.Sprintf("%s: fire %v", what, slices.Sorted(maps.Keys(all))) }, func() bool {
+	testutil.UntilNone(w.t, what, func() string {
 		w.past, w.now = past, now
 		w.hold(w.scrapeTargets(), d)
-		all = w.firing()
-		return ok(all)
-	})
-}
-
-// await waits for a condition; else says what is missing.
-func await(t *testing.T, missing func() string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(patience); !cond(); <-tick.C {
-		if time.Now().After(end) {
-			t.Fatal(missing())
+		if all = w.firing(); ok(all) {
+			return ""
 		}
-	}
+		return fmt.Sprintf("fire %v", slices.Sorted(maps.Keys(all)))
+	})
 }
 
 // fires waits until alerts fire, if what is so stays so for as long as they ask.
@@ -344,7 +336,7 @@ func (s *tried) kvctl(directory string, args ...string) string {
 // leader is the number of the directory node that leads.
 func (s *tried) leader() (n int) {
 	s.t.Helper()
-	await(s.t, func() string { return "no directory node leads" }, func() bool {
+	testutil.Until(s.t, "a directory node leads", func() bool {
 		for i := 1; s.run[fmt.Sprint("d", i)] != nil; i++ {
 			if strings.Contains(s.get(fmt.Sprint("d", i), "/metrics"), "\nkvd_directory_leader 1\n") {
 				n = i
@@ -415,9 +407,7 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	for range 5 {
 		p := s.run[fmt.Sprint("d", s.leader())]
 		p.signal(syscall.SIGSTOP)
-		await(t, func() string {
-			return "nobody takes over"
-		}, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
+		testutil.Until(t, "another one leads", func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
 		p.signal(syscall.SIGCONT)
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
@@ -529,9 +519,11 @@ func certificates(t *testing.T, promql string, fired map[string]bool) {
 	}
 	refused := regexp.MustCompile(`(?m)^kvd_tls_reloads_total{.*result="refused"} [3-9]`)
 	var after []scrape
-	await(t, func() string { return fmt.Sprint("the files are not refused: ", after) }, func() bool {
-		after = w.scrapeTargets()
-		return refused.MatchString(after[0].Text)
+	testutil.UntilNone(t, "the files are refused", func() string {
+		if after = w.scrapeTargets(); refused.MatchString(after[0].Text) {
+			return ""
+		}
+		return fmt.Sprint(after)
 	})
 	w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
 	w.firesNow("KvdCertificateFilesRefused")
@@ -746,11 +738,11 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 	w.firesNow("KvdUnknownOutcomes")
 
 	// A memory node may have no more address space. The directory may have given it up while it stood still.
-	await(t, func() string { return "the memory node is not back" }, func() bool {
+	testutil.Until(t, "the memory node is back", func() bool {
 		return strings.Contains(s.get("d1", "/metrics"), "\nkvd_directory_node_up{node=\"m1\"} 1\n")
 	})
 	s.run["m1"].limitSpace(32 << 20)
-	await(t, func() string { return "no memory node is up" }, func() bool { // it may still miss a lease
+	testutil.Until(t, "a memory node is up", func() bool { // it may still miss a lease
 		return exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "more",
 			"--bytes", "40MiB").Run() == nil
 	})
@@ -802,9 +794,7 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 	s.kvctl("", "--namespace", "n", "shards", "split", "--all")
 	failed := regexp.MustCompile(`kvd_janitor_jobs_total\{kind="move",result="failed"\} (\d+)`)
 	for n := 1; n <= 4; n++ {
-		await(t, func() string {
-			return fmt.Sprintf("fewer than %d jobs failed:\n%s", n, s.kvctl("", "jobs"))
-		}, func() bool {
+		testutil.Until(t, fmt.Sprintf("%d jobs failed", n), func() bool {
 			m := failed.FindStringSubmatch(s.get("m1", "/metrics"))
 			if m == nil {
 				return false
@@ -854,9 +844,7 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	}
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	await(t, func() string {
-		return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all)))
-	}, func() bool {
+	testutil.Until(t, "the load matters", func() bool {
 		w.past, w.now = past, now
 		before, began := w.scrapeTargets(), ran()
 		time.Sleep(time.Second / 2) // what is asked is how much happens in a time
@@ -931,7 +919,7 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 	}
 	failed := regexp.MustCompile(`kvd_listener_accept_failures_total\{.*listener="redis".*\} [1-9]`)
 	var last []scrape
-	await(t, func() string { return "no failure to accept is counted" }, func() bool {
+	testutil.Until(t, "a failure to accept is counted", func() bool {
 		limit(3) // only the standard ones
 		c, err := net.DialTimeout("tcp", at+":6380", patience)
 		if err != nil {

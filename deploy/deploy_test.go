@@ -25,10 +25,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvd-project/kvd/internal/config"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 var binDir string
 
@@ -280,6 +280,37 @@ func TestSampleSettings(t *testing.T) {
 		if !strings.Contains(strings.Join(lines, "\n"), "\n  ca: /etc") || !strings.Contains(strings.Join(lines, "\n"),
 			"0.0.0.0:") {
 			t.Errorf("%s: its comments were not tried:\n%s", name, strings.Join(lines, "\n"))
+		}
+	}
+}
+
+// Settings that docs/install.md shows are complete, and over TLS: each of a machine among several.
+func TestDocumentedSettings(t *testing.T) {
+	for role, defaults := range map[string]func() config.Settings{
+		"directory": func() config.Settings { return config.DefaultDirectoryNode() },
+		"memnode":   func() config.Settings { return config.DefaultMemNode() },
+		"gateway":   func() config.Settings { return config.DefaultGateway() },
+	} {
+		_, rest, found := strings.Cut(read(t, "../docs/install.md"), "```yaml\n# /etc/kvd/"+role+".yaml\n")
+		text, _, ended := strings.Cut(rest, "```\n")
+		if !found || !ended {
+			t.Errorf("docs/install.md has no %s.yaml", role)
+			continue
+		}
+		file := filepath.Join(t.TempDir(), role+".yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Load(defaults(), file, nil); err != nil {
+			t.Errorf("%s: %v", role, err)
+		}
+		// Without its certificate it would be refused: it listens beyond this machine.
+		without, _, _ := strings.Cut(text, "tls:\n")
+		if err := os.WriteFile(file, []byte(without), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Load(defaults(), file, nil); err == nil {
+			t.Errorf("%s: accepted without TLS", role)
 		}
 	}
 }

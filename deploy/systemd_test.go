@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // manager is a systemd that is process 1 of namespaces of its own, with the network of the machine.
@@ -129,15 +131,7 @@ func childOf(parent int) int {
 
 func (m *manager) until(what string, ok func() bool) {
 	m.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for until := time.After(patience); !ok(); {
-		select {
-		case <-until:
-			m.t.Fatalf("waited %v for %s", patience, what)
-		case <-tick.C:
-		}
-	}
+	testutil.Until(m.t, what, ok)
 }
 
 // command is one that runs in the namespaces.

@@ -31,7 +31,7 @@ type Base Op
 
 func (b *Base) op() *Op { return (*Op)(b) }
 
-// Env is the Op's.
+// Env is the Op's, the same from Start on.
 func (b *Base) Env() Env { return b.env }
 
 // Buf returns n bytes of registered memory that stay with the Op until it is recycled.
@@ -114,7 +114,7 @@ func (b *Base) ToChild() {
 // ToParent is the way back from ToChild, if it was taken.
 func (b *Base) ToParent() { b.op().toParent() }
 
-// Parent is the Op's own route while it is at the child.
+// Parent is the Op's own route while it is at the child, else nil.
 func (b *Base) Parent() *Route { return b.parent }
 
 // Restart gives up the lock and starts over after a.

@@ -108,23 +108,19 @@ func (o *Op) chunkAt(b []byte, i, n int) (layout.Record, error) {
 	return r, err
 }
 
-// inChunks reports whether the Op's value is too long for one record.
 func (o *Op) inChunks() bool {
 	n := layout.RecordLen(len(o.Key), len(o.Value))
 	return n > layout.MaxRecordSize || o.Whole != 0 && n > int(o.Whole)
 }
 
-// manifest is the value of the record that names the Op's chunks.
 func (o *Op) manifest() []byte {
 	m := make([]byte, layout.ManifestLen(len(o.chunks)))
 	layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(o.Value)), ID: o.chunkID, Chunks: o.chunks})
 	return m
 }
 
-// chunkWord is the word of c's place.
 func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.Code, c.Unit) }
 
-// dropChunks gives the places of the Op's chunks to by.
 func (o *Op) dropChunks(by func(*PG, layout.Word)) {
 	if o.far == nil {
 		return

@@ -217,7 +217,6 @@ func TestMovedNowhere(t *testing.T) {
 	}
 }
 
-// scanCorrupt is what a Scan could not read.
 func scanCorrupt(o *index.Op) error {
 	if o.Scan == nil {
 		return nil

@@ -33,7 +33,7 @@ type Router interface {
 	ReadOnly() bool
 }
 
-// Hints is what a session remembers of keys, none of which proves anything.
+// Hints is what a session remembers of keys. No hint proves anything.
 type Hints interface {
 	// Hint returns what is remembered of the Op's key, if it was last seen less
 	// than layout.WordLifeEpochs ago.

@@ -80,7 +80,6 @@ func (o *Op) checkedSlot() Action {
 	return o.readGroup()
 }
 
-// noteDue reports whether the access is to be noted.
 func (o *Op) noteDue() bool {
 	return o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
 }
@@ -107,7 +106,6 @@ func (o *Op) noteAccess(slot uint8, due bool) {
 	}
 }
 
-// writeAccess writes the access word of the record that the Op found or wrote.
 func (o *Op) writeAccess() {
 	if o.far != nil {
 		o.syncBase = 0

@@ -205,7 +205,6 @@ func (c *client) Unlinked(pg *index.PG, w layout.Word) { c.place("unlinked", pg,
 func (c *client) Retire(pg *index.PG, w layout.Word)   { c.place("retire", pg, w) }
 func (c *client) Leak(pg *index.PG, w layout.Word)     { c.place("leak", pg, w) }
 
-// of is the memory of a placement group.
 func (w *world) of(id uint32) *world {
 	if id == 2 {
 		return w.other
@@ -239,10 +238,15 @@ func hashOf(key string) uint64 {
 	return bit | uint64(key[0]%4)<<42 | group<<12 | fp
 }
 
-// start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS] [whole=BYTES], del k [if=VERSION], append k v, which
-// refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
-// abandon, relocate, evict k.
+// start begins an operation given in words:
+//
+//	get k
+//	put k v [if-absent | if-present | if=VERSION] [expiry=MS] [whole=BYTES]
+//	del k [if=VERSION]
+//	append k v    refuses a value that ends with v
+//	refuse k
+//	scan, raw
+//	sync, scrub, move, clean [wipe], abandon, relocate, evict k    a janitor's
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {
@@ -510,7 +514,6 @@ func (c *client) run(maxActions int) (lines []string, err error) {
 	return lines, fmt.Errorf("no end after %d actions, in step %v", maxActions, c.op.Step())
 }
 
-// do runs one operation and returns its error.
 func (c *client) do(t testing.TB, words ...string) error {
 	t.Helper()
 	if err := c.start(words); err != nil {

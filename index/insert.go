@@ -117,7 +117,6 @@ func (o *Op) addUnlock() {
 	o.locked, o.lockTried, o.lock = false, false, 0
 }
 
-// unlockAnd releases the lock and starts over after a.
 func (o *Op) unlockAnd(a Action) Action {
 	o.step = stepStart
 	o.begin()

@@ -199,7 +199,6 @@ func (o *Op) gotStatus() Action {
 	return o.judgeStatus(s)
 }
 
-// judgeStatus acts on what the status word says.
 func (o *Op) judgeStatus(s layout.Status) Action {
 	m := &o.met
 	if err := s.Check(m.in.Off); err != nil {
@@ -269,7 +268,6 @@ func (o *Op) patienceFor(in *layout.Intent) int32 {
 // youngerPatience is how often a transaction waits for a younger one, which most often is about to be decided.
 const youngerPatience = 2
 
-// defaultPatience is Op.Patience by default.
 const defaultPatience = 20
 
 func (o *Op) gotAbort() Action {
@@ -314,7 +312,6 @@ func (o *Op) statusKnown() Action {
 	return o.readStands(w)
 }
 
-// readStands reads the record under w, which the intent stands for.
 func (o *Op) readStands(w layout.Word) Action {
 	o.met.stands = w
 	o.begin()

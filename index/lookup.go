@@ -150,7 +150,6 @@ func (o *Op) gotRecords() Action {
 	return o.notStashed()
 }
 
-// notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	if s, hides := o.joinerHides(g); hides {
@@ -211,7 +210,6 @@ func (o *Op) gotStash() Action {
 	return o.post(stepReadStashRecords)
 }
 
-// notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
 	if s, hides := o.joinerHides(o.groups[2]); hides {
 		return o.joinerBehind(StashSlot + s)
@@ -263,7 +261,6 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	}
 }
 
-// gotten answers a Get with the key's record.
 func (o *Op) gotten(r *layout.Record) Action {
 	o.Version = r.Version
 	switch {
@@ -355,7 +352,6 @@ func (o *Op) damaged(g layout.Group, off uint64, k uint8) error {
 	return o.groupError(off, k, err)
 }
 
-// groupError says where the group is that err is about.
 func (o *Op) groupError(off uint64, k uint8, err error) error {
 	return fmt.Errorf("pg %d replica %d: group at %#x: %w", o.Route.PG.ID, k, off, err)
 }

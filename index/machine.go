@@ -509,7 +509,6 @@ func (o *Op) group(i int) []byte {
 	return o.groups[i]
 }
 
-// recBuf is the i-th record buffer, n bytes long.
 func (o *Op) recBuf(i, n int) []byte {
 	b := &o.rec
 	if i > 0 {

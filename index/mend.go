@@ -47,7 +47,6 @@ func (o *Op) mend(m mending) Action {
 	return o.post(stepMendWords)
 }
 
-// mendBuf is n bytes for what replica k has.
 func (o *Op) mendBuf(k uint8, n int) []byte {
 	b := &o.mending.bufs[k]
 	if cap(*b) < n {

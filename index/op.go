@@ -13,18 +13,18 @@ import (
 // The Op itself has all that a key operation with a hint needs. The rest hangs on it, made when it is first needed
 // and kept over Reset.
 type Op struct {
-	// Request. Key and Value stay the caller's and must not change until Done.
-	Key       []byte
-	Value     []byte // Put; a Modify leaves here what it computed
-	Hash      uint64 // of Key, seeded by the namespace
-	Check     uint64 // more hash bits of Key, for Env.Hint
-	IfVersion uint64 // for Cond IfVersion; a Get with it ends with ErrUnchanged if that is the record's
-	Expiry    uint64 // Put: Unix ms, 0 = none; a Modify leaves here what it computed
-	Modify    ModifyFunc
-	Scan      *Page    // request and answer of a Scan
-	Raw       *RawRead // request of a Raw
-	Machine   Machine  // of a janitor's kinds
-	Txn       *Txn     // of a transaction's kinds
+	// Request. The caller sets it before Start. Key and Value stay the caller's and must not change until Done.
+	Key       []byte     // nil: the Op is not about one key
+	Value     []byte     // Put; a Modify leaves here what it computed
+	Hash      uint64     // of Key, seeded by the namespace; of a Scan its shard's hash prefix, left-aligned
+	Check     uint64     // more hash bits of Key, for Env.Hint
+	IfVersion uint64     // for Cond IfVersion; a Get with it ends with ErrUnchanged if that is the record's
+	Expiry    uint64     // Put: Unix ms, 0 = none; a Modify leaves here what it computed
+	Modify    ModifyFunc // of a Modify, never nil then
+	Scan      *Page      // request and answer of a Scan
+	Raw       *RawRead   // request of a Raw
+	Machine   Machine    // of a janitor's kinds
+	Txn       *Txn       // of a transaction's kinds, in part an answer
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
 	// layout.MaxRecordSize.
 	Whole uint32
@@ -34,41 +34,41 @@ type Op struct {
 	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as
 	// often in each further attempt. 0: the default, about two milliseconds; negative: never.
 	Patience int8
-	Kind     Kind
-	Cond     Cond
+	Kind     Kind // never 0
+	Cond     Cond // of a Get, Put, Delete or Prepare
 	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
-	// The record under change: cur is what x names.
-	slot      uint8 // as in Hint
-	xFlags    HintFlags
-	flags     layout.RecordFlags // of the record written
-	wantCode  uint8              // of the place it takes, or waits for; see Wanted
-	step      Step
-	after     Step // where to go on after Reconnect or Refresh
-	pubK      uint8
-	havePlace bool
-	prepared  bool  // n's record is encoded in own
-	written   uint8 // replicas, from the head on, that have n's record
-	deciding  bool  // the CAS x→n at A is under way
-	won       bool
-	adrift    bool // a failed WRITE to the Op's place may still land
-	atA       bool // what is under change was read at A, P need not show it
-	locked    bool
-	lockTried bool // the lock's CAS was posted, perhaps
-	expired   bool
-	rebase    bool // there is another placement group epoch now
-	noting    bool // this access is to be noted; word 2 has the access word, if it was read
-	noteRead  bool
-	astray    bool
-	unlinked  bool
-	sureChild bool // the move of child's group is complete: the child may take inserts
-	retries   int32
-	child     uint32 // shard id of the child that the key was followed to, or 0
-	x, n      layout.Word
-	xVersion  uint64
-	version   uint64
-	lock      layout.Lock
+	// The record under change, which x names. Only methods of the Op write from here to lock.
+	slot      uint8              // where x is, as in Hint
+	xFlags    HintFlags          // of x's record; 0 if that is not known
+	flags     layout.RecordFlags // of n's record
+	wantCode  uint8              // of the place that Env.Alloc was asked for last; see Wanted
+	step      Step               // whose results the next Next consumes; 0 before Start
+	after     Step               // where to go on after Reconnect or Refresh; 0: from the beginning
+	pubK      uint8              // the replica that publish has come to, 1 or more
+	havePlace bool               // n's place is the Op's; false once n is published or the place given back
+	prepared  bool               // n's record is encoded in own, as version
+	written   uint8              // replicas, from the head on, that have n's record
+	deciding  bool               // the CAS x→n at A is under way, or its outcome is open; never with won
+	won       bool               // that CAS took effect, and not every replica is known to show it
+	adrift    bool               // a failed WRITE to the Op's place may still land, until the reconnection
+	atA       bool               // what is under change was read at A, P need not show it
+	locked    bool               // lock is in the group, as its CAS has shown; lock is not 0 then
+	lockTried bool               // the lock's CAS was posted, perhaps
+	expired   bool               // x's record had expired when it was read
+	rebase    bool               // there is another placement group epoch now; set by Rebase, for the next Next
+	noting    bool               // this access is to be noted; word 2 has the access word, if it was read
+	noteRead  bool               // word 2 has the access word, or will; false: a new key has none
+	astray    bool               // what Astray reports; each Next begins with false
+	unlinked  bool               // x's place has been handed over, which happens once
+	sureChild bool               // the move of child's group is complete: the child may take inserts
+	retries   int32              // looks without a wait between them; after maxRetries there is a Backoff
+	child     uint32             // shard id of the child that the key was followed to, or 0
+	x, n      layout.Word        // the word that slot is to hold, and the one to take its place
+	xVersion  uint64             // of x's record; 0 if that is not known
+	version   uint64             // of n's record: above xVersion, but for copies of a record
+	lock      layout.Lock        // the Op's own word; 0: no lock can hold it
 
 	// Waits counts Backoff, AskFenced and Refresh answers without progress in
 	// between; the caller waits longer each time.
@@ -79,82 +79,90 @@ type Op struct {
 	Mended int32
 
 	// Answer, final at Done.
-	Err     error
+	Err     error         // nil: done; ErrUnknown alone leaves open whether it happened
 	Version uint64        // of the record found or written
 	Record  layout.Record // Get: aliases the Op's buffers
 
-	// Exchange with the caller.
+	// Exchange with the caller, who performs Accesses after Post and writes their results before the next Next.
 	Accesses []Access // its memory is kept over Reset
-	Route    Route
+	Route    Route    // where the Op acts; from Env, taken anew whenever it starts over
 
-	env   Env
-	own   []byte       // encoded record
+	env   Env          // set by Start alone
+	own   []byte       // encoded record, in memory of env.Buf, as rec and cells are
 	rec   []byte       // the first record read
 	cells *[3 * 8]byte // for words that are read
 
-	*far
+	*far // nil until need makes it; kept over Reset
 }
 
 // far is what the ways of an Op need that cost more than one round trip or begin without a hint, and what
 // is not about one key. It is there from the first of them on.
 type far struct {
-	used bool
+	used bool // need was called since Reset, so that Reset has something to clear
 
-	parts                 [][]byte // of a long value that was read
-	apartRead, apartWrite bool
-	inOne                 bool // no record is read with its value apart any more
+	parts                 [][]byte // of a long value that was read, in order; aliases recs, or the caller's memory
+	apartRead, apartWrite bool     // Accesses may have their values apart, in READs and in WRITEs
+	inOne                 bool     // no record is read with its value apart any more
 	// LockOwner is the session that holds the lock that AskFenced is about.
 	LockOwner   uint32
-	OwnerFenced bool // the caller's answer
+	OwnerFenced bool // the caller's answer to AskFenced; false again with another LockOwner
 	// MapCurrent, if not 0, is the version of a map that was the newest when the directory was asked, after the Op had
 	// been Astray in it several times: what keeps it astray there is damage.
 	MapCurrent uint64
 
-	bytes      uint64 // that a Machine's rounds have read and written, but for atomics
-	lockOff    uint64 // of the group's lock in the region
-	lockExpect layout.Lock
-	answer     error // what to answer after a sync
+	bytes      uint64      // that a Machine's rounds have read and written, but for atomics
+	lockOff    uint64      // of the group's lock in the region; set by addLock
+	lockExpect layout.Lock // what the CAS of the lock expects: 0, or the word of an owner that is asked about
+	answer     error       // what to answer after a sync
 
+	// Buffers of a lookup, of env.Buf, kept until Reset.
 	recs      [][]byte  // the second record read and those behind it
 	groups    [5][]byte // A or reader, P, stash, stash at P, a joiner's
 	cand      []uint8   // slots (as in Hint) whose records were asked for
-	stashRead bool
-	diff      []uint8 // slots to be synced
+	stashRead bool      // the stash came with the locked group's records, and is to be looked at next
+	diff      []uint8   // slots to be synced
 
-	syncK        uint8
-	syncSlot     uint8
-	syncThen     Step
-	syncQ, syncB layout.Word
-	syncRecs     [2][]byte
-	syncBase     uint64 // region offset of the group that syncSlot is in; 0: the key's own
+	// The sync under way, which sync begins. Replicas before syncK have been brought up.
+	syncK        uint8       // the replica that is brought up now
+	syncSlot     uint8       // as in Hint, or HeaderSlot
+	syncThen     Step        // where to go on when all replicas are brought up
+	syncQ, syncB layout.Word // R[k]'s word, and the one that it is to take
+	syncRecs     [2][]byte   // buffers of syncB's record, at R[k] and at R[k-1]
+	syncBase     uint64      // region offset of the group that syncSlot is in; 0: the key's own
 	// which of the records that an intent names is copied: 1 the parent, 2 the final one; 0: the slot's own
-	syncNamed     uint8
-	chunk         int // next chunk to copy
-	segment       []byte
-	joiners       []byte // the joiner's copy of segment
-	corrupts      int    // of the Scan's page
-	onPage        []pageRef
-	pageCorrupt   error // what its index lacks
-	pageCorrupts  int
-	chunks        []layout.Chunk
-	chunkID       uint64
-	readID        uint64
+	syncNamed uint8
+	chunk     int // next chunk to copy
+
+	// A Scan's, begun anew with each segment that it reads.
+	segment      []byte    // its index, as readers see it
+	joiners      []byte    // the joiner's copy of segment
+	corrupts     int       // errors of the page so far, those beyond maxCorrupts too
+	onPage       []pageRef // words whose records are read, in the order of Accesses
+	pageCorrupt  error     // what its index lacks: records that are read again begin from here
+	pageCorrupts int       // corrupts, likewise
+
+	// Long values: those written, then those read.
+	chunks        []layout.Chunk     // the Op's places; empty once a manifest that names them is published
+	chunkID       uint64             // that the chunks and their manifest carry, a version
+	readID        uint64             // that the chunks which are read must carry
 	readOffs      []uint64           // of the chunks that are read, in the region
-	readLen       int                // of what they hold
-	whole         []byte             // of the caller: for that
-	first         int                // of the window
+	readLen       int                // bytes of what the chunks that are read hold
+	whole         []byte             // the caller's memory for that
+	first         int                // chunk that the window begins with
 	values        [chunkWindow]Value // of the accesses whose values are apart, by Access.Apart - 1
-	chunksWritten bool
-	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
+	chunksWritten bool               // every replica of this placement group epoch has chunks
+	parent        *Route             // of a Machine that is at the child, or while the Op is at a status word; else nil
 
-	mending mending
-	ruins   []ruin
-	hides   error // a ruined record that may have been the Op's key's: the key counts as absent to nobody
-	syncRaw bool  // the record under sync is ruined, and is copied as it is
+	// Damage.
+	mending mending // the search for a good copy that is under way, or was last
+	ruins   []ruin  // records without a good copy that were met since Reset
+	hides   error   // a ruined record that may have been the Op's key's: the key counts as absent to nobody
+	syncRaw bool    // the record under sync is ruined, and is copied as it is
 
-	fixed         uint64 // region offset of the word under change if that is a status word
-	met           meeting
-	intent, final final // of a Prepare; a Settle's copy of a record is final
+	// Transactions.
+	fixed         uint64  // region offset of the word under change if that is a status word; else 0
+	met           meeting // the intent that was met last
+	intent, final final   // of a Prepare; a Settle's copy of a record is final
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of
@@ -163,7 +171,6 @@ type far struct {
 // not lie in cur's memory.
 type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)
 
-// need makes sure that o.far is there.
 func (o *Op) need() *far {
 	if o.far == nil {
 		o.far = &far{}
@@ -172,7 +179,6 @@ func (o *Op) need() *far {
 	return o.far
 }
 
-// long reports whether the Op has places for chunks.
 func (o *Op) long() bool { return o.far != nil && len(o.chunks) > 0 }
 
 // hasPlaces reports whether the Op has places that no word names.
@@ -220,7 +226,7 @@ func (o *Op) Parts() [][]byte {
 // OnFrozen reports whether the Op works on a placement group that is frozen, as it should be.
 func (o *Op) OnFrozen() bool { return o.Machine != nil && o.Machine.OnFrozen() }
 
-// Wanted is what Alloc asked for: so many units in one run, in placement group pg.
+// Wanted is what Alloc asked for: units in one run, in placement group pg.
 func (o *Op) Wanted() (pg uint32, units uint32) {
 	if o.Machine != nil {
 		pg, code := o.Machine.Wanted()
@@ -229,7 +235,7 @@ func (o *Op) Wanted() (pg uint32, units uint32) {
 	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
 }
 
-// Step is where the Op stands.
+// Step is where the Op stands: the round under way, or where it goes on. It is 0 before Start.
 func (o *Op) Step() Step { return o.step }
 
 // Rebase says that the placement group of o.Route is in another of its epochs now, or is

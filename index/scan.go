@@ -180,7 +180,6 @@ func (o *Op) gotScanRecords() Action {
 	return o.scanIntents()
 }
 
-// pageRef is a word on a Scan's page.
 type pageRef struct {
 	group uint64 // region offset
 	slot  uint8

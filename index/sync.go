@@ -250,7 +250,6 @@ func (o *Op) gotSyncChunk() Action {
 	return o.syncChunks()
 }
 
-// copyChunk writes b, a chunk, to R[k].
 func (o *Op) copyChunk(off uint64, b []byte) Action {
 	o.begin()
 	o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b})

@@ -68,7 +68,6 @@ type Placed struct {
 	Flags      HintFlags
 }
 
-// isTxn reports whether k is a transaction's.
 func (k Kind) isTxn() bool { return k == Prepare || k == Settle || k == Decide }
 
 // final is a place for the record that an intent leads to.
@@ -238,7 +237,6 @@ func (o *Op) allocFor(f *final, n int) bool {
 	return true
 }
 
-// dropFinal gives f's place to by.
 func (o *Op) dropFinal(f *final, by func(*PG, layout.Word)) {
 	if f.have {
 		by(o.Route.PG, f.word)
@@ -398,10 +396,8 @@ func (o *Op) resolvedTxn(s layout.Word) (a Action, known bool) {
 	return 0, false
 }
 
-// hasTxnPlace reports whether the Op has a place for an intent, or for what one leads to.
 func (o *Op) hasTxnPlace() bool { return o.far != nil && (o.intent.have || o.final.have) }
 
-// txnError says where the intent is that err is about.
 func (o *Op) txnError(err error) error {
 	o.toParent()
 	return fmt.Errorf("pg %d: intent at slot %#x: %w", o.Route.PG.ID, o.slotOff(o.slot), err)

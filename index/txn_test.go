@@ -198,7 +198,6 @@ func (w *world) value(t testing.TB, c *client, key string) string {
 	return c.got()
 }
 
-// got is the value that c's get has found.
 func (c *client) got() string {
 	if p := c.op.Parts(); p != nil {
 		return string(bytes.Join(p, nil))

@@ -208,7 +208,6 @@ func (w *world) linkedPlaces(t testing.TB, what string, arrays ...uint64) {
 	}
 }
 
-// moveAll moves every group of the shard.
 func (w *world) moveAll(t testing.TB, c *client) {
 	t.Helper()
 	for g := range uint32(layout.SegmentGroups) {
@@ -216,7 +215,6 @@ func (w *world) moveAll(t testing.TB, c *client) {
 	}
 }
 
-// syncAll syncs every segment.
 func (w *world) syncAll(t testing.TB, c *client) {
 	t.Helper()
 	for _, id := range []uint32{1, 2} {

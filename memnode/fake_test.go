@@ -20,15 +20,15 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
 var _ Directory = (*dirclient.Client)(nil)
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // keyOf is the fake cluster's key of a generation.
 func keyOf(generation uint32) token.Key {

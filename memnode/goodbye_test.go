@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -20,7 +21,7 @@ func TestLeavingRetains(t *testing.T) {
 	n := holding(t, dir, k)
 	n.leaving.Store(true)
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	dir.beats(3)
 	if s := n.Stats(); s.RegisteredBytes != 2*regionBytes {
 		t.Errorf("%+v, want the memory of both regions retained", s)
@@ -37,7 +38,7 @@ func TestRetainedHasNewKeys(t *testing.T) {
 	n, _ = keeps(t, dir, k, same)
 	incarnation := n.Stats().Incarnation
 	dir.change(func() { dir.regions, dir.retain = dir.regions[1:], []uint32{1} })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	dir.change(func() {
 		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 1, NamespaceId: 1, RegionBytes: regionBytes,
 			IndexBytes: indexBytes, Since: 8,
@@ -97,7 +98,7 @@ func TestLeftovers(t *testing.T) {
 	n.mu.byPeer[p] = &peer{session: 7, namespace: 1, p: p}
 	n.mu.Unlock()
 	dir.want(1, 1)
-	until(t, func() bool {
+	testutil.Until(t, "the region is made, or refused", func() bool {
 		s := n.Stats()
 		return len(s.Regions) == 1 && (s.Regions[0].Err != nil || s.Regions[0].Published)
 	})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -695,7 +696,7 @@ func TestStateComesFirst(t *testing.T) {
 	}
 	// By itself: whatever else changes has the state written, too.
 	dir.change(func() { dir.regions, dir.retain = dir.regions[:2], []uint32{3} })
-	until(t, func() bool { return len(n.Stats().Regions) == 2 })
+	testutil.Until(t, `len(n.Stats().Regions) == 2`, func() bool { return len(n.Stats().Regions) == 2 })
 	if s := k.state(t); len(s.regions) != 3 || len(s.kept(3).keys) != 0 {
 		t.Errorf("the state has %+v", s.regions)
 	}
@@ -704,7 +705,7 @@ func TestStateComesFirst(t *testing.T) {
 	if got := <-dropped; got != item {
 		t.Errorf("dropped is %s, want %s", got, item)
 	}
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	if s := k.state(t); len(s.regions) != 2 || len(s.kept(1).keys) != 2 || len(s.kept(3).keys) != 0 {
 		t.Errorf("the state has %+v", s.regions)
 	}

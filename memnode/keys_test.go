@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/internal/token/tokentest"
 	"github.com/kvd-project/kvd/rdma"
@@ -109,7 +110,7 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir.change(func() { dir.regions = nil })
-		until(t, func() bool { return len(n.Stats().Regions) == 0 })
+		testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 		if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) ||
 			!strings.Contains(err.Error(), "no region") {
 			t.Errorf("the region is gone: %v, want a refusal", err)
@@ -186,7 +187,7 @@ func TestUnknownKeyAsks(t *testing.T) {
 	if n, most := cancelled(), 1+int(time.Since(began)/askPause); n > most {
 		t.Fatalf("%d heartbeats were given up, want at most %d", n, most)
 	}
-	until(t, func() bool { return cancelled() > 0 })
+	testutil.Until(t, `cancelled() > 0`, func() bool { return cancelled() > 0 })
 }
 
 // Keys are checked before they are taken from a directory.

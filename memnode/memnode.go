@@ -196,20 +196,21 @@ func (o *Options) adapter() *rdma.Device {
 
 // Node is a running memory node.
 type Node struct {
+	// Set by Open, and not changed afterwards but where it says so.
 	o       Options
 	log     *slog.Logger
 	devices []*device // hca first, so that what leans on it ends before it
 	// hca executes the atomics of every device; nil: CPUs do.
 	hca     *device
-	loopKey [loopKeySize]byte
-	ctx     context.Context // ends with Close
+	loopKey [loopKeySize]byte // random; this process shows it to itself
+	ctx     context.Context   // ends with Close
 	cancel  context.CancelFunc
-	wg      sync.WaitGroup
+	wg      sync.WaitGroup // goroutines that Close waits for
 	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is
 	// said of it to the next one. Only run changes boot, before it registers and with the lock.
 	boot uint64
 	keep keeping
-	// nonce is this process's own, which no other has.
+	// nonce tells this process from all others. Only run changes it, before it registers, to pass for another one.
 	nonce uint64
 	ready chan struct{} // closed by the first answered heartbeat
 	turns chan struct{} // holds one for each part of a region whose pages are being taken
@@ -222,37 +223,39 @@ type Node struct {
 	// publication.
 	seq atomic.Uint64
 
+	// Each happens once.
 	restarts  sync.Once   // Options.Restart
 	leaving   atomic.Bool // Leave was called: the directory may disown this life
-	closeOnce sync.Once
-	closeErr  error
+	closeOnce sync.Once   // Close
+	closeErr  error       // of the first Close, for every one
 
 	mu struct {
 		sync.Mutex
-		reg      *registration // nil: not registered, nobody may connect
-		saved    *registration // that of the state at the keeper; nil: there is none
-		kept     Kept
-		inside   []string // peers for which Door waits
-		peers    map[uint32]map[uint32]*peer
-		byPeer   map[rdma.Peer]*peer
-		sessions sessions
-		keys     []token.Key // whose tokens are taken, the present one first
-		asked    time.Time   // when a heartbeat was last sent for another key
-		fencing  map[uint32]*fence
-		regions  map[uint32]*region // by PG
-		making   map[uint32]*making // by PG
+		// Whose memory node this is, and who may connect. Registering and heartbeats write these.
+		reg      *registration               // nil: not registered, nobody may connect
+		saved    *registration               // that of the state at the keeper; nil: there is none
+		kept     Kept                        // what became of the memory of the process before
+		inside   []string                    // peers for which Door waits
+		peers    map[uint32]map[uint32]*peer // connected, by session and lane; no entry is empty
+		byPeer   map[rdma.Peer]*peer         // those in peers, by their connection
+		sessions sessions                    // whom the directory admits
+		keys     []token.Key                 // whose tokens are taken, the present one first
+		asked    time.Time                   // when a heartbeat was last sent for another key
+		fencing  map[uint32]*fence           // by session; dropped when over, and known to who asked
+		regions  map[uint32]*region          // by PG
+		making   map[uint32]*making          // by PG
 		// by PG: memory without keys, which no state but the next registration's offer needs
 		retained map[uint32]*region
-		failures map[uint32]*failure
-		loops    map[uint32]*loop // by namespace
-		used     int64            // bytes of regions, made or being made
+		failures map[uint32]*failure // by PG: why a wanted region is not there
+		loops    map[uint32]*loop    // by namespace
+		used     int64               // bytes of regions, made or being made
 		// rescued are the items that are kept aside, of rescuedBytes.
 		rescued      []string
-		rescuedBytes int64
-		heartbeat    time.Time
-		err          error // of the last exchange with the directory
-		clusterID    string
-		told         position // what the directory was at when this node last acted on an answer of it
+		rescuedBytes int64     // 0 with none
+		heartbeat    time.Time // when the last one was answered
+		err          error     // of the last exchange with the directory
+		clusterID    string    // of the directory that was followed last; with another one sessions and told begin anew
+		told         position  // what the directory was at when this node last acted on an answer of it
 	}
 }
 
@@ -394,9 +397,8 @@ func (n *Node) Ready(ctx context.Context) error {
 const leaveTimeout = 5 * time.Second
 
 // Leave says goodbye to the directory, and returns when no session uses this process's memory. The directory
-// takes the memory out of use now rather than when the process's lease has run out. The regions are served as
-// before until Close. Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use
-// the memory.
+// takes the memory out of use now rather than when the process's lease has run out. The regions are served until Close.
+// Leave gives up after 5 s, or when ctx ends; an error says that sessions may still use the memory.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	n.mu.Lock()

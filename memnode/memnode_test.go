@@ -23,8 +23,8 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
@@ -129,12 +129,15 @@ func TestNamespaceGone(t *testing.T) {
 				dir.change(func() { dir.regions = nil })
 				dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
 				dir.beats(2)
-				until(t, func() bool { dir.beats(1); return domains() <= len(order) })
+				testutil.Until(t, `domains() <= len(order)`, func() bool {
+					dir.beats(1)
+					return domains() <= len(order)
+				})
 				if got := domains(); got != len(order) {
 					t.Errorf("%d protection domains while sessions are connected, want %d", got, len(order))
 				}
 				dir.change(func() { dir.fence = []uint32{g.Session} })
-				until(t, func() bool { dir.beats(1); return domains() == 0 })
+				testutil.Until(t, `domains() == 0`, func() bool { dir.beats(1); return domains() == 0 })
 				dir.change(func() { dir.fence = nil })
 			}
 		})
@@ -191,12 +194,15 @@ func TestCapacityOfPages(t *testing.T) {
 	dir.want(1, 1)
 	dir.keys(1, "sim")
 	dir.want(2, 1)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 2 && s.Regions[1].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 2 && s.Regions[1].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 2 && s.Regions[1].Err != nil
+	})
 	if s := n.Stats(); s.RegisteredBytes != page || !errors.Is(s.Regions[1].Err, ErrCapacity) {
 		t.Fatalf("stats %+v", s)
 	}
 	dir.change(func() { dir.regions = dir.regions[:1] })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 }
 
 // busy is a device of which somebody is inside a region.
@@ -254,7 +260,7 @@ func TestRegionInUse(t *testing.T) {
 	dir.keys(1, "sim")
 	b.inside.Store(true)
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool {
+	testutil.Until(t, "the region is freed, or kept with a reason", func() bool {
 		s := n.Stats()
 		return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil
 	})
@@ -264,7 +270,7 @@ func TestRegionInUse(t *testing.T) {
 		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
 	}
 	b.inside.Store(false)
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	if s := n.Stats(); b.freed.Load() != 1 || s.RegisteredBytes != 0 {
 		t.Fatalf("freed %d regions; stats %+v", b.freed.Load(), s)
 	}
@@ -387,7 +393,7 @@ func TestQuota(t *testing.T) {
 					}
 				}
 			}()
-			until(t, func() bool { return n.Stats().Quotas[0].Paced > 0 })
+			testutil.Until(t, `n.Stats().Quotas[0].Paced > 0`, func() bool { return n.Stats().Quotas[0].Paced > 0 })
 			for range 100 {
 				read(local, shm)
 				read(other, theirs)
@@ -501,7 +507,10 @@ func TestEndedSession(t *testing.T) {
 			victim := mustDial(t, dir, provider, rw, 0)
 			young := mustDial(t, dir, provider, token.Grant{Session: lastSession + 1, Namespace: 1}, 0)
 			dir.change(func() { dir.ended = []uint32{7} })
-			until(t, func() bool { s := n.Stats(); return s.Connections == 1 && len(s.Fencing) == 0 })
+			testutil.Until(t, `s.Connections == 1 && len(s.Fencing) == 0`, func() bool {
+				s := n.Stats()
+				return s.Connections == 1 && len(s.Fencing) == 0
+			})
 			if err := victim.write(k.HeapRkey, k.HeapBase, "x"); err == nil {
 				t.Fatal("a WRITE of a session that has ended succeeded")
 			}
@@ -555,7 +564,9 @@ func TestNoSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return errors.Is(n.Stats().DirectoryErr, errNoSessions) })
+	testutil.Until(t, `errors.Is(n.Stats().DirectoryErr, errNoSessions)`, func() bool {
+		return errors.Is(n.Stats().DirectoryErr, errNoSessions)
+	})
 	if n.Stats().Registered {
 		t.Error("registered")
 	}
@@ -636,6 +647,34 @@ func TestLaneReplaced(t *testing.T) {
 			}
 		})
 	}
+	t.Run("second connection", func(t *testing.T) {
+		dir := newDirectory(t)
+		n, _ := open(t, dir, 1<<20, "tcp")
+		dir.want(1, 1)
+		k := dir.keys(1, "tcp")
+		const bulk = 3 | token.BulkLane
+		writes := func(what string, lt *lane, want bool) {
+			t.Helper()
+			if err := lt.write(k.HeapRkey, k.HeapBase, "x"); (err == nil) != want {
+				t.Fatalf("%s writes: %v, want that to work: %v", what, err, want)
+			}
+		}
+		first, old := mustDial(t, dir, "tcp", rw, 3), mustDial(t, dir, "tcp", rw, bulk)
+		second := mustDial(t, dir, "tcp", rw, bulk)
+		writes("a second one that was replaced", old, false)
+		writes("the second one", second, true)
+		writes("the first one", first, true)
+		if s := n.Stats(); s.Connections != 2 {
+			t.Fatalf("%d connections, want 2", s.Connections)
+		}
+		fresh := mustDial(t, dir, "tcp", rw, 3) // nothing of the lane can land any more
+		writes("the first one, replaced,", first, false)
+		writes("the second one beside it", second, false)
+		writes("the new first one", fresh, true)
+		if _, err := dial(t, dir, "tcp", private(rw, 1<<16|token.BulkLane)); err == nil {
+			t.Fatal("a lane that the session does not have has a second connection")
+		}
+	})
 	t.Run("unconfirmed", func(t *testing.T) {
 		dir := newDirectory(t)
 		n, _ := open(t, dir, 1<<20, "tcp")
@@ -800,7 +839,7 @@ func TestDirectoryLost(t *testing.T) {
 	k := dir.keys(1, "tcp")
 	l := mustDial(t, dir, "tcp", rw, 0)
 	dir.change(func() { dir.down = true })
-	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `n.Stats().DirectoryErr != nil`, func() bool { return n.Stats().DirectoryErr != nil })
 	if err := l.write(k.HeapRkey, k.HeapBase, "served"); err != nil {
 		t.Fatal(err)
 	}
@@ -823,10 +862,16 @@ func TestPublishAgain(t *testing.T) {
 	n, _ := open(t, dir, 1<<20, "tcp")
 	dir.change(func() { dir.publishErr = errors.New("no") })
 	dir.want(1, 1)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Err != nil
+	})
 	dir.change(func() { dir.publishErr = nil })
 	k := dir.keys(1, "tcp")
-	until(t, func() bool { s := n.Stats(); return s.Regions[0].Published && s.Regions[0].Err == nil })
+	testutil.Until(t, `s.Regions[0].Published && s.Regions[0].Err == nil`, func() bool {
+		s := n.Stats()
+		return s.Regions[0].Published && s.Regions[0].Err == nil
+	})
 	// A directory that lost the publication is told again, of the same region.
 	dir.change(func() { clear(dir.published) })
 	if again := dir.keys(1, "tcp"); again.HeapRkey != k.HeapRkey {
@@ -868,12 +913,18 @@ func TestRegionWantedAnew(t *testing.T) {
 
 	// Dropped and wanted again: the directory takes the earlier keys for good until it is told.
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	testutil.Until(t, `len(n.Stats().Regions) == 0`, func() bool { return len(n.Stats().Regions) == 0 })
 	dir.change(func() { dir.publishErr = errors.New("no") })
 	dir.wantSince(1, 1, 6)
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Err != nil`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Err != nil
+	})
 	dir.change(func() { dir.publishErr = nil })
-	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Published })
+	testutil.Until(t, `len(s.Regions) == 1 && s.Regions[0].Published`, func() bool {
+		s := n.Stats()
+		return len(s.Regions) == 1 && s.Regions[0].Published
+	})
 	k3 := dir.keysSince(1, 6)
 	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil ||
 		string(b) != "\x00\x00\x00" {
@@ -944,7 +995,9 @@ func TestRegistrationRefused(t *testing.T) {
 	}
 	defer n.Close()
 	const text = "level=ERROR msg=\"the directory refuses this memory node"
-	until(t, func() bool { return log.count(text) > 0 && n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `log.count(text) > 0 && n.Stats().DirectoryErr != nil`, func() bool {
+		return log.count(text) > 0 && n.Stats().DirectoryErr != nil
+	})
 	dir.change(func() { dir.refuse = nil })
 	if err := n.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -962,7 +1015,7 @@ func TestNotReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	testutil.Until(t, `n.Stats().DirectoryErr != nil`, func() bool { return n.Stats().DirectoryErr != nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := n.Ready(ctx); !errors.Is(err, errDown) || !errors.Is(err, context.Canceled) {
@@ -1045,10 +1098,4 @@ func TestAdvertised(t *testing.T) {
 			t.Errorf("advertised(%q, %q) = %q, %v; want %q", c[0], c[1], got, err, c[2])
 		}
 	}
-}
-
-// until polls a condition that only Stats shows.
-func until(t *testing.T, cond func() bool) {
-	t.Helper()
-	waiting.Until(t, "the condition", cond)
 }

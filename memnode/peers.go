@@ -14,10 +14,10 @@ import (
 )
 
 // A connection's private data is a session's token, which internal/token draws, and behind it the
-// number of the lane: laneSize bytes, little-endian.
+// number of the lane: laneSize bytes, little-endian. token.BulkLane is added to it for the lane's second connection.
 const laneSize = 4
 
-// peer is one connection. A session has at most one per lane.
+// peer is one connection. A session has at most one per lane, and a second one beside it.
 type peer struct {
 	session, lane, namespace uint32
 	p                        rdma.Peer
@@ -54,7 +54,8 @@ func (s *sessions) ended(id uint32) bool {
 
 // accept decides on a connection from its private data. A connection of a lane
 // that has one already replaces it: the old one is fenced first, so a client
-// that is accepted knows that nothing it posted before can land any more.
+// that is accepted knows that nothing it posted before can land any more. That of a lane's second connection is fenced
+// before either is replaced.
 func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	pd, access, err := n.admit(d, r)
 	if err != nil {
@@ -93,7 +94,7 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 		return nil, 0, err
 	}
 	lane := binary.LittleEndian.Uint32(r.Private[len(tok):])
-	if lane >= uint32(g.Lanes) {
+	if lane&^token.BulkLane >= uint32(g.Lanes) {
 		return nil, 0, fmt.Errorf("%w: lane %d of session %d, want below %d", ErrLanes, lane, g.Session, g.Lanes)
 	}
 	access := rdma.AccessRemoteRead
@@ -130,8 +131,10 @@ func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint
 	if !n.hasRegionLocked(g.Namespace) {
 		return nil, nil, fmt.Errorf("%w: namespace %d of session %d", ErrNoRegion, g.Namespace, g.Session)
 	}
-	if old := n.mu.peers[g.Session][lane]; old != nil {
-		return nil, old, nil
+	for _, l := range [...]uint32{lane, lane | token.BulkLane} {
+		if old := n.mu.peers[g.Session][l]; old != nil {
+			return nil, old, nil
+		}
 	}
 	pd, err := d.pdLocked(g.Namespace)
 	if err != nil {

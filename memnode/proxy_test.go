@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -193,7 +194,7 @@ func TestProxySilent(t *testing.T) {
 	l := mustDial(t, dir, "tcp", rw, 0)
 	ended := make(chan error, 1)
 	go func() { ended <- l.cas(k.IndexRkey, k.IndexBase+word, 0, 1) }()
-	until(t, func() bool { return len(dir.fabric.Events()) == 1 })
+	testutil.Until(t, `len(dir.fabric.Events()) == 1`, func() bool { return len(dir.fabric.Events()) == 1 })
 	dir.change(func() { dir.fence = []uint32{rw.Session} })
 	dir.until("the fence confirmed when the atomic is out of the way", func() bool {
 		if len(dir.last.FencedSessions) == 0 {
@@ -285,7 +286,7 @@ func TestLoopUnreachable(t *testing.T) {
 		}
 	})
 	dir.want(1, 1)
-	until(t, func() bool {
+	testutil.Until(t, "the region is refused, and not registered", func() bool {
 		s := n.Stats()
 		return len(s.Regions) == 1 && s.Regions[0].Err != nil && !s.Regions[0].Published && s.RegisteredBytes == 0
 	})

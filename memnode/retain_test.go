@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // array is where the first shard of the tests' regions has its words.
@@ -168,7 +169,7 @@ func TestRetainedIsOutOfReach(t *testing.T) {
 	n := holding(t, dir, k)
 	was := map[string]*dirpb.RegionKeys{"shm": dir.keys(2, "shm"), "tcp": dir.keys(2, "tcp")}
 	dir.change(func() { dir.regions, dir.retain = dir.regions[:1], []uint32{2} })
-	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+	testutil.Until(t, `len(n.Stats().Regions) == 1`, func() bool { return len(n.Stats().Regions) == 1 })
 	for i, provider := range []string{"shm", "tcp"} {
 		for j, try := range []func(*lane) error{
 			func(l *lane) error { _, err := l.read(was[provider].HeapRkey, was[provider].HeapBase, 8); return err },

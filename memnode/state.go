@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/kvd-project/kvd/internal/bulk"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -76,8 +76,6 @@ var (
 	errStateFormat  = errors.New("the earlier process was of another version, which wrote its state otherwise")
 	errStateFull    = errors.New("there are more regions than a keeper's state has room for")
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func (s *state) encode() []byte {
 	le := binary.LittleEndian
@@ -188,9 +186,9 @@ func (f *stateFile) page(k uint64) []byte { return f.mem.Bytes[k*statePage:][:st
 
 // sumOf is the checksum of a page with n bytes of body. It did not cover the format before 3.
 func sumOf(p []byte, n uint64) uint32 {
-	sum := crc32.Checksum(p[16:stateHead+n], castagnoli)
+	sum := bulk.CRC(0, p[16:stateHead+n])
 	if binary.LittleEndian.Uint32(p[8:]) >= 3 {
-		sum = crc32.Update(sum, castagnoli, p[8:12])
+		sum = bulk.CRC(sum, p[8:12])
 	}
 	return sum
 }

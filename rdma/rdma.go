@@ -59,6 +59,9 @@ const (
 	AccessLocal        = driver.AccessLocal
 )
 
+// LeastWholeBytes is a Caps.WholeBytes that every provider has.
+const LeastWholeBytes = driver.LeastWholeBytes
+
 // Errors of PostSend. They mean "not applied" for the WRs not taken.
 var (
 	ErrQueueFull = driver.ErrQueueFull
@@ -117,7 +120,7 @@ func NewDevice(name string, d driver.Device) *Device {
 	return &Device{name: name, d: d, caps: d.Caps()}
 }
 
-// Name is the provider's name.
+// Name is the provider's name, as NewDevice was told it.
 func (d *Device) Name() string { return d.name }
 
 // Caps never changes.
@@ -135,7 +138,7 @@ func (d *Device) Alloc(size int64, o AllocOptions) (*Memory, error) {
 	return d.d.Alloc(size, o)
 }
 
-// AllocPD makes a protection domain.
+// AllocPD makes a protection domain, which the caller gives back with Dealloc.
 func (d *Device) AllocPD() (*PD, error) {
 	p, err := d.d.AllocPD()
 	if err != nil {
@@ -154,11 +157,10 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
 	}
 	w, _ := c.(driver.Waiter)
-	q := &CQ{d: c, w: w}
 	if !takesValues(&d.caps) {
-		q.stages = &stages{of: make(map[uint32]*stage)}
+		c = &stagedCQ{CQ: c, of: make(map[uint32]*stagedQP)}
 	}
-	return q, nil
+	return &CQ{d: c, w: w}, nil
 }
 
 // Dial connects a QP of pd, completing on cq, to the listener at addr.
@@ -167,12 +169,18 @@ func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private 
 		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private),
 			driver.MaxPrivate)
 	}
-	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: cq.d, Addr: addr, Private: private})
+	c, staged := cq.d, (*stagedCQ)(nil)
+	if s, ok := c.(*stagedCQ); ok {
+		c, staged = s.CQ, s
+	}
+	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: c, Addr: addr, Private: private})
 	if err != nil {
 		return nil, fmt.Errorf("%s: dial %s: %w", d.name, addr, err)
 	}
-	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline,
-		stage: cq.stages.add(pd, q.Num())}, nil
+	if staged != nil {
+		q = staged.add(pd, q)
+	}
+	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
 }
 
 // ListenOptions configure the passive side; see driver.ListenOptions.
@@ -211,7 +219,7 @@ func (d *Device) Listen(addr string, o ListenOptions) (Listener, error) {
 // Close releases the device; everything made from it must be closed before.
 func (d *Device) Close() error { return d.d.Close() }
 
-// PD is a protection domain.
+// PD is a protection domain: MRs and QPs of different PDs never meet.
 type PD struct {
 	dev *Device
 	d   driver.PD
@@ -311,25 +319,17 @@ func (m *MR) ProxyAtomics(f AtomicFunc) error {
 // Bytes is the registered memory itself.
 func (m *MR) Bytes() []byte { return m.bytes }
 
-// Deregister revokes the keys.
+// Deregister revokes the keys. Verbs that arrive later fail with RemAccessErr.
 func (m *MR) Deregister() error { return m.d.Deregister() }
 
-// CQ is a completion queue.
+// CQ collects the completions of the QPs that were made with it.
 type CQ struct {
 	d driver.CQ
-	w driver.Waiter // d, or nil
-	// stages are those of the QPs whose provider takes no Values; nil: it does.
-	stages *stages
+	w driver.Waiter // the provider's, or nil
 }
 
 // Poll fills wcs and never blocks.
-func (c *CQ) Poll(wcs []WC) int {
-	n := c.d.Poll(wcs)
-	if c.stages != nil {
-		c.stages.polled(wcs[:n])
-	}
-	return n
-}
+func (c *CQ) Poll(wcs []WC) int { return c.d.Poll(wcs) }
 
 // Ready receives when Poll may find something; see driver.CQ.
 func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
@@ -386,7 +386,6 @@ type QP struct {
 	maxMsg    int
 	maxInline int
 	count     Counters
-	stage     *stage // nil: the provider takes Values
 
 	_ cpu.CacheLinePad
 }
@@ -401,23 +400,15 @@ func (q *QP) Counters() Counters { return q.count }
 func (q *QP) State() QPState { return q.d.State() }
 
 // Close flushes and disconnects; see driver.QP.
-func (q *QP) Close() error { return q.unstage(q.d.Close()) }
+func (q *QP) Close() error { return q.d.Close() }
 
 // Abort is Close for a peer whose memory has been given up. It does not wait for a confirmation that nothing
 // can land there any more.
 func (q *QP) Abort() error {
 	if a, ok := q.d.(driver.Aborter); ok {
-		return q.unstage(a.Abort())
+		return a.Abort()
 	}
-	return q.Close()
-}
-
-// unstage releases what the QP, which is closed, has staged.
-func (q *QP) unstage(err error) error {
-	if q.stage == nil {
-		return err
-	}
-	return errors.Join(err, q.stage.close())
+	return q.d.Close()
 }
 
 // AtomicsByAgent tells whether this connection's atomics are messages that the
@@ -431,17 +422,11 @@ func (q *QP) AtomicsByAgent() bool {
 // driver.QP. A malformed WR refuses the whole call with ErrBadWR.
 func (q *QP) PostSend(wrs []WR) (int, error) {
 	for i := range wrs {
-		if !q.formed(&wrs[i]) {
-			return 0, q.badWR(&wrs[i])
+		if w := &wrs[i]; !q.formed(w) || w.Value != nil && !w.Value.Formed(w, q.maxMsg) {
+			return 0, q.badWR(w)
 		}
 	}
-	var n int
-	var err error
-	if q.stage == nil {
-		n, err = q.d.PostSend(wrs)
-	} else {
-		n, err = q.stage.post(q.d, wrs)
-	}
+	n, err := q.d.PostSend(wrs)
 	if n > 0 {
 		q.count.Doorbells++
 		for i := range wrs[:n] {
@@ -459,17 +444,16 @@ func (q *QP) PostSend(wrs []WR) (int, error) {
 }
 
 // formed checks what every device refuses without looking at its tables:
-// ibv_post_send(3) answers EINVAL for these.
+// ibv_post_send(3) answers EINVAL for these. Values are checked besides.
 func (q *QP) formed(w *WR) bool {
 	n := len(w.Local)
 	switch w.Op {
 	case OpRead:
-		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0 && (w.Value == nil || w.Value.Formed(w, q.maxMsg))
+		return n > 0 && n <= q.maxMsg && w.Flags&Inline == 0
 	case OpWrite:
-		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline) &&
-			(w.Value == nil || w.Value.Formed(w, q.maxMsg))
+		return n > 0 && n <= q.maxMsg && (w.Flags&Inline == 0 || n <= q.maxInline)
 	case OpCmpAndSwp, OpFetchAdd:
-		return n == 8 && w.Value == nil && w.Flags&Inline == 0 &&
+		return n == 8 && w.Flags&Inline == 0 &&
 			(uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))|w.RemoteAddr)%8 == 0
 	}
 	return false

@@ -137,6 +137,23 @@ func TestCountersCountWhatWasTaken(t *testing.T) {
 	}
 }
 
+func TestCountersCountValues(t *testing.T) {
+	for _, without := range []bool{false, true} {
+		p := newPair(t, sim.Options{MaxSendWR: 2, NoValues: without})
+		w, r := p.wr(rdma.OpWrite, 8), p.wr(rdma.OpRead, 8)
+		w.Value, r.Value = &rdma.Value{Bytes: make([]byte, 1000)}, &rdma.Value{Bytes: make([]byte, 500), Slack: 30}
+		if n, err := p.qp.PostSend([]rdma.WR{w, r, r, w}); n != 2 || !errors.Is(err, rdma.ErrQueueFull) {
+			t.Fatalf("PostSend gave %d, %v; want 2, ErrQueueFull", n, err)
+		}
+		if got := p.qp.Counters(); got.WriteBytes != 1008 || got.ReadBytes != 538 || got.Total() != 2 {
+			t.Errorf("counters %+v, want 1,008 bytes written and 538 read", got)
+		}
+		if err := p.qp.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestWCErrorSaysWhetherItHappened(t *testing.T) {
 	for s, want := range map[rdma.Status]rdma.Outcome{
 		driver.Success:      rdma.Yes,

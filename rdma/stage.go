@@ -16,42 +16,43 @@ import (
 // takesValues tells whether a provider does all that package driver says of Values.
 func takesValues(c *Caps) bool { return c.MaxSGE >= 2 && c.AnyMemory && c.Sums }
 
-// stages finds the stage of a WC's QP. The lock is for QP.Close, which any goroutine may call.
-type stages struct {
+// stagedCQ is a provider's CQ whose QPs are stagedQPs. The lock is for QP.Close, which any goroutine may call.
+type stagedCQ struct {
+	driver.CQ
 	sync.Mutex
-	of map[uint32]*stage // by number
+	of map[uint32]*stagedQP // by number
 }
 
-// add gives a new QP its stage; nil if s is.
-func (s *stages) add(pd *PD, num uint32) *stage {
-	if s == nil {
-		return nil
-	}
-	s.Lock()
-	defer s.Unlock()
-	x := &stage{all: s, pd: pd, num: num}
-	s.of[num] = x
+// add is what a new QP is used through.
+func (c *stagedCQ) add(pd *PD, q driver.QP) *stagedQP {
+	c.Lock()
+	defer c.Unlock()
+	x := &stagedQP{QP: q, cq: c, pd: pd}
+	c.of[q.Num()] = x
 	return x
 }
 
-func (s *stages) polled(wcs []WC) {
-	if len(wcs) == 0 {
-		return
+// Poll hands over READs that are over.
+func (c *stagedCQ) Poll(wcs []WC) int {
+	n := c.CQ.Poll(wcs)
+	if n == 0 {
+		return 0
 	}
-	s.Lock()
-	defer s.Unlock()
-	for i := range wcs {
-		if x := s.of[wcs[i].QPNum]; x != nil {
+	c.Lock()
+	defer c.Unlock()
+	for i := range wcs[:n] {
+		if x := c.of[wcs[i].QPNum]; x != nil {
 			x.polledLocked(&wcs[i])
 		}
 	}
+	return n
 }
 
-// stage is guarded by its stages' lock.
-type stage struct {
-	all *stages
-	pd  *PD
-	num uint32
+// stagedQP is a provider's QP that takes Values. It is guarded by its CQ's lock.
+type stagedQP struct {
+	driver.QP
+	cq *stagedCQ
+	pd *PD
 
 	wrs     []WR     // of the post under way
 	pending []staged // in posting order
@@ -84,10 +85,13 @@ const (
 	stageKept = 8 << 20
 )
 
-// post is PostSend.
-func (x *stage) post(q driver.QP, wrs []WR) (int, error) {
-	x.all.Lock()
-	defer x.all.Unlock()
+// PostSend gives the provider the same WRs without Values.
+func (x *stagedQP) PostSend(wrs []WR) (int, error) {
+	x.cq.Lock()
+	defer x.cq.Unlock()
+	if x.closed {
+		return 0, ErrClosed
+	}
 	x.wrs = append(x.wrs[:0], wrs...)
 	var bufs []*stageBuf // by Value of wrs
 	give := func(from int) {
@@ -112,7 +116,7 @@ func (x *stage) post(q driver.QP, wrs []WR) (int, error) {
 		}
 		w.Local, w.LKey, w.Value = local, b.mr.LKey(), nil
 	}
-	n, err := q.PostSend(x.wrs)
+	n, err := x.QP.PostSend(x.wrs)
 	k := 0
 	for i := range wrs[:n] {
 		if w := &wrs[i]; w.Value != nil {
@@ -165,9 +169,9 @@ func (s *staged) deliver() {
 	}
 }
 
-func (x *stage) polledLocked(wc *WC) {
+func (x *stagedQP) polledLocked(wc *WC) {
 	if wc.Status != driver.Success {
-		// READs in front of the one that failed may have succeeded without a WC. What the others have got is anything.
+		// READs in front of the one that failed may have succeeded without a WC. The others have got anything.
 		x.failed = true
 		for i := range x.pending {
 			x.pending[i].deliver()
@@ -188,10 +192,7 @@ func (x *stage) polledLocked(wc *WC) {
 }
 
 // takeLocked gives a buffer of n bytes or more.
-func (x *stage) takeLocked(n int) (*stageBuf, error) {
-	if x.closed {
-		return nil, ErrClosed
-	}
+func (x *stagedQP) takeLocked(n int) (*stageBuf, error) {
 	for i, b := range x.free {
 		if have := len(b.mem.Bytes); have >= n && have <= 2*n+stageUnit {
 			x.free = append(x.free[:i], x.free[i+1:]...)
@@ -211,7 +212,7 @@ func (x *stage) takeLocked(n int) (*stageBuf, error) {
 	return &stageBuf{m, mr}, nil
 }
 
-func (x *stage) giveLocked(b *stageBuf) {
+func (x *stagedQP) giveLocked(b *stageBuf) {
 	x.free = append(x.free, b)
 	for x.kept += len(b.mem.Bytes); x.kept > stageKept; x.free = x.free[1:] {
 		x.kept -= len(x.free[0].mem.Bytes)
@@ -226,16 +227,34 @@ func (b *stageBuf) release() error {
 	return b.mem.Free()
 }
 
-// close is called when the QP touches no buffer any more. WCs of its READs may still be polled.
-func (x *stage) close() error {
-	x.all.Lock()
-	defer x.all.Unlock()
+// Close releases the buffers. WCs of READs may still be polled.
+func (x *stagedQP) Close() error { return errors.Join(x.QP.Close(), x.release()) }
+
+// Abort is of driver.Aborter.
+func (x *stagedQP) Abort() error {
+	a, ok := x.QP.(driver.Aborter)
+	if !ok {
+		return x.Close()
+	}
+	return errors.Join(a.Abort(), x.release())
+}
+
+// AtomicsByAgent is of driver.AgentAtomics.
+func (x *stagedQP) AtomicsByAgent() bool {
+	a, ok := x.QP.(driver.AgentAtomics)
+	return ok && a.AtomicsByAgent()
+}
+
+// release is called when the provider touches no buffer any more.
+func (x *stagedQP) release() error {
+	x.cq.Lock()
+	defer x.cq.Unlock()
 	if x.closed {
 		return nil
 	}
 	x.closed = true
-	if x.all.of[x.num] == x {
-		delete(x.all.of, x.num)
+	if x.cq.of[x.Num()] == x {
+		delete(x.cq.of, x.Num())
 	}
 	var errs []error
 	for i := range x.pending {

@@ -152,7 +152,7 @@ func (n *Node) checkPlace(ctx context.Context, l *leadership, q *dirpb.JoinDirec
 			diskOf(was.ID), was.Address, q.RaftAddr)
 	case err == nil:
 		return status.Errorf(codes.Aborted, "directory node %q is alive at %s, so that at %s, with the data folder "+
-			"%s, is not it; nothing was done; choose another id, or stop that one first",
+			"%s, is not it; nothing was done. Choose another id, or stop that one first",
 			q.Id, was.Address, q.RaftAddr, q.Incarnation)
 	case there.process == q.Process && there.process != "": // it has the address of the one before, which is not there
 	case !same && n.peers.silence(was.ID, l.term, n.patience()) == 0:
@@ -237,8 +237,8 @@ func (n *Node) checkMajority(ctx context.Context, gone string, rest map[string]r
 		for _, id := range slices.Sorted(stdmaps.Keys(silent)) {
 			fmt.Fprintf(&why, "; %q: %v", id, silent[id])
 		}
-		return status.Errorf(codes.FailedPrecondition, "nothing was done: without directory node %q there are %d, of "+
-			"which %d do not answer, and %d must for a majority: start these first, or use force%s",
+		return status.Errorf(codes.FailedPrecondition, "nothing was done: without directory node %q there are %d, "+
+			"%d do not answer, and %d must for a majority. Start these first, or use force%s",
 			gone, voters, len(silent), need, why.String())
 	}
 	return nil

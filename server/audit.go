@@ -90,7 +90,7 @@ func logAudit(log *slog.Logger, e *dirpb.AuditEntry) {
 		"identity", e.Identity, "remote", e.Remote, "action", e.Action, "object", e.Object, "detail", e.Detail)
 }
 
-// Audit gives the changes that somebody made, as far as they are kept.
+// Audit gives the changes that somebody made and that are kept.
 func (n *Node) Audit(_ context.Context, q *dirpb.AuditRequest) (*dirpb.AuditReply, error) {
 	if _, err := n.leader(); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // answers runs a call that waits, and tells when it has been answered.
@@ -50,12 +51,12 @@ func TestFindWorkWaits(t *testing.T) {
 	})
 	ack(t, c, x)
 	sh := statusOf(t, c).Map.Shards[0]
-	until(t, "the split", func() bool {
+	testutil.Until(t, "the split", func() bool {
 		ack(t, c, x)
 		r, err := c.RequestSplit(testCtx(t), &dirpb.RequestSplitRequest{SessionId: x, ShardId: sh.Id})
 		return err == nil && r.Growing
 	})
-	until(t, "work that janitors hear of", func() bool { // every session acknowledges the split
+	testutil.Until(t, "work that janitors hear of", func() bool { // every session acknowledges the split
 		ack(t, c, x)
 		return len(found) > 0
 	})
@@ -77,7 +78,7 @@ func TestHeartbeatWaits(t *testing.T) {
 	}
 	calm := func() {
 		t.Helper()
-		until(t, "no news", func() bool {
+		testutil.Until(t, "no news", func() bool {
 			r, err := beat(1)(testCtx(t))
 			same := err == nil && r.News == news
 			news = r.GetNews()
@@ -192,7 +193,7 @@ func TestQuietSessionIsCalled(t *testing.T) {
 	}
 	quiet := func() (epoch uint64) {
 		t.Helper()
-		until(t, "leave to be quiet", func() bool {
+		testutil.Until(t, "leave to be quiet", func() bool {
 			r := tell(&dirpb.RenewRequest{SessionId: idle, ReportEpoch: e})
 			e = r.Epoch
 			return r.QuietMillis > 0
@@ -200,7 +201,7 @@ func TestQuietSessionIsCalled(t *testing.T) {
 		return e
 	}
 	quiet()
-	until(t, "an epoch", func() bool { return tell(&dirpb.RenewRequest{SessionId: writer}).Epoch > e })
+	testutil.Until(t, "an epoch", func() bool { return tell(&dirpb.RenewRequest{SessionId: writer}).Epoch > e })
 	for len(calls) > 0 {
 		if m := <-calls; m.GetRenew() {
 			t.Fatal("called, though nobody waits")
@@ -226,7 +227,7 @@ func TestQuietSessionIsCalled(t *testing.T) {
 		t.Fatalf("the minimum is %d after the call, want more than %d", r.MinEpoch, tag)
 	}
 	cancel()
-	until(t, "the end of the watch", func() bool {
+	testutil.Until(t, "the end of the watch", func() bool {
 		l, err := n.leader()
 		if err != nil {
 			return false

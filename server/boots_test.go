@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A memory node that keeps its memory and has the only copy of something is waited for until it is back
@@ -49,9 +50,9 @@ func TestWaitForKeptCopy(t *testing.T) {
 		}
 	}
 	// LastCopyLeases is 2 here: any other one would be lost.
-	until(t, "the memory node to be waited for", func() bool { return node().Waiting })
+	testutil.Until(t, "the memory node to be waited for", func() bool { return node().Waiting })
 	silent := time.Now()
-	until(t, "ten leases", func() bool { return time.Since(silent) > 10*lease })
+	testutil.Until(t, "ten leases", func() bool { return time.Since(silent) > 10*lease })
 	if m := node(); m.State != dirpb.NodeState_NODE_UP || m.Boot != 1 || !m.Keeps || !m.Waiting {
 		t.Fatalf("the status has %v", m)
 	}
@@ -70,7 +71,7 @@ func TestWaitForKeptCopy(t *testing.T) {
 	// It is silent again, and an operator gives it up.
 	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m9"})
 	wantCode(t, err, codes.NotFound, `"m9" does not exist`)
-	until(t, "the memory node to be silent for a lease, and given up", func() bool {
+	testutil.Until(t, "the memory node to be silent for a lease, and given up", func() bool {
 		_, err := c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
 		if err != nil {
 			wantCode(t, err, codes.FailedPrecondition, "was heard within its lease")
@@ -171,7 +172,7 @@ func TestRestartNode(t *testing.T) {
 			answered <- answer{r, err}
 		}()
 		beat := &dirpb.HeartbeatRequest{NodeId: id, Incarnation: 7, Boot: boot}
-		until(t, "the process to be told", func() bool {
+		testutil.Until(t, "the process to be told", func() bool {
 			r, err := c.Heartbeat(ctx, beat)
 			if err != nil {
 				t.Fatal(err)
@@ -235,7 +236,7 @@ func TestRestartNodeAgain(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "has had no boot 2", "nothing was done")
 	answered := make(chan error, 1)
 	go func() { answered <- restart() }()
-	until(t, "the process to be told", func() bool { return told(1) })
+	testutil.Until(t, "the process to be told", func() bool { return told(1) })
 	// A request without time to wait says what it would wait for.
 	over, cancel := context.WithCancel(ctx)
 	cancel()
@@ -288,7 +289,7 @@ func TestRestartNodeWithLeave(t *testing.T) {
 	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "both copies", func() bool {
+	testutil.Until(t, "both copies", func() bool {
 		beat(m1, 7)
 		beat(m2, 8)
 		for _, pg := range statusOf(t, c).Map.Pgs {
@@ -307,7 +308,7 @@ func TestRestartNodeWithLeave(t *testing.T) {
 		r, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m1", Leave: true, Program: "/opt/kvd"})
 		answered <- answer{r, err}
 	}()
-	until(t, "m1 to be told", func() bool {
+	testutil.Until(t, "m1 to be told", func() bool {
 		beat(m2, 8)
 		r := beat(m1, 7)
 		if r.Restart && !r.UnknownNode {

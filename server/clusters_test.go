@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -68,7 +69,7 @@ func (c *cluster) all() []*Node {
 // awaitVoters waits until the leader counts size voters and all of them caught up.
 func (c *cluster) awaitVoters(size int) {
 	c.t.Helper()
-	until(c.t, fmt.Sprintf("%d voters", size), func() bool {
+	testutil.Until(c.t, fmt.Sprintf("%d voters", size), func() bool {
 		l := leaderOf(c.t, c.all()...)
 		s, err := l.Status(context.Background(), nil)
 		if err != nil || len(s.Directory) != size {
@@ -216,12 +217,12 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 
 	// The old leader comes back from its disk, at other ports, and catches up.
 	back := ready(t, c.restart(i, ""))
-	until(t, "the restarted node to catch up", func() bool {
+	testutil.Until(t, "the restarted node to catch up", func() bool {
 		var ok bool
 		back.machine.view(func(s *fsm.State) { ok = s.Session(y.SessionId) != nil })
 		return ok
 	})
-	until(t, "its addresses to be known", func() bool {
+	testutil.Until(t, "its addresses to be known", func() bool {
 		s := statusOf(t, dial(t, leaderOf(t, c.all()...)))
 		for _, d := range s.Directory {
 			if d.Id == back.opts.ID {
@@ -342,12 +343,12 @@ func TestLeaveNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until(t, "sessions to be told", func() bool { return statusOf(t, c).Map.Nodes[1].Leaving })
+	testutil.Until(t, "sessions to be told", func() bool { return statusOf(t, c).Map.Nodes[1].Leaving })
 	if state := statusOf(t, c).Map.Pgs[0].State; state != dirpb.PGState_PG_ACTIVE {
 		t.Errorf("%v, though operations may be under way", state)
 	}
 	acknowledge()
-	until(t, "the freeze", func() bool { return statusOf(t, c).Map.Pgs[0].State == dirpb.PGState_PG_FROZEN })
+	testutil.Until(t, "the freeze", func() bool { return statusOf(t, c).Map.Pgs[0].State == dirpb.PGState_PG_FROZEN })
 	select {
 	case err := <-left:
 		t.Fatalf("told that nobody uses the memory: %v; a session does", err)
@@ -493,7 +494,7 @@ func TestRemove(t *testing.T) {
 		last = rest[1]
 	}
 	leaderOf(t, last)
-	until(t, "one entry", func() bool {
+	testutil.Until(t, "one entry", func() bool {
 		var left []*fsmpb.Directory
 		last.machine.view(func(s *fsm.State) { left = s.Directory() })
 		return len(left) == 1

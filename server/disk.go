@@ -74,7 +74,7 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 		}
 		if d.id != id {
 			return disk{}, fmt.Errorf("the data folder is of directory node %q, and was to be used as %q: nothing "+
-				"was changed; each directory node has a folder of its own, for good",
+				"was changed. Each directory node has a folder of its own, for good",
 				d.id, id)
 		}
 		return d, nil
@@ -88,7 +88,6 @@ func openDisk(store *raftstore.Store, id string, hasState bool) (disk, error) {
 	return d, d.keep(store)
 }
 
-// keep writes the disk down.
 func (d disk) keep(store *raftstore.Store) error {
 	return store.Set([]byte(diskKey), []byte(d.id+"\x00"+d.incarnation))
 }

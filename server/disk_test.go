@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -54,7 +55,7 @@ func newTrio(t *testing.T, size int) *trio {
 			o.Join = nil
 		}
 		x.nodes[i] = ready(t, start(t, o))
-		until(t, "it is a voter", func() bool { return x.admitted(i) })
+		testutil.Until(t, "it is a voter", func() bool { return x.admitted(i) })
 	}
 	t.Cleanup(func() {
 		for i, n := range x.nodes {
@@ -144,14 +145,14 @@ func (x *trio) has(n *Node, name string) (ok bool) {
 func TestEmptyDiskCountsForNothing(t *testing.T) {
 	x := newTrio(t, 3)
 	x.kill(2)
-	until(t, "a memory node is entered", func() bool { return x.register("acked") == nil })
+	testutil.Until(t, "a memory node is entered", func() bool { return x.register("acked") == nil })
 	was := x.nodes[1].disk
 	x.kill(0)
 	x.kill(1)
 	x.wipe(1)
 	x.start(2)
 	x.start(1)
-	until(t, "the empty node waits, and the other one is refused", func() bool {
+	testutil.Until(t, "the empty node waits, and the other one is refused", func() bool {
 		if l := x.leader(); l != nil {
 			t.Fatalf("%v leads, though it or its voter knows less than was acknowledged", l.disk)
 		}
@@ -164,7 +165,7 @@ func TestEmptyDiskCountsForNothing(t *testing.T) {
 			n.raft.CurrentTerm())
 	}
 	x.start(0)
-	until(t, "it is admitted", func() bool { return x.admitted(1) })
+	testutil.Until(t, "it is admitted", func() bool { return x.admitted(1) })
 	l := x.leader()
 	if l == nil {
 		l = leaderOf(t, x.nodes...)
@@ -222,7 +223,7 @@ func TestAmnesia(t *testing.T) {
 						}
 					}
 					if knowing >= 2 {
-						until(t, "a majority that knows everything goes on", func() bool {
+						testutil.Until(t, "a majority that knows everything goes on", func() bool {
 							revive()
 							return x.register(name) == nil
 						})
@@ -243,7 +244,7 @@ func TestAmnesia(t *testing.T) {
 				revive()
 				check()
 			}
-			until(t, "all are members", func() bool {
+			testutil.Until(t, "all are members", func() bool {
 				revive()
 				for i, n := range x.nodes {
 					if n == nil {
@@ -263,7 +264,7 @@ func TestAmnesia(t *testing.T) {
 func TestSecondProcess(t *testing.T) {
 	x := newTrio(t, 3)
 	var victim int
-	until(t, "a leader", func() bool {
+	testutil.Until(t, "a leader", func() bool {
 		for i, n := range x.nodes {
 			if l := x.leader(); l != nil && n != l {
 				victim = i
@@ -353,7 +354,7 @@ func TestRemoveKeepsMajority(t *testing.T) {
 	dead, alive := followers[0], followers[1]
 	x.kill(dead)
 	remove := func(i int, force bool) (err error) {
-		until(t, "the leader answers", func() bool {
+		testutil.Until(t, "the leader answers", func() bool {
 			l := x.leader()
 			if l == nil {
 				return false
@@ -368,7 +369,7 @@ func TestRemoveKeepsMajority(t *testing.T) {
 		if n == nil {
 			continue
 		}
-		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, of which 1 do not answer, and 2 must`, i+1),
+		wantCode(t, remove(i, false), codes.FailedPrecondition, "nothing was done", fmt.Sprintf(`without directory node "d%d" there are 2, 1 do not answer, and 2 must`, i+1),
 			fmt.Sprintf(`"d%d": dial`, dead+1), "force")
 	}
 	if l := leaderOf(t, x.nodes[alive], l); len(l.members()) != 3 {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
@@ -94,7 +95,7 @@ func TestSnapshotInstall(t *testing.T) {
 	c.awaitVoters(2)
 	same := func() {
 		t.Helper()
-		until(t, "equal states", func() bool {
+		testutil.Until(t, "equal states", func() bool {
 			rows := func(n *Node) (b bytes.Buffer) {
 				n.machine.view(func(s *fsm.State) {
 					for _, r := range s.Rows() {
@@ -161,7 +162,7 @@ func TestStalledLeaderGivesWay(t *testing.T) {
 		return o
 	}
 	n := ready(t, c.restart(i, ""))
-	until(t, "it to lead again", func() bool {
+	testutil.Until(t, "it to lead again", func() bool {
 		l := leaderOf(t, c.all()...)
 		if l != n {
 			_ = l.raft.LeadershipTransferToServer(n.disk.server(), n.transport.LocalAddr()).Error()

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -25,7 +26,7 @@ func TestEpochs(t *testing.T) {
 	}
 	// E moves while sessions are open, and the minimum waits for the slower one.
 	var e uint64
-	until(t, "E to move", func() bool { e = renew(t, c, a.SessionId, 0).Epoch; return e > b.Epoch+3 })
+	testutil.Until(t, "E to move", func() bool { e = renew(t, c, a.SessionId, 0).Epoch; return e > b.Epoch+3 })
 	if r := renew(t, c, a.SessionId, e); r.MinEpoch != b.Epoch {
 		t.Fatalf("minimum %d, want %d: b has not reported", r.MinEpoch, b.Epoch)
 	}
@@ -102,16 +103,16 @@ func TestFencingHoldsMinimum(t *testing.T) {
 		e := renew(t, c, b.SessionId, 0).Epoch
 		return renew(t, c, b.SessionId, max(e, 1)-1).MinEpoch
 	}
-	until(t, "a's lease to run out", func() bool {
+	testutil.Until(t, "a's lease to run out", func() bool {
 		least()
 		return life(t, c, a.SessionId) == dirpb.SessionLife_SESSION_FENCING
 	})
-	until(t, "E to move on", func() bool {
+	testutil.Until(t, "E to move on", func() bool {
 		if got := least(); got > a.Epoch {
 			t.Fatalf("minimum %d passed session %d, being fenced, with %d", got, a.SessionId, a.Epoch)
 		}
 		return renew(t, c, b.SessionId, 0).Epoch > a.Epoch+20
 	})
 	m.hold.Store(false)
-	until(t, "the minimum to move on", func() bool { return least() > a.Epoch })
+	testutil.Until(t, "the minimum to move on", func() bool { return least() > a.Epoch })
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
@@ -306,7 +307,7 @@ func TestEarlierThree(t *testing.T) {
 				t.Fatalf("level %d, and raising it without d3: %v", n.level(), err)
 			}
 			three := open(3)
-			until(t, "the level of this version", func() bool {
+			testutil.Until(t, "the level of this version", func() bool {
 				return one.level() == fsm.Level && two.level() == fsm.Level && three.level() == fsm.Level
 			})
 			reply, err := dial(t, leaderOf(t, one, two, three)).Status(testCtx(t), &dirpb.StatusRequest{})
@@ -324,7 +325,7 @@ func TestEarlierThree(t *testing.T) {
 // at the level of this version, and nothing of its memory is given up for it.
 func TestEarlierMemoryNode(t *testing.T) {
 	n := leaderOf(t, start(t, Options{ID: "d1", DataDir: unpack(t, "a961d7c", "one-d1"), Lease: forever}))
-	until(t, "the level of this version", func() bool { return n.level() == fsm.Level })
+	testutil.Until(t, "the level of this version", func() bool { return n.level() == fsm.Level })
 	d := dial(t, n)
 	var was *dirpb.Node
 	n.machine.view(func(s *fsm.State) { was = s.Nodes()[0] })

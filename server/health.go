@@ -17,7 +17,6 @@ type health struct {
 	n *Node
 }
 
-// Check implements healthpb.HealthServer.
 func (h health) Check(_ context.Context, q *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
 	if s := q.GetService(); s != "" && s != dirpb.Directory_ServiceDesc.ServiceName {
 		return nil, status.Errorf(codes.NotFound, "no service %.64q", s)

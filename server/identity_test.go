@@ -25,6 +25,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -288,7 +289,7 @@ func TestSessionOwners(t *testing.T) {
 		opened <- r
 	}()
 	var x *dirpb.OpenSessionReply
-	until(t, "a session", func() bool {
+	testutil.Until(t, "a session", func() bool {
 		node.beat(ctx)
 		select {
 		case x = <-opened:
@@ -414,7 +415,7 @@ func TestRaftPortRoles(t *testing.T) {
 			t.Fatalf("%v: %v, want a refusal", r, err)
 		}
 		text := "kvd/" + r.String() + "/it has the role " + r.String() + ", and Raft is for directory"
-		until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })
+		testutil.Until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })
 	}
 	for name, conf := range map[string]*tls.Config{"no certificate": as(), "no identity": as(a.Leaf()),
 		"another authority": as(other.Role("directory", "d2"))} {
@@ -457,7 +458,9 @@ func TestJoinNeedsDirectory(t *testing.T) {
 	var log lockedBuffer
 	start(t, Options{ID: "d2", InMemory: true, Join: []string{n.Addr()}, TLS: a.Config(a.Role("operator", "d2")),
 		Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	until(t, "a refusal", func() bool { return strings.Contains(log.String(), "JoinDirectory is for directory") })
+	testutil.Until(t, "a refusal", func() bool {
+		return strings.Contains(log.String(), "JoinDirectory is for directory")
+	})
 	if len(n.members()) != 1 {
 		t.Errorf("the members are %v", n.members())
 	}

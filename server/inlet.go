@@ -82,7 +82,6 @@ func newInlet(lis net.Listener, limits netsrv.Limits) (*inlet, error) {
 	return in, nil
 }
 
-// options are what goes with an inlet.
 func (in *inlet) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.StatsHandler(in), grpc.ConnectionTimeout(handshakeTimeout), grpc.MaxConcurrentStreams(maxStreams),
@@ -92,7 +91,6 @@ func (in *inlet) options() []grpc.ServerOption {
 
 func connKey(local, remote net.Addr) [2]string { return [2]string{local.String(), remote.String()} }
 
-// Accept implements net.Listener.
 func (in *inlet) Accept() (net.Conn, error) {
 	c, err := in.Listener.Accept()
 	if err != nil {
@@ -105,7 +103,6 @@ func (in *inlet) Accept() (net.Conn, error) {
 	return ic, nil
 }
 
-// Close implements net.Conn.
 func (c *inletConn) Close() error {
 	key := connKey(c.LocalAddr(), c.RemoteAddr())
 	c.in.mu.Lock()
@@ -119,17 +116,14 @@ func (c *inletConn) Close() error {
 type connTag struct{}
 type arrivalTag struct{}
 
-// TagConn implements stats.Handler.
 func (in *inlet) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return context.WithValue(ctx, connTag{}, in.mu.conns[connKey(info.LocalAddr, info.RemoteAddr)])
 }
 
-// HandleConn implements stats.Handler.
 func (in *inlet) HandleConn(context.Context, stats.ConnStats) {}
 
-// TagRPC implements stats.Handler.
 func (in *inlet) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
 	c, _ := ctx.Value(connTag{}).(*inletConn)
 	if c == nil {
@@ -154,7 +148,6 @@ func (in *inlet) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// Read implements net.Conn.
 func (c *inletConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.read.Add(int64(n)); c.half.Load() > 0 {
@@ -166,7 +159,6 @@ func (c *inletConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// giveWay closes the connection, if there is one.
 func (c *inletConn) giveWay() {
 	if c != nil {
 		c.Guest.Evict(netsrv.ReasonHandshake)

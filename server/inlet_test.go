@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // frame is one of HTTP/2 (RFC 9113).
@@ -100,11 +101,11 @@ func TestInletIsBounded(t *testing.T) {
 	for range idle { // all are there before the first greets
 		all.open(t, n.Addr(), nil)
 	}
-	until(t, "all are there", func() bool { return stats().Handshakes >= idle })
+	testutil.Until(t, "all are there", func() bool { return stats().Handshakes >= idle })
 	for _, c := range all {
 		_, _ = c.Write(greeting())
 	}
-	until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
+	testutil.Until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
 	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
 	if refused := stats().Refused; refused != [netsrv.NumReasons]uint64{} {
 		t.Errorf("of %d clients that call at once some are refused: %v", idle, refused)
@@ -133,7 +134,7 @@ func TestInletIsBounded(t *testing.T) {
 		return int64(n.inlet.mu.half.Len()), n.inlet.mu.bytes
 	}
 	const requests = hostile*streams + hostile/15*maxStreams
-	until(t, "half requests arrive", func() bool {
+	testutil.Until(t, "half requests arrive", func() bool {
 		n, weight := weigh()
 		return n >= requests && weight >= requests*halfCost+hostile*streams*half
 	})
@@ -149,7 +150,7 @@ func TestInletIsBounded(t *testing.T) {
 	for _, c := range all {
 		c.Close()
 	}
-	until(t, "all have gone and are forgotten", func() bool {
+	testutil.Until(t, "all have gone and are forgotten", func() bool {
 		n.inlet.mu.Lock()
 		defer n.inlet.mu.Unlock()
 		return stats().Conns <= 1 && n.inlet.mu.half.Len() == 0 && n.inlet.mu.bytes == 0 && len(n.inlet.mu.conns) <= 1
@@ -311,7 +312,9 @@ func TestInletHandshakes(t *testing.T) {
 	for i := range 400 {
 		all.open(t, n.Addr(), []byte{22, 3, 1, 2, 0, 1}[:i%7])
 	}
-	until(t, "they give way", func() bool { return n.inlet.door.Stats().Refused[netsrv.ReasonHandshake] >= 380 })
+	testutil.Until(t, "they give way", func() bool {
+		return n.inlet.door.Stats().Refused[netsrv.ReasonHandshake] >= 380
+	})
 	p99(t, connect(), 1)
 	t.Logf("400 half handshakes take %.1f MB: %+v", float64(inUse()-before)/1e6, n.inlet.door.Stats())
 	var in []*tls.Conn
@@ -326,7 +329,7 @@ func TestInletHandshakes(t *testing.T) {
 		_, _ = c.Write(greeting()) // it may be hung up on
 		in = append(in, c)
 	}
-	until(t, "all places are taken", func() bool {
+	testutil.Until(t, "all places are taken", func() bool {
 		s := n.inlet.door.Stats()
 		return s.Conns == 20 && s.Handshakes == 0
 	})

@@ -297,7 +297,6 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 	return jobs, many, err
 }
 
-// nodeNamed finds a memory node's id.
 func (n *Node) nodeNamed(name string) (id uint32, err error) {
 	n.machine.view(func(s *fsm.State) {
 		for _, m := range s.Nodes() {
@@ -465,7 +464,7 @@ func (n *Node) awaitNext(ctx context.Context, m *dirpb.Node) (*dirpb.RestartNode
 					"memory node %.64q was not restarted, and its process serves on: %s", m.Name, why)
 			}
 			return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q did not leave its placement "+
-				"groups, or was not replaced, in time: its process is the same as before", m.Name)
+				"groups, or was not replaced, in time: its process is still the same", m.Name)
 		case now.PauseMillis == 0:
 			return nil, status.Errorf(codes.Unknown, "memory node %.64q ended, or was declared lost, and no other "+
 				"process of it has registered", m.Name)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -62,7 +63,7 @@ func claim(t testing.TB, c dirpb.DirectoryClient, id uint32) *dirpb.Job {
 // awaitJob acknowledges and claims until there is a job.
 func awaitJob(t testing.TB, c dirpb.DirectoryClient, id uint32, kind dirpb.JobKind) (j *dirpb.Job) {
 	t.Helper()
-	until(t, kind.String(), func() bool {
+	testutil.Until(t, kind.String(), func() bool {
 		ack(t, c, id)
 		j = claim(t, c, id)
 		return j != nil
@@ -82,7 +83,6 @@ func report(t testing.TB, c dirpb.DirectoryClient, q *dirpb.ReportJobRequest) *d
 	return r
 }
 
-// finish reports a job as done.
 func finish(t testing.TB, c dirpb.DirectoryClient, id uint32, j *dirpb.Job) {
 	t.Helper()
 	q := &dirpb.ReportJobRequest{SessionId: id, JobId: j.Id, Finished: true, Report: &dirpb.JobReport{Groups: 1}}
@@ -116,7 +116,7 @@ func TestSplit(t *testing.T) {
 		return r
 	}
 	var r *dirpb.RequestSplitReply
-	until(t, "the split", func() bool {
+	testutil.Until(t, "the split", func() bool {
 		ack(t, c, x)
 		r = ask()
 		return r.Growing && r.Why == ""
@@ -190,7 +190,7 @@ func TestSplitWhenFull(t *testing.T) {
 	split := func() (*dirpb.RequestSplitReply, *dirpb.Job) {
 		t.Helper()
 		var r *dirpb.RequestSplitReply
-		until(t, "an answer", func() bool {
+		testutil.Until(t, "an answer", func() bool {
 			ack(t, c, x)
 			var err error
 			if r, err = c.RequestSplit(ctx, &dirpb.RequestSplitRequest{SessionId: x, ShardId: 1}); err != nil {
@@ -241,7 +241,7 @@ func TestJanitorDies(t *testing.T) {
 		t.Fatalf("started %v, %v", r, err)
 	}
 	j := awaitJob(t, c, a, dirpb.JobKind_JOB_SCRUB)
-	until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
+	testutil.Until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
 	if k := claim(t, c, b); k != nil {
 		t.Fatalf("claimed %v before its owner was fenced", k)
 	}
@@ -280,7 +280,7 @@ func TestDrain(t *testing.T) {
 	if err != nil || r.Regions < 2 {
 		t.Fatalf("draining %v, %v", r, err)
 	}
-	until(t, "the drain", func() bool {
+	testutil.Until(t, "the drain", func() bool {
 		ack(t, c, x)
 		if j := claim(t, c, x); j != nil {
 			if j.Kind != dirpb.JobKind_JOB_JOIN && j.Kind != dirpb.JobKind_JOB_RECOVER {
@@ -309,7 +309,7 @@ func TestDrain(t *testing.T) {
 			t.Error("a removed node is still known")
 		}
 	})
-	until(t, "its process to be told", ms[1].told)
+	testutil.Until(t, "its process to be told", ms[1].told)
 }
 
 // A freeze ends when every session has quiesced, at once and not with the next tick; that
@@ -339,7 +339,7 @@ func TestFreezeWaitsForQuiesced(t *testing.T) {
 		}
 	}
 	quiesce(b, v)
-	until(t, "the thaw", func() bool { return state() == dirpb.PGState_PG_ACTIVE })
+	testutil.Until(t, "the thaw", func() bool { return state() == dirpb.PGState_PG_ACTIVE })
 }
 
 // Operators start jobs, of one placement group or of all.
@@ -375,7 +375,7 @@ func TestStartJob(t *testing.T) {
 	}
 	_, err = c.StartJob(ctx, &dirpb.StartJobRequest{Kind: scrub, Namespace: "n", PgId: 1})
 	wantCode(t, err, codes.FailedPrecondition, "placement group 1 has job")
-	until(t, "every shard to be split", func() bool {
+	testutil.Until(t, "every shard to be split", func() bool {
 		ack(t, c, x)
 		if j := claim(t, c, x); j != nil {
 			finish(t, c, x, j)
@@ -408,19 +408,19 @@ func TestRebalance(t *testing.T) {
 	ask(&dirpb.RebalanceRequest{DryRun: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{DryRun: true, Cancel: true}, 3, none)
 	ask(&dirpb.RebalanceRequest{}, 3, on)
-	until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
+	testutil.Until(t, "the third placement group", func() bool { return len(statusOf(t, c).Map.Pgs) == 3 })
 	// The second step may have begun, and not the third: nobody works on the second.
 	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{Cancel: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{DryRun: true}, 1, cancelled)
 	ask(&dirpb.RebalanceRequest{}, 1, on)
-	until(t, "the third placement group to have a shard", func() bool {
+	testutil.Until(t, "the third placement group to have a shard", func() bool {
 		work(t, c, x)
 		s := statusOf(t, c)
 		return len(s.Map.Pgs) == 3 && s.Map.Pgs[2].Members[0].NodeId == m3.id && len(s.Jobs) == 0 &&
 			slices.ContainsFunc(s.Map.Shards, func(sh *dirpb.Shard) bool { return sh.PgId == s.Map.Pgs[2].Id })
 	})
-	until(t, "its end", func() bool {
+	testutil.Until(t, "its end", func() bool {
 		work(t, c, x)
 		return is() == none
 	})
@@ -481,7 +481,7 @@ func TestRebalanceSurvivesItsLeader(t *testing.T) {
 		len(r.Steps) == 0 {
 		t.Fatalf("steps %v, %v", r, err)
 	}
-	until(t, "its end", func() bool {
+	testutil.Until(t, "its end", func() bool {
 		work(t, c, x)
 		return statusOf(t, c).Map.Namespaces[0].Rebalancing == dirpb.Rebalancing_REBALANCING_NONE
 	})

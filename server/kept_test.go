@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestOthersOlder: the folder of one of three nodes is put back, and leads with another one that was down. The third,
@@ -29,12 +31,12 @@ func testOthersOlder(t *testing.T, more, logs uint64) {
 	old := x.fs[1].CrashClone(vfs.CrashCloneCfg{})
 	shared := x.nodes[0].raft.LastIndex() // at most
 	x.start(1)
-	until(t, "d2 is there again", func() bool { return x.admitted(1) })
+	testutil.Until(t, "d2 is there again", func() bool { return x.admitted(1) })
 	x.kill(2)
 	for i := range 6 {
-		until(t, "a memory node is entered", func() bool { return x.register(fmt.Sprint("acked", i)) == nil })
+		testutil.Until(t, "a memory node is entered", func() bool { return x.register(fmt.Sprint("acked", i)) == nil })
 	}
-	until(t, "d1 has applied that", func() bool { return x.has(x.nodes[0], "acked5") }) // another one may lead
+	testutil.Until(t, "d1 has applied that", func() bool { return x.has(x.nodes[0], "acked5") }) // another one may lead
 	_ = x.nodes[0].streams.Close()
 	if err := x.nodes[0].Close(); err != nil { // what it has applied is in its folder, as it is unless a machine fails
 		t.Fatal(err)
@@ -43,9 +45,9 @@ func testOthersOlder(t *testing.T, more, logs uint64) {
 	x.fs[1] = old
 	x.start(1)
 	x.start(2)
-	until(t, "those two lead", func() bool { return x.leader() != nil })
+	testutil.Until(t, "those two lead", func() bool { return x.leader() != nil })
 	for i := range more {
-		until(t, "a memory node is entered", func() bool { return x.register(fmt.Sprint("other", i)) == nil })
+		testutil.Until(t, "a memory node is entered", func() bool { return x.register(fmt.Sprint("other", i)) == nil })
 	}
 	if logs > 0 {
 		for _, n := range x.nodes[1:] { // either may lead

@@ -40,7 +40,8 @@ func (n *Node) sign(s *fsm.State, generation uint32, x *fsmpb.Session) ([]byte, 
 	return nil, 0, fmt.Errorf("no key of generation %d", generation)
 }
 
-// lanesOf is how many connections to a memory node a session that is opened in w has at most.
+// lanesOf is how many lanes a session that is opened in w has at most: connections to a memory node, each with a second
+// one for long values.
 func lanesOf(w *dirpb.Namespace) uint32 {
 	if q := w.GetQuota().GetLanes(); q != 0 {
 		return min(q, maxLanes)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/lead"
 )
@@ -124,7 +125,7 @@ func TestRotateKey(t *testing.T) {
 	q := m1.q
 	m1.dies()
 	q.Incarnation = 2
-	until(t, "the next process of m1", func() bool {
+	testutil.Until(t, "the next process of m1", func() bool {
 		_, err := c.RegisterNode(ctx, q)
 		return err == nil
 	})
@@ -150,7 +151,7 @@ func TestTokenLife(t *testing.T) {
 	newMemnode(t, "m1", 1, just(n))
 	x := open(t, c)
 	var r *dirpb.RenewReply
-	until(t, "another token", func() bool {
+	testutil.Until(t, "another token", func() bool {
 		var err error
 		if r, err = c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1),
 			TokenNumber: x.TokenNumber}); err != nil {

@@ -17,7 +17,6 @@ import (
 // raisePause is how long a leader waits before it asks directory nodes of an earlier version again.
 const raisePause = time.Second
 
-// latestLevel is the latest level that this version knows.
 func (n *Node) latestLevel() *fsmpb.Level {
 	return &fsmpb.Level{Level: fsm.Level, Version: n.opts.Version}
 }
@@ -109,7 +108,7 @@ func (n *Node) knowsLatest(ctx context.Context, id string) error {
 func (n *Node) checkJoiner(q *dirpb.JoinDirectoryRequest) error {
 	if level := n.level(); q.Level < level {
 		return status.Errorf(codes.FailedPrecondition, "directory node %q runs %s, which knows levels up to %d, and "+
-			"the directory is at level %d: start kvd %s there, or a later one",
+			"the directory is at level %d: start kvd %s there, or later",
 			q.Id, program(q.Version), q.Level, level, n.opts.Version)
 	}
 	return nil

@@ -61,7 +61,7 @@ func (m *sharedMap) encode() (encoded, error) {
 	return m.bytes, m.err
 }
 
-// encoded is a message for [grpc.ServerStream.SendMsg] that is encoded already. It is not to be changed.
+// encoded is a message for SendMsg of a grpc.ServerStream that is encoded already. It is not to be changed.
 type encoded []byte
 
 // codec is gRPC's for protobuf, which sends an encoded message as it is.
@@ -69,7 +69,6 @@ type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(encodingproto.Name)} }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if b, ok := v.(encoded); ok {
 		return mem.BufferSlice{mem.SliceBuffer(b)}, nil

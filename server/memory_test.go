@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // Memory goes home over the wire: a place handed back by one session is delivered to
@@ -49,7 +50,7 @@ func TestMemoryGoesHome(t *testing.T) {
 			runs, all = append(runs, x), all+uint64(x.Units)
 		}
 	}
-	until(t, "the directory to know that all memory is in use", func() bool {
+	testutil.Until(t, "the directory to know that all memory is in use", func() bool {
 		// Those who have been silent for half a second may have some.
 		ask(&dirpb.RenewRequest{
 			SessionId: a.SessionId, Held: []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: all, NetUnits: int64(all)}}})
@@ -76,7 +77,9 @@ func TestMemoryGoesHome(t *testing.T) {
 	}
 	ask(&dirpb.RenewRequest{SessionId: a.SessionId, Returns: []*dirpb.ReturnedRun{
 		{PgId: 1, Generation: 1, Unit: unit, Units: much}}})
-	until(t, "what was given up to be free", func() bool { return statusOf(t, c).Usage[0].WaitingUnits == much })
+	testutil.Until(t, "what was given up to be free", func() bool {
+		return statusOf(t, c).Usage[0].WaitingUnits == much
+	})
 	if r := grant(); len(r.Runs) > 0 || r.WaitingUnits != much || r.ComingUnits < much {
 		t.Fatalf("granted %v", r)
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/lead"
 )
@@ -51,7 +52,7 @@ func TestNameAfterDeath(t *testing.T) {
 		_, err := beat(life, h.News)
 		ended <- err
 	}()
-	until(t, "a heartbeat that waits", func() bool { return beats() > before })
+	testutil.Until(t, "a heartbeat that waits", func() bool { return beats() > before })
 	_, err = register(8, "127.0.0.1:10")
 	wantCode(t, err, codes.AlreadyExists, "taken by another process, at tcp 127.0.0.1:9")
 	if m := statusOf(t, c).Map.Nodes[0]; m.Incarnation != 7 || m.Rival != "" {
@@ -61,7 +62,7 @@ func TestNameAfterDeath(t *testing.T) {
 	if err := <-ended; status.Code(err) != codes.Canceled && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	until(t, "the name", func() bool {
+	testutil.Until(t, "the name", func() bool {
 		_, err := register(8, "127.0.0.1:10")
 		return err == nil
 	})

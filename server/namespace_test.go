@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -132,10 +133,10 @@ func TestDeleteNamespace(t *testing.T) {
 			_, err = dial(t, leaderOf(t, c.all()...)).OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "n"})
 			wantCode(t, err, codes.NotFound, "being deleted")
 			m.hold.Store(false)
-			until(t, "the namespace to go", func() bool { return gone(leaderOf(t, c.all()...), id) })
+			testutil.Until(t, "the namespace to go", func() bool { return gone(leaderOf(t, c.all()...), id) })
 			ready(t, c.restart(i, at))
 			for _, n := range c.all() {
-				until(t, "the namespace to go everywhere", func() bool { return gone(n, id) })
+				testutil.Until(t, "the namespace to go everywhere", func() bool { return gone(n, id) })
 			}
 			if r := remove(); r.Id != id || r.Fencing != 0 {
 				t.Fatalf("deleted when it was gone: %v", r)
@@ -167,7 +168,7 @@ func TestDeleteDefaultNamespace(t *testing.T) {
 		_, err = w.Recv()
 	}
 	wantCode(t, err, codes.NotFound)
-	until(t, "the namespace to go", func() bool { return gone(n, x.NamespaceId) })
+	testutil.Until(t, "the namespace to go", func() bool { return gone(n, x.NamespaceId) })
 	_, err = c.OpenSession(ctx, &dirpb.OpenSessionRequest{WasNamespaceId: x.NamespaceId})
 	wantCode(t, err, codes.NotFound, `"default" was deleted`)
 	y := open(t, c)
@@ -191,7 +192,7 @@ func TestDeleteDefaultNamespace(t *testing.T) {
 	if r, err := c.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: "default"}); err != nil || r.Fencing != 1 {
 		t.Fatalf("%v, %v", r, err)
 	}
-	until(t, "the namespace to go", func() bool { return gone(n, y.NamespaceId) })
+	testutil.Until(t, "the namespace to go", func() bool { return gone(n, y.NamespaceId) })
 	if l := life(t, c, j.SessionId); l != dirpb.SessionLife_SESSION_FENCED {
 		t.Fatalf("the janitor's session is %v", l)
 	}
@@ -242,7 +243,7 @@ func TestSetReplicas(t *testing.T) {
 		}
 		return true
 	}
-	until(t, "two copies of everything", func() bool {
+	testutil.Until(t, "two copies of everything", func() bool {
 		d := dial(t, leaderOf(t, c.all()...))
 		r, err := d.Renew(ctx, &dirpb.RenewRequest{SessionId: x.SessionId, Number: numbers.Add(1)})
 		if err == nil {

@@ -71,8 +71,8 @@ type Options struct {
 	// candidate for votes. Default 300 ms, least 50 ms.
 	ElectionTimeout time.Duration
 	// TokenLife is how long a session's token opens connections to memory nodes; a session has another one
-	// before half of that is over. Memory nodes' clocks may be wrong by as much as the other half. Default 1 h, least 2
-	// s.
+	// before half of that is over. Memory nodes' clocks may be wrong by the length of the other half. Default 1 h,
+	// least 2 s.
 	TokenLife time.Duration
 	// DefaultNamespace is created by the first session that names it or none.
 	// Default "default".

@@ -221,7 +221,7 @@ func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb
 		c = &fsmpb.Command{
 			Op: &fsmpb.Command_NodeDown{
 				NodeDown: &fsmpb.NodeDown{NodeId: q.NodeId, Incarnation: q.Incarnation,
-					ReclaimEpoch: n.reclaimEpoch(l)}}}
+					UnixMillis: time.Now().UnixMilli(), ReclaimEpoch: n.reclaimEpoch(l)}}}
 	}
 	_, err = n.do(ctx, l, c)
 	if err != nil && status.Code(err) != codes.NotFound { // it may be down already

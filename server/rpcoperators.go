@@ -77,7 +77,7 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 }
 
 // DeleteNamespace takes a namespace away with all its keys. The reply does not wait for
-// the sessions that are fenced, with the last of which it goes.
+// the sessions that are fenced. The namespace goes with the last of them.
 func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply,
 	error) {
 	l, err := n.leader()

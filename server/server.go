@@ -402,7 +402,6 @@ func (n *Node) shutdown() {
 	}
 }
 
-// self is this node's entry in the state.
 func (n *Node) self() *fsmpb.Directory {
 	return &fsmpb.Directory{Id: n.opts.ID, RaftAddr: string(n.transport.LocalAddr()), GrpcAddr: n.grpcAddr}
 }

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -32,7 +32,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of a test.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // forever is a lease that no test outlives.
 const forever = time.Hour
@@ -78,15 +78,9 @@ func dial(t testing.TB, n *Node) dirpb.DirectoryClient {
 	return dirpb.NewDirectoryClient(conn)
 }
 
-// until polls cond.
-func until(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	waiting.Until(t, what, cond)
-}
-
 func leaderOf(t testing.TB, nodes ...*Node) (leader *Node) {
 	t.Helper()
-	until(t, "a leader", func() bool {
+	testutil.Until(t, "a leader", func() bool {
 		for _, n := range nodes {
 			if n.ctx.Err() == nil && n.leading.Load() != nil && n.raft.VerifyLeader().Error() == nil {
 				leader = n
@@ -102,20 +96,14 @@ func leaderOf(t testing.TB, nodes ...*Node) (leader *Node) {
 // time on a busy machine.
 func retry(t testing.TB, what string, nodes []*Node, fn func(c dirpb.DirectoryClient) error) {
 	t.Helper()
-	var err error
-	deadline := time.Now().Add(patience)
 	conns := make(map[*Node]dirpb.DirectoryClient)
-	for time.Now().Before(deadline) {
+	testutil.UntilNone(t, what, func() error {
 		n := leaderOf(t, nodes...)
 		if conns[n] == nil {
 			conns[n] = dial(t, n)
 		}
-		if err = fn(conns[n]); err == nil {
-			return
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	t.Fatalf("%s: %v", what, err)
+		return fn(conns[n])
+	})
 }
 
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
@@ -487,7 +475,7 @@ func TestApplyErrors(t *testing.T) {
 	if err != nil {
 		wantCode(t, err, codes.Unavailable, "outcome unknown")
 	}
-	until(t, "the abandoned command to apply", func() bool {
+	testutil.Until(t, "the abandoned command to apply", func() bool {
 		var c uint64
 		n.machine.view(func(s *fsm.State) { c = s.Meta().EpochCeiling })
 		return c == 5000
@@ -528,7 +516,7 @@ func TestFreezeBarrier(t *testing.T) {
 		Number: numbers.Add(1)}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the thaw", func() bool {
+	testutil.Until(t, "the thaw", func() bool {
 		pg := statusOf(t, c).Map.Pgs[0]
 		return pg.State == dirpb.PGState_PG_ACTIVE && pg.Epoch == 3
 	})

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -68,7 +69,7 @@ func TestSessions(t *testing.T) {
 		s.Sessions[0].Life != dirpb.SessionLife_SESSION_LIVE {
 		t.Fatalf("session info %v", s.Sessions[0])
 	}
-	until(t, "node statistics", func() bool { return statusOf(t, c).NodeStats[m1.id].GetConnections() == 3 })
+	testutil.Until(t, "node statistics", func() bool { return statusOf(t, c).NodeStats[m1.id].GetConnections() == 3 })
 
 	pg := s.Map.Pgs[0].Id
 	g, err := c.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: a.SessionId, PgId: pg, WantUnits: 1000,
@@ -162,7 +163,7 @@ func TestLeaseExpiry(t *testing.T) {
 			t.Fatal("fenced while it renewed")
 		}
 	}
-	until(t, "the lease to run out", func() bool {
+	testutil.Until(t, "the lease to run out", func() bool {
 		return life(t, c, a.SessionId) == dirpb.SessionLife_SESSION_FENCING
 	})
 	_, err = c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: a.SessionId})
@@ -173,7 +174,7 @@ func TestLeaseExpiry(t *testing.T) {
 			break
 		}
 	}
-	until(t, "m1's confirmation", func() bool {
+	testutil.Until(t, "m1's confirmation", func() bool {
 		var left []uint32
 		n.machine.view(func(s *fsm.State) { left = s.FenceWork(m1.id, 1) })
 		return len(left) == 0
@@ -182,30 +183,32 @@ func TestLeaseExpiry(t *testing.T) {
 		t.Fatalf("%v though m2 has not confirmed", got)
 	}
 	m2.hold.Store(false)
-	until(t, "the fence", func() bool { return life(t, c, a.SessionId) == dirpb.SessionLife_SESSION_FENCED })
+	testutil.Until(t, "the fence", func() bool { return life(t, c, a.SessionId) == dirpb.SessionLife_SESSION_FENCED })
 
 	// A memory node that falls silent is down, and its process stays lost.
 	b := open(t, c)
 	stop := keepAlive(t, n, b.SessionId)
 	m2.mute.Store(true)
 	down := func() bool { return statusOf(t, c).Map.Nodes[m2.id-1].State == dirpb.NodeState_NODE_DOWN }
-	until(t, "m2 to be down", down)
+	testutil.Until(t, "m2 to be down", down)
 	if pg := statusOf(t, c).Map.Pgs[1]; len(pg.Members) != 1 || pg.Members[0].NodeId != m1.id {
 		t.Fatalf("placement group of a lost node, which was empty and is to start over on m1: %v", pg)
 	}
 	m2.mute.Store(false)
-	until(t, "m2 to be told", m2.told)
+	testutil.Until(t, "m2 to be told", m2.told)
 	_, err = c.RegisterNode(testCtx(t), m2.q)
 	wantCode(t, err, codes.FailedPrecondition, "declared lost")
 	// With m2 down, m1's confirmation alone fences.
 	stop()
-	until(t, "the second fence", func() bool { return life(t, c, b.SessionId) == dirpb.SessionLife_SESSION_FENCED })
+	testutil.Until(t, "the second fence", func() bool {
+		return life(t, c, b.SessionId) == dirpb.SessionLife_SESSION_FENCED
+	})
 	m2.mute.Store(true)
 	m3 := newMemnode(t, "m2", 2, just(n))
 	if m3.id != m2.id {
 		t.Fatalf("m2 came back as node %d, was %d", m3.id, m2.id)
 	}
-	until(t, "the placement group to be back", func() bool {
+	testutil.Until(t, "the placement group to be back", func() bool {
 		pg := statusOf(t, c).Map.Pgs[1]
 		return pg.State == dirpb.PGState_PG_ACTIVE && pg.Members[0].NodeId == m1.id
 	})
@@ -243,7 +246,7 @@ func TestUnansweredSessionExpires(t *testing.T) {
 	if err != nil || res.Err != nil {
 		t.Fatal(err, res.Err)
 	}
-	until(t, "it to be fenced", func() bool {
+	testutil.Until(t, "it to be fenced", func() bool {
 		return life(t, dial(t, n), res.Session.Id) == dirpb.SessionLife_SESSION_FENCED
 	})
 }

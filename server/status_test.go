@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -97,7 +98,7 @@ func TestStatusOfTheDead(t *testing.T) {
 	a, b := openIn(t, c, "n").SessionId, openIn(t, c, "n").SessionId
 	defer keepAlive(t, n, b)()
 	dead := grantStatus(t, c, a, 1, 0).Block
-	until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
+	testutil.Until(t, "its lease to run out", func() bool { return life(t, c, a) == dirpb.SessionLife_SESSION_FENCING })
 	if j := claim(t, c, b); j != nil {
 		t.Fatalf("claimed %v before the session was fenced", j)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // tenants is a directory node with TLS, and a memory node.
@@ -159,7 +160,9 @@ func TestTenants(t *testing.T) {
 	if n, err := x.revoke(ann, "a", spiffe("client", "eve")); err != nil || n != 1 {
 		t.Errorf("fencing %d, %v", n, err)
 	}
-	until(t, "eve's session to be fenced", func() bool { return life(t, ann, es) == dirpb.SessionLife_SESSION_FENCED })
+	testutil.Until(t, "eve's session to be fenced", func() bool {
+		return life(t, ann, es) == dirpb.SessionLife_SESSION_FENCED
+	})
 	if life(t, ann, as) != dirpb.SessionLife_SESSION_LIVE || life(t, ann, bs) != dirpb.SessionLife_SESSION_LIVE {
 		t.Error("the sessions of others were fenced, too")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // testTLS is a directory node's.
@@ -26,7 +27,7 @@ func TestTLS(t *testing.T) {
 	conf := testTLS(t)
 	a := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, TLS: conf}))
 	b := ready(t, start(t, Options{ID: "d2", InMemory: true, Join: []string{a.Addr()}, TLS: conf}))
-	until(t, "two voters", func() bool { return len(b.members()) == 2 && b.appliedBy(a) })
+	testutil.Until(t, "two voters", func() bool { return len(b.members()) == 2 && b.appliedBy(a) })
 
 	// Without a certificate neither listener talks.
 	bare := conf.Clone()

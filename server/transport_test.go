@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -67,7 +68,7 @@ func TestRaftPortBound(t *testing.T) {
 			// Connections that have been replaced are garbage when raft has noticed.
 			take := func(i int) {
 				most := attack.bound*12/10 + 4<<20 // the callers' ends are here, too
-				until(t, fmt.Sprintf("%d connections take at most %d bytes", i, most), func() bool {
+				testutil.Until(t, fmt.Sprintf("%d connections take at most %d bytes", i, most), func() bool {
 					return inUse()-before <= most
 				})
 			}
@@ -89,7 +90,7 @@ func TestRaftPortBound(t *testing.T) {
 				}
 			}
 			held := func() int { return victim.streams.door.Stats().Conns }
-			until(t, "all are accepted or refused", func() bool { return held() <= maxInbound })
+			testutil.Until(t, "all are accepted or refused", func() bool { return held() <= maxInbound })
 			take(2000)
 			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(inUse()-before)/1e6,
 				float64(attack.bound)/1e6)
@@ -99,12 +100,12 @@ func TestRaftPortBound(t *testing.T) {
 			// The directory commits, its follower takes part.
 			l := leaderOf(t, c.all()...)
 			mark := &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 1 << 40}}}
-			until(t, "a command is committed", func() bool {
+			testutil.Until(t, "a command is committed", func() bool {
 				l = leaderOf(t, c.all()...)
 				_, err := l.propose(testCtx(t), l.leading.Load(), mark)
 				return err == nil
 			})
-			until(t, "the follower under attack has it", func() bool { return victim.appliedBy(l) })
+			testutil.Until(t, "the follower under attack has it", func() bool { return victim.appliedBy(l) })
 			if now := l.raft.CurrentTerm(); now != term {
 				t.Logf("the term went from %d to %d", term, now)
 			}
@@ -162,7 +163,7 @@ func TestLogLines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	until(t, "all are fenced", func() bool {
+	testutil.Until(t, "all are fenced", func() bool {
 		return strings.Contains(log.String(), "fencing sessions") && len(statusOf(t, c).Sessions) == 0
 	})
 	for line := range strings.Lines(log.String()) {
@@ -175,10 +176,7 @@ func TestLogLines(t *testing.T) {
 // A flood from one host closes that host's connections, however fresh, before another's; and
 // silent ones before those that said something.
 func TestRaftPortFair(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	var log lockedBuffer
 	s, err := newStreams(lis, lis.Addr().String(), nil, identity.Mapping{}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {

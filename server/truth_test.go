@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // journal is what a node logs.
@@ -86,18 +87,18 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 		return nil // a directory node that is behind knows of none
 	}
 	for _, n := range c.all() {
-		until(t, n.opts.ID+" knows", func() bool { return lost(n).GetLost() == 1 })
+		testutil.Until(t, n.opts.ID+" knows", func() bool { return lost(n).GetLost() == 1 })
 		w := lost(n)
 		if len(w.Losses) != 1 || w.Losses[0].PgId != pg || w.Losses[0].Node != "m1" || w.Losses[0].HeldBytes == 0 ||
 			time.Since(time.UnixMilli(w.Losses[0].UnixMillis)).Abs() > time.Minute {
 			t.Errorf("%s: %v", n.opts.ID, w)
 		}
-		until(t, n.opts.ID+" warns", func() bool {
+		testutil.Until(t, n.opts.ID+" warns", func() bool {
 			return logs[n.opts.ID].count("level=WARN", "data lost", "namespace=default", "node=m1",
 				"kvctl namespace accept-loss default") == 1
 		})
 	}
-	until(t, "the leader says that the node was restarted", func() bool {
+	testutil.Until(t, "the leader says that the node was restarted", func() bool {
 		return logs[l.opts.ID].count("level=WARN", "restarted", "node=m1") == 1
 	})
 
@@ -110,7 +111,7 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 	if w := lost(next); w.Lost != 1 || len(w.Losses) != 1 {
 		t.Fatalf("the next leader: %v", w)
 	}
-	until(t, "the next leader warns", func() bool { // whoever it is by then
+	testutil.Until(t, "the next leader warns", func() bool { // whoever it is by then
 		n := 0
 		for _, j := range logs {
 			n += j.count("level=WARN", "nobody has accepted", "namespace=default")
@@ -136,7 +137,9 @@ func TestLossIsNotedUntilAccepted(t *testing.T) {
 		return err
 	})
 	for _, n := range c.all() {
-		until(t, n.opts.ID+" has accepted", func() bool { return lost(n).GetLost() == 1 && len(lost(n).Losses) == 0 })
+		testutil.Until(t, n.opts.ID+" has accepted", func() bool {
+			return lost(n).GetLost() == 1 && len(lost(n).Losses) == 0
+		})
 	}
 }
 
@@ -164,7 +167,7 @@ func TestStatusSaysWhoAnswers(t *testing.T) {
 		if st.AgeMillis < 0 || st.AgeMillis > time.Minute.Milliseconds() {
 			t.Errorf("%s: %d ms old", n.opts.ID, st.AgeMillis)
 		}
-		until(t, n.opts.ID+" passes the leader's answer on", func() bool {
+		testutil.Until(t, n.opts.ID+" passes the leader's answer on", func() bool {
 			st, err := n.ClusterStatus(testCtx(t), &dirpb.StatusRequest{})
 			return err == nil && st.Leads && st.AnsweredBy == l.opts.ID && st.Epoch >= epoch && st.Usage[0].Estimated &&
 				len(st.NodeStats) == 1
@@ -178,7 +181,7 @@ func TestStatusSaysWhoAnswers(t *testing.T) {
 	}
 	n := followers[0]
 	var last int64
-	until(t, "the last one's answer grows old", func() bool {
+	testutil.Until(t, "the last one's answer grows old", func() bool {
 		st, err := n.ClusterStatus(testCtx(t), &dirpb.StatusRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -213,9 +216,12 @@ func TestSilentDirectoryNode(t *testing.T) {
 	if err := gone.Close(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the leader notices", func() bool { ids := silent(); return len(ids) == 1 && ids[0] == gone.opts.ID })
+	testutil.Until(t, "the leader notices", func() bool {
+		ids := silent()
+		return len(ids) == 1 && ids[0] == gone.opts.ID
+	})
 	ready(t, c.restart(i, raftAddr))
-	until(t, "the leader hears it again", func() bool { return len(silent()) == 0 })
+	testutil.Until(t, "the leader hears it again", func() bool { return len(silent()) == 0 })
 }
 
 // A leader that loses its leadership, and a memory node that is back after it was down, are
@@ -235,20 +241,20 @@ func TestComingsAndGoingsAreLogged(t *testing.T) {
 		return n
 	}
 	m := newMemnode(t, "m1", 1, c.all)
-	until(t, "a line for a new node", func() bool { return all("level=INFO", "is new", "node=m1") == 1 })
+	testutil.Until(t, "a line for a new node", func() bool { return all("level=INFO", "is new", "node=m1") == 1 })
 	m.mute.Store(true)
-	until(t, "a line for a lost node", func() bool { return all("level=WARN", "m1", "is down") > 0 })
-	until(t, "m1 is down", func() bool { // the line comes first
+	testutil.Until(t, "a line for a lost node", func() bool { return all("level=WARN", "m1", "is down") > 0 })
+	testutil.Until(t, "m1 is down", func() bool { // the line comes first
 		return own(t, leaderOf(t, c.all()...)).Map.Nodes[0].State == dirpb.NodeState_NODE_DOWN
 	})
 	newMemnode(t, "m1", 2, c.all)
-	until(t, "a line for its return", func() bool { return all("level=INFO", "is back", "node=m1") == 1 })
+	testutil.Until(t, "a line for its return", func() bool { return all("level=INFO", "is back", "node=m1") == 1 })
 
 	l := leaderOf(t, c.all()...)
 	if err := l.raft.LeadershipTransfer().Error(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a line for the lost leadership", func() bool {
+	testutil.Until(t, "a line for the lost leadership", func() bool {
 		return logs[l.opts.ID].count("level=WARN", "leadership lost") == 1
 	})
 }
@@ -290,7 +296,7 @@ func TestDeadMakerIsReplaced(t *testing.T) {
 		Name: "w", Replicas: 1, BytesPerNode: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "m1 has made all", func() bool {
+	testutil.Until(t, "m1 has made all", func() bool {
 		st := statusOf(t, c)
 		for _, pg := range st.Map.Pgs {
 			if pg.State != dirpb.PGState_PG_ACTIVE || len(pg.Members) != 1 || pg.Members[0].NodeId != m1.id {
@@ -299,4 +305,44 @@ func TestDeadMakerIsReplaced(t *testing.T) {
 		}
 		return len(st.Map.Pgs) == 2
 	})
+}
+
+// A loss has its time, too, where a memory node says goodbye whose other placement groups are busy for too long.
+func TestLossByGoodbyeHasItsTime(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c, ctx := dial(t, n), testCtx(t)
+	m := newMemnode(t, "m0", 1, just(n))
+	newMemnode(t, "m1", 1, just(n))
+	for r, name := range []string{"one", "two"} {
+		if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(r + 1)}); err !=
+			nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := statusOf(t, c).Map
+	for _, pg := range st.Pgs {
+		switch pg.NamespaceId {
+		case st.Namespaces[0].Id:
+			_, err = c.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: x.SessionId, PgId: pg.Id, WantUnits: 100,
+				PlaceUnits: 1})
+		default:
+			_, err = c.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "two",
+				PgId: pg.Id})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.LeaveNode(ctx, &dirpb.LeaveNodeRequest{NodeId: m.id, Incarnation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	losses := statusOf(t, c).Map.Namespaces[0].Losses
+	if len(losses) != 1 || losses[0].Node != "m0" || time.Since(time.UnixMilli(losses[0].UnixMillis)).Abs() >
+		time.Minute {
+		t.Errorf("losses %v, now %v", losses, time.Now().UnixMilli())
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -78,7 +79,7 @@ func TestWatchMap(t *testing.T) {
 	}
 	var newest uint64
 	n.machine.view(func(s *fsm.State) { newest = s.MapVersion() })
-	until(t, "the newest map", func() bool { return slow().Version >= newest })
+	testutil.Until(t, "the newest map", func() bool { return slow().Version >= newest })
 
 	streams := make(chan error, 1)
 	stay, err := c.WatchMap(ctx, &dirpb.WatchMapRequest{AfterVersion: 1 << 60})

@@ -46,7 +46,7 @@ type Options struct {
 // it be.
 type Fault struct {
 	// Err is the answer. Unless it wraps client.ErrUnknownOutcome or Applied is set,
-	// it must be one of which client.Outcome says No.
+	// client.Outcome must say No of it.
 	Err error
 	// Applied carries the operation out before it fails; the error is made to wrap
 	// client.ErrUnknownOutcome.
@@ -201,7 +201,6 @@ func (s *Store) dropLocked(e *entry) {
 	s.mu.bytes -= e.size()
 }
 
-// putLocked writes key and returns its new version.
 func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64, t client.Type) (
 	uint64, error) {
 	e := s.findLocked(key)
@@ -264,7 +263,6 @@ func (s *Store) sweepLocked() {
 	}
 }
 
-// do performs one Op and leaves its answer in it.
 func (s *Store) do(ctx context.Context, o *client.Op) {
 	o.Item = client.Item{}
 	if o.Err = check(o); o.Err != nil {

@@ -17,8 +17,7 @@ func (s *Store) Do(ctx context.Context, ops []client.Op) {
 	}
 }
 
-// MultiCAS is as in client.API. Of the hook's faults for its ops, which it is asked about before anything is done, the
-// first counts.
+// MultiCAS is as in client.API. The hook is asked about its ops before anything is done, and the first fault counts.
 func (s *Store) MultiCAS(ctx context.Context, ops []client.Op) error {
 	if err := client.CheckTxn(ops); err != nil {
 		return err

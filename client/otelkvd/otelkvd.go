@@ -41,7 +41,7 @@ const (
 	// RoundTripsKey counts the round trips to memory nodes that the operation took.
 	RoundTripsKey = attribute.Key("kvd.round_trips")
 	// OutcomeKey says of an operation with an error.type whether it happened: "did not happen" or "may have
-	// happened". It says "happened in part" of several operations, some of which did.
+	// happened". It says "happened in part" of several operations if some did.
 	OutcomeKey = attribute.Key("kvd.outcome")
 	// FailedKey counts those of several operations that have an error; an answer such as "not found" is none.
 	FailedKey = attribute.Key("kvd.batch.failed")

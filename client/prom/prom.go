@@ -79,7 +79,6 @@ func NewCollector(c *client.Client) prometheus.Collector { return collector{c} }
 
 type collector struct{ c *client.Client }
 
-// Describe implements [prometheus.Collector].
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
@@ -91,7 +90,6 @@ func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector].
 func (x collector) Collect(ch chan<- prometheus.Metric) {
 	s := x.c.Stats()
 	count := func(d *prometheus.Desc, v uint64, labels ...string) {

@@ -23,7 +23,7 @@ func (a *app) auditCommand() *cobra.Command {
 			return a.withBackend(func(b backend) error { return a.printAudit(cmd.Context(), b, req) })
 		},
 	}
-	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "show the latest so many; 0: all that are kept")
+	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "how many to show, the latest; 0: all that are kept")
 	c.Flags().Uint64Var(&req.After, "after", 0, "show those with greater numbers")
 	return c
 }

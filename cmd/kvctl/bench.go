@@ -56,8 +56,8 @@ func (a *app) benchCommand() *cobra.Command {
 			"  D  95% read, 5% insert                 latest\n" +
 			"  E  95% scan of 1 to 100, 5% insert     (in the order of hashes)\n" +
 			"  F  50% read, 50% read-modify-write     zipfian\n\n" +
-			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\nor with --batch of up " +
-			"to so many at once.\n\n" +
+			"Keys have 16 bytes behind the prefix. A latency is that of one call: of one key,\n" +
+			"or of the keys of a --batch.\n\n" +
 			"The run has a prefix of its own, " + benchPrefix + "…, and at the end, also of an interrupted run,\nit " +
 			"deletes what it put. With --prefix it stops before it changes a key that was\nthere already. Keys of a " +
 			"run that was killed: kvctl del --prefix " + benchPrefix,

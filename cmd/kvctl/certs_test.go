@@ -48,8 +48,12 @@ func TestCerts(t *testing.T) {
 			}
 			refused := called && role == "client" || !called &&
 				slices.Contains([]string{"directory", "memnode", "gateway"}, role)
-			if r := e.run("", args...); (r.code == exitUsage) != refused || (r.code == exitOK) == refused {
+			r := e.run("", args...)
+			if (r.code == exitUsage) != refused || (r.code == exitOK) == refused {
 				t.Fatalf("%s, called %v: %+v", role, called, r)
+			}
+			if refused && !called && !(strings.Contains(r.stderr, "--dns") && strings.Contains(r.stderr, "--ip")) {
+				t.Errorf("%s: the refusal does not say how to give an address: %s", role, r.stderr)
 			}
 			if refused {
 				continue

@@ -24,17 +24,18 @@ func (a *app) checkCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Repair the namespace's memory, read all of it and check it",
-		Long: "Wait until every placement group of the namespace has all of its copies; have\n" +
+		Long: "Wait until every placement group of the namespace has all of its copies. Have\n" +
 			"janitors scrub it, which repairs copies that differ and recalls memory that sessions\n" +
-			"left behind; then read every replica and check that all replicas hold the same\n" +
-			"words and records; that headers, words and records are good and belong where they\n" +
-			"are; that no key is there twice and no two records overlap; and that all memory that\n" +
-			"was granted is linked.\n\n" +
+			"left behind. Then read every replica, and check:\n\n" +
+			"  all replicas hold the same words and records\n" +
+			"  headers, words and records are good and belong where they are\n" +
+			"  no key is there twice, and no two records overlap\n" +
+			"  all memory that was granted is linked\n\n" +
 			"The store may be in use: what changes while it is looked at is read again, and\n" +
-			"counted as busy if it does not rest; memory that other sessions hold is counted\n" +
+			"counted as busy if it does not rest. Memory that other sessions hold is counted\n" +
 			"apart. With --no-repair nothing is changed and nothing waited for but the copies.\n" +
-			"With --repair records of which no copy is good are freed, too: their keys, of which\n" +
-			"get says that they are corrupt, are gone afterwards.\n" +
+			"With --repair records without a good copy are freed, too. get calls their keys\n" +
+			"corrupt; afterwards they are gone.\n" +
 			"Exit status 1 if something is wrong.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -49,7 +50,7 @@ func (a *app) checkCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
-	c.Flags().BoolVar(&free, "repair", false, "also free records of which no copy is good")
+	c.Flags().BoolVar(&free, "repair", false, "also free records without a good copy")
 	c.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to go on waiting while nothing changes")
 	return c
 }

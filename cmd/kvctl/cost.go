@@ -16,11 +16,10 @@ func (a *app) costCommand() *cobra.Command {
 	c := changes(&cobra.Command{
 		Use:   "cost",
 		Short: "Measure round trips and verbs of every operation, and compare them with the table",
-		Long: "Run every operation on keys of its own, count its round trips (RTT) and verbs, and\n" +
-			"compare them with the cost table of docs/protocol.md for as many replicas (r) as the\n" +
-			"namespace has; + are verbs that follow the answer; the table's other columns are shown beside. Shown is " +
-			"the most frequent\n" +
-			"count of the trials. Exit status 1 if one differs.",
+		Long: "Run every operation on keys of its own, and count its round trips (RTT) and verbs.\n" +
+			"Compare them with the cost table of docs/protocol.md, for the namespace's number of\n" +
+			"replicas (r). + are verbs that follow the answer. The table's other columns are shown\n" +
+			"beside. Shown is the most frequent count of the trials. Exit status 1 if one differs.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -26,10 +26,10 @@ func (a *app) duCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "du",
 		Short: "Show how many bytes keys take, by their prefix",
-		Long: "Read the index and the heads of all records, as bigkeys does, and add up records by the\n" +
+		Long: "Read the index and the heads of all records, as bigkeys does. Add up records by the\n" +
 			"first --depth parts of their keys behind --prefix. A part ends with one of the\n" +
-			"characters of --separators; a key with fewer parts counts with those that it has, so\n" +
-			"that each key counts once. A record is key, value and 32 bytes. Records that changed\n" +
+			"characters of --separators. A key with fewer parts counts with those that it has:\n" +
+			"each key counts once. A record is key, value and 32 bytes. Records that changed\n" +
 			"while they were looked at are only counted. Beyond 100,000 prefixes, others are\n" +
 			"added up in one line.",
 		Args:    cobra.NoArgs,
@@ -52,7 +52,7 @@ func (a *app) duCommand() *cobra.Command {
 	f.StringVar(&prefix, "prefix", "", "only keys that begin with this")
 	f.IntVar(&o.depth, "depth", 1, "parts of keys that are told apart, 0: one line for all")
 	f.StringVar(&o.separators, "separators", "/:", "characters that end a part of a key")
-	f.IntVar(&o.top, "top", 50, "list so many prefixes, the largest")
+	f.IntVar(&o.top, "top", 50, "how many prefixes to list, the largest")
 	return c
 }
 

@@ -29,7 +29,7 @@ func (a *app) dumpCommand() *cobra.Command {
 		Use:   "dump [KEY]",
 		Short: "Print remote bytes with their meaning",
 		Long: "Print, from one replica's memory, the region header, the group that KEY hashes to\n" +
-			"and every record there that may be KEY's; or what stands at an offset.\n" +
+			"and every record there that may be KEY's. With --offset print what stands there.\n" +
 			"Exit status 1 if no record of KEY is found.",
 		Args:    cobra.MaximumNArgs(1),
 		GroupID: "tools",

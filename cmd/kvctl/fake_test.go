@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // fakeDirectory answers what a test tells it to, over gRPC.
@@ -44,10 +44,7 @@ func (f *fakeDirectory) serve(t *testing.T, with ...grpc.ServerOption) string {
 // serveGRPC serves what register registers, and returns its address.
 func serveGRPC(t *testing.T, register func(*grpc.Server), with ...grpc.ServerOption) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer(with...)
 	register(s)
 	var wg sync.WaitGroup

@@ -42,9 +42,9 @@ func (a *app) gatewaysCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "gateways",
 		Short: "List gateways; their clients and slow commands; end a client's connection",
-		Long: "List the gateways of the store, as the directory knows them: where other gateways and\n" +
-			"operators call them (listen-peers), where clients connect, and what their clients do.\n" +
-			"Commands/s is of --interval; hits are the part of lookups that found their key, and slow\n" +
+		Long: "List the gateways of the store, as the directory knows them. Shown is where other gateways\n" +
+			"and operators call them (listen-peers), where clients connect, and what these do.\n" +
+			"Commands/s is of --interval. Hits are the part of lookups that found their key. Slow are\n" +
 			"the commands that have been in the slow log, since the gateway's start.\n\n" +
 			"kvctl asks each gateway itself. A gateway with listen-peers: off is not listed, and one\n" +
 			"that listens on loopback answers on its own machine alone. With TLS operators alone may ask.",
@@ -71,7 +71,7 @@ func (a *app) gatewaysCommand() *cobra.Command {
 			})
 		},
 	}
-	slow.Flags().Uint32VarP(&count, "last", "n", count, "show the latest so many; 0: all that are kept")
+	slow.Flags().Uint32VarP(&count, "last", "n", count, "how many to show, the latest; 0: all that are kept")
 	c.AddCommand(slow, &cobra.Command{
 		Use:   "clients GATEWAY",
 		Short: "List the connections to a gateway",
@@ -86,8 +86,8 @@ func (a *app) gatewaysCommand() *cobra.Command {
 	}, changes(&cobra.Command{
 		Use:   "kill GATEWAY ID",
 		Short: "End a client's connection to a gateway",
-		Long: "End a connection, by its number in kvctl gateways clients, as CLIENT KILL ID does: what it\n" +
-			"was performing may have happened, and most clients connect again. The gateway's log says who did it.",
+		Long: "End a connection, by its number in kvctl gateways clients, as CLIENT KILL ID does. Its\n" +
+			"command under way may have happened, and most clients connect again. The gateway's log says who did it.",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeGateway(),
 		RunE: func(cmd *cobra.Command, args []string) error {

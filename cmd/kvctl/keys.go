@@ -176,11 +176,11 @@ func (a *app) delCommand() *cobra.Command {
 		Use:   "del [KEY...]",
 		Short: "Delete keys: those named, those on stdin, or all with a prefix",
 		Long: "Delete keys. Without arguments and --prefix, those on stdin, one a line, as scan prints\n" +
-			"them: kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
+			"them. kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
 			"A line that begins with a quote is quoted as in Go. --prefix deletes every key that\n" +
 			"begins so, and prints how many they were. Damaged records stay: see flush.\n" +
-			"--lost is for a key whose memory is so damaged that no copy tells whose record it is, and\n" +
-			"that get and put call corrupt therefore: it frees what may be the key's record.",
+			"--lost is for a key whose memory is so damaged that no copy tells whose record it is. get\n" +
+			"and put call such a key corrupt. --lost frees what may be the key's record.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			byVersion := cmd.Flags().Changed("version")
@@ -452,8 +452,8 @@ func (a *app) scanCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scan",
 		Short: "List keys, in no particular order",
-		Long: "List keys, in the order of their hashes: one a line, quoted as in Go if it is not\n" +
-			"printable or begins with a quote, so that del and mget read what scan prints.\n" +
+		Long: "List keys, one a line, in the order of their hashes. A key is quoted as in Go if it is\n" +
+			"not printable or begins with a quote. So del and mget read what scan prints.\n" +
 			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o " +
 			"json one object a line.\n" +
 			"With --long it has all that is kept of a key, and every key unless --limit says\notherwise: kvctl pipe " +
@@ -528,7 +528,7 @@ func (a *app) scanCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
 	c.Flags().StringVar(&pattern, "pattern", "", `only keys that match this as Redis has it: * ? [a-z] [^a] \x`)
-	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all, as without it --long -o json does")
+	c.Flags().IntVar(&limit, "limit", 100, "how many keys to list at most; 0: all, as without it --long -o json does")
 	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
 	return c
 }
@@ -601,11 +601,11 @@ func leftOut(left []error) error {
 	return fmt.Errorf("what is here was left out: %w", errors.Join(left...))
 }
 
-// Bounds of what a completion of keys looks at, and offers.
-const (
-	completeFor  = 500 * time.Millisecond
-	completeMost = 100
-)
+// completeMost bounds what a completion of keys offers.
+const completeMost = 100
+
+// completeFor bounds how long a completion of keys looks for them. Tests on a busy machine set it before they start.
+var completeFor = 500 * time.Millisecond
 
 // completeKey suggests keys that begin with the word typed so far: those that are
 // found in the time that it takes to wait for. Keys that a line of text cannot hold

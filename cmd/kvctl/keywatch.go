@@ -30,7 +30,7 @@ func (a *app) watchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "watch {KEY | --prefix PREFIX}",
 		Short: "Print how a key, or those with a prefix, change",
-		Long: "Look at a key, or at all keys with a prefix, every --interval and print those whose\n" +
+		Long: "Look at a key, or at all keys with a prefix, every --interval. Print those whose\n" +
 			"version is another one than at the look before. The store tells nobody of changes:\n" +
 			"this polls, each time by a read that is validated. So changes between two looks are\n" +
 			"seen as one, and a key that was there between them only is not seen at all. With\n" +
@@ -70,7 +70,7 @@ func (a *app) watchCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&prefix, "prefix", "", "all keys that begin with this; empty: all")
 	f.DurationVar(&o.interval, "interval", time.Second, "time between two looks")
-	f.IntVar(&o.count, "count", 0, "print so many changes; 0: until interrupted")
+	f.IntVar(&o.count, "count", 0, "how many changes to print; 0: until interrupted")
 	f.IntVar(&o.limit, "limit", 10_000, "with --prefix, keys that are remembered at most")
 	return c
 }

@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		main()
 	}
+	completeFor = time.Minute
 	goleak.VerifyTestMain(m)
 }
 

@@ -35,11 +35,11 @@ while it is used.
 
 A limit below what sessions hold already takes nothing back at once: they get no
 more. Copies are made, or given up, one placement group after the other; kvctl
-status shows how many have theirs. More copies than there are memory nodes with
-room for them, in failure domains of their own where memory nodes have such a
-label, are refused. The directory spreads it over as many memory nodes as are given,
-as far as they have room, and no more; it cannot be on fewer than it is. Quotas that are not given stay as they are, and one below what
-is in use takes nothing back. Sessions of the former owner are ended at once, unless
+status shows how many have theirs. Each copy needs a memory node with room for it,
+in a failure domain of its own where memory nodes have such a label. More copies are
+refused. The directory spreads it over --nodes memory nodes that have room, and no
+more; it cannot be on fewer than it is. Quotas that are not given stay as they are,
+and one below what is in use takes nothing back. Sessions of the former owner are ended at once, unless
 the access list lets it in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
@@ -96,7 +96,7 @@ the access list lets it in.`,
 	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
 	c.Flags().Uint32Var(&nodes, "nodes", 0, "memory nodes to be on, from now on; kvctl status shows when it is; 0: "+
 		"as it is")
-	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until everything has that number of copies, and show how far it is")
 	dryFlag(c, &dry)
 	return c
 }
@@ -162,7 +162,7 @@ func (a *app) namespaceDeleteCommand() *cobra.Command {
 		Short: "Delete a namespace with all its keys",
 		Long: `Delete a namespace with all its keys. Its name has to be typed, or given once more
 with --yes. Sessions that live in it, a gateway's for example, are a reason to
-refuse; with --end-sessions they are ended, and their operations fail from then on.
+refuse. With --end-sessions they are ended, and their operations fail from then on.
 It waits until the namespace is gone. Memory nodes have its memory back at once,
 one that is down when it comes back.`,
 		Args:              cobra.ExactArgs(1),

@@ -79,8 +79,8 @@ func (a *app) namespaceCommand() *cobra.Command {
 		"number of copies if one is given")
 	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 if two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
-	f.Uint32Var(&req.Nodes, "nodes", 0, "memory nodes to be on, for good; 0: as many as its limit needs, or 8 "+
-		"without one, and further ones as it fills; all, if there are no more than 8")
+	f.Uint32Var(&req.Nodes, "nodes", 0, "memory nodes to be on, for good; 0: those that its limit needs, or "+
+		"8 without one, and others as it fills. All, if there are 8 at most")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
 	quota.add(f)
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")

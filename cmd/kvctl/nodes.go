@@ -27,7 +27,7 @@ func (a *app) nodesCommand() *cobra.Command {
 		Short: "Take a memory node into use: undo its drain, wait until it is up, rebalance",
 		Long: "A memory node adds itself when `kvd memnode --name NODE` is started, and takes new\n" +
 			"namespaces and lost copies from then on. add undoes a drain of it, if there is\n" +
-			"one, waits until it is up, and rebalances every namespace, so that it gets its\n" +
+			"one, waits until it is up, and rebalances every namespace. So it gets its\n" +
 			"share of the keys that are there already. A node that was never started is\n" +
 			"refused, unless --for says how long to wait for it.",
 		Args:              cobra.ExactArgs(1),
@@ -110,9 +110,9 @@ func (a *app) giveUpCommand() *cobra.Command {
 		Short: "Stop waiting for a silent memory node: what it holds counts as lost",
 		Long: "Declare a memory node lost that has not been heard for a lease. The store does that\n" +
 			"by itself if others have copies of all that it holds. If it keeps its memory and has\n" +
-			"the only copy of something, the store waits until it is back (kvctl status says so),\n" +
-			"and for ever unless last-copy-wait ends that. If its memory is gone, give it up: keys\n" +
-			"without another copy are gone then. A node that is heard is refused.",
+			"the only copy of something, the store waits until it is back (kvctl status says so).\n" +
+			"It waits without end unless last-copy-wait says how long. If its memory is gone, give\n" +
+			"it up: keys without another copy are gone then. A node that is heard is refused.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {

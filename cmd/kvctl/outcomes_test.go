@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +19,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A wrong command line is status 2, also if cobra alone knows what is wrong.
@@ -38,6 +37,15 @@ func TestUsage(t *testing.T) {
 	} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" ||
 			strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("kvctl %s: %+v", line, r)
+		}
+	}
+	for line, says := range map[string]string{
+		"--directory= get k":                   "--directory is empty: want host:port",
+		"--insecure --directory nowhere get k": `--directory "nowhere": want host:port`,
+		"--insecure --directory a:1,b get k":   `--directory "b": want host:port`,
+	} {
+		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || !strings.Contains(r.stderr, says) {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
@@ -81,10 +89,7 @@ func TestNothingWasDone(t *testing.T) {
 // was asked; nor did a change of the cluster that was still to be asked for.
 func TestSessionNeverOpened(t *testing.T) {
 	m := &mute{}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer()
 	dirpb.RegisterDirectoryServer(s, m)
 	var wg sync.WaitGroup
@@ -197,7 +202,7 @@ func TestInterruptedInput(t *testing.T) {
 // exits waits until the command has ended with a status.
 func (x *terminal) exits(code int) {
 	x.t.Helper()
-	kill := time.AfterFunc(waiting.Limit, func() { _ = x.cmd.Process.Kill() })
+	kill := time.AfterFunc(testutil.Limit, func() { _ = x.cmd.Process.Kill() })
 	defer kill.Stop()
 	_ = x.cmd.Wait() // its state says how
 	if got := x.cmd.ProcessState.ExitCode(); got != code {

@@ -37,11 +37,11 @@ func (a *app) perfCommand() *cobra.Command {
 		Use:   "perf",
 		Short: "Measure latency and bandwidth of each verb, without the store",
 		Long: "Measure READ, WRITE, CMP_AND_SWP and FETCH_ADD of one provider between two\n" +
-			"processes of this machine, as perftest's ib_read_lat and ib_read_bw do: latency\nwith one verb at a " +
-			"time, bandwidth with chains of --depth. No store is needed.\n\n" +
-			"Latency is the time from one post to the next, the completion being waited for by\npolling, as perftest " +
-			"does; after " + verbperf.Spin.String() + " without one (over tcp at once) the wait sleeps\nuntil there " +
-			"is a completion.\n\n" +
+			"processes of this machine, as perftest's ib_read_lat and ib_read_bw do. Latency is\n" +
+			"with one verb at a time, bandwidth with chains of --depth. No store is needed.\n\n" +
+			"Latency is the time from one post to the next. The completion is waited for by\n" +
+			"polling, as perftest does. After " + verbperf.Spin.String() + " without one (over tcp at once)\n" +
+			"the wait sleeps until there is a completion.\n\n" +
 			"--verbs PINGPONG measures WRITE as ib_write_lat does (WRITE_PINGPONG): half the\ntime of a WRITE there " +
 			"and one back, each seen by polling memory. It keeps a\nprocessor busy on either side, and the passive " +
 			"side connects back.\n\n" +

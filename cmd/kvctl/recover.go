@@ -84,7 +84,7 @@ func (a *app) kvd() (string, error) {
 	path, err := exec.LookPath("kvd")
 	if err != nil {
 		return "", &exitError{exitOther, fmt.Errorf("this needs the program kvd, which is neither at %s nor on the "+
-			"PATH (%w); nothing was done: run it on the machine of the directory node", beside, err)}
+			"PATH (%w); nothing was done. Run it on the machine of the directory node", beside, err)}
 	}
 	return path, nil
 }

@@ -26,13 +26,14 @@ func (a *app) restartCommand() *cobra.Command {
 			"wait until it does. It is the program that lies now where the last one was started from,\n" +
 			"so this is how one is upgraded. Nothing is lost. Operations on what it holds wait for\n" +
 			"it; it may take 30 s before the directory calls it lost.\n\n" +
-			"It is refused if the memory node has keep off; and if its settings file says now that it lends less\n" +
-			"than its regions need, another name, or what cannot be read. The process that serves goes on then.\n\n" +
-			"With --leave nobody waits for the restart: the memory node leaves its placement groups first,\n" +
-			"which have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
+			"It is refused if the memory node has keep off. It is also refused if its settings file says now\n" +
+			"that it lends less than its regions need, another name, or what cannot be read. The process that\n" +
+			"serves goes on then.\n\n" +
+			"With --leave nobody waits for the restart: the memory node leaves its placement groups first.\n" +
+			"They have a copy less until it has joined again, and kvctl waits for that. It is refused if\n" +
 			"it has the only copy of something.\n\n" +
 			"With --binary it is another program, for this restart and those after it. kvctl has to run on the\n" +
-			"memory node's machine, as root or its user; the program must be a regular file that one of them owns\n" +
+			"memory node's machine, as root or its user. The program must be a regular file that one of them owns\n" +
 			"and nobody else may write. If it does not come up, a process of the one before it serves again.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),

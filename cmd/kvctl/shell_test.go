@@ -23,7 +23,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestWords(t *testing.T) {
@@ -156,7 +156,7 @@ func (x *terminal) types(keys string) {
 // too short.
 func (x *terminal) completes(s string) {
 	x.t.Helper()
-	for end := time.Now().Add(waiting.Limit); ; {
+	for end := time.Now().Add(testutil.Limit); ; {
 		x.types("\t")
 		if x.shows(s, 2*time.Second) {
 			return
@@ -170,7 +170,7 @@ func (x *terminal) completes(s string) {
 // taken waits until no signal of this number waits for the process.
 func (x *terminal) taken(s syscall.Signal) {
 	x.t.Helper()
-	for end := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
+	testutil.Until(x.t, fmt.Sprintf("signal %v is taken", s), func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", x.cmd.Process.Pid))
 		if err != nil {
 			x.t.Fatal(err)
@@ -181,31 +181,24 @@ func (x *terminal) taken(s syscall.Signal) {
 		if err != nil {
 			x.t.Fatal(err)
 		}
-		if pending&(1<<(s-1)) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			x.t.Fatalf("signal %v waits", s)
-		}
-	}
+		return pending&(1<<(s-1)) == 0
+	})
 }
 
 // cooked waits until a command has the terminal: what is typed before is for the
 // shell.
 func (x *terminal) cooked() {
 	x.t.Helper()
-	for end := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
+	testutil.UntilNone(x.t, "a command has the terminal", func() string {
 		m, err := unix.IoctlGetTermios(int(x.tty.Fd()), unix.TCGETS)
 		if err != nil {
 			x.t.Fatal(err)
 		}
 		if m.Lflag&unix.ICANON != 0 {
-			return
+			return ""
 		}
-		if time.Now().After(end) {
-			x.t.Fatalf("the terminal is the shell's: %q", x.text())
-		}
-	}
+		return fmt.Sprintf("the shell has it: %q", x.text())
+	})
 }
 
 // ends waits until the shell has ended, and wants status 0.
@@ -218,7 +211,7 @@ func (x *terminal) ends() {
 		if err != nil {
 			x.t.Fatalf("%v: %s", err, x.text())
 		}
-	case <-time.After(waiting.Limit):
+	case <-time.After(testutil.Limit):
 		_ = x.cmd.Process.Kill()
 		<-done
 		x.t.Fatalf("does not end: %q", x.text())

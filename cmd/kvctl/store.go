@@ -113,6 +113,14 @@ func (a *app) debugLog() *slog.Logger {
 
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
+	if len(directory) == 0 {
+		return nil, usagef("--directory is empty: want host:port of a directory node")
+	}
+	for _, addr := range directory {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return nil, usagef("--directory %q: want host:port, such as 10.0.0.11:7400", addr)
+		}
+	}
 	log := a.debugLog()
 	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.mapping, Logger: log,
 		AttemptTimeout: min(a.timeout, 2*time.Second)}

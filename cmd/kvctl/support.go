@@ -41,11 +41,13 @@ func (a *app) supportCommand() *cobra.Command {
 	bundle := &cobra.Command{
 		Use:   "bundle FILE",
 		Short: "Write the store's state, metrics, logs and profiles to a file (.tar.gz)",
-		Long: "Write what somebody needs who is to find out what is wrong with the store: its state as\n" +
-			"kvctl status -o json has it; metrics of each process that --http names, and profiles of\n" +
-			"its goroutines and heap with --profiles; the last 8 MiB of each log that --log names.\n\n" +
-			"No values, keys or secrets are in it. Of logs only those lines are taken that kvd wrote,\n" +
-			"and of these the time, the level, the message, and fields that are numbers or name a\n" +
+		Long: "Write what somebody needs who is to find out what is wrong with the store:\n\n" +
+			"  its state, as kvctl status -o json has it\n" +
+			"  metrics of each process that --http names\n" +
+			"  profiles of its goroutines and heap, with --profiles\n" +
+			"  the last 8 MiB of each log that --log names\n\n" +
+			"No values, keys or secrets are in it. Lines of logs that kvd did not write are left out. The\n" +
+			"others are cut to the time, the level, the message, and fields that are numbers or name a\n" +
 			"part of the store. Names of namespaces, memory nodes and clients, addresses and\n" +
 			"identities are in it: look at it before it leaves the house.\n\n" +
 			"A source that does not answer is left out; exit status 1 tells, and the bundle says which.\n" +

@@ -110,8 +110,8 @@ func (a *app) namespaceGrantCommand() *cobra.Command {
 	return changes(&cobra.Command{
 		Use:   "grant NAME WHO read|write|admin",
 		Short: "Give an identity or a group a right in a namespace",
-		Long: `Give an identity or a group a right in a namespace, in the place of the one it had:
-read; write, and read; or admin, which is to grant and revoke as well. If that is less,
+		Long: `Give an identity or a group a right in a namespace, in the place of the one it had.
+write includes read, and admin is to grant and revoke as well. If that is less,
 sessions that need more are ended at once. Operators may, and those with admin.
 
 ` + whoHelp,

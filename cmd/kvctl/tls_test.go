@@ -16,15 +16,12 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A command that runs for long, such as the shell, shows and believes what its files of certificates hold now.
 func TestTLSFilesAreFollowed(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	addr := lis.Addr().String()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -70,7 +67,7 @@ func TestTLSFilesAreFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve(fresh)
-	for end := time.Now().Add(waiting.Limit); ; { // the files are looked at once a second
+	for end := time.Now().Add(testutil.Limit); ; { // the files are looked at once a second
 		if err = ask(); err == nil {
 			break
 		}

@@ -20,12 +20,12 @@ func (a *app) tokenKeysCommand() *cobra.Command {
 		Use:   "rotate",
 		Short: "Make a new key for session tokens, while the store is used",
 		Long: `Make a new key for session tokens, while the store is used. The directory signs with it
-once every memory node that is up has it, and gives sessions new tokens; the key
+once every memory node that is up has it, and gives sessions new tokens. The key
 before it is good until the next time. So a key that leaked is good for nothing after
 two rotations. No connection ends, and no operation fails.
 
 It is refused while a memory node that is up, or a session that lives, has not taken
-over the present key; kvctl keys show names them. That takes up to 0.3 s, and 2 s if
+over the present key. kvctl keys show names them. That takes up to 0.3 s, and 2 s if
 another directory node has just begun to lead.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -26,8 +26,8 @@ func (a *app) topCommand() *cobra.Command {
 		Long: "Show the verdict on the store, its memory nodes, the memory of its namespaces and its\n" +
 			"sessions, the youngest first, every --interval. On a terminal each view takes the place\n" +
 			"of the one before; elsewhere they follow each other, by default one alone. CPU % is of\n" +
-			"one CPU, what a memory node spends on the data path since the view before: 0 over\n" +
-			"RDMA, and - where it is not known. With -o json a view is one line.\n\n" + memoryHelp,
+			"one CPU, what a memory node spends on the data path since the view before. It is 0\n" +
+			"over RDMA, and - where it is not known. With -o json a view is one line.\n\n" + memoryHelp,
 		Args:    cobra.NoArgs,
 		GroupID: "cluster",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,9 +49,9 @@ func (a *app) topCommand() *cobra.Command {
 	f := c.Flags()
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two views")
 	f.IntVar(&o.count, "count", 0,
-		"end after so many views; 0: when interrupted, or after one if stdout is no terminal")
+		"how many views to show; 0: until interrupted, or one if stdout is no terminal")
 	topFlag(c, &o.sessions)
-	f.Lookup("top").Usage = "list so many sessions"
+	f.Lookup("top").Usage = "how many sessions to list"
 	return c
 }
 

@@ -15,13 +15,11 @@ func (a *app) txnCommand() *cobra.Command {
 		Use:   "txn {put KEY VALUE|- | del KEY | require KEY VERSION|present|absent}...",
 		Short: "Put, delete and require keys in one step: all of it happens, or nothing",
 		Long: "Put, delete and require keys in one step: all of it happens at one instant, or nothing does.\n\n" +
-			"require KEY VERSION is fulfilled if the key has that version, as put, get and mget print it, at that\n" +
-			"instant; present if there is such a key; absent if not. A key may be required and put or deleted, too. " +
-			"del\n" +
-			"without a requirement does not mind whether the key is there. The value of one put may come from stdin " +
-			"(-).\n" +
-			"Printed is each key with its version afterwards, - for none. Exit status 1 if a requirement is not " +
-			"fulfilled.\n\n" +
+			"require KEY VERSION is fulfilled if the key has that version, as put, get and mget print it, at\n" +
+			"that instant. present is fulfilled if there is such a key, absent if not. A key may be required and\n" +
+			"put or deleted, too. del without a requirement does not mind whether the key is there. The value of\n" +
+			"one put may come from stdin (-). Printed is each key with its version afterwards, - for none. Exit\n" +
+			"status 1 if a requirement is not fulfilled.\n\n" +
 			"  kvctl txn require from 1764148823961337857 put from 90 put to 110 del order:7",
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -147,7 +147,7 @@ func (t *top[T]) add(v T) {
 // maxTop bounds what bigkeys and hotkeys list.
 const maxTop = 10_000
 
-func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "list so many keys") }
+func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "how many keys to list") }
 
 func checkTop(n int) error {
 	if n < 1 || n > maxTop {
@@ -162,7 +162,7 @@ func (a *app) bigkeysCommand() *cobra.Command {
 		Use:   "bigkeys",
 		Short: "Find the largest keys of the namespace",
 		Long: "Read the index and the heads of all records, and list the largest records, how many\n" +
-			"there are of which size, and their sum. A record is key, value and 32 bytes; the\n" +
+			"there are of each size, and their sum. A record is key, value and 32 bytes; the\n" +
 			"place that it has is at most a sixteenth longer. Records that changed while they\n" +
 			"were looked at are only counted.",
 		Args:    cobra.NoArgs,
@@ -325,9 +325,9 @@ func (a *app) hotkeysCommand() *cobra.Command {
 		Short: "Find the most used keys of a namespace of mode cache",
 		Long: "Read what clients note of the use of keys, to know what to evict, and list the\n" +
 			"keys of the highest counts. A count grows by the same with every use, up to 4095,\n" +
-			"and fades with time: it stands as of the last use that was noted, Idle ago. A client notes\n" +
+			"and fades with time. It stands as of the last use that was noted, Idle ago. A client notes\n" +
 			"uses late, several at once, be it a gateway or a program with the library.\n\n" +
-			"Only namespaces of mode cache have counts. Of a namespace of mode store each client knows\n" +
+			"Only namespaces of mode cache have counts. In a namespace of mode store each client knows\n" +
 			"its own uses: a gateway with hot-keys shows them on its page, a program asks Client.HotKeys.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -360,7 +360,7 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
 			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode "+
-				"cache; ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
+				"cache. Ask the clients: a gateway's page with hot-keys, a program's Client.HotKeys",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {

@@ -75,7 +75,7 @@ func (a *app) statCommand() *cobra.Command {
 		},
 	}
 	c.Flags().DurationVar(&every, "interval", time.Second, "time between two lines")
-	c.Flags().IntVar(&count, "count", 0, "print so many lines; 0: until interrupted")
+	c.Flags().IntVar(&count, "count", 0, "how many lines to print; 0: until interrupted")
 	return c
 }
 
@@ -261,7 +261,7 @@ func (a *app) latencyCommand() *cobra.Command {
 	f.BoolVar(&o.history, "history", false, "a line for every interval")
 	f.DurationVar(&o.pause, "pause", 10*time.Millisecond, "time between two GETs")
 	f.DurationVar(&o.duration, "duration", 0, "end after so long")
-	f.IntVar(&o.count, "count", 0, "end after so many GETs")
+	f.IntVar(&o.count, "count", 0, "how many GETs to perform")
 	return c
 }
 

@@ -20,7 +20,7 @@ const (
 // tables are what a gateway shows people.
 func (g *runningGateway) tables() []httpd.Table {
 	all := []httpd.Table{costsTable(g.redis.Costs()), g.evictionsTable()}
-	if g.o.hotKeys {
+	if g.o.settings.HotKeys {
 		all = append(all, hotKeysTable(g.redis.HotKeys()))
 	}
 	return all

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // p99 is of n questions, one after the other.
@@ -210,16 +212,14 @@ func TestMaxPerAddress(t *testing.T) {
 		// Those whose handshake is not over give way to each other.
 		counted := regexp.MustCompile(fmt.Sprintf(`(?m)^kvd_listener_connections_refused_total\{listener="%s",reason="(address|handshake)"\} [1-9]`, x.name))
 		open := regexp.MustCompile(fmt.Sprintf(`(?m)^kvd_listener_connections\{listener="%s"\} (\d+)$`, x.name))
-		for until := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		testutil.UntilNone(t, fmt.Sprintf("%s: %d are open, and refused ones counted", x.name, most), func() string {
 			page := metricsOf(t, x.p.kv["http"])
 			n := open.FindStringSubmatch(page)
 			if counted.MatchString(page) && n != nil && n[1] == fmt.Sprint(most) {
-				break
+				return ""
 			}
-			if time.Now().After(until) {
-				t.Fatalf("%s: %v are open, want %d, and refused ones counted", x.name, n, most)
-			}
-		}
+			return fmt.Sprintf("open: %v", n)
+		})
 		for _, c := range conns {
 			_ = c.Close()
 		}

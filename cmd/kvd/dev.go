@@ -106,9 +106,10 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"},
-		memcached: c.MemcachedDB, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections,
-		servers: l.servers(), buffers: int64(c.BufferMemory), listenPeers: peersOf(l), log: log})
+	settings := config.DefaultGateway()
+	settings.Directory, settings.Databases = s.Directory(), []string{"cache", "default"}
+	settings.MemcachedDatabase, settings.BufferMemory, settings.ListenPeers = c.MemcachedDB, c.BufferMemory, peersOf(l)
+	g, err := openGateway(ctx, gatewayOptions{settings: settings, servers: l.servers(), devices: s.Devices(), log: log})
 	if err != nil {
 		return err
 	}

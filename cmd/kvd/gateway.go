@@ -103,17 +103,8 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(func() error { return providers.Close(devices) })
-	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.DatabaseNames(), memcached: c.MemcachedDatabase, password: c.Password,
-		passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
-		itemSize: int(c.MemcachedItemSize),
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory),
-		scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
-		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys,
-		trackingCheck: c.TrackingCheck, cluster: c.RedisCluster,
-		slowTime: cmp.Or(c.SlowlogTime, time.Nanosecond), slowLen: c.SlowlogMaxLen, hotKeys: c.HotKeys,
-		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, otlp: otlp, log: log,
-	})
+	g, err := openGateway(ctx, gatewayOptions{settings: c, servers: l.servers(), devices: devices, tls: creds,
+		otlp: otlp, log: log})
 	if err != nil {
 		return err
 	}
@@ -263,34 +254,14 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", path)
 }
 
+// gatewayOptions are what a gateway needs besides its listeners.
 type gatewayOptions struct {
-	directory         []string
-	databases         []string
-	memcached         string // namespace; empty: the first of databases
-	password          string
-	passwordFile      string // gateway.Options.PasswordFile
-	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
-	itemSize          int    // memcached.Options.MaxValueBytes
-	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened
-	// for.
-	maxConns, maxPerAddr, servers int
-	buffers                       int64 // bytes; of both servers together
-	listenPeers, advertisePeers   string
-	trackingKeys                  int           // gateway.Options.TrackingKeys
-	trackingCheck                 time.Duration // and TrackingCheck
-	slowTime                      time.Duration // gateway.Options.SlowLogTime
-	slowLen                       int           // and SlowLogLen
-	hotKeys                       bool          // gateway.Options.HotKeys
-	cluster                       bool          // gateway.Options.Cluster
-	devices                       []*rdma.Device
-	provider                      string // empty: any
-	tls                           *tls.Config
-	identity                      config.Identity
-	otlp                          *telemetry
-	log                           *slog.Logger
-
-	scriptTime   time.Duration // gateway.Options.ScriptTimeout
-	scriptMemory int           // gateway.Options.ScriptMemory
+	settings *config.Gateway // valid; only read
+	servers  int             // how many servers, Redis's and memcached's, are listened for
+	devices  []*rdma.Device
+	tls      *tls.Config
+	otlp     *telemetry
+	log      *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every namespace.
@@ -318,58 +289,83 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			g = nil
 		}
 	}()
+	c := o.settings
+	databases := c.DatabaseNames()
 	var dbs []gateway.Database
-	for _, name := range o.databases {
-		c, err := g.open(ctx, name)
+	for _, name := range databases {
+		cl, err := g.open(ctx, name)
 		if err != nil {
 			return g, err
 		}
-		dbs = append(dbs, gateway.Database{Name: name, Client: c})
+		dbs = append(dbs, gateway.Database{Name: name, Client: cl})
 	}
-	mcName := cmp.Or(o.memcached, o.databases[0])
+	mcName := cmp.Or(c.MemcachedDatabase, databases[0])
 	mc, err := g.open(ctx, mcName)
 	if err != nil {
 		return g, err
 	}
-	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
+	budget := netsrv.NewBudget(int64(c.BufferMemory)) // of both servers together
+	maxConns := connLimit(c.MaxConnections, o.servers, true, o.log)
 	if err := g.openPeers(ctx, dbs, budget); err != nil {
 		return g, err
 	}
-	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys,
-		TrackingCheck: o.trackingCheck, SlowLogTime: o.slowTime, SlowLogLen: o.slowLen, HotKeys: o.hotKeys,
-		Cluster: o.cluster, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile,
-		MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime,
-		ScriptMemory: o.scriptMemory, Answered: o.otlp.answered("redis", ""), Version: versionText(),
-		Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{
+		Databases:     dbs,
+		Password:      c.Password,
+		PasswordFile:  c.PasswordFile,
+		ACLFile:       c.ACLFile,
+		MaxConns:      maxConns,
+		MaxPerAddr:    c.MaxPerAddress,
+		Budget:        budget,
+		ScriptTimeout: c.ScriptTimeout,
+		ScriptMemory:  int(c.ScriptMemory),
+		Peers:         g.peers,
+		TrackingKeys:  c.TrackingKeys,
+		TrackingCheck: c.TrackingCheck,
+		SlowLogTime:   cmp.Or(c.SlowlogTime, time.Nanosecond), // 0 is a default there, and here every command
+		SlowLogLen:    c.SlowlogMaxLen,
+		HotKeys:       c.HotKeys,
+		Cluster:       c.RedisCluster,
+		Answered:      o.otlp.answered("redis", ""),
+		Version:       versionText(),
+		Logger:        o.log,
+	}); err != nil {
 		return g, err
 	}
 	var count func(context.Context) (uint64, error)
-	if db := slices.Index(o.databases, mcName); db >= 0 { // whose keys memcached's clients see
+	if db := slices.Index(databases, mcName); db >= 0 { // whose keys memcached's clients see
 		count = func(context.Context) (uint64, error) { return g.redis.KeyCount(db) }
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, Count: count, AuthFile: o.authFile,
-		MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget,
-		Answered: o.otlp.answered("memcached", mcName), Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{
+		Client:        mc,
+		Count:         count,
+		AuthFile:      c.MemcachedAuthFile,
+		MaxValueBytes: int(c.MemcachedItemSize),
+		MaxConns:      maxConns,
+		MaxPerAddr:    c.MaxPerAddress,
+		Budget:        budget,
+		Answered:      o.otlp.answered("memcached", mcName),
+		Logger:        o.log,
+	})
 	return g, err
 }
 
 // openPeers listens for other gateways that serve the same databases, and says where to the directory.
 func (g *runningGateway) openPeers(ctx context.Context, dbs []gateway.Database, budget *netsrv.Budget) error {
-	o := g.o
-	if o.listenPeers == config.Off {
+	c, o := g.o.settings, g.o
+	if c.ListenPeers == config.Off {
 		return nil
 	}
-	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listenPeers)
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.ListenPeers)
 	if err != nil {
 		return fmt.Errorf("listen-peers: %w", err)
 	}
-	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: o.directory, TLS: o.tls, Identities: o.identity.Mapping(),
+	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: o.tls, Identities: c.Identity.Mapping(),
 		Logger: o.log}); err != nil {
 		return errors.Join(err, lis.Close())
 	}
-	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls,
-		Identities: o.identity.Mapping(), Budget: budget, Logger: o.log,
+	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: c.AdvertisePeers, TLS: o.tls,
+		Identities: c.Identity.Mapping(), Budget: budget, Logger: o.log,
 		Meet: func(ctx context.Context, q *dirpb.MeetRequest) (r *dirpb.MeetReply, err error) {
 			for _, d := range dbs { // one that shares its namespace, too: the numbers are to be the same
 				id, err := inside.Of(d.Client).Session(ctx)
@@ -406,9 +402,10 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	defer g.tellOfWaiting(name)()
 	for {
 		c, err := client.Open(ctx, client.Options{
-			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
-			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
-			Identities: client.Identities(g.o.identity), Logger: g.o.log,
+			Directory: g.o.settings.Directory, Namespace: name, Devices: g.o.devices,
+			Provider: g.o.settings.Provider,
+			Name:     fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls,
+			Identities: client.Identities(g.o.settings.Identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,
@@ -442,8 +439,8 @@ const waitTold, waitAgain = time.Second, time.Minute
 func (g *runningGateway) why(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, whyPatience)
 	defer cancel()
-	dir, err := dirclient.Open(
-		dirclient.Options{Addrs: g.o.directory, TLS: g.o.tls, Identities: g.o.identity.Mapping()})
+	c := g.o.settings
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: g.o.tls, Identities: c.Identity.Mapping()})
 	if err != nil {
 		return err
 	}
@@ -472,7 +469,8 @@ func (g *runningGateway) tellOfWaiting(database string) (end func()) {
 			case <-time.After(pause):
 				told = true
 				g.o.log.Warn("waiting for the directory", "database", database, "directory",
-					strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second), "err", g.why(ctx))
+					strings.Join(g.o.settings.Directory, ","), "for", time.Since(began).Round(time.Second), "err",
+					g.why(ctx))
 			case <-ctx.Done():
 				return
 			}

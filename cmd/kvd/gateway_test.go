@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // redis sends commands to a server of Redis's protocol and gives the replies' lines,
@@ -394,11 +395,7 @@ func TestDevMemcachedDatabase(t *testing.T) {
 // afterwards is how it is.
 func TestHTTP(t *testing.T) {
 	env, _ := runtimeDir(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nobody.Close()
+	nobody := testutil.Listen(t) // answers nothing
 	at := freeAddr(t)
 	p := spawn(t, env, "memnode", "--name=m", "--directory="+nobody.Addr().String(), "--http-listen="+at)
 	if _, err := nobody.Accept(); err != nil { // so it has started
@@ -454,26 +451,20 @@ func TestHTTP(t *testing.T) {
 	}{{d, []string{href("memnode m9", m), href("janitor ", j)}},
 		{m, []string{href("directory d7", d), href("janitor ", j)}},
 		{j, []string{href("directory d7", d), href("memnode m9", m)}}} {
-		for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		testutil.UntilNone(t, fmt.Sprintf("the page at %s leads to all of %q", x.p.kv["http"], x.want), func() string {
 			page := read(t, "http://"+x.p.kv["http"]+"/")
 			if !slices.ContainsFunc(x.want, func(w string) bool { return !strings.Contains(page, w) }) {
-				break
+				return ""
 			}
-			if time.Now().After(until) {
-				t.Fatalf("the page at %s does not lead to all of %q:\n%s", x.p.kv["http"], x.want, page)
-			}
-		}
+			return page
+		})
 	}
 }
 
 // TestGatewayWaits: a gateway without a directory says what it waits for.
 func TestGatewayWaits(t *testing.T) {
 	env, _ := runtimeDir(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody answers
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testutil.Listen(t) // where nobody answers
 	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
 	p.says(`msg="waiting for the directory" database=cache directory=`+l.Addr().String(), 1)
 	p.says("it says nothing: is it a directory node's gRPC port?", 1)

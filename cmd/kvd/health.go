@@ -85,9 +85,9 @@ func (a *app) healthCommand() *cobra.Command {
 		Use:   "health ADDR",
 		Short: "Ask a process how it is",
 		Long: `Ask the gRPC health service at ADDR, host:port, of a directory node or a memory node's
-health-listen; or, where ADDR begins with http:// or https://, /readyz of any role's
-http-listen, or /healthz where ADDR ends with that. Exit status 0 says that it serves, 1 that it does not, or does not answer. It
-is what a container without a shell runs as its health check.`,
+health-listen. Where ADDR begins with http:// or https://, ask /readyz of any role's
+http-listen, or /healthz where ADDR ends with that. Exit status 0 says that it serves,
+1 that it does not, or does not answer. It is what a container without a shell runs as its health check.`,
 		Example: `  kvd health 127.0.0.1:7400
   kvd health http://127.0.0.1:7483`,
 		Args: usageArgs(cobra.ExactArgs(1)),

@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
@@ -101,11 +102,12 @@ func (s *keptStore) status() (st *dirpb.StatusReply) {
 // until polls what other processes come to.
 func (s *keptStore) until(what string, there func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); !there(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("no %s\n%s", what, s.m.stderr)
+	testutil.UntilNone(s.t, what, func() string {
+		if there() {
+			return ""
 		}
-	}
+		return "the memory node's log:\n" + s.m.stderr.String()
+	})
 }
 
 // put stores a value, however long that takes.

@@ -38,8 +38,8 @@ import (
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token"
-	"github.com/kvd-project/kvd/internal/waiting"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -72,7 +72,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // process is a kvd that runs.
 type process struct {
@@ -376,10 +376,7 @@ func healthy(t *testing.T, addr string) {
 }
 
 func TestHealth(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	ok := make(chan bool, 1)
 	door, stop, err := serveHealth(lis, nil, identity.Mapping{}, slog.New(slog.DiscardHandler), func() bool {
 		return <-ok
@@ -560,11 +557,7 @@ func TestJobResult(t *testing.T) {
 // A role that still waits for others stops as cleanly as one that serves.
 func TestStopWhileStarting(t *testing.T) {
 	env, dir := runtimeDir(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nobody.Close()
+	nobody := testutil.Listen(t) // answers nothing
 	for _, args := range [][]string{
 		{"memnode", "--name=m", "--directory=" + nobody.Addr().String()},
 		{"janitor", "--directory=" + nobody.Addr().String()},
@@ -586,11 +579,7 @@ func TestStopWhileStarting(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := testutil.Listen(t)
 	addr := taken.Addr().String()
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv("KVD_KEEP", "off") // a worker would be this test again

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvd-project/kvd/internal/otlp"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // withOTLP makes this program, run as kvd, one with the tag otel.
@@ -60,10 +60,7 @@ func startCollector(t *testing.T, hangs bool) (c *collector, endpoint string) {
 	if hangs {
 		c.hang = make(chan struct{})
 	}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	s := grpc.NewServer()
 	collectortrace.RegisterTraceServiceServer(s, c)
 	collectormetrics.RegisterMetricsServiceServer(s, metricsHalf{c: c})

@@ -16,7 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // subscribed is a connection that listens to a channel of a gateway.
@@ -98,7 +98,7 @@ func TestGatewayUncovered(t *testing.T) {
 	defer cancel()
 	for _, want := range []string{"its certificate does not cover 127.0.0.1, where others call it (listen-peers)",
 		"it cannot call 1 of 1 others of its databases"} {
-		waiting.Until(t, want, func() bool {
+		testutil.Until(t, want, func() bool {
 			var st *dirpb.StatusReply
 			err := dir.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) (err error) {
 				st, err = c.Status(ctx, &dirpb.StatusRequest{})

@@ -24,8 +24,8 @@ majority of the directory nodes, or of their data folders, is gone for good. Whi
 
 Entries that the others had committed and this folder does not have are lost: namespaces, settings and
 placement that are newer than it. Without --yes the command says what a folder has, and changes nothing.
-If kvctl status names an entry and a term that memory nodes were told of, take a folder that was led in that
-term up to that entry or a later one. Otherwise, and of several such, take the greatest term, then entry. All sessions end, and clients open others. Memory
+kvctl status may name an entry and a term that memory nodes were told of. Then take a folder that was led in
+that term up to that entry or a later one. Otherwise, and of several such, take the greatest term, then entry. All sessions end, and clients open others. Memory
 nodes say what they hold. Keys of a placement group that they and the folder do not agree on are lost, and
 kvctl status names them. Nothing is written to a placement group before what is linked there has been counted.
 

@@ -10,21 +10,24 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // says waits until the process has logged text n times.
 func (p *process) says(text string, n int) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); strings.Count(p.stderr.String(), text) < n; time.Sleep(5 * time.Millisecond) {
+	testutil.Until(p.t, fmt.Sprintf("it says %q", text), func() bool {
+		if strings.Count(p.stderr.String(), text) >= n {
+			return true
+		}
 		select {
 		case <-p.exited:
 			p.t.Fatalf("it ended: %v", p.cmd.ProcessState)
 		default:
 		}
-		if time.Now().After(end) {
-			p.t.Fatalf("it does not say %q", text)
-		}
-	}
+		return false
+	})
 }
 
 func (p *process) hangUp() {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // firstWord gives the error of a TLS connection on which nothing is said, nil if the other side waits. With TLS 1.3 a
@@ -254,11 +255,7 @@ func TestRevocation(t *testing.T) {
 		t.Errorf("Raft, by a connection from before, answers, or waits: %v", err)
 	}
 	r.run["d"].says("a Raft connection is closed", 1)
-	for end := time.Now().Add(patience); len(r.sessions("thief")) > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the session of a revoked certificate lives")
-		}
-	}
+	testutil.UntilNone(t, "sessions of a revoked certificate", func() int { return len(r.sessions("thief")) })
 	t.Logf("fenced %v after the list was written; the lease is 2s, and files are looked at every second",
 		time.Since(began))
 	r.run["d"].says("of spiffe://test/kvd/client/thief was revoked on ", 1)

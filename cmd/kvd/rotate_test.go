@@ -26,6 +26,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // cluster is processes with certificates of their own, and an authority that may be replaced.
@@ -324,16 +325,12 @@ func (r *rotation) taken(what string, change func(name string)) {
 	}
 	until := func(why string, ok func() bool) {
 		r.t.Helper()
-		for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				r.t.Fatalf("%s: %s", what, why)
-			}
-		}
+		testutil.Until(r.t, what+": "+why, ok)
 	}
-	until("the client does not take them", func() bool { return r.source.Taken() > own })
+	until("the client takes them", func() bool { return r.source.Taken() > own })
 	for _, l := range r.loads {
 		was := l.done.Load()
-		until(l.name+" does nothing", func() bool { return l.done.Load() >= was+2 })
+		until(l.name+" goes on", func() bool { return l.done.Load() >= was+2 })
 	}
 }
 

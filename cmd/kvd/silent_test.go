@@ -79,7 +79,7 @@ func (s *mixedStore) fill(ns, value string) {
 	}
 }
 
-// wait waits until kept, and nothing else, waits for m2.
+// waits waits until kept, and nothing else, waits for m2.
 func (s *mixedStore) waits() {
 	s.t.Helper()
 	s.until("word that kept waits for m2", func() bool {

@@ -3,18 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"net"
 	"strings"
 	"testing"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A variable that nearly is a setting of the role is told of: by its log when it starts, and by kvd config.
 func TestMisspeltVariable(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := testutil.Listen(t)
 	addr := taken.Addr().String()
 	for typed, meant := range map[string]string{"KVD_LOGLEVEL": "KVD_LOG_LEVEL", "kvd_log_level": "KVD_LOG_LEVEL",
 		"KVD_PORT": "", "KVD_DIRECTORY": "", "KVD_NAMESPACE": ""} {

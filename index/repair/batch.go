@@ -37,7 +37,6 @@ func (o *Op) image(i int, k uint8) layout.Group {
 	return layout.Group(*b)
 }
 
-// addImages adds READs of the groups at work on every replica.
 func (o *Op) addImages() {
 	for k := range o.Route.PG.Replicas {
 		for i := range o.work.groups {
@@ -47,7 +46,6 @@ func (o *Op) addImages() {
 	}
 }
 
-// setGroups says which groups are at work.
 func (o *Op) setGroups(off ...uint64) {
 	o.work.groups = append(o.work.groups[:0], off...)
 }
@@ -140,7 +138,6 @@ func (o *Op) parseOf(it *item, b []byte) (layout.Record, error) {
 	return r, nil
 }
 
-// partsOf parses the manifest r.
 func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) {
 	if m, err = layout.ParseManifest(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi); err != nil {
 		err = fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)

@@ -61,7 +61,6 @@ func (o *Op) bringUpAt(k uint8, lags []lag, left []wordRef, then func(left []wor
 	})
 }
 
-// readLags READs the words of lags at a replica.
 func (o *Op) readLags(step index.Step, k uint8, lags []lag, got func(l *lag, w layout.Word),
 	then func() index.Action) index.Action {
 	buf := o.scratch(8 * len(lags))

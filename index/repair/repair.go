@@ -163,7 +163,7 @@ type workState struct {
 	// ends.
 	places []place
 
-	// takePlaces did not get these.
+	// These are what takePlaces did not get.
 	wantPG   uint32
 	wantCode uint8
 
@@ -230,7 +230,7 @@ type item struct {
 	evicted Evicted
 }
 
-// Where is index.Machine.
+// Where is index.Machine: a Move and an Abandon go by their shard, all else by its placement group.
 func (o *Op) Where(m index.Router) (index.Route, bool) {
 	switch o.Kind {
 	case index.Move, index.Abandon:
@@ -239,10 +239,10 @@ func (o *Op) Where(m index.Router) (index.Route, bool) {
 	return m.RoutePG(o.Work.PG, o.Work.Frozen)
 }
 
-// OnFrozen is index.Machine.
+// OnFrozen is index.Machine: it is as the directory's job has it.
 func (o *Op) OnFrozen() bool { return o.Work.Frozen }
 
-// Wanted is index.Machine.
+// Wanted is index.Machine; it means something only after Next returned Alloc.
 func (o *Op) Wanted() (pg uint32, code uint8) { return o.work.wantPG, o.work.wantCode }
 
 // Begin is index.Machine: it begins the group or segment afresh.
@@ -313,7 +313,6 @@ func (o *Op) await(step index.Step, then func() index.Action) index.Action {
 	return o.Post(step)
 }
 
-// finishWork ends an Op that has done its work.
 func (o *Op) finishWork() index.Action {
 	if invariants.On {
 		for _, p := range o.work.places {

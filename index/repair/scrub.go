@@ -54,7 +54,6 @@ func (o *Op) scrubRecords() index.Action {
 	return o.scrubBatch(list)
 }
 
-// linked counts the place of w.
 func (o *Op) linked(unit uint32, code uint8) {
 	o.Work.Units += uint64(layout.UnitsOf(code))
 	o.Work.Linked[unit/layout.ExtentUnits] += layout.UnitsOf(code)
@@ -277,7 +276,6 @@ func (o *Op) mend(it *item, then func() index.Action) index.Action {
 	})
 }
 
-// mendChunk is mend for chunk i of it.
 func (o *Op) mendChunk(it *item, c layout.Chunk, i int, then func(ruined bool) index.Action) index.Action {
 	judge := func(b []byte) []byte {
 		r, err := parseChunk(b, it.id, i)

@@ -51,7 +51,6 @@ func (o *Op) gotIntent(it *item, b []byte) error {
 	return o.noteIntent(it, &r)
 }
 
-// intents are the items of list that are intents.
 func intents(list []*item) (out []*item) {
 	for _, it := range list {
 		if it.in != nil {

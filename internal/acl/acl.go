@@ -97,7 +97,7 @@ func (b bits) put(i int, on bool) {
 	}
 }
 
-// Need is what a command does to a key's value, as far as %R and %W patterns tell it apart. The zero
+// Need is what a command does to a key's value, where %R and %W patterns tell it apart. The zero
 // value is a look at the key that shows nothing of its value, which any pattern allows.
 type Need uint8
 

@@ -171,7 +171,7 @@ func (q *Request) validate() error {
 	case i < 0:
 		bad("role %q: want one of %s", q.Role, strings.Join(Roles(), ", "))
 	case roles[i].hosts == hostsNeeded && !called:
-		bad("others call a %s: give the names or addresses by which they do", q.Role)
+		bad("others call a %s: give the names or addresses by which they do (--dns, --ip)", q.Role)
 	case roles[i].hosts == hostsNever && called:
 		bad("nobody calls a %s: want no names and addresses", q.Role)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/authority"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // lab is an authority and files in a folder.
@@ -85,11 +86,7 @@ func forHost(t *testing.T, c *tls.Config, host string) *tls.Config {
 // meet has a client call a server, and gives what each says of it.
 func meet(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
+	lis := testutil.Listen(t)
 	done := make(chan error, 1)
 	go func() {
 		c, err := lis.Accept()

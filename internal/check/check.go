@@ -46,7 +46,7 @@ type Options struct {
 	Degraded bool
 	// Key shows a key in a finding. Default: quoted.
 	Key func([]byte) string
-	// Progress, if not nil, hears of every so many segments that were read.
+	// Progress, if not nil, is called now and then with the number of segments that were read.
 	Progress func(segments int)
 }
 
@@ -113,7 +113,7 @@ func (r *Report) Problem(pg uint32, format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf("placement group %d: %s", pg, fmt.Sprintf(format, args...)))
 }
 
-// NewReport is one of which nothing is known yet.
+// NewReport makes an empty Report.
 func NewReport() *Report { return &Report{Findings: []Finding{}, Problems: []string{}} }
 
 // Run checks a namespace and adds what it finds to rep. An error means that the store was not read to

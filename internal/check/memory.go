@@ -16,7 +16,7 @@ type Geometry struct {
 	HeapLo, HeapHi          uint32 // units; the heap is [HeapLo, HeapHi)
 }
 
-// GeometryOf divides a region of so many bytes.
+// GeometryOf divides a region of regionBytes.
 func GeometryOf(regionBytes, indexBytes, accessBytes uint64) Geometry {
 	return Geometry{regionBytes, indexBytes, uint32((indexBytes + accessBytes + layout.UnitSize - 1) / layout.UnitSize),
 		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
@@ -133,7 +133,7 @@ const (
 	spanGap   = 16 << 10
 )
 
-// Fetch reads the records of slots, of each at most so many bytes, with read.
+// Fetch reads the records of slots, at most `most` bytes of each, with read.
 func Fetch(slots []Slot, most int, read func(off uint64, n int) ([]byte, error)) error {
 	order := make([]int, len(slots))
 	for i := range order {

@@ -13,8 +13,8 @@ const (
 )
 
 // Hash is an encoded hash, fields with values; nil is the empty one, which no record has. Methods that change it do so
-// in its own memory as far as there is room, so that memory has to be the caller's. Strings that they return lie in it.
-// All but those that say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
+// in its own memory where there is room, so that memory has to be the caller's. Strings that they return lie in it. All
+// but those that say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Hash []byte
 
 func (h Hash) check() error {
@@ -88,7 +88,7 @@ func (h Hash) Set(field, value []byte) (_ Hash, added bool, err error) {
 	return b, added, err
 }
 
-// SetAll sets fields, each behind which its value is, and counts the new ones. Of several values of one field the last
+// SetAll sets fields, each behind which its value is, and counts the new ones. If a field has several values, the last
 // counts.
 func (h Hash) SetAll(pairs [][]byte) (_ Hash, added int, err error) {
 	if err := h.check(); err != nil || len(pairs) == 0 {

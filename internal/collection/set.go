@@ -21,8 +21,8 @@ const (
 	maxInts = 512 // set-max-intset-entries
 )
 
-// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory as
-// far as there is room, so that memory has to be the caller's. Strings that they return may lie in it. All but those
+// Set is an encoded set; nil is the empty one, which no record has. Methods that change it do so in its own memory
+// where there is room, so that memory has to be the caller's. Strings that they return may lie in it. All but those
 // that say otherwise check all the bytes, and their error is ErrCorrupt with nothing changed.
 type Set []byte
 
@@ -177,7 +177,7 @@ func (s Set) HasAll(dst []bool, members [][]byte) ([]bool, error) {
 	return dst, nil
 }
 
-// Room is how many bytes more a set may take with members of so many bytes in all.
+// Room is how many bytes more a set may take with these members, whose bytes are counted together.
 func (s Set) Room(members, bytes int) int {
 	n := bytes + 10*members + 16
 	if s.width() > 0 {

@@ -77,8 +77,8 @@ func appendID(b []byte, id StreamID) []byte {
 	return binary.LittleEndian.AppendUint64(b, id.Seq)
 }
 
-// Stream is an encoded stream, taken apart as far as its groups and the heads of its blocks. The zero value is the
-// empty one. Methods that change it do so in the bytes that ParseStream was given, as far as there is room. These bytes
+// Stream is an encoded stream, taken apart into its groups and the heads of its blocks. The zero value is the
+// empty one. Methods that change it do so in the bytes that ParseStream was given, where there is room. These bytes
 // have to be the caller's then; Bytes returns the result. Entries are checked when they are read: an error is
 // ErrCorrupt.
 type Stream struct {

@@ -39,7 +39,7 @@ func (s *Stream) RemoveGroup(name []byte) bool {
 	return found
 }
 
-// StreamGroupRoom is about how many bytes a group or a consumer of that name adds at most, with so many pending
+// StreamGroupRoom is about how many bytes a group or a consumer of that name adds at most, with that number of pending
 // entries.
 func StreamGroupRoom(name []byte, pending int) int {
 	return streamHead + textLen(name) + groupNumbers + pending*pendingBytes

@@ -22,6 +22,8 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A client library's script says how its checks went; see testdata/node/check.mjs.
@@ -201,7 +203,7 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 	}
 	t.Run("expiry", func(t *testing.T) {
 		must(t, c.Set(ctx, "e", "v", 40*time.Millisecond).Err())
-		until(t, "expire", func() error { return want(c.Get(ctx, "e").Err(), redis.Nil) })
+		testutil.UntilNone(t, "expire", func() error { return want(c.Get(ctx, "e").Err(), redis.Nil) })
 		must(t, c.Set(ctx, "e", "v", time.Hour).Err())
 		equal(t, c.TTL(ctx, "e").Val(), time.Hour)
 		equal(t, c.Persist(ctx, "e").Val(), true)
@@ -320,7 +322,7 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 	})
 	t.Run("reconnect", func(t *testing.T) {
 		must(t, at.restart())
-		until(t, "set", func() error { return c.Set(ctx, "again", "yes", 0).Err() })
+		testutil.UntilNone(t, "set", func() error { return c.Set(ctx, "again", "yes", 0).Err() })
 		equal(t, c.Get(ctx, "again").Val(), "yes")
 	})
 }
@@ -366,13 +368,13 @@ func rueidisCaches(t *testing.T, o rueidis.ClientOption) {
 	}
 	for _, v := range []string{"1", "2", "3"} {
 		must(t, w.Do(ctx, w.B().Set().Key("cached:k").Value(v).Build()).Error())
-		until(t, "the value that was written", func() error {
+		testutil.UntilNone(t, "the value that was written", func() error {
 			if got, _ := get(); got != v {
 				return fmt.Errorf("it is %q", got)
 			}
 			return nil
 		})
-		until(t, "a hit", func() error {
+		testutil.UntilNone(t, "a hit", func() error {
 			if _, hit := get(); !hit {
 				return errors.New("a miss")
 			}
@@ -398,7 +400,7 @@ func rueidisListens(t *testing.T, o rueidis.ClientOption) {
 		default:
 		}
 	})
-	until(t, "a message", func() error {
+	testutil.UntilNone(t, "a message", func() error {
 		must(t, w.Do(ctx, w.B().Publish().Channel("ch").Message("hello").Build()).Error())
 		select {
 		case m := <-heard:
@@ -420,7 +422,9 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 	must(t, c.Do(ctx, c.B().Flushdb().Build()).Error())
 	t.Run("expiry", func(t *testing.T) {
 		must(t, c.Do(ctx, c.B().Set().Key("e").Value("v").PxMilliseconds(40).Build()).Error())
-		until(t, "expire", func() error { return want(c.Do(ctx, c.B().Get().Key("e").Build()).Error(), rueidis.Nil) })
+		testutil.UntilNone(t, "expire", func() error {
+			return want(c.Do(ctx, c.B().Get().Key("e").Build()).Error(), rueidis.Nil)
+		})
 	})
 	// It sends what goroutines ask for at the same time together.
 	t.Run("automatic pipelining", func(t *testing.T) {
@@ -483,7 +487,9 @@ func rueidisChecks(t *testing.T, at target, o rueidis.ClientOption) {
 	})
 	t.Run("reconnect", func(t *testing.T) {
 		must(t, at.restart())
-		until(t, "set", func() error { return c.Do(ctx, c.B().Set().Key("again").Value("yes").Build()).Error() })
+		testutil.UntilNone(t, "set", func() error {
+			return c.Do(ctx, c.B().Set().Key("again").Value("yes").Build()).Error()
+		})
 	})
 }
 
@@ -560,7 +566,9 @@ func TestGomemcache(t *testing.T) {
 		})
 		t.Run("reconnect", func(t *testing.T) {
 			must(t, at.restart())
-			until(t, "set", func() error { return c.Set(&memcache.Item{Key: "again", Value: []byte("yes")}) })
+			testutil.UntilNone(t, "set", func() error {
+				return c.Set(&memcache.Item{Key: "again", Value: []byte("yes")})
+			})
 		})
 	})
 }

@@ -18,14 +18,14 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the suites gave into testdata/expected, and that into "+
 	"docs/compatibility.md")
 
 // patience bounds everything that a test waits for and that has no bound of its own.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -288,7 +288,7 @@ func (p *proc) stop() error {
 			err = nil // memcached dies of the signal
 		}
 		return p.fail(err)
-	case <-time.After(waiting.Limit):
+	case <-time.After(testutil.Limit):
 		return p.fail(errors.Join(errors.New("does not end within 10 s of SIGTERM"), cmd.Process.Kill(), <-p.end))
 	}
 }
@@ -325,18 +325,4 @@ func output(t *testing.T, stdin string, argv ...string) (string, error) {
 		err = fmt.Errorf("%w after %v", ctx.Err(), patience)
 	}
 	return string(out), err
-}
-
-// until polls f, for at most patience.
-func until(t *testing.T, what string, f func() error) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
 }

@@ -17,6 +17,8 @@ func TestSettingsAreDocumented(t *testing.T) {
 		"those who write files of settings.\n" +
 		"[Installing](install.md#settings) says how flags, variables and files give settings. The list is generated: " +
 		"`go test ./internal/config -run Documented -rewrite`.\n\n" +
+		"[kvd dev](#kvd-dev) · [kvd directory](#kvd-directory) · [kvd memnode](#kvd-memnode) · " +
+		"[kvd janitor](#kvd-janitor) · [kvd gateway](#kvd-gateway)\n\n" +
 		"The flag of a setting has hyphens for dots. Its variable is `KVD_` and the setting in capitals, with " +
 		"underscores.\n")
 	for _, role := range []struct {

@@ -127,42 +127,57 @@ type Janitor struct {
 	Log        Log           `mapstructure:"log"`
 }
 
-// Gateway are the settings of `kvd gateway`.
+// Gateway are the settings of `kvd gateway`. They are read first, and Validate checks them: then they hold. Tags say
+// what each is.
 type Gateway struct {
-	Directory         []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0. A namespace that is named several times, or as name*count, is as many databases, whose keys change together"`
-	Listen            string        `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
-	ListenUnix        string        `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
-	ListenTLS         string        `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
-	TLSClients        string        `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
-	ListenMemcached   string        `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
-	ListenPeers       string        `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for published messages and keys that clients cache, host:port, or off: this gateway is alone then"`
-	AdvertisePeers    string        `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
-	MemcachedDatabase string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
-	Password          string        `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
-	PasswordFile      string        `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
-	ACLFile           string        `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
-	MemcachedAuthFile string        `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
-	MemcachedItemSize Size          `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
-	MaxConnections    int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
-	MaxPerAddress     int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
-	BufferMemory      Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
-	ScriptTimeout     time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
-	ScriptMemory      Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
-	TrackingKeys      int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
-	RedisCluster      bool          `mapstructure:"redis-cluster" usage:"be a Redis Cluster of one node that has all slots, for clients that speak to clusters only"`
-	TrackingCheck     time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
-	SlowlogTime       time.Duration `mapstructure:"slowlog-log-slower-than" usage:"how long a command takes at least that SLOWLOG shows; 0s: every one is shown, negative: none"`
-	SlowlogMaxLen     int           `mapstructure:"slowlog-max-len" usage:"how many commands SLOWLOG shows at most; they have 4MiB of memory"`
-	HotKeys           bool          `mapstructure:"hot-keys" usage:"show the keys that are used most, by Redis's protocol, on the page of http-listen: its readers need no password of Redis"`
-	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	HTTPListen        string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
-	OTLP              bool          `mapstructure:"otlp" usage:"export the metrics, and spans of commands, by OTLP, as the variables OTEL_* say; for a kvd of make build-otel"`
-	TLS               TLS           `mapstructure:"tls"`
-	Identity          Identity      `mapstructure:"identity"`
-	Insecure          bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
-	Log               Log           `mapstructure:"log"`
+	// The directory that it follows, and the namespaces of its databases.
+	Directory []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Databases []string `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0. A namespace that is named several times, or as name*count, is as many databases, whose keys change together"`
+
+	// Where clients and other gateways call. Validate wants one way in at least.
+	Listen          string `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
+	ListenUnix      string `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
+	ListenTLS       string `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
+	TLSClients      string `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
+	ListenMemcached string `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
+	ListenPeers     string `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for published messages and keys that clients cache, host:port, or off: this gateway is alone then"`
+	AdvertisePeers  string `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
+
+	// These are of memcached and of users. A file of passwords is read at the start and by SIGHUP; Password and
+	// PasswordFile exclude each other.
+	MemcachedDatabase string `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
+	Password          string `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
+	PasswordFile      string `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
+	ACLFile           string `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
+	MemcachedAuthFile string `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
+	MemcachedItemSize Size   `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
+
+	// Bounds of what clients take: connections, memory in bytes, time.
+	MaxConnections int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
+	MaxPerAddress  int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
+	BufferMemory   Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
+	ScriptTimeout  time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
+	ScriptMemory   Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
+
+	// These are of Redis's protocol: what it shows, and how far it goes.
+	TrackingKeys  int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
+	RedisCluster  bool          `mapstructure:"redis-cluster" usage:"be a Redis Cluster of one node that has all slots, for clients that speak to clusters only"`
+	TrackingCheck time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
+	SlowlogTime   time.Duration `mapstructure:"slowlog-log-slower-than" usage:"how long a command takes at least that SLOWLOG shows; 0s: every one is shown, negative: none"`
+	SlowlogMaxLen int           `mapstructure:"slowlog-max-len" usage:"how many commands SLOWLOG shows at most; they have 4MiB of memory"`
+	HotKeys       bool          `mapstructure:"hot-keys" usage:"show the keys that are used most, by Redis's protocol, on the page of http-listen: its readers need no password of Redis"`
+
+	// How memory nodes are reached, as for every client.
+	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+
+	// As for every daemon.
+	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	OTLP       bool     `mapstructure:"otlp" usage:"export the metrics, and spans of commands, by OTLP, as the variables OTEL_* say; for a kvd of make build-otel"`
+	TLS        TLS      `mapstructure:"tls"`
+	Identity   Identity `mapstructure:"identity"`
+	Insecure   bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log        Log      `mapstructure:"log"`
 }
 
 // Health are the settings of `kvd health`.
@@ -699,8 +714,8 @@ var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
 // HugePageBytes is 0 for normal pages.
 func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
 
-// Load reads the files, once, for use by a server and by its calls to others, both of
-// which show a certificate. It gives nil if there is no TLS. Daemons take [TLS.Options].
+// Load reads the files, once, for use by a server and by its calls to others. Both show a
+// certificate. It gives nil if there is no TLS. Daemons take [TLS.Options].
 func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil

@@ -46,8 +46,9 @@ var errClosed = errors.New("devstore is closed")
 type Options struct {
 	// Nodes is how many memory nodes there are to begin with. Default 1.
 	Nodes int
-	// Replicas makes the namespace "default" at the start, with so many copies. 0
-	// leaves it to the directory, which makes it when the first session asks for it.
+	// Replicas is how many copies the namespace "default" has, which is made at the
+	// start. 0 leaves it to the directory, which makes it when the first session asks for
+	// it.
 	Replicas int
 	// Namespaces are made at the start, in this order, unless the directory remembers them.
 	Namespaces []Namespace

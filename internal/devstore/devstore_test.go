@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -338,7 +338,7 @@ func TestCacheBesideCopies(t *testing.T) {
 						if err != nil {
 							t.Error(err)
 						}
-					case <-time.After(waiting.Limit):
+					case <-time.After(testutil.Limit):
 						t.Errorf("the client of %s does not close: nothing that it was asked for is under way", ns)
 					}
 				})

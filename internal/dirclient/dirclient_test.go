@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/loopback"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -441,10 +442,7 @@ func TestErrors(t *testing.T) {
 		}
 	})
 	t.Run("another service", func(t *testing.T) {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lis := testutil.Listen(t)
 		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
 		go web.Serve(lis)
 		defer web.Close()

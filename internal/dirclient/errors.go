@@ -136,8 +136,8 @@ func (e *replyError) Error() string {
 
 func (e *replyError) Unwrap() error { return e.err }
 
-// Message is what the directory said, without the address of the node that did. Of an error that is no
-// answer it is the text.
+// Message is what the directory said, without the address of the node that did. It is the text of an error that is no
+// answer.
 func Message(err error) string {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {

@@ -1,7 +1,7 @@
 package dirpb
 
-// ChildSegments is how many segments the array has that the shard moves into: as many as its
-// own, or a multiple. 0: it does not move.
+// ChildSegments is how many segments the array has that the shard moves into: the number of
+// its own, or a multiple. 0: it does not move.
 func (x *Shard) ChildSegments() uint32 {
 	switch mv := x.GetMove(); {
 	case mv == nil:

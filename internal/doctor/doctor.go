@@ -63,8 +63,7 @@ func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // System is what Examine knows about a machine.
 type System struct {
-	// FS is the root of its files, of which /sys, /proc, /dev and /lib/modules are
-	// read.
+	// FS is the root of its files: /sys, /proc, /dev and /lib/modules are read.
 	FS fs.FS
 	// Built is verbs.Built, Devices is verbs.Devices.
 	Built   bool

@@ -126,7 +126,7 @@ func TestDirectoryIDs(t *testing.T) {
 		if status == 0 {
 			t.Fatal("d2 is removed though d3 is dead")
 		}
-		return strings.Contains(stderr, "nothing was done: without directory node \"d2\" there are 2, of which 1 do "+
+		return strings.Contains(stderr, "nothing was done: without directory node \"d2\" there are 2, 1 do "+
 			"not answer") && strings.Contains(stderr, `"d3"`)
 	})
 	w.until("d3 is removed", func() bool {

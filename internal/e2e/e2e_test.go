@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/loopback"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 var bin string // folder of the commands
 

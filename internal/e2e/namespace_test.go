@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // redis is a connection to a gateway.
@@ -63,11 +65,7 @@ func fetch(url string) (status int, body string) {
 // until waits for a condition.
 func (w *world) until(what string, cond func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
+	testutil.Until(w.t, what, cond)
 }
 
 // TestNamespace changes the copies of a namespace under load, then deletes it while a memory

@@ -1,22 +1,30 @@
 package engine
 
 import (
+	"math"
+
 	"golang.org/x/sys/cpu"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// conn is a lane's connection to one memory node.
+// conn is a lane's connection to one memory node. Where the WRs of a queue pair wait for each other's bytes, a lane has
+// a second one from its first long chain on: bulk, of main. A chain goes whole by one of them. Between the two there is
+// no order, so whatever relies on order waits for completions, with one exception: what was posted and has failed may
+// still land. So the two end together. If either breaks neither is used until both are closed.
 type conn struct {
 	_           cpu.CacheLinePad // what an operation writes shares no cache line with what another processor uses
 	node        uint32
+	bulk        *conn // nil: there was no long chain yet
+	main        *conn // of a bulk one
 	incarnation uint64
 	version     uint64 // of the map when it was attached
 	dev         int
 	qp          *rdma.QP
 	up          bool
 	asked       bool // Control was told
+	void        bool // of a bulk one: main was lost since, and when the memory node gets the next it ends this one
 	caps        rdma.Caps
 	wrs         []rdma.WR
 	queued      bool  // in Lane.dirty
@@ -55,7 +63,7 @@ func (l *Lane) connOf(pg *PG, r uint8) *conn {
 			l.drop(c)
 		}
 	}
-	l.want(m.Node)
+	l.want(l.connTo(m.Node))
 	return nil
 }
 
@@ -72,39 +80,97 @@ func (l *Lane) connTo(node uint32) *conn {
 	return c
 }
 
-// want asks Control for a connection that is down, once.
-func (l *Lane) want(node uint32) {
-	if c := l.connTo(node); !c.up && !c.asked {
-		c.asked = true
-		l.core.opts.Control.WantConn(l, node)
+// bulkTo is the entry for the second queue pair beside c, perhaps without one.
+func (c *conn) bulkTo() *conn {
+	if c.bulk == nil {
+		c.bulk = &conn{node: c.node, main: c}
+	}
+	return c.bulk
+}
+
+// connAt is the entry for one of the two connections to a node, or nil.
+func (l *Lane) connAt(node uint32, bulk bool) *conn {
+	if int(node) >= len(l.conns) || l.conns[node] == nil {
+		return nil
+	}
+	if c := l.conns[node]; !bulk {
+		return c
+	}
+	return l.conns[node].bulk
+}
+
+// all are the lane's connections, also those that are down: to each memory node the first one, then the second.
+func (l *Lane) all(yield func(*conn) bool) {
+	for _, c := range l.conns {
+		if c != nil && (!yield(c) || c.bulk != nil && !yield(c.bulk)) {
+			return
+		}
 	}
 }
 
-// drop marks a connection broken; Control replaces it.
+// takeBulk has the long chains of t's round, those to the replicas in long, go by second queue pairs. It asks for one
+// that is lacking, and does not wait for it.
+func (l *Lane) takeBulk(t *Task, conns *[maxReplicas]*conn, long uint8) {
+	for r, c := range conns {
+		if long&(1<<r) == 0 || !c.caps.SharedWire {
+			continue
+		}
+		if b := c.bulkTo(); b.up {
+			conns[r], t.bulk = b, t.bulk|1<<r
+		} else {
+			l.want(b)
+		}
+	}
+}
+
+// carrier is the connection by which t's chain to replica r went.
+func (l *Lane) carrier(t *Task, r uint8) *conn {
+	return l.connAt(t.pg.Members[r].Node, t.bulk&(1<<r) != 0)
+}
+
+// want asks Control for a connection that is down, once.
+func (l *Lane) want(c *conn) {
+	if !c.up && !c.asked {
+		c.asked = true
+		l.core.opts.Control.WantConn(l, c.node, c.main != nil)
+	}
+}
+
+// drop marks a connection broken, and the other one to its memory node with it; Control replaces them. The second one
+// comes first, so that Control knows of it before it replaces the first.
 func (l *Lane) drop(c *conn) {
+	if c.main != nil {
+		c = c.main
+	}
 	if !c.up {
 		return
 	}
+	if b := c.bulk; b != nil && b.up {
+		b.up = false
+		l.want(b)
+	} else if b != nil {
+		b.void = b.asked
+	}
 	c.up = false
-	l.want(c.node)
+	l.want(c)
 }
 
-// Detach hands the node's queue pair back for closing. It also gives the incarnation whose memory the queue pair
-// reaches and the version of the map when it was attached. Only after QP.Close has returned and the peer has
-// confirmed may Attach bring another.
-func (l *Lane) Detach(node uint32) (qp *rdma.QP, incarnation, version uint64) {
-	if int(node) >= len(l.conns) || l.conns[node] == nil || l.conns[node].qp == nil {
+// Detach hands one of the node's queue pairs back for closing, the second one if bulk. It also gives the incarnation
+// whose memory the queue pair reaches and the version of the map when it was attached. Only after QP.Close has returned
+// and the peer has confirmed may Attach bring another.
+func (l *Lane) Detach(node uint32, bulk bool) (qp *rdma.QP, incarnation, version uint64) {
+	c := l.connAt(node, bulk)
+	if c == nil || c.qp == nil {
 		return nil, 0, 0
 	}
-	c := l.conns[node]
 	c.up = false
 	return c.qp, c.incarnation, c.version
 }
 
 // Closed says that the queue pair from Detach is closed: WCs that are not there
 // by now never come.
-func (l *Lane) Closed(node uint32) {
-	c := l.conns[node]
+func (l *Lane) Closed(node uint32, bulk bool) {
+	c := l.connAt(node, bulk)
 	if c == nil || c.qp == nil {
 		return
 	}
@@ -112,6 +178,13 @@ func (l *Lane) Closed(node uint32) {
 	cnt := c.qp.Counters()
 	l.Stats.Closed.Add(&cnt)
 	c.qp, c.boarding = nil, nil
+	if m := c.main; m != nil {
+		for _, o := range c.noWait {
+			o.seq = math.MaxUint64 // the other queue pair proves nothing of it
+			m.noWait = append(m.noWait, o)
+		}
+		c.noWait = nil
+	}
 	l.connsChanged()
 	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
@@ -134,7 +207,7 @@ func (l *Lane) Closed(node uint32) {
 			continue
 		}
 		for r := range t.pg.Members {
-			if t.pg.Members[r].Node == node {
+			if t.pg.Members[r].Node == node && l.carrier(t, uint8(r)) == c {
 				l.chainOver(t, t.gen, uint8(r), false)
 			}
 		}
@@ -150,8 +223,8 @@ func (l *Lane) connsChanged() {
 	var waitOn *rdma.CQ
 	several := false
 	some, all, any := false, true, false
-	for _, c := range l.conns {
-		if c != nil && c.qp != nil {
+	for c := range l.all {
+		if c.qp != nil {
 			some, all, any = true, all && c.caps.Synchronous, any || c.caps.Synchronous
 			if cq := l.cqs[c.dev]; !c.caps.Synchronous {
 				several = several || waitOn != nil && waitOn != cq
@@ -167,10 +240,14 @@ func (l *Lane) connsChanged() {
 	l.someSynchronous = any
 }
 
-// Attach installs a connected queue pair on the dev-th device. Nothing that the
-// lane posted to the node before can land any more.
-func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
+// Attach installs a connected queue pair on the dev-th device, the second one to the node if bulk. If it is the first
+// one, nothing that the lane posted to the node before can land any more.
+func (l *Lane) Attach(node uint32, bulk bool, incarnation uint64, dev int, qp *rdma.QP) {
 	c := l.connTo(node)
+	if bulk {
+		c = c.bulkTo()
+		c.seq = 0
+	}
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
 	l.connsChanged()
@@ -178,7 +255,12 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	if l.view != nil {
 		c.version = l.view.Version
 	}
-	at := node % (taskSlot / 8) * 8
+	if m := c.main; m != nil && (c.void || !m.up || m.incarnation != incarnation) {
+		c.up, c.void = false, false
+		l.want(c)
+		return
+	}
+	at := sinkOf(node, bulk) * 8
 	c.sink = l.sinks.buf[at : at+8 : at+8]
 	// Repeat what was off the path and is not known to be done.
 	again := c.noWait
@@ -201,10 +283,25 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	l.events++
 }
 
+// sinkOf numbers the words that take what the CASes found whose results nobody wants. Two readers of replies write to
+// different ones, unless there are very many memory nodes.
+func sinkOf(node uint32, bulk bool) uint32 {
+	const half = taskSlot / 8 / 2
+	if bulk {
+		return half + node%half
+	}
+	return node % half
+}
+
 // ConnFailed says that WantConn's connection cannot be had now; tasks that need
-// it go on waiting until their deadline, or end with err if lost.
-func (l *Lane) ConnFailed(node uint32, lost bool, err error) {
+// it go on waiting until their deadline, or end with err if lost. Nothing needs a second one.
+func (l *Lane) ConnFailed(node uint32, bulk, lost bool, err error) {
 	c := l.connTo(node)
+	if bulk {
+		b := c.bulkTo()
+		b.asked, b.void = false, false
+		return
+	}
 	c.asked = false
 	if !lost {
 		l.events++ // waiting tasks ask again
@@ -249,10 +346,10 @@ func (l *Lane) reaches(pg *PG) bool {
 	return ok
 }
 
-// Conns calls f for every live connection.
+// Conns calls f for every connection that has a queue pair, up or not. The lane's owner calls it.
 func (l *Lane) Conns(f func(node uint32, dev int, qp *rdma.QP)) {
-	for _, c := range l.conns {
-		if c != nil && c.qp != nil {
+	for c := range l.all {
+		if c.qp != nil {
 			f(c.node, c.dev, c.qp)
 		}
 	}

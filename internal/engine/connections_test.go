@@ -28,7 +28,7 @@ func TestConnGivenUp(t *testing.T) {
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
 	}
-	r.l.ConnFailed(2, false, engine.ErrNoConn) // it may be had later
+	r.l.ConnFailed(2, false, false, engine.ErrNoConn) // it may be had later
 	r.settleLane()
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2, 2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)

@@ -12,7 +12,7 @@
 // Task belong to it until it is recycled.
 //
 // Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule: a processor performs on one of its own what
-// needs no Task. The reclaim rule is docs/protocol.md, "Reuse".
+// needs no Task. The reclaim rule is docs/protocol.md, "Allocation and reuse".
 package engine
 
 import (
@@ -56,6 +56,9 @@ type Options struct {
 	// Stirred, if not nil, is called when a quiet session unlinks something: its agenda is then to be
 	// stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
+	// BulkFrom is from how many bytes on a chain goes by the second queue pair to its memory node, where
+	// Caps.SharedWire makes that worth while. Default 64 KiB.
+	BulkFrom int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
@@ -84,8 +87,10 @@ type Control interface {
 	// WantMap: version is not enough.
 	WantMap(version uint64)
 	// WantConn: lane needs a queue pair to node, or holds one to a node whose
-	// memory is given up, which is to be closed. It may call Lane.Detach.
-	WantConn(l *Lane, node uint32)
+	// memory is given up, which is to be closed. It may call Lane.Detach. bulk: the second one. No first one is
+	// attached before a second one that the lane still holds is closed, nor while the other side may still execute
+	// what it brought.
+	WantConn(l *Lane, node uint32, bulk bool)
 	// WantFenced: is the session fenced? Core.SetFenced answers.
 	WantFenced(session uint32)
 	// WantSplit: the shard fills up. If it cannot grow, Core.SetNoGrowth answers.
@@ -97,60 +102,64 @@ type Control interface {
 
 // Core is what the lanes of a session share.
 type Core struct {
-	opts  Options
-	lanes []*Lane
+	opts  Options // set by NewCore
+	lanes []*Lane // set by NewCore: opts.Lanes of them, by id
 
-	in   atomic.Pointer[installed]
-	maps *mappedTables // of hints
+	in   atomic.Pointer[installed] // the map in force; never nil, replaced under taking
+	maps *mappedTables             // of hints; set by NewCore
 	// taking is held while memory is taken in under the view, which must not change then:
 	// lanes that see a recall in the next one forget what they have by then.
 	taking sync.Mutex
 
-	epoch      atomic.Uint64 // E of the last reply processed
-	sendSeq    atomic.Uint64 // renewals sent
-	releasable atomic.Uint64 // limbo tags below it may leave
-	leaseEnd   atomic.Int64  // Options.Nanos
+	// Written by renewals and by the callers of setters, read by every lane.
+	epoch      atomic.Uint64 // the greatest E of a reply processed
+	sendSeq    atomic.Uint64 // renewals sent; only grows
+	releasable atomic.Uint64 // limbo tags below it may leave; only grows, up to sendSeq
+	leaseEnd   atomic.Int64  // Options.Nanos; never earlier
 	millis     atomic.Uint64 // Options.Millis at the last renewal or Tick, for versions and access words
 	noteTicks  atomic.Uint32 // see SetNoteInterval
-	unlinked   atomic.Uint64 // the greatest limbo tag given
+	unlinked   atomic.Uint64 // the greatest limbo tag given; lanes write it
 	quiet      atomic.Bool   // the session renews its lease rarely; see session.Agenda
 
+	// Under its mutex, by whatever goroutine; maps are made by NewCore.
 	mu struct {
 		sync.Mutex
-		heaps map[uint32]*pgHeap
-		// exhausted is, by placement group, the number of renewals sent when the
-		// directory last had no memory to grant.
+		heaps map[uint32]*pgHeap // by placement group, of the latest generation that was asked for
+		// exhausted is, by placement group, the number that the next renewal was to have when the directory last had
+		// no memory to grant.
 		exhausted map[uint32]uint64
 		// full is likewise when it last said that none is on its way either, and vain until when
 		// (Options.Nanos) no operation waits since others waited in vain.
 		full      map[uint32]uint64
-		fullAt    map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
-		comingAt  map[uint32]int64 // when it last said that some is
-		vain      map[uint32]int64
+		fullAt    map[uint32]int64  // since when it has said so (Options.Nanos), 0: it has not
+		comingAt  map[uint32]int64  // when it last said that some is
+		vain      map[uint32]int64  // written by who waited in vain
 		quota     map[uint32]string // of which there is no more, by placement group in exhausted
 		noGrowth  map[uint32]uint64 // as exhausted, by shard
 		growthWhy map[uint32]string // by shard in noGrowth
 		// newest is the directory's map, by its reply to renewal newestSeq.
 		newest, newestSeq uint64
 		supply            map[uint32]Supply // by placement group
-		fenced            map[uint32]bool
-		replies           []reply
-		minSeen           uint64
-		notes             []*noteTable // see notesOf
+		fenced            map[uint32]bool   // sessions confirmed fenced; none leaves
+		replies           []reply           // to renewals, whose E the minimum has not passed; at most maxReplies
+		minSeen           uint64            // the greatest minimum of any reply
+		notes             []*noteTable      // see notesOf
 	}
-	leaked atomic.Bool // memory was lost track of
+	leaked atomic.Bool // memory was lost track of; stays true
 	// exhaustedUntil is the number of the renewal from which on Exhausted is false of every placement group.
 	exhaustedUntil atomic.Uint64
 
-	shut, dead atomic.Bool
+	// The end, which is final.
+	shut, dead atomic.Bool    // no operation begins any more; and none goes on
 	over       chan struct{}  // closed once dead
 	drivers    sync.WaitGroup // goroutines that own a lane on behalf of callers that have gone
-	bufs       bufPool
+	bufs       bufPool        // registered memory of all lanes; guards itself
 
-	immediate bool      // a provider executes within PostSend
-	near      sync.Pool // of *Lane: the lanes of processors
-	nears     int       // that many, the first ones
-	nextNear  atomic.Uint32
+	// Set by NewCore, but for nextNear.
+	immediate bool          // a provider executes within PostSend
+	near      sync.Pool     // of *Lane: the lanes of processors
+	nears     int           // that many, the first ones
+	nextNear  atomic.Uint32 // counts lanes given to processors
 }
 
 type pgHeap struct {
@@ -173,6 +182,9 @@ func NewCore(o Options) (*Core, error) {
 	}
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
+	}
+	if o.BulkFrom <= 0 {
+		o.BulkFrom = 64 << 10
 	}
 	c := &Core{opts: o, over: make(chan struct{})}
 	c.millis.Store(o.Millis())
@@ -209,7 +221,7 @@ func NewCore(o Options) (*Core, error) {
 	return c, nil
 }
 
-// Session is the session's id.
+// Session is the session's id, never 0. It does not change.
 func (c *Core) Session() uint32 { return c.opts.Session }
 
 // Nanos is the time by the session's clock (Options.Nanos).
@@ -222,10 +234,10 @@ func (c *Core) Broken(err error) {
 	}
 }
 
-// Lanes are the session's lanes, numbered from 0.
+// Lanes are the session's lanes, by ID. The list is Core's, and must not be changed.
 func (c *Core) Lanes() []*Lane { return c.lanes }
 
-// View is the map in force, or nil.
+// View is the map in force, nil before the first. Any goroutine may call it; lanes may still go by an older one.
 func (c *Core) View() *View { return c.in.Load().View }
 
 // PD is the protection domain of the i-th device.
@@ -399,7 +411,7 @@ func (c *Core) InLimbo() bool {
 	return tag != 0 && tag >= c.releasable.Load()
 }
 
-// MinEpoch is the largest minimum seen.
+// MinEpoch is the largest minimum over all sessions that any reply has brought, 0 before the first.
 func (c *Core) MinEpoch() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -410,17 +422,17 @@ func (c *Core) MinEpoch() uint64 {
 // has been released.
 func (c *Core) Renewals() (sent, released uint64) { return c.sendSeq.Load(), c.releasable.Load() }
 
-// LeaseValid reports whether the lease holds now.
+// LeaseValid reports whether the lease holds now, by the session's clock. Any goroutine may call it.
 func (c *Core) LeaseValid() bool { return c.opts.Nanos() < c.leaseEnd.Load() }
 
-// SetFenced records that session is confirmed fenced.
+// SetFenced records that session is confirmed fenced, for good: ids are not given out again.
 func (c *Core) SetFenced(session uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.fenced[session] = true
 }
 
-// IsFenced reports whether session is confirmed fenced, as far as was asked.
+// IsFenced reports whether the directory has confirmed to this Core that session is fenced.
 func (c *Core) IsFenced(session uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -497,8 +509,8 @@ func (c *Core) NoGrowth(shard uint32) uint64 {
 	return c.mu.noGrowth[shard]
 }
 
-// SetExhausted says that the directory had no memory of pg to grant just now. quota says of which quota of the
-// namespace there is no more; empty: it is none of these.
+// SetExhausted says that the directory had no memory of pg to grant just now. quota names the namespace's quota that is
+// used up; empty: it is none of these.
 func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -506,7 +518,6 @@ func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.exhaustedUntil.Store(c.mu.exhausted[pg] + exhaustedRenewals) // sendSeq only grows
 }
 
-// lackedLocked says that pg has no memory left.
 func (c *Core) lackedLocked(pg uint32) error {
 	if q := c.mu.quota[pg]; q != "" {
 		return fmt.Errorf("%w: placement group %d has no memory left (%s)", index.ErrFull, pg, q)
@@ -549,8 +560,8 @@ func (c *Core) gaveUp(pg uint32, missed int64) {
 }
 
 // NoMemory judges an operation that has missed memory of pg since a renewal and a moment. Its error says that there is
-// none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that for
-// as long as the directory goes on saying that memory is on its way.
+// none, or that what is on its way takes too long; nil: wait. With a deadline (timed) an operation waits until that
+// while the directory goes on saying that memory is on its way.
 func (c *Core) NoMemory(pg uint32, starved uint64, missed int64, timed bool) error {
 	now := c.opts.Nanos()
 	c.mu.Lock()
@@ -635,8 +646,7 @@ func (c *Core) Idle(pg uint32, coming uint64) bool {
 	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
-// exhausted is the map version in which the directory last had no memory for pg, or 0: until there is another,
-// operations that want some end with ErrFull instead of asking again.
+// exhausted is the number that the next renewal was to have when the directory last had no memory of pg, or 0.
 func (c *Core) exhausted(pg uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -649,7 +659,7 @@ type Memory struct {
 	Heap           *heap.Heap
 }
 
-// Heaps lists the session's heaps.
+// Heaps lists the session's heaps, by placement group. They are shared with the lanes, and guard themselves.
 func (c *Core) Heaps() (hs []Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Task is its Op's index.Env.
 var _ index.Env = (*Task)(nil)
 
 func (t *Task) Session() uint32 { return t.lane.core.opts.Session }
@@ -180,7 +179,7 @@ func (l *Lane) alloc(m *laneMem, pg *index.PG, units uint32) (heap.Place, bool) 
 	return p, ok
 }
 
-// Fit takes a place of so many units or more out of the heap of a full cache.
+// Fit takes a place of that number of units or more out of the heap of a full cache.
 func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }

@@ -21,13 +21,13 @@ type Flow struct {
 // Supply is about how many units are free or wait in limbo.
 func (f *Flow) Supply() int64 { return f.supply.Load() }
 
-// Taken is how many units were ever allocated.
+// Taken is how many units the session has ever allocated for records; it only grows.
 func (f *Flow) Taken() uint64 { return f.taken.Load() }
 
 // Net is how many units the session has linked, less those that it has unlinked.
 func (f *Flow) Net() int64 { return int64(f.taken.Load() - f.given.Load()) }
 
-// Limbo is what lanes have in limbo, units.
+// Limbo is what lanes have in limbo, in units, as of the last renewal.
 func (f *Flow) Limbo() uint64 { return uint64(max(f.limbo.Load(), 0)) }
 
 // Add counts units: of the supply, more or less; taken; given back.
@@ -94,5 +94,5 @@ func (c *Core) flowOf(pg, generation uint32) *Flow {
 // Owns reports whether the session was granted the memory at unit.
 func (c *Core) Owns(pg *index.PG, unit uint32) bool { return c.heapOf(pg.ID, pg.Generation).Owns(unit) }
 
-// HeapOf is the session's heap in a placement group.
+// HeapOf is the session's heap in a placement group, made if there is none yet. It guards itself.
 func (c *Core) HeapOf(pg *index.PG) *heap.Heap { return c.heapOf(pg.ID, pg.Generation) }

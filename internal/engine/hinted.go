@@ -236,7 +236,6 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	return true
 }
 
-// addWR adds a to the WRs of its replica.
 func (ch *hintedChain) addWR(x *hinted, a *index.Access, cell []byte) {
 	l, d := ch.l, x.pg.Replicas-1-a.Replica
 	c := ch.conns[d]
@@ -247,7 +246,6 @@ func (ch *hintedChain) addWR(x *hinted, a *index.Access, cell []byte) {
 	ch.wrs[d]++
 }
 
-// place takes a place for a PUT's record of n bytes.
 func (ch *hintedChain) place(x *hinted, n int) bool {
 	code, ok := layout.CodeFor(n)
 	if !ok {
@@ -415,7 +413,6 @@ func (l *Lane) answers(r *layout.Record) bool {
 	return r.Flags&layout.FlagManifest == 0 && (r.Expiry == 0 || !r.Expired(l.core.opts.Millis()))
 }
 
-// answerGet ends a GET that has found r.
 func (l *Lane) answerGet(op *Op, r *layout.Record) {
 	op.Version = r.Version
 	if op.Asker != nil {

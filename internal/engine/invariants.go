@@ -46,11 +46,12 @@ func (l *Lane) check() {
 		a(quiesced <= l.view.Version, "acknowledged a map that it has not seen")
 	}
 	a(l.released <= l.core.releasable.Load(), "released more than it may")
-	for id, c := range l.conns {
-		if c == nil {
-			continue
-		}
-		a(int(c.node) == id, "a connection under another node's number")
+	for c := range l.all {
+		main := l.conns[c.node]
+		a(main == c || main.bulk == c && c.main == main, "a connection under another node's number")
+		a(c == main || !c.up || main.up && c.incarnation == main.incarnation, "a second queue pair without the first")
+		a(c != main || !c.up || c.bulk == nil || c.bulk.qp == nil || c.bulk.up || c.bulk.seq == 0,
+			"the first queue pair is used, and of the second one something may still land")
 		a(!c.up || c.qp != nil, "a connection that is up without a queue pair")
 		a(!c.queued || slices.Contains(l.dirty, c), "work requests that nobody posts")
 		a(c.queued || len(c.wrs) == 0, "work requests of a connection that has none")
@@ -72,7 +73,7 @@ func (l *Lane) check() {
 	}
 }
 
-// checkTask asserts what Recycle relies on.
+// check asserts that t, with which what is about to be done, is in one of states.
 func (t *Task) check(what string, states ...taskState) {
 	invariants.Assert(slices.Contains(states, t.state), "engine: a task in state %d is to %s", t.state, what)
 	invariants.Assert(t.state != taskIdle || t.pending == 0, "engine: an idle task with verbs under way")

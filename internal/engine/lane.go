@@ -11,70 +11,77 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Lane is one queue pair to each memory node with the tasks under way on them and a
+// Lane is one queue pair to each memory node, or two, with the tasks under way on them and a
 // part of the session's places. Keys hash to lanes, which perform their Tasks; without one, see Hinted, any lane
 // performs an Op.
 type Lane struct {
+	// Set by newLane.
 	core *Core
-	id   int
+	id   int        // index in Core.lanes, below MaxLanes
+	cqs  []*rdma.CQ // by device; nil once closed
 
-	cqs   []*rdma.CQ // by device
-	conns []*conn    // by node id
-	cache *wordCache // of the session
-	mem   []*laneMem // by placement group id
-	view  *View      // the one that cache and mem belong to
+	// From here to Stats the owner's alone. See ownership, which is its lock.
+	conns []*conn    // by node id; nil where nothing was wanted yet
+	cache *wordCache // of the session; changes with view
+	mem   []*laneMem // by placement group id; made by memOf
+	view  *View      // the one that cache and mem belong to; refreshView takes Core's
 
-	tasks   []*Task // by index
-	idle    []*Task
-	active  []*Task // started and not recycled
-	ready   []*Task
-	wait    []*Task
-	dirty   []*conn // with WRs not yet posted
-	flushed []*conn // dirty's memory, in turn
-	ran     []*conn // that have executed WRs whose rounds are not known to be over
-	slabs   []*buffer
-	sinks   *Task // set aside: its registered words take results of no interest
-	wcs     [64]rdma.WC
+	// The owner's: where tasks are, and what their work requests wait for.
+	tasks   []*Task     // by index; only grows, as slabs do
+	idle    []*Task     // recycled, or never used
+	active  []*Task     // started and not recycled
+	ready   []*Task     // those active that advance goes on with; empty after Pump
+	wait    []*Task     // those active that a time or an event wakes
+	dirty   []*conn     // with WRs not yet posted
+	flushed []*conn     // dirty's memory, in turn
+	ran     []*conn     // that have executed WRs whose rounds are not known to be over
+	slabs   []*buffer   // registered memory of tasks
+	sinks   *Task       // set aside: its registered words take results of no interest
+	wcs     [64]rdma.WC // what poll took last
 
-	ownership
+	ownership // who the owner is, and who waits for it
 
-	// Of Hinted.
-	hintTask     *Task // set aside: its registered slot is theirs
-	looked       []*Op // of a chain of Hinted, whose changes the next ones write
-	hints        [hintedOps]hinted
+	// The owner's scratch memory for Hinted, and in part for flights, kept from one call to the next.
+	hintTask     *Task                                // set aside: its registered slot is theirs
+	looked       []*Op                                // of a chain of Hinted, whose changes the next ones write
+	hints        [hintedOps]hinted                    // ops of the chain under construction
 	hintWRs      [hintedCopies][3 * hintedOps]rdma.WR // by how far from the tail
-	hintAccesses [hintedCopies + 2]index.Access
-	hint         index.Hint
-	found        layout.Record
-	touched      uint64    // so that touching is not optimized away
-	flights      []*flight // unused
+	hintAccesses [hintedCopies + 2]index.Access       // of the op that is added
+	hint         index.Hint                           // what hintOf has read last
+	found        layout.Record                        // the record that is judged
+	touched      uint64                               // so that touching is not optimized away
+	flights      []*flight                            // unused
 
-	notes     *noteTable // nil until there are access words
-	noteWords *Task      // set aside: a ring of access words on their way
-	noteN     int
+	// The owner's: access words.
+	notes     *noteTable // nil until there are access words; other lanes may share it
+	noteWords *Task      // set aside: a ring of access words on their way; nil before the first
+	noteN     int        // access words posted so far
 
-	lastVersion uint64
-	stamp       uint32
-	disc        uint64
-	released    uint64
-	events      uint64
+	// The owner's: clocks and counters.
+	lastVersion uint64 // given by Task.Version; only grows
+	stamp       uint32 // given by Task.Stamp, which takes its low 28 bits
+	disc        uint64 // low bits of this lane's versions, from session and lane; set by newLane
+	released    uint64 // Core.releasable as of the last release
+	events      uint64 // counts what may let a waiting task go on
 
-	Stats LaneStats
+	Stats LaneStats // since newLane; the owner's
 
+	// Left by other goroutines for the owner, and how it is woken.
 	mail struct {
 		sync.Mutex
-		fns []func(*Lane)
+		fns []func(*Lane) // in the order of Deliver; runMail takes all
 	}
-	mailN atomic.Int32 // len(mail.fns), readable without the lock
-	kick  chan struct{}
+	mailN atomic.Int32  // len(mail.fns), readable without the lock
+	kick  chan struct{} // capacity 1: a Kick that nobody has received
 	// waitOn is where waitOnCQ waits; nil if work may be under way on several queues, or on one whose
 	// connections this side cannot read itself.
 	waitOn *rdma.CQ
-	asleep atomic.Pointer[rdma.CQ] // waitOn during a waitOnCQ
+	asleep atomic.Pointer[rdma.CQ] // waitOn during a waitOnCQ; nil otherwise
 
-	acked, quiesced atomic.Uint64 // see Core.Acked
-	synchronous     atomic.Bool
-	someSynchronous bool // the owner's
+	// The owner writes these; others read the atomic ones.
+	acked, quiesced atomic.Uint64 // see Core.Acked; written by ack
+	synchronous     atomic.Bool   // what Synchronous reports; written by connsChanged
+	someSynchronous bool          // a connection at least executes within PostSend
 }
 
 // LaneStats counts what a lane did.
@@ -118,7 +125,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 	return l, err
 }
 
-// ID is the lane's number in its session.
+// ID is the lane's number in its session, from 0 and below MaxLanes.
 func (l *Lane) ID() int { return l.id }
 
 // CQ is the lane's completion queue on the i-th device.
@@ -148,10 +155,10 @@ func (l *Lane) Kick() {
 // Kicked receives after a Kick or Deliver.
 func (l *Lane) Kicked() <-chan struct{} { return l.kick }
 
-// Tasks are the operations under way; a copy.
+// Tasks are the operations under way, in a list of the caller's own. The lane's owner calls it.
 func (l *Lane) Tasks() []*Task { return append([]*Task(nil), l.active...) }
 
-// Active is the number of operations under way.
+// Active is the number of operations under way. The lane's owner calls it.
 func (l *Lane) Active() int { return len(l.active) }
 
 // Performed is how many operations of users the lane has ended.
@@ -177,7 +184,7 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 	return epoch, ok
 }
 
-// Pump moves every task as far as it goes without waiting: runs mail, wakes
+// Pump moves every task until it has to wait: runs mail, wakes
 // waiting tasks, posts, polls. It reports whether anything moved.
 func (l *Lane) Pump() bool {
 	moved := l.runMail()
@@ -214,7 +221,6 @@ func (l *Lane) Pump() bool {
 	return moved
 }
 
-// ack notes which map versions the lane has acknowledged.
 func (l *Lane) ack() {
 	v := l.view
 	if v == nil || l.acked.Load() == v.Version && l.quiesced.Load() == v.Version {
@@ -313,8 +319,8 @@ func (l *Lane) refreshView() {
 		}
 	}
 	if v.Nodes != nil {
-		for _, c := range l.conns {
-			if c != nil && c.qp != nil {
+		for c := range l.all {
+			if c.qp != nil {
 				if n := v.Nodes[c.node]; !n.Has(c.incarnation, c.version) {
 					l.drop(c)
 				}
@@ -326,8 +332,8 @@ func (l *Lane) refreshView() {
 // Counters sums the verbs of the lane's queue pairs, also of closed ones.
 func (l *Lane) Counters() (n rdma.Counters) {
 	n = l.Stats.Closed
-	for _, c := range l.conns {
-		if c != nil && c.qp != nil {
+	for c := range l.all {
+		if c.qp != nil {
 			q := c.qp.Counters()
 			n.Add(&q)
 		}

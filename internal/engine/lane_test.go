@@ -314,7 +314,7 @@ func TestPostedInPart(t *testing.T) {
 			}
 			if lost {
 				r.l.Pump()
-				r.l.ConnFailed(1, true, engine.ErrNoConn)
+				r.l.ConnFailed(1, false, true, engine.ErrNoConn)
 			} else {
 				r.connect(1)
 			}

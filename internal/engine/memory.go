@@ -28,8 +28,6 @@ type laneMem struct {
 	_ cpu.CacheLinePad
 }
 
-// take and give keep flow's account, not at every step.
-
 // take counts units that an operation uses, and give those that it does not use any more. They reach the account, which
 // other lanes share, every flowStep units: a shared cache line for each PUT would cost as much as its WRITE.
 func (m *laneMem) take(units uint32) {
@@ -149,7 +147,7 @@ func (l *Lane) GiveBack(all bool) {
 	}
 }
 
-// LimboUnits is what waits in the lane's limbo.
+// LimboUnits is what waits in the lane's limbo, in units, of all placement groups. The lane's owner calls it.
 func (l *Lane) LimboUnits() (n uint64) {
 	for _, m := range l.mem {
 		if m != nil {
@@ -159,7 +157,7 @@ func (l *Lane) LimboUnits() (n uint64) {
 	return n
 }
 
-// CachedUnits is what the lane's magazines hold.
+// CachedUnits is what the lane's magazines hold, in units, of all placement groups. The lane's owner calls it.
 func (l *Lane) CachedUnits() (n uint64) {
 	for _, m := range l.mem {
 		if m != nil {

@@ -50,7 +50,6 @@ const (
 	leastNotes, noteRoom = 10, 4
 )
 
-// newNoteTable makes a table of at most maxBytes.
 func newNoteTable(maxBytes int) *noteTable {
 	t := &noteTable{max: max(leastNotes, bits.Len(uint(maxBytes/4))-1)}
 	t.cells.Store(newNoteCells(leastNotes))
@@ -136,7 +135,7 @@ func (c *Core) notesOf(lane int) *noteTable {
 	return *t
 }
 
-// noteDue counts an access to the key.
+// noteDue counts an access to the key, and reports whether it is to be noted now.
 func (l *Lane) noteDue(check uint64) bool {
 	if l.notes == nil {
 		l.notes = l.core.notesOf(l.id)

@@ -77,8 +77,8 @@ func (l *Lane) tryOwnSoon() bool {
 	return true
 }
 
-// Under is the least reclaim epoch at the start of any operation in flight on the lane, as far as its
-// owner has published it. Any goroutine may call it.
+// Under is the least reclaim epoch at the start of any operation in flight on the lane that its owner has published.
+// Any goroutine may call it.
 func (l *Lane) Under() (epoch uint64, ok bool) {
 	if o := l.owned.Load(); o != 0 {
 		return o - 1, true
@@ -127,7 +127,6 @@ func (l *Lane) start(op *Op, w *waiter) {
 	l.startFor(op, t)
 }
 
-// startFor starts t for op.
 func (l *Lane) startFor(op *Op, t *Task) {
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash,
@@ -184,7 +183,6 @@ func (l *Lane) finished(op *Op) {
 	}
 }
 
-// takeQueued starts what others have queued.
 func (l *Lane) takeQueued() {
 	if l.queuedN.Load() == 0 {
 		return
@@ -248,7 +246,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	l.finished(op)
 }
 
-// Turn moves the lane, and what others have queued, as far as it goes without waiting; its owner's.
+// Turn moves the lane, and what others have queued, until it would have to wait. The owner calls it.
 func (l *Lane) Turn() {
 	for {
 		l.takeQueued()
@@ -263,7 +261,6 @@ func (l *Lane) Turn() {
 	}
 }
 
-// endOverdue ends what is overdue.
 func (l *Lane) endOverdue() {
 	for {
 		t := l.Overdue()
@@ -325,7 +322,6 @@ func (l *Lane) abandonAll() {
 	}
 }
 
-// drive is work, then HandOver.
 func (l *Lane) drive(ctx context.Context, w *waiter) {
 	l.work(ctx, w)
 	l.HandOver()
@@ -412,7 +408,8 @@ func (l *Lane) waitOnCQ(ctx context.Context, left time.Duration) bool {
 	return true
 }
 
-// HandOver ends the caller's ownership.
+// HandOver ends the caller's ownership. A waiter owns the lane next, or a goroutine of its own while operations are
+// under way; else it is free.
 func (l *Lane) HandOver() {
 	for {
 		if len(l.waiting) > 0 {

@@ -45,10 +45,14 @@ func (l *Lane) post(t *Task) bool {
 		return false // what is decided now could not be published
 	}
 	var conns [maxReplicas]*conn
-	var last [maxReplicas]int
+	var last, bytes [maxReplicas]int
+	long := uint8(0) // bit per replica
 	leased := pg.Replicas > 1
 	for i := range t.Op.Accesses {
 		r := t.Op.Accesses[i].Replica
+		if bytes[r] += len(t.Op.Accesses[i].Buf); bytes[r] >= l.core.opts.BulkFrom {
+			long |= 1 << r
+		}
 		leased = leased || t.Op.Accesses[i].Verb != index.Read
 		if conns[r] == nil {
 			c := l.connOf(pg, r)
@@ -65,6 +69,9 @@ func (l *Lane) post(t *Task) bool {
 	if leased && !l.valid() {
 		l.finish(t, ErrLease)
 		return true
+	}
+	if t.bulk = 0; long != 0 {
+		l.takeBulk(t, &conns, long)
 	}
 	t.pg, t.leased = pg, leased
 	t.postView = v.Version
@@ -127,7 +134,6 @@ func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access,
 	}
 }
 
-// keysOf gives the keys of pg's replica r at the connection's provider.
 func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
 	for int(pg.ID) >= len(c.keys) {
 		c.keys = append(c.keys, connKeys{})
@@ -224,7 +230,7 @@ func (l *Lane) postNoWait(t *Task) {
 				o := offPathOf(pg, a)
 				o.seq = math.MaxUint64 // no WC proves what was never posted
 				c.noWait = append(c.noWait, o)
-				l.want(m.Node)
+				l.want(c)
 			}
 		}
 	}
@@ -315,8 +321,8 @@ func (l *Lane) poll() (any bool) {
 
 // connByQP finds a connection by the number that its completions carry; nil if it is closed by now.
 func (l *Lane) connByQP(num uint32) *conn {
-	for _, c := range l.conns {
-		if c != nil && c.qp != nil && c.qp.Num() == num {
+	for c := range l.all {
+		if c.qp != nil && c.qp.Num() == num {
 			return c
 		}
 	}
@@ -372,7 +378,7 @@ func (l *Lane) chainOver(t *Task, gen uint32, r uint8, ok bool) {
 				t.Op.Accesses[i].Failed = true
 			}
 		}
-	} else if c := l.conns[t.pg.Members[r].Node]; len(c.noWait) > 0 {
+	} else if c := l.carrier(t, r); len(c.noWait) > 0 {
 		c.proven(t.seqs[r])
 	}
 	if t.pending == 0 {

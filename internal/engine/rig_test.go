@@ -44,6 +44,7 @@ type rig struct {
 	version                  uint64 // of the map
 	epoch, generation, shard uint32 // in it
 	wantConn, wantFenced     []uint32
+	wantBulk                 []uint32 // second queue pairs
 	wantMemory               int
 }
 
@@ -180,10 +181,7 @@ func (r *rig) close() {
 		return
 	}
 	for _, n := range r.nodes {
-		if qp, _, _ := r.l.Detach(n.id); qp != nil {
-			_ = qp.Close()
-			r.l.Closed(n.id)
-		}
+		r.disconnect(n.id)
 	}
 	errs := []error{r.core.Close(), r.dev.Close()}
 	for _, n := range r.nodes {
@@ -194,12 +192,19 @@ func (r *rig) close() {
 	}
 }
 
-func (r *rig) WantMemory(uint32, uint32)         { r.wantMemory++ }
-func (r *rig) WantConn(_ *engine.Lane, n uint32) { r.wantConn = append(r.wantConn, n) }
-func (r *rig) WantFenced(id uint32)              { r.wantFenced = append(r.wantFenced, id) }
-func (r *rig) WantMap(uint64)                    {}
-func (r *rig) WantSplit(uint32)                  {}
-func (r *rig) WantRoom(uint32, uint64, uint64)   {}
+func (r *rig) WantMemory(uint32, uint32)       { r.wantMemory++ }
+func (r *rig) WantFenced(id uint32)            { r.wantFenced = append(r.wantFenced, id) }
+func (r *rig) WantMap(uint64)                  {}
+func (r *rig) WantSplit(uint32)                {}
+func (r *rig) WantRoom(uint32, uint64, uint64) {}
+
+func (r *rig) WantConn(_ *engine.Lane, n uint32, bulk bool) {
+	if bulk {
+		r.wantBulk = append(r.wantBulk, n)
+	} else {
+		r.wantConn = append(r.wantConn, n)
+	}
+}
 
 // install makes the next map the view; change, if not nil, edits its placement group.
 func (r *rig) install(change func(*dirpb.PlacementGroup)) {
@@ -265,31 +270,48 @@ func (r *rig) connect(node uint32) {
 	r.t.Helper()
 	r.disconnect(node)
 	r.wantConn = nil
+	r.attach(node, false)
+}
+
+// attach dials one of the two queue pairs to a memory node for the lane.
+func (r *rig) attach(node uint32, bulk bool) {
+	r.t.Helper()
 	qp, err := r.dev.Dial(context.Background(), r.core.PD(0), r.l.CQ(0), fmt.Sprint("m", node), nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.l.Attach(node, r.nodes[node-1].incarnation, 0, qp)
+	r.l.Attach(node, bulk, r.nodes[node-1].incarnation, 0, qp)
 }
 
+// disconnect closes the queue pairs to a memory node.
 func (r *rig) disconnect(node uint32) {
 	r.t.Helper()
-	if qp, _, _ := r.l.Detach(node); qp != nil {
+	r.hangUp(node, true)
+	r.hangUp(node, false)
+}
+
+// hangUp closes one of the two queue pairs to a memory node, if the lane has that.
+func (r *rig) hangUp(node uint32, bulk bool) {
+	r.t.Helper()
+	if qp, _, _ := r.l.Detach(node, bulk); qp != nil {
 		if err := qp.Close(); err != nil {
 			r.t.Fatal(err)
 		}
-		r.l.Closed(node)
+		r.l.Closed(node, bulk)
 	}
 }
 
-// qp is the number of the lane's queue pair to a memory node.
-func (r *rig) qp(node uint32) (num uint32) {
+// qp is the number of the lane's queue pair to a memory node, the first one.
+func (r *rig) qp(node uint32) uint32 { return append(r.qps(node), 0)[0] }
+
+// qps are the numbers of the lane's queue pairs to a memory node, the first one's first.
+func (r *rig) qps(node uint32) (nums []uint32) {
 	r.l.Conns(func(n uint32, _ int, q *rdma.QP) {
 		if n == node {
-			num = q.Num()
+			nums = append(nums, q.Num())
 		}
 	})
-	return num
+	return nums
 }
 
 // request is an operation on a key; see rigHash.

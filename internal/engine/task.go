@@ -72,6 +72,7 @@ type Task struct {
 	orphan   error // the caller has gone; end when nothing is under way
 	epoch    uint64
 	pending  uint8 // bit per replica
+	bulk     uint8 // bit per replica: its chain went by the second queue pair
 	seqs     [maxReplicas]uint64
 	pg       *PG
 	leased   bool   // its round is nothing without a lease
@@ -141,7 +142,6 @@ func (l *Lane) Start(t *Task) {
 	l.ready = append(l.ready, t)
 }
 
-// activate counts t among what is under way.
 func (l *Lane) activate(t *Task) {
 	t.activeAt = len(l.active)
 	l.active = append(l.active, t)

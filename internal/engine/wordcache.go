@@ -114,7 +114,6 @@ func (c *wordCache) newTable(sets int) *cacheTable {
 	return t
 }
 
-// partOf is the number of the tables of a key.
 func (c *wordCache) partOf(check uint64) uint64 { return check >> c.shift }
 
 // find makes x the entry of a key with fingerprint fp, and reports whether there is one.

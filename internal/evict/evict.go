@@ -34,7 +34,7 @@ const (
 	// countUnit is a use that has not decayed. Counts have so many fractions, since
 	// decay makes few of many.
 	countUnit = 8
-	// halfLives: a count halves in so many mean ages of the records kept.
+	// halfLifeAges: a count halves in so many mean ages of the records kept.
 	halfLifeAges = 16
 	// noteFraction: the uses of a key are noted at most so many times in the mean age of the records
 	// kept.
@@ -65,8 +65,8 @@ const (
 type Options struct {
 	// Seed varies where the ghost history keeps a key.
 	Seed uint64
-	// GhostEntries is how many evicted keys are remembered, at 8 bytes each; about as many as the
-	// cache holds is good. Default 131072, that is 1 MiB; rounded up to a power of two.
+	// GhostEntries is how many evicted keys are remembered, at 8 bytes each; about the number
+	// that the cache holds is good. Default 131072, that is 1 MiB; rounded up to a power of two.
 	GhostEntries int
 }
 

@@ -1,7 +1,7 @@
 package evict
 
-// Pace is how fast to look for what has expired: as fast as that finds much, else as
-// slowly as costs nothing worth mentioning. The zero value is at rest.
+// Pace is how fast to look for what has expired: faster while that finds much, else at a
+// pace that costs nothing worth mentioning. The zero value is at rest.
 type Pace struct {
 	groups int // of the next batch, beyond which a yield has lifted it; 0: at rest
 	misses int // batches in a row that brought little
@@ -20,7 +20,7 @@ const (
 	paceRestMicros = 100_000
 )
 
-// Batch is how many groups to look at next, of which rest would be enough at rest.
+// Batch is how many groups to look at next. At rest, rest of them would be enough.
 func (p *Pace) Batch(rest int, short bool) int {
 	if short {
 		rest *= paceProbe

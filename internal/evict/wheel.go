@@ -43,7 +43,7 @@ const (
 // wheelWidth is that of a level's buckets, ms.
 func wheelWidth(level int) uint64 { return wheelTickMillis << (4 * level) }
 
-// NewWheel makes a Wheel that starts at a time (Unix ms) and takes at most so many bytes,
+// NewWheel makes a Wheel that starts at a time (Unix ms) and takes at most maxBytes,
 // beside 8 KiB.
 func NewWheel(nowMillis uint64, maxBytes int) *Wheel {
 	w := &Wheel{max: max(maxBytes/wheelBlockBytes, 1)}

@@ -259,7 +259,6 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 // hashOf need not be that of the store: it lives as long as the batch.
 func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
 
-// enterUnit puts unit i, whose key's hash is h, in the table.
 func (b *batch) enterUnit(i int32, h uint64) {
 	u := b.units[i]
 	mask := uint64(len(b.table) - 1)
@@ -573,7 +572,6 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 	}
 }
 
-// performAll performs all units in one client.Do.
 func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
 
 // performUnits fills in the operations, and takes their outcomes. A value is read to the unit's

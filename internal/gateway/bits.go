@@ -57,7 +57,6 @@ func bitOffset(b []byte, width, most int) (int64, bool) {
 	return at, ok && at >= 0 && at>>3 < int64(most)
 }
 
-// bitAt is a bit of value.
 func bitAt(value []byte, at int64) int64 {
 	if at>>3 >= int64(len(value)) {
 		return 0
@@ -151,7 +150,6 @@ func newBitRange(start, end int64, inBits bool, n int) bitRange {
 	return bitRange{8 * start, 8 * (end + 1)}
 }
 
-// bitUnit reads BYTE or BIT.
 func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
 
 // cmdBitCount looks at the key before most of its arguments, as Redis 7.0 does.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,12 +14,13 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // blocked waits until so many clients wait.
 func blocked(t testing.TB, g *Gateway, n int64) {
 	t.Helper()
-	eventually(t, fmt.Sprint(n, " clients wait"), func() bool { return g.waits.clients.Load() == n })
+	testutil.Until(t, fmt.Sprint(n, " clients wait"), func() bool { return g.waits.clients.Load() == n })
 }
 
 func (p *peer) answers(t testing.TB, want string) {
@@ -109,7 +109,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 		blocked(t, g, int64(i+1))
 	}
 	before := store.lookups.Load()
-	eventually(t, "some polls", func() bool { return store.lookups.Load() >= before+5 })
+	testutil.Until(t, "some polls", func() bool { return store.lookups.Load() >= before+5 })
 	// 5, 10, 20, 40, 80 and then 100 ms apart, from the last one on who came; the first tried itself.
 	most := 1 + 10 + int64(time.Since(began)/minPollPause)
 	if n := store.lookups.Load(); n > most {
@@ -118,14 +118,14 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 	g.waits.mu.Lock()
 	k := g.waits.mu.keys[stagedName{0, "k"}]
 	g.waits.mu.Unlock()
-	eventually(t, "the polls are far apart", func() bool {
+	testutil.Until(t, "the polls are far apart", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		return k.pause == maxPollPause
 	})
 	g.each(func(c *conn) { c.link.Kill() })
 	blocked(t, g, 0)
-	eventually(t, "the poll ends", func() bool {
+	testutil.Until(t, "the poll ends", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		return !g.waits.mu.polling && len(g.waits.mu.keys) == 0
@@ -218,10 +218,7 @@ func TestBlockedPeerGoes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := testutil.Listen(t)
 			if conf != nil {
 				l = tls.NewListener(l, conf)
 			}
@@ -343,7 +340,7 @@ func TestBlockedLikeRedis(t *testing.T) {
 			p.reply(t)
 			p.send(t, strings.Fields(cmd))
 			waiting++
-			eventually(t, "it waits", func() bool {
+			testutil.Until(t, "it waits", func() bool {
 				return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", waiting))
 			})
 			return p
@@ -356,7 +353,7 @@ func TestBlockedLikeRedis(t *testing.T) {
 				say(p)
 			}
 			waiting -= len(ps)
-			eventually(t, "they do not wait", func() bool {
+			testutil.Until(t, "they do not wait", func() bool {
 				return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", waiting))
 			})
 		}

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestClientKillAndList(t *testing.T) {
@@ -76,7 +78,9 @@ func TestClientListShowsUnread(t *testing.T) {
 	for range gets {
 		a.send(t, []string{"GET", "long"})
 	}
-	eventually(t, "replies wait", func() bool { return field("omem") > 0 && field("oll") > 0 && field("tot-mem") > 0 })
+	testutil.Until(t, "replies wait", func() bool {
+		return field("omem") > 0 && field("oll") > 0 && field("tot-mem") > 0
+	})
 	if n := field("omem"); n > int64(g.o.OutputBytes) {
 		t.Errorf("omem=%d, of at most %d", n, g.o.OutputBytes)
 	}
@@ -85,7 +89,7 @@ func TestClientListShowsUnread(t *testing.T) {
 			t.Fatalf("%.100q", r)
 		}
 	}
-	eventually(t, "nothing waits", func() bool {
+	testutil.Until(t, "nothing waits", func() bool {
 		return field("omem") == 0 && field("oll") == 0 && field("tot-mem") == 0
 	})
 }

@@ -16,12 +16,10 @@ import (
 // cluster mode. With Options.Cluster the gateway is a cluster of one node that has all slots, for applications that
 // speak to clusters only.
 
-// slots is how many slots a Redis Cluster has.
 const slots = 16384
 
 const errNoCluster = "ERR This instance has cluster support disabled"
 
-// mode is redis_mode.
 func (g *Gateway) mode() string {
 	if g.o.Cluster {
 		return "cluster"

@@ -42,7 +42,6 @@ var table = sync.OnceValue(func() map[string]*tableRow {
 	return rows
 })
 
-// writeTree writes a reply of the table.
 func writeTree(w *resp.Writer, v any) {
 	switch v := v.(type) {
 	case string:
@@ -74,7 +73,6 @@ func writeAll(w *resp.Writer, list []any) {
 	}
 }
 
-// members are those of a set of the table.
 func members(v any) []any {
 	set, _ := v.(map[string]any)
 	list, _ := set["set"].([]any)
@@ -195,7 +193,6 @@ func (cmd *command) mayHaveNoKeys() bool {
 	})
 }
 
-// keysIn counts the keys of spans.
 func keysIn(spans [2]acl.Span) (n int) {
 	for _, s := range spans {
 		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {

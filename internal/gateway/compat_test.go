@@ -12,11 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestLikeRedis sends seeded commands to a redis-server and to a gateway, and
@@ -69,17 +68,15 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(waiting.Limit); ; {
+	testutil.UntilNone(t, "redis-server listens", func() string {
 		c, err := net.Dial("unix", sock)
 		if err == nil {
 			c.Close()
-			return sock
+			return ""
 		}
-		if time.Now().After(until) {
-			t.Fatalf("redis-server: %v\n%s", err, out.String())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return fmt.Sprintf("%v\n%s", err, out.String())
+	})
+	return sock
 }
 
 // compareWith sends the commands of a seed to both, and compares the replies.

@@ -24,35 +24,38 @@ import (
 // those that say otherwise. internal/loop hands the connection over, so that they need no lock; fields
 // that other goroutines read are atomic, or in mu.
 type conn struct {
+	// Set by handle.
 	g  *Gateway
 	id int64    // of CLIENT ID: from 1, and never used again
-	nc net.Conn // not while it is in a loop
+	nc net.Conn // not while it is in a loop; over replaces it when it leaves one
 	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
 	// taking memory of the share first.
 	ctx, smallCtx context.Context
 	share         *netsrv.Share // of Options.Budget
-	rd            *resp.Reader
-	incoming      input // of nc
-	out           output
-	since         time.Time // connected
-	proto         int       // RESP's version, 2 or 3
-	untilSample   int       // commands until one is looked at for hot keys; 0: not drawn yet
+	rd            *resp.Reader  // its limits are those of the user; see become
+	incoming      input         // of nc
+	out           output        // guards itself
+	since         time.Time     // connected
+
+	// State between commands. The goroutine or loop that serves the connection owns it.
+	proto       int // RESP's version, 2 or 3; HELLO changes it
+	untilSample int // commands until one is looked at for hot keys; 0: not drawn yet
 	// While it is false lookup asks admitted, which finds out whether user default needs a password still.
 	authed bool // or user default needs no password
-	// in is db's.
+	// in is db's. Only use changes both.
 	db int
 	in *database
 	// window is how many keys a batch may have.
 	// It is between 1 and maxUnits, and adapt changes it behind each batch.
 	window int
 
-	box     outbox // of what its commands publish
-	caching caching
+	box     outbox  // of what its commands publish; empty when what was read has been performed
+	caching caching // for the next command
 	// tracksLate: what it caches of the transaction that runs is found out behind it, see lateTracking.
 	tracksLate bool
-	tx         transaction
-	reply      replyMode
-	latest     *command // that lookup found; most clients say the same again and again
+	tx         transaction // MULTI and WATCH; ended with the connection
+	reply      replyMode   // of the command at hand
+	latest     *command    // that lookup found; most clients say the same again and again
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
@@ -60,42 +63,42 @@ type conn struct {
 	deadline bool
 
 	// The goroutine or loop that serves the connection at the moment owns these, too.
-	link   loop.Link
-	said   int      // commands in one read
-	filled error    // of the last read in a loop
-	lone   [][]byte // the command of that read, if it is left to the turn; it came at that time
-	came   time.Time
-	asked  bool // the turn has looked up what lone is about, and this was found:
-	found  lookedUp
-	into   []byte // for found
+	link   loop.Link // hands the connection over; guards itself
+	said   int       // commands in one read
+	filled error     // of the last read in a loop
+	lone   [][]byte  // the command of that read, if it is left to the turn; it came at that time
+	came   time.Time // when lone was read
+	asked  bool      // the turn has looked up what lone is about, and this was found:
+	found  lookedUp  // means something while asked is set
+	into   []byte    // for found; kept from lookup to lookup in a loop
 
 	remote, local net.Addr // as accepted; they do not change
 
-	// For CLIENT LIST, from other goroutines.
-	last   atomic.Pointer[command]
-	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
+	// For CLIENT LIST and Drain, from other goroutines. The goroutine or loop that serves the
+	// connection writes them, but for those that end it.
+	last   atomic.Pointer[command] // dispatched last; nil before the first
+	active atomic.Int64            // Unix ms of the last reply; of the command, and negative, while one is performed
 	// finishing is set when the connection ends because its client was silent, see Drain, and finished when it has been
 	// told.
 	finishing, finished atomic.Bool
 	half                atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
-	waited              time.Duration            // of the command that comes or is performed, for memory
-	user                atomic.Pointer[acl.User] // default before AUTH
+	waited              time.Duration            // for memory, by the command at hand; not for others
+	user                atomic.Pointer[acl.User] // default before AUTH; never nil
 	listens             atomic.Int32             // channels and patterns that it is subscribed to
 	monitors            atomic.Bool              // MONITOR
 	settling            atomic.Bool              // it waits for others, in CLIENT PAUSE
 	tracker             atomic.Pointer[tracker]  // nil: the client caches nothing
-	seenDB              atomic.Int32
-	seenP3              atomic.Bool
-	inTx                atomic.Int32 // commands queued, -1: none
-	blocked             atomic.Pointer[waiter]
+	seenDB              atomic.Int32             // db, for others
+	seenP3              atomic.Bool              // proto is 3, for others
+	inTx                atomic.Int32             // commands queued, -1: none
+	blocked             atomic.Pointer[waiter]   // the command that waits; nil: none does
 	mu                  struct {
 		sync.Mutex
-		name, libName, libVer string
-		script                runningScript
+		name, libName, libVer string        // CLIENT SETNAME and SETINFO
+		script                runningScript // that others may kill; zero: none runs
 	}
 }
 
-// lookedUp is what a lookup found.
 type lookedUp struct {
 	client.Item
 	Err error
@@ -118,7 +121,7 @@ var errClosing = errors.New("closing")
 // Only the goroutine or the loop that serves the connection reads.
 type counted struct{ c *conn }
 
-// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs as much as a
+// Read counts, and sets the idle timeout. A deadline is set only where one is due, since each costs the time of a
 // lookup. A connection without an idle timeout that is between two commands has none. In a loop nothing waits, so that
 // there are no deadlines: Tick looks after silent clients there. The deadline for half a command counts from its first
 // byte, and conn.waited is added, since the gateway and not the client was slow then.
@@ -310,7 +313,6 @@ func (c *conn) lost(err error) {
 	c.out.send(w.Bytes(), 0)
 }
 
-// lateCommand tells of a command that did not arrive in time.
 func (c *conn) lateCommand() {
 	c.g.m.late.Add(1)
 	c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
@@ -641,7 +643,6 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	return cmd, bad
 }
 
-// wrongArgs is Redis's reply to a wrong number of arguments.
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
 }

@@ -171,7 +171,6 @@ func (g *Gateway) since() tally {
 // take subtracts, and stops at 0: counters are not read at one time.
 func take(n *uint64, by uint64) { *n -= min(by, *n) }
 
-// total sums up the commands.
 func (t *tally) total() (calls uint64) {
 	for i := range t.commands {
 		calls += t.commands[i].calls

@@ -60,7 +60,6 @@ func placeDatabases(all []Database) []database {
 	return dbs
 }
 
-// namespaces are those of all databases.
 func (g *Gateway) namespaces() (all []*namespace) {
 	for i := range g.dbs {
 		if g.dbs[i].number == 0 {

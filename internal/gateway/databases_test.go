@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/hotkeys"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // sharing are n databases in one namespace, and one behind them in another.
@@ -332,7 +333,7 @@ func TestSharedBlocking(t *testing.T) {
 		p.send(t, []string{"BLPOP", "l", "0"})
 		waiting = append(waiting, p)
 	}
-	eventually(t, "all of them wait", func() bool { return here.waits.clients.Load() == 3 })
+	testutil.Until(t, "all of them wait", func() bool { return here.waits.clients.Load() == 3 })
 	inDatabase(t, there, 1).want(t, ":1\r\n", "RPUSH", "l", "a")
 	waiting[1].answers(t, array("l", "a"))
 	p := inDatabase(t, addr, 1)

@@ -22,7 +22,7 @@ const (
 // every command is refused, which tells clients for certain that nothing happened, for a second
 // or until nobody is left. A command that has been performed is answered in any case.
 // It is called once, with Close after it. Listeners stay open meanwhile, since another gateway may not be there to be
-// found; it returns as soon as no connection is left.
+// found; it returns once no connection is left.
 func (g *Gateway) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
@@ -46,7 +46,6 @@ func (g *Gateway) Drain(ctx context.Context) {
 	}
 }
 
-// waitGone waits until there are no connections, for so long.
 func (g *Gateway) waitGone(patience time.Duration) {
 	for until := time.Now().Add(patience); g.srv.Conns() > 0 && time.Now().Before(until); {
 		time.Sleep(drainTick)

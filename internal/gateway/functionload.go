@@ -20,7 +20,6 @@ type loadHost struct{ *scriptHost }
 // Reserve is of luascript.Host; loadMemory is enough of a bound.
 func (loadHost) Reserve(int64) error { return nil }
 
-// Stopped is of luascript.Host.
 func (loadHost) Stopped() bool { return false }
 
 // load loads a library, with others waiting.

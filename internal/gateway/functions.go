@@ -31,7 +31,6 @@ const (
 	loadTime, loadMemory = 500 * time.Millisecond, 8 << 20
 )
 
-// librariesName is where libraries are.
 var librariesName = stagedName{0, inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
@@ -92,13 +91,11 @@ func (s *librarySet) add(l *luascript.Library) (taken string) {
 	return ""
 }
 
-// remove removes the library of that name.
 func (s *librarySet) remove(name string) {
 	delete(s.libraries, name)
 	maps.DeleteFunc(s.functions, func(_ string, f function) bool { return f.library.Name == name })
 }
 
-// sorted are the libraries in the order of their names.
 func (s *librarySet) sorted() []*luascript.Library {
 	return slices.SortedFunc(maps.Values(s.libraries), func(a, b *luascript.Library) int {
 		return strings.Compare(a.Name, b.Name)
@@ -115,7 +112,6 @@ func (s *librarySet) payload() []byte {
 	return rdb.AppendLibraries(nil, sources)
 }
 
-// functionCommands are about libraries and their functions.
 func functionCommands() []*command {
 	look := func(name string, arity int, f severalFunc, summary string) *command {
 		c := onKeys(name, arity, 0, 0, 0, "", f, summary)

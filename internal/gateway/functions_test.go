@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestFunctions: a gateway answers as testdata says, which is what Redis says but for testdata/functions/kvd.
@@ -45,11 +46,11 @@ func TestFunctionsAmongGateways(t *testing.T) {
 	two.want(t, ":1\r\n", "FCALL", "f", "0")
 	one.want(t, bulk("l"), "FUNCTION", "LOAD", "REPLACE", library("l", "f", "return 2"))
 	one.want(t, ":2\r\n", "FCALL", "f", "0")
-	eventually(t, "the other gateway calls the new function", func() bool {
+	testutil.Until(t, "the other gateway calls the new function", func() bool {
 		return two.do(t, "FCALL", "f", "0") == ":2\r\n"
 	})
 	two.want(t, "+OK\r\n", "FUNCTION", "DELETE", "l")
-	eventually(t, "the function is gone", func() bool {
+	testutil.Until(t, "the function is gone", func() bool {
 		return one.do(t, "FCALL", "f", "0") == "-ERR Function not found\r\n"
 	})
 }
@@ -173,12 +174,12 @@ func TestFunctionKill(t *testing.T) {
 	p.send(t, []string{"FCALL", "F", "1", "k"})
 	running := "*4\r\n" + bulk("running_script") + "*6\r\n" + bulk("name") + bulk("f") + bulk("command") + "*4\r\n" +
 		bulk("FCALL") + bulk("F") + bulk("1") + bulk("k") + bulk("duration_ms")
-	eventually(t, "the function runs", func() bool {
+	testutil.Until(t, "the function runs", func() bool {
 		return strings.HasPrefix(other.do(t, "FUNCTION", "STATS"), running)
 	})
 	other.want(t, "-NOTBUSY No scripts in execution right now.\r\n", "SCRIPT", "KILL")
 	script.send(t, []string{"EVAL", "while true do end", "0"})
-	eventually(t, "a script to kill", func() bool { return other.do(t, "SCRIPT", "KILL") == "+OK\r\n" })
+	testutil.Until(t, "a script to kill", func() bool { return other.do(t, "SCRIPT", "KILL") == "+OK\r\n" })
 	if got := string(script.reply(t)); !strings.HasPrefix(got, "-ERR Script killed by user with SCRIPT KILL.") {
 		t.Errorf("the script's reply is %q", got)
 	}
@@ -187,7 +188,7 @@ func TestFunctionKill(t *testing.T) {
 		t.Errorf("the function's reply is %q", got)
 	}
 	other.want(t, ":0\r\n", "EXISTS", "k")
-	eventually(t, "no function is left", func() bool {
+	testutil.Until(t, "no function is left", func() bool {
 		return strings.HasPrefix(other.do(t, "FUNCTION", "KILL"), "-NOTBUSY")
 	})
 }

@@ -191,9 +191,9 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Gateway is a RESP server.
-// Fields without a comment about it are set by New and do not change, or guard themselves.
+// Gateway is a RESP server. Its methods may be called concurrently.
 type Gateway struct {
+	// Set by New and not changed, or guarded by themselves, where nothing else is said.
 	o       Options
 	srv     *netsrv.Server     // accepts, and counts connections
 	ctx     context.Context    // ends with Close; operations of the store and all that waits end with it
@@ -220,18 +220,18 @@ type Gateway struct {
 	aclFile   sync.Mutex    // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping  atomic.Bool
-	loops     loop.Loops    // serve connections whose clients say little at a time
-	waits     waits         // BLPOP and the like
-	scripts   scripting     // EVAL and EVALSHA
-	functions functions     // FCALL and FUNCTION
-	hub       hub           // subscriptions
-	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked   trackTable    // CLIENT TRACKING
-	watchers  watchers      // WATCH of absent keys
-	expiries  expiries      // events of class x
-	interest  sync.Mutex    // held while Options.Peers is told what to tell
-	held      held          // settings without effect, and what has one of them:
-	encodings encodingLimits
+	loops     loop.Loops     // serve connections whose clients say little at a time
+	waits     waits          // BLPOP and the like
+	scripts   scripting      // EVAL and EVALSHA
+	functions functions      // FCALL and FUNCTION
+	hub       hub            // subscriptions
+	notify    atomic.Uint32  // notify-keyspace-events, an eventClass; CONFIG SET writes it
+	tracked   trackTable     // CLIENT TRACKING
+	watchers  watchers       // WATCH of absent keys
+	expiries  expiries       // events of class x
+	interest  sync.Mutex     // held while Options.Peers is told what to tell
+	held      held           // settings without effect, and what has one of them:
+	encodings encodingLimits // CONFIG SET writes it
 
 	mu struct {
 		sync.Mutex

@@ -23,7 +23,6 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/waiting"
 )
 
 func fake() []Database {
@@ -32,12 +31,6 @@ func fake() []Database {
 }
 
 func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
-
-// eventually polls what other goroutines do.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
 
 func TestCommands(t *testing.T) {
 	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))

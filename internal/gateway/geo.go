@@ -15,7 +15,6 @@ import (
 // Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at,
 // are those of geo.c.
 
-// geoCommands are those on positions.
 func geoCommands() []*command {
 	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}),
 		"Returns or stores the positions around a place.")
@@ -64,7 +63,6 @@ func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
 	}
 }
 
-// gcd is the greatest common divisor of two positive numbers.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b
@@ -226,7 +224,6 @@ type geoquery struct {
 	storeDist                                 bool   // distances are the scores, and not positions
 }
 
-// geopoint is a member that was found.
 type geopoint struct {
 	collection.ZEntry
 	geo.Position
@@ -400,7 +397,6 @@ func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
 	return ""
 }
 
-// parseRadius reads a radius and its unit.
 func (q *geoquery) parseRadius(args [][]byte) (bad string) {
 	var ok bool
 	if q.shape.Radius, ok = scoreOf(args[0]); !ok {

@@ -191,7 +191,6 @@ func cmdHGet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// fieldOrNull is the reply for a field's value, nil if there is none.
 func fieldOrNull(value []byte, w *resp.Writer) {
 	if value == nil {
 		w.Null()

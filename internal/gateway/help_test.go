@@ -13,11 +13,11 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/resp"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // serve starts a gateway and returns its address.
 func serve(t testing.TB, o Options) string {
@@ -35,10 +35,7 @@ func start(t testing.TB, o Options) (string, *Gateway) {
 	g.calm = testCalm
 	g.functions.loadTime = patience
 	g.scripts.groupTime = testGroupTime
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	t.Cleanup(func() {

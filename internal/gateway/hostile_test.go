@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestBrowsers: a web page that makes a browser post commands here has none of them performed.
@@ -88,7 +88,7 @@ func TestGuessing(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "they must wait", func() bool { return tried.Load() > conns })
+	testutil.Until(t, "they must wait", func() bool { return tried.Load() > conns })
 	late := dial(t, "tcp", addr)
 	late.want(t, "+OK\r\n", "AUTH", "secret")
 	for range 100 {
@@ -113,16 +113,13 @@ func TestSlowIsNotSilent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	go g.Serve(l) //nolint:errcheck // Close ends it
 	p := dial(t, "tcp", l.Addr().String())
 	began := time.Now()
 	p.want(t, "+OK\r\n", "DEBUG", "SLEEP", "0.2")
 	var active int64
-	eventually(t, "the command is over", func() bool {
+	testutil.Until(t, "the command is over", func() bool {
 		g.each(func(c *conn) { active = c.active.Load() })
 		return active > 0
 	})
@@ -140,10 +137,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.calm = testCalm
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
 	addr := l.Addr().String()
@@ -178,7 +172,7 @@ func TestDrain(t *testing.T) {
 	}
 	silent := dial(t, "tcp", addr)
 	silent.want(t, "+PONG\r\n", "PING")
-	eventually(t, "all are at it", func() bool {
+	testutil.Until(t, "all are at it", func() bool {
 		for i := range acked {
 			if acked[i].Load() < 10 {
 				return false
@@ -227,10 +221,7 @@ func testFinishingRefuses(t *testing.T, conf *tls.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	if conf != nil {
 		l = tls.NewListener(l, conf)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // heap is what is alive.
@@ -83,7 +84,7 @@ func TestFloods(t *testing.T) {
 				}()
 				ps = append(ps, p)
 			}
-			eventually(t, "they have taken what they can", func() bool { return o.Budget.Used() > budget/2 })
+			testutil.Until(t, "they have taken what they can", func() bool { return o.Budget.Used() > budget/2 })
 			honest := dial(t, "tcp", addr)
 			for _, n := range []int{10, 100 << 10, 1 << 20 >> 2} {
 				v := strings.Repeat("v", n)
@@ -94,7 +95,7 @@ func TestFloods(t *testing.T) {
 		for _, p := range ps { // some are told, some reset
 			io.Copy(io.Discard, p)
 		}
-		eventually(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
+		testutil.Until(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
 	})
 	// Half a command has its time in a loop, too.
 	t.Run("half a command", func(t *testing.T) {
@@ -103,7 +104,7 @@ func TestFloods(t *testing.T) {
 		p := dial(t, "tcp", addr)
 		p.want(t, "+PONG\r\n", "PING")
 		if testCalm == 1 {
-			eventually(t, "it is in a loop", func() bool { return g.loops.Conns() == 1 })
+			testutil.Until(t, "it is in a loop", func() bool { return g.loops.Conns() == 1 })
 		}
 		fmt.Fprint(p, "*2\r\n$3\r\nGET\r\n$1\r\n")
 		p.closed(t)
@@ -173,7 +174,7 @@ func TestReaderStops(t *testing.T) {
 	if most == 0 {
 		t.Error("nothing was queued")
 	}
-	eventually(t, "the queue is gone", func() bool { return g.m.queued.Load() == 0 })
+	testutil.Until(t, "the queue is gone", func() bool { return g.m.queued.Load() == 0 })
 }
 
 // TestWriteBeforeRead: a client may send a long pipeline before it reads anything.

@@ -29,7 +29,6 @@ func (c *conn) countHot(cmd *command, args [][]byte) {
 	c.g.hot.Add(uint16(c.db), keys[:n]...)
 }
 
-// sampled reports whether the command at hand is in the sample.
 func (c *conn) sampled() bool {
 	if c.untilSample == 0 {
 		c.untilSample = hotkeys.Next()
@@ -38,8 +37,8 @@ func (c *conn) sampled() bool {
 	return c.untilSample == 0
 }
 
-// HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, as far as a
-// sample tells. Key has no more than its first bytes.
+// HotKey is a key that is used much. Share is its part of the uses of all keys lately, and at least Least, by a sample.
+// Key has no more than its first bytes.
 type HotKey struct {
 	Database, Key string  // as operators call it; bytes of its name
 	Share, Least  float64 // 0 to 1

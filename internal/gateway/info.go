@@ -252,7 +252,6 @@ var infoSections = []struct {
 	}},
 }
 
-// infoOf is what an INFO is about.
 type infoOf struct {
 	g       *Gateway
 	c       *conn // that asks

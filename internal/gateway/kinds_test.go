@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestTrackingOlderReaders: when one client reads another version than others have read, all of them are told, before
@@ -107,7 +108,7 @@ func TestWakePassedOnByAnEnding(t *testing.T) {
 		p.send(t, []string{"BLPOP", "k", "0"})
 		blocked(t, g, 1)
 		var x *waiter
-		eventually(t, "it has a queue", func() bool {
+		testutil.Until(t, "it has a queue", func() bool {
 			g.waits.mu.Lock()
 			defer g.waits.mu.Unlock()
 			if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil {
@@ -242,7 +243,7 @@ func trackingOwnWrites(t *testing.T, db client.API) {
 				t.Errorf("%s, written past the gateways %t: told %q, want %q", cmds, past, told, invalidated("k"))
 			}
 			a.Close()
-			eventually(t, "it has gone", func() bool { return !g.tracks() })
+			testutil.Until(t, "it has gone", func() bool { return !g.tracks() })
 		}
 	}
 }

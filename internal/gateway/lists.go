@@ -75,7 +75,6 @@ const (
 	errIndex       = "ERR index out of range"
 )
 
-// corruptList is the reply for bytes that are no list.
 func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(name, 64) + "'" }
 
 // editList is the key's list in a buffer that may be edited, with room for more bytes of elements; ok is false if the

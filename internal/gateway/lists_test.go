@@ -14,6 +14,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // array is an array of bulk strings as the wire has it.
@@ -275,18 +276,18 @@ func TestLongReplies(t *testing.T) {
 		ps = append(ps, p)
 	}
 	ask() // alone: of many, none may get enough of the memory in time
-	eventually(t, "a reply that nobody reads", func() bool { return g.m.queued.Load() > 1<<20 })
+	testutil.Until(t, "a reply that nobody reads", func() bool { return g.m.queued.Load() > 1<<20 })
 	for range 15 {
 		ask()
 	}
-	eventually(t, "more replies than there is memory for", func() bool { return o.Budget.Used() > budget/2 })
+	testutil.Until(t, "more replies than there is memory for", func() bool { return o.Budget.Used() > budget/2 })
 	if grown := heap() - before; grown > budget+16<<20 {
 		t.Errorf("%d bytes more, of a budget of %d", grown, budget)
 	}
 	for _, p := range ps {
 		p.Close()
 	}
-	eventually(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
+	testutil.Until(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
 }
 
 // TestTimeouts reads them as redis-server does.

@@ -66,7 +66,7 @@ func (c *conn) Lookups() (store client.API, n, limit int) {
 
 // Ask fills in the lookup. Its buffer is the connection's and not the loop's, since the value is
 // there until the reply is written.
-// Typed is not set: a collection is client.ErrWrongType then, of which GET needs to know no more.
+// Typed is not set: a collection is client.ErrWrongType then, and GET needs to know no more.
 func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)

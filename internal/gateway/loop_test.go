@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // testCalm is Gateway.calm in these tests, where connections are in loops as soon as they can be.
@@ -57,7 +58,7 @@ func looped(t *testing.T, g *Gateway, network, addr string, n int) (ps []*peer) 
 		p.want(t, "+PONG\r\n", "PING")
 		ps = append(ps, p)
 	}
-	eventually(t, "the connections are in loops", func() bool { return g.loops.Conns() == before+n })
+	testutil.Until(t, "the connections are in loops", func() bool { return g.loops.Conns() == before+n })
 	return ps
 }
 
@@ -97,7 +98,7 @@ func TestLoopGoesOn(t *testing.T) {
 		}
 		p.want(t, bulk("1"), "GET", fmt.Sprint("slow", 3+i))
 	}
-	eventually(t, "the others are in loops again", func() bool {
+	testutil.Until(t, "the others are in loops again", func() bool {
 		for _, p := range ps[3:] {
 			p.want(t, "+PONG\r\n", "PING")
 		}
@@ -126,7 +127,7 @@ func TestLoopLeft(t *testing.T) {
 			for range 20 {
 				before := g.m.read.Load()
 				p.send(t, []string{"GET", "big"})
-				eventually(t, "it is read by itself", func() bool { return g.m.read.Load() > before })
+				testutil.Until(t, "it is read by itself", func() bool { return g.m.read.Load() > before })
 			}
 			for range 20 {
 				if got := string(p.reply(t)); got != bulk(v) {
@@ -138,9 +139,12 @@ func TestLoopLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := looped(t, g, "tcp", addr, 1)[0]
 			f(p)
-			eventually(t, "it comes back", func() bool { p.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
+			testutil.Until(t, "it comes back", func() bool {
+				p.want(t, "+PONG\r\n", "PING")
+				return g.loops.Conns() == 1
+			})
 			p.Close()
-			eventually(t, "it is forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
+			testutil.Until(t, "it is forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
 		})
 	}
 }
@@ -190,7 +194,7 @@ func TestLoopEnds(t *testing.T) {
 			q := dial(t, "tcp", addr)
 			q.want(t, "+OK\r\n", "CONFIG", "SET", "timeout", "0")
 			q.Close()
-			eventually(t, "they are forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
+			testutil.Until(t, "they are forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
 			other = looped(t, g, "tcp", addr, 1)[0]
 		},
 		"panic":      func(p *peer) { p.send(t, []string{"GET", "panic"}); p.closed(t) },
@@ -198,8 +202,8 @@ func TestLoopEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f(looped(t, g, "tcp", addr, 1)[0])
-			eventually(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
-			eventually(t, "the other is served", func() bool {
+			testutil.Until(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
+			testutil.Until(t, "the other is served", func() bool {
 				other.want(t, "+PONG\r\n", "PING")
 				return g.loops.Conns() == 1
 			})
@@ -216,10 +220,7 @@ func TestLoopClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.calm = 1
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testutil.Listen(t)
 		done := make(chan error, 1)
 		go func() { done <- g.Serve(l) }()
 		var wg sync.WaitGroup
@@ -241,7 +242,7 @@ func TestLoopClose(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "they have said something", func() bool { return g.m.read.Load() >= uint64(round)*2000 })
+		testutil.Until(t, "they have said something", func() bool { return g.m.read.Load() >= uint64(round)*2000 })
 		g.Close()
 		if err := <-done; err != nil {
 			t.Error(err)

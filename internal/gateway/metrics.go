@@ -124,7 +124,6 @@ var (
 // collector gives the counters to Prometheus when it asks.
 type collector struct{ g *Gateway }
 
-// Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
 		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers,
@@ -137,7 +136,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // differ by what happened meanwhile. Commands that were never called are left out: there are
 // hundreds.
 // It asks no store and waits for nobody, so that a store in trouble can still be observed. The locks of hub and
-// trackTable are taken for as long as counting takes.
+// trackTable are held while it counts.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	m := &c.g.m
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {

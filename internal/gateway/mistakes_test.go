@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestWaitersOfOtherTypes: who waits for another type is in nobody's way, whether it came first or later.
@@ -137,7 +138,7 @@ func TestUnblockWaitsForTheOutcome(t *testing.T) {
 	x := &waiter{end: make(chan ending, 1), over: make(chan struct{})}
 	ended := make(chan bool)
 	go func() { ended <- x.unblock(endError) }()
-	eventually(t, "it is told to end", func() bool { return len(x.end) == 1 })
+	testutil.Until(t, "it is told to end", func() bool { return len(x.end) == 1 })
 	select {
 	case <-ended:
 		t.Fatal("the outcome is known before the client has told it")
@@ -172,7 +173,7 @@ func TestSeenBeforeItWaits(t *testing.T) {
 			return strings.Contains(g, "[sync.Mutex.Lock") && strings.Contains(g, "enterQueues")
 		})
 	}
-	eventually(t, "it counts, or waits for the queues", func() bool { return s.any() || waits() })
+	testutil.Until(t, "it counts, or waits for the queues", func() bool { return s.any() || waits() })
 	if !s.any() {
 		t.Error("it does not count yet, and waits for the queues")
 	}
@@ -203,7 +204,7 @@ func TestPausedWaitersTakeNothing(t *testing.T) {
 	blocked(t, g, 1)
 	w.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000", "WRITE")
 	copyPast(t, db, "from", "k")
-	eventually(t, "the poll finds it, and the client has heard of that", func() bool {
+	testutil.Until(t, "the poll finds it, and the client has heard of that", func() bool {
 		g.waits.mu.Lock()
 		defer g.waits.mu.Unlock()
 		k := g.waits.mu.keys[stagedName{0, "k"}]
@@ -297,7 +298,7 @@ func TestTrackingOnAgain(t *testing.T) {
 		if keys, items, _ := g.tracked.counts(); keys+items > 0 {
 			t.Errorf("%d keys and %d items are left", keys, items)
 		}
-		eventually(t, "nobody looks at versions", func() bool { return !checks() })
+		testutil.Until(t, "nobody looks at versions", func() bool { return !checks() })
 		if err := db.Delete(t.Context(), []byte("l")); err != nil {
 			t.Fatal(err)
 		}

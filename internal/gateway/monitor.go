@@ -67,7 +67,6 @@ func (c *conn) stopMonitoring() {
 	}
 }
 
-// count is how many there are.
 func (m *monitors) count() int {
 	m.Lock()
 	defer m.Unlock()

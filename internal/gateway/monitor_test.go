@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // lineTime and lineFrom are what lines of MONITOR need not have alike.
@@ -250,7 +251,7 @@ func TestMonitorCuts(t *testing.T) {
 	}
 	m.Close()
 	p.Close()
-	eventually(t, "the memory of the lines comes back", func() bool { return budget.Used() == 0 })
+	testutil.Until(t, "the memory of the lines comes back", func() bool { return budget.Used() == 0 })
 }
 
 // TestMonitorWithoutReading: a client that does not read what it MONITORs is disconnected, others are not held up, and
@@ -274,7 +275,7 @@ func TestMonitorWithoutReading(t *testing.T) {
 		t.Errorf("%d connections were flooded", n)
 	}
 	p.Close()
-	eventually(t, "nothing is held or queued", func() bool { return budget.Used() == 0 && g.m.queued.Load() == 0 })
+	testutil.Until(t, "nothing is held or queued", func() bool { return budget.Used() == 0 && g.m.queued.Load() == 0 })
 }
 
 // TestMonitorWhileBlocked: a client that MONITORs hears of others while it waits for a key.
@@ -301,7 +302,7 @@ func TestMonitorNeedsTheRight(t *testing.T) {
 	own.want(t, "+OK\r\n", "MONITOR")
 	p.want(t, "+OK\r\n", "ACL", "SETUSER", "anna", "-monitor")
 	m.closed(t)
-	eventually(t, "one monitor", func() bool { return g.monitors.count() == 1 })
+	testutil.Until(t, "one monitor", func() bool { return g.monitors.count() == 1 })
 	again := dial(t, "tcp", addr)
 	again.want(t, "+OK\r\n", "AUTH", "anna", "pw")
 	again.want(t, "-NOPERM this user has no permissions to run the 'monitor' command\r\n", "MONITOR")

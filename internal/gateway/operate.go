@@ -58,14 +58,12 @@ func (g *Gateway) listens() (addrs []string) {
 	return addrs
 }
 
-// addListener makes a listener known to listens.
 func (g *Gateway) addListener(l net.Listener) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mu.listeners = append(g.mu.listeners, l)
 }
 
-// Clients is of peers.Operated.
 func (g operated) Clients() (all []*peers.Client) {
 	g.eachClient(func(c *conn) { all = append(all, c.describe()) })
 	return all

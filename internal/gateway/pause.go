@@ -12,8 +12,8 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Gateway.heed has a bit for each reason to do more than to perform commands. There is nearly always none, so that a
-// batch looks at one word.
+// These are bits of Gateway.heed, one for each reason to do more than to perform commands. There is nearly always none,
+// so that a batch looks at one word.
 const (
 	heedPause   = 1 << iota // CLIENT PAUSE holds up commands
 	heedMonitor             // somebody MONITORs
@@ -65,7 +65,6 @@ func (p *pausing) endIfDue(heed *atomic.Uint32) {
 	}
 }
 
-// end ends the pause, if there is one.
 func (p *pausing) end(heed *atomic.Uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/luascript"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // blockedOn is how many clients INFO counts as blocked. In a pause of all commands nobody can ask for that but a
@@ -168,7 +169,7 @@ func TestPauseOfLookups(t *testing.T) {
 		for r := ""; r != "+OK\r\n"; r = string(m.reply(t)) {
 		}
 		p.send(t, []string{"GET", "a"})
-		eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
+		testutil.Until(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
 		if _, err := g.o.Databases[0].Client.Put(t.Context(), []byte("a"), []byte("after"), client.PutOptions{}); err !=
 			nil {
 			t.Fatal(err)
@@ -183,7 +184,7 @@ func TestPauseOfLookups(t *testing.T) {
 // waits waits until so many clients of a gateway are blocked.
 func (p *peer) waits(t *testing.T, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d blocked clients", n), func() bool {
+	testutil.Until(t, fmt.Sprintf("%d blocked clients", n), func() bool {
 		return strings.Contains(p.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", n))
 	})
 }
@@ -245,7 +246,7 @@ func TestPauseLeaksNothing(t *testing.T) {
 		}
 	}
 	q.waits(t, 5)
-	eventually(t, "6 connections", func() bool { return g.srv.Conns() == 6 })
+	testutil.Until(t, "6 connections", func() bool { return g.srv.Conns() == 6 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	q.Close()
@@ -277,7 +278,7 @@ func TestCloseWhilePaused(t *testing.T) {
 	p, q := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	q.want(t, "+OK\r\n", "CLIENT", "PAUSE", "1000000000")
 	p.send(t, []string{"GET", "a"})
-	eventually(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
+	testutil.Until(t, "the command is held up", func() bool { return g.pausing.clients.Load() == 1 })
 	done := make(chan error, 1)
 	go func() { done <- g.Close() }()
 	select {
@@ -312,7 +313,7 @@ func TestPauseSettles(t *testing.T) {
 	p.send(t, []string{"SET", "a", "1"})
 	<-slow.begun
 	q.send(t, []string{"CLIENT", "PAUSE", "1000000", "WRITE"})
-	eventually(t, "a pause", func() bool { return g.pausing.word() != "" })
+	testutil.Until(t, "a pause", func() bool { return g.pausing.word() != "" })
 	q.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if b, err := q.r.Peek(1); err == nil {
 		t.Errorf("it replied %q before the write was over", b)

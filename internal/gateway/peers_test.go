@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // gatewaysOf starts gateways of the same databases that have met.
@@ -27,7 +28,7 @@ func gatewaysOf(t *testing.T, n int) (addrs []string, gs []*Gateway, wires []*pe
 
 func meet(t *testing.T, n int, gs ...*Gateway) {
 	t.Helper()
-	eventually(t, "the gateways meet", func() bool {
+	testutil.Until(t, "the gateways meet", func() bool {
 		for _, g := range gs {
 			if s := g.o.Peers.Stats(); s.Following != n || s.Followers != n {
 				return false
@@ -106,7 +107,7 @@ func TestTrackingAmongGateways(t *testing.T) {
 	a.do(t, "GET", "k1")
 	gs[1].o.Peers.Close()
 	a.hears(t, allInvalidated)
-	eventually(t, "the other gateway has left nothing", func() bool {
+	testutil.Until(t, "the other gateway has left nothing", func() bool {
 		s := gs[0].o.Peers.Stats()
 		return s.Known == 0 && s.Followers == 0 && s.Following == 0 && !gs[0].o.Peers.WantsKeys()
 	})
@@ -129,7 +130,7 @@ func TestInterestEnds(t *testing.T) {
 			t.Errorf("%s: the other gateway has not heard", x.begin)
 		}
 		a.do(t, strings.Fields(x.end)...)
-		eventually(t, x.end, wants(false, false))
+		testutil.Until(t, x.end, wants(false, false))
 	}
 	a.do(t, "HELLO", "3")
 	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
@@ -138,5 +139,5 @@ func TestInterestEnds(t *testing.T) {
 	}
 	a.do(t, "SUBSCRIBE", "c")
 	a.Close()
-	eventually(t, "the end of a connection", wants(false, false))
+	testutil.Until(t, "the end of a connection", wants(false, false))
 }

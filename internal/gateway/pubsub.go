@@ -87,7 +87,6 @@ func (h *hub) subscriptions() (channels, patterns, shards int) {
 	return n[toChannel], n[toPattern], n[toShard]
 }
 
-// countsOf are those of one connection.
 func (h *hub) countsOf(c *conn) (channels, patterns, shards int) {
 	if c.listens.Load() == 0 {
 		return 0, 0, 0
@@ -135,7 +134,6 @@ func (h *hub) subscribe(c *conn, t topic, name []byte) bool {
 	return true
 }
 
-// unsubscribe ends a subscription, if there is that one.
 func (h *hub) unsubscribe(c *conn, t topic, name string) {
 	h.Lock()
 	defer h.Unlock()
@@ -177,7 +175,6 @@ func (h *hub) names(c *conn, t topic) (names []string) {
 	return names
 }
 
-// stopListening ends all subscriptions of the connection.
 func (c *conn) stopListening() {
 	if c.listens.Load() == 0 {
 		return
@@ -378,7 +375,6 @@ func (g *Gateway) missed() {
 	box.flush()
 }
 
-// pubsubCommands are those of publish/subscribe.
 func pubsubCommands() []*command {
 	on := func(name string, arity int, ch channelArgs, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
 		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))

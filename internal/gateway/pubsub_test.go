@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // talk is a conversation: lines of "connection: command", or "connection<" for a message that comes by itself. It
@@ -129,7 +130,7 @@ func TestPubSubLikeRedis(t *testing.T) {
 	}
 }
 
-// until waits for a reply that begins so.
+// hears waits for a reply that begins so.
 func (p *peer) hears(t testing.TB, want string) {
 	t.Helper()
 	if got := string(p.reply(t)); got != want {
@@ -226,8 +227,10 @@ func TestSlowSubscriber(t *testing.T) {
 				fast.hears(t, message("c", payload))
 			}
 			slow.closed(t)
-			eventually(t, "the memory is back", func() bool { return budget.Used() <= 1<<20 && g.m.queued.Load() == 0 })
-			eventually(t, "the subscription is gone", func() bool {
+			testutil.Until(t, "the memory is back", func() bool {
+				return budget.Used() <= 1<<20 && g.m.queued.Load() == 0
+			})
+			testutil.Until(t, "the subscription is gone", func() bool {
 				return pub.do(t, "PUBSUB", "NUMSUB", "c") == "*2\r\n"+bulk("c")+":1\r\n"
 			})
 			pub.want(t, ":1\r\n", "PUBLISH", "c", "x")
@@ -253,7 +256,7 @@ func TestSubscribersInClientList(t *testing.T) {
 		t.Error(info)
 	}
 	a.Close()
-	eventually(t, "the subscriptions of a closed connection are gone", func() bool {
+	testutil.Until(t, "the subscriptions of a closed connection are gone", func() bool {
 		return strings.Contains(b.do(t, "PUBSUB", "NUMPAT"), ":0") && b.do(t, "PUBSUB", "CHANNELS") == "*0\r\n"
 	})
 }

@@ -25,7 +25,6 @@ type pushes struct {
 	via    net.Conn // over the socket of a connection in a loop, while a goroutine sends
 }
 
-// place is where an output writes to.
 type place uint8
 
 const (
@@ -260,7 +259,6 @@ func (o *output) unpark() {
 	}
 }
 
-// enterLoop says that the connection is in a loop.
 func (o *output) enterLoop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // rightsWords are what commands of TestRightsLikeRedis are made of, beside keys and numbers: the options that say
@@ -493,7 +494,7 @@ func TestFunctionRights(t *testing.T) {
 	p.want(t, "+OK\r\n", "CLIENT", "SETNAME", "p")
 	runs := func(n int) {
 		t.Helper()
-		eventually(t, fmt.Sprint(n, " scripts run"), func() bool {
+		testutil.Until(t, fmt.Sprint(n, " scripts run"), func() bool {
 			have := 0
 			g.eachScript(func(*runningScript) { have++ })
 			return have == n

@@ -22,7 +22,6 @@ import (
 // sends it again.
 const scriptCacheBytes = 32 << 20
 
-// scripting is what a gateway knows of scripts.
 type scripting struct {
 	pool  luascript.Pool   // of interpreters, for all connections
 	cache *luascript.Cache // by SHA-1; of this gateway alone
@@ -49,7 +48,6 @@ type runningScript struct {
 	db           int             // that it began in
 }
 
-// scriptCommands are about scripts.
 func scriptCommands() []*command {
 	return []*command{
 		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
@@ -293,7 +291,6 @@ func (c *conn) withOldest(args [][]byte, function bool, f func(*runningScript)) 
 	}
 }
 
-// killScripts ends all scripts, for Close.
 func (g *Gateway) killScripts() { g.eachScript(func(r *runningScript) { r.task.Kill() }) }
 
 // scriptHost performs a script's commands on a staged.
@@ -409,7 +406,6 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	return cmd, ""
 }
 
-// lookupCommand is the command or subcommand that the arguments name, or nil.
 func lookupCommand(args [][]byte) *command {
 	cmd := find(args[0])
 	if cmd != nil && cmd.sub != nil && len(args) > 1 {
@@ -507,7 +503,6 @@ func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
-// posted is a message that a script has published.
 type posted struct {
 	shard            bool // SPUBLISH
 	channel, payload []byte

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // answers says the lines of a block of testdata/scripts, and returns the replies as Go's strings.
@@ -58,7 +58,7 @@ func TestScriptKill(t *testing.T) {
 	p, other := dial(t, "tcp", addr), dial(t, "tcp", addr)
 	p.send(t, []string{"EVAL", "redis.call('set', KEYS[1], 'x') while true do pcall(function() while true do end " +
 		"end) end", "1", "k"})
-	eventually(t, "a script to kill", func() bool {
+	testutil.Until(t, "a script to kill", func() bool {
 		if reply := other.do(t, "SET", "other", "1"); reply != "+OK\r\n" {
 			t.Fatal(reply)
 		}
@@ -70,7 +70,7 @@ func TestScriptKill(t *testing.T) {
 	if got := other.do(t, "EXISTS", "k"); got != ":0\r\n" {
 		t.Errorf("a key of the script that was killed: %q", got)
 	}
-	eventually(t, "no script is left", func() bool {
+	testutil.Until(t, "no script is left", func() bool {
 		return strings.HasPrefix(other.do(t, "SCRIPT", "KILL"), "-NOTBUSY")
 	})
 }
@@ -81,15 +81,12 @@ func TestScriptClose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	p := dial(t, "tcp", l.Addr().String())
 	p.send(t, []string{"EVAL", "while true do end", "0"})
-	eventually(t, "a script runs", func() bool {
+	testutil.Until(t, "a script runs", func() bool {
 		n := 0
 		g.eachScript(func(*runningScript) { n++ })
 		return n == 1
@@ -129,7 +126,7 @@ func TestScriptLimits(t *testing.T) {
 		}
 	}
 	p.do(t, "EVAL", "local s = string.rep('x', 4e6) return #s", "0")
-	eventually(t, "the memory is back", func() bool { return budget.Used() == 0 })
+	testutil.Until(t, "the memory is back", func() bool { return budget.Used() == 0 })
 }
 
 // TestScriptAtomic: scripts of several connections on one key take effect one after the other.

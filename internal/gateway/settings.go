@@ -56,10 +56,8 @@ func orElse(why string, s setting) setting {
 	return s
 }
 
-// always is a value that depends on nothing.
 func always(value string) func(*conn) string { return func(*conn) string { return value } }
 
-// number is a setting of a number with bounds.
 func numberParam(name string, least, most int64, get func(c *conn) int64, set func(c *conn, n int64)) setting {
 	return setting{name: name, get: func(c *conn) string { return strconv.FormatInt(get(c), 10) },
 		set: func(c *conn, v string) (func(), string) {
@@ -209,7 +207,6 @@ type held struct {
 	by map[string]string
 }
 
-// get is the value of the setting that has a name and a default.
 func (h *held) get(name, otherwise string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -235,7 +232,6 @@ type encodingLimits struct {
 	hashEntries, hashValue, setInts, sortedEntries, sortedValue atomic.Int64
 }
 
-// reset makes the limits the defaults.
 func (e *encodingLimits) reset() {
 	for _, s := range heldSettings {
 		if at := e.of(s.name); at != nil {
@@ -317,7 +313,6 @@ func parseHeld() (list []setting) {
 	return list
 }
 
-// hold makes v the value of a held setting.
 func (g *Gateway) hold(name, v string) {
 	if at := g.encodings.of(name); at != nil {
 		n, _ := strconv.ParseInt(v, 10, 64)

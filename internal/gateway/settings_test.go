@@ -12,10 +12,10 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// values are what a setting may be given, good and bad.
+// settingValues are what a setting may be given, good and bad.
 var settingValues = []string{"0", "1", "5", "100", "-1", "-5", "2147483647", "2147483648", "9223372036854775807",
 	"9223372036854775808", "007", "+5", " 1", "1.5", "0x10", "abc", "",
 	"1kb", "2MB", "1b", "1k", "1m", "1g", "1gb", "1tb", "1%", "-1kb", "yes", "no", "YES", "maybe", "everysec", "ALWAYS",
@@ -209,7 +209,7 @@ func TestMemoryOfCache(t *testing.T) {
 	}
 	t.Cleanup(func() { other.Close() })
 	o := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", other}}}))
-	waiting.Until(t, "another session knows what is used", func() bool {
+	testutil.Until(t, "another session knows what is used", func() bool {
 		o.do(t, "SET", "k", strconv.Itoa(time.Now().Nanosecond()))
 		n, _ := strconv.ParseInt(infoField(t, o, "memory", "used_memory"), 10, 64)
 		return n > 1<<20 // of which it has a key alone

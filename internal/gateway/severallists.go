@@ -9,7 +9,6 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// parseEnd reads LEFT or RIGHT.
 func parseEnd(b []byte) (left, ok bool) {
 	left = fold(b, "left")
 	return left, left || fold(b, "right")

@@ -94,7 +94,6 @@ func (l *slowLog) setLen(n int64) {
 	l.trimLocked()
 }
 
-// settings are both.
 func (l *slowLog) settings() (micros, maxLen int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +103,6 @@ func (l *slowLog) settings() (micros, maxLen int64) {
 // notes reports whether a command that took so long belongs into the log, or concerns LATENCY.
 func (l *slowLog) notes(took time.Duration) bool { return int64(took) >= l.from.Load() }
 
-// logs reports whether it belongs into the log.
 func (l *slowLog) logs(took time.Duration) bool { return int64(took) >= l.logFrom.Load() }
 
 // add logs a command, and gives it its number.

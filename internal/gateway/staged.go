@@ -262,7 +262,6 @@ func (t *staged) opsOf(n int) []client.Op {
 // in is the database that key takes names of.
 func (t *staged) in() *database { return &t.c.g.dbs[t.db] }
 
-// namespaceOf is where a key is in the store.
 func (t *staged) namespaceOf(k *stagedKey) *namespace { return t.c.g.dbs[k.db].shared }
 
 // readSome is read for keys of one namespace.
@@ -658,7 +657,6 @@ func (t *staged) confirm(used []*stagedKey) error {
 	return nil
 }
 
-// stagedError is the reply for an error of performStaged.
 func (c *conn) stagedError(err error) string {
 	var r resultError
 	switch {

@@ -211,7 +211,6 @@ func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
 	return id, ""
 }
 
-// writeID is an id as a reply.
 func writeID(w *resp.Writer, id collection.StreamID) {
 	var a [41]byte
 	w.Bulk(id.Append(a[:0]))

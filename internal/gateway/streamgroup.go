@@ -45,7 +45,6 @@ func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
 	return a, ""
 }
 
-// wrongGroupArgs is the reply to arguments that no subcommand has.
 func wrongGroupArgs(args [][]byte) string {
 	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
 }
@@ -402,7 +401,6 @@ func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
 	return !c.changed || k.setStream(c.s, true, name, w)
 }
 
-// claimArgs are the options of XCLAIM.
 type claimArgs struct {
 	ids         []collection.StreamID
 	delivered   int64               // -1: not given

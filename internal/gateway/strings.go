@@ -57,7 +57,6 @@ func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
 	return k.present && k.is(t, w)
 }
 
-// setAs is set for a value of a type.
 func (k *key) setAs(t client.Type, value []byte, expires int64) {
 	k.typ = t
 	k.set(value, expires)

@@ -25,10 +25,10 @@ const (
 type specialOf uint8
 
 const (
-	plainSet   specialOf = 1 + iota // SET, whose options decide
-	setNX                           // SETNX
-	setFor1                         // PSETEX
-	setFor1000                      // SETEX
+	plainSet specialOf = 1 + iota // SET, whose options decide
+	setNX
+	setFor1    // PSETEX
+	setFor1000 // SETEX
 )
 
 // command is what there is to know of a command, or a subcommand ("config|get").
@@ -161,7 +161,6 @@ func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, 
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
-// with adds a special to a command.
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
@@ -208,7 +207,6 @@ func helpOf(name string, lines ...string) *command {
 	}, "Lists the subcommands.")
 }
 
-// writeHelp writes what HELP says of a command.
 func writeHelp(w *resp.Writer, name string, lines ...string) {
 	w.Array(len(lines) + 3)
 	w.Simple(strings.ToUpper(name) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
@@ -480,7 +478,6 @@ const (
 		"--replicas N), and kvctl mirror copies from and to another store"
 )
 
-// notHere is the reply to a command that kvd does not serve.
 func (cmd *command) notHere() string {
 	if cmd.instead == "" {
 		return "ERR kvd does not support '" + cmd.name + "'"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // eventsOf is what a connection that listens to all events hears of each command, which another one gives.
@@ -620,12 +621,12 @@ func TestTrackingRedirect(t *testing.T) {
 				t.Error(list)
 			}
 			to.Close()
-			eventually(t, "the other connection is gone", func() bool {
+			testutil.Until(t, "the other connection is gone", func() bool {
 				return !strings.Contains(b.do(t, "CLIENT", "LIST"), "id="+id+" ")
 			})
 			a.do(t, "GET", "k")
 			b.do(t, "SET", "k", "2")
-			eventually(t, "the broken redirection is told", func() bool {
+			testutil.Until(t, "the broken redirection is told", func() bool {
 				return strings.Contains(a.do(t, "CLIENT", "TRACKINGINFO"), "broken_redirect")
 			})
 		})
@@ -703,7 +704,7 @@ func TestTrackingTableFull(t *testing.T) {
 		t.Errorf("%d keys, %d items", keys, items)
 	}
 	a.Close()
-	eventually(t, "an empty table", func() bool {
+	testutil.Until(t, "an empty table", func() bool {
 		keys, items, _ := g.tracked.counts()
 		return keys == 0 && items == 0 && !g.tracks()
 	})
@@ -769,7 +770,7 @@ func TestExpiredEvents(t *testing.T) {
 	p.want(t, "+OK\r\n", "SET", "b", strings.Repeat("x", 100_000))
 	p.want(t, ":1\r\n", "PEXPIRE", "b", "100")
 	sub.hears(t, message("__keyevent@0__:expired", "b"))
-	eventually(t, "nothing is left to look at", func() bool {
+	testutil.Until(t, "nothing is left to look at", func() bool {
 		g.expiries.Lock()
 		defer g.expiries.Unlock()
 		return len(g.expiries.times) == 0 && len(g.expiries.due) == 0 && !g.expiries.running

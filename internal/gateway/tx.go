@@ -97,7 +97,6 @@ func (s *watchers) touch(keys []written) {
 	}
 }
 
-// unwatch ends watches.
 func (c *conn) unwatch(watched []watch) {
 	for _, x := range watched {
 		if x.made != nil {

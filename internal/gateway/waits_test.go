@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // waitersOf are commands that wait for a key of each type, and one that makes such a key.
@@ -63,7 +64,7 @@ func othersServed(t *testing.T, network, addr, writeA, a, writeB, b string) stri
 		p := dial(t, network, addr)
 		defer p.Close()
 		p.send(t, strings.Fields(cmd))
-		eventually(t, "it waits", func() bool {
+		testutil.Until(t, "it waits", func() bool {
 			return strings.Contains(w.do(t, "INFO", "clients"), fmt.Sprintf("blocked_clients:%d\r\n", i+1))
 		})
 		ps = append(ps, p)
@@ -173,7 +174,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					blocked(t, g, int64(i+1))
 				}
 				var c0 *conn
-				eventually(t, "they wait", func() bool {
+				testutil.Until(t, "they wait", func() bool {
 					var first *waiter
 					g.waits.mu.Lock()
 					if k := g.waits.mu.keys[stagedName{0, "k"}]; k != nil && len(k.lines[0].queue) == 2 {
@@ -189,7 +190,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 				})
 				gone := func() {
 					p.Close()
-					eventually(t, "it has gone", func() bool { return c0.link.PeerGone() })
+					testutil.Until(t, "it has gone", func() bool { return c0.link.PeerGone() })
 				}
 				if when == "before" {
 					// The look at the key is held up, since the client that waits is woken by its end, too.
@@ -213,7 +214,7 @@ func TestTakenForWhoHasGone(t *testing.T) {
 					gone()
 					store.release <- struct{}{}
 				}
-				eventually(t, "it waits no longer", func() bool { return c0.blocked.Load() == nil })
+				testutil.Until(t, "it waits no longer", func() bool { return c0.blocked.Load() == nil })
 				if n := store.steps.Load() - steps; when != "before" && n < 2 {
 					t.Fatal("what it took was not put back")
 				}
@@ -366,7 +367,7 @@ func TestWatchedKeysSeen(t *testing.T) {
 	}
 	p.want(t, "+OK\r\n", "WATCH", "k", "l")
 	p.Close()
-	eventually(t, "nothing is left of it", func() bool { return !g.watchers.any() })
+	testutil.Until(t, "nothing is left of it", func() bool { return !g.watchers.any() })
 	if len(g.watchers.mu.keys) > 0 {
 		t.Error("a key is watched by nobody")
 	}

@@ -24,7 +24,6 @@ const (
 	errPositive  = "ERR value is out of range, must be positive"
 )
 
-// sortedSetCommands are those on one sorted set.
 func sortedSetCommands() []*command {
 	list := []*command{
 		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
@@ -84,7 +83,6 @@ func sortedSetCommands() []*command {
 	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
 }
 
-// inGroup makes commands part of a group of COMMAND DOCS.
 func inGroup(group string, list []*command) []*command {
 	for _, c := range list {
 		c.group = group
@@ -231,7 +229,6 @@ func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(len(drop)))
 }
 
-// zaddArgs are the options of ZADD.
 type zaddArgs struct {
 	nx, xx, gt, lt, ch, incr bool
 	scores                   []float64

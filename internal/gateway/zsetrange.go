@@ -238,7 +238,6 @@ func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) {
 	}
 }
 
-// writeMembers replies with the members at some places.
 func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, withScores bool) {
 	beginMembers(w, p.Hi-p.Lo, withScores)
 	for i := range p.Hi - p.Lo {

@@ -65,8 +65,8 @@ func (l *Limbo) addChunk() {
 	}
 }
 
-// Release removes places from the front as long as their tag is below before,
-// hands each to f and returns their number. f may call Add.
+// Release removes places from the front while their tag is below before, hands each to f
+// and returns their number. f may call Add.
 func (l *Limbo) Release(before uint64, f func(Place)) int {
 	return l.ReleaseSome(before, math.MaxInt, f)
 }
@@ -76,7 +76,7 @@ func (l *Limbo) Ripe(before uint64) int {
 	return sort.Search(l.Len(), func(i int) bool { return l.at(l.head+uint64(i)).tag >= before })
 }
 
-// ReleaseSome is Release of at most so many places.
+// ReleaseSome is Release of at most `most` places.
 func (l *Limbo) ReleaseSome(before uint64, most int, f func(Place)) int {
 	n := 0
 	for ; n < most; n++ {

@@ -48,8 +48,8 @@ type counted struct {
 	error float64 // uses that may have been another key's
 }
 
-// Key is a key that is used much. Its part of the uses of all keys lately is about Share, and at least Least, as far as
-// a sample tells.
+// Key is a key that is used much. Its part of the uses of all keys lately is about Share, and at least Least, by a
+// sample.
 type Key struct {
 	Group        uint16
 	Key          string  // its first MaxKey bytes

@@ -56,7 +56,7 @@ type Picture struct {
 	More  int    `json:"more,omitempty"` // bars that are left out; the Server counts them
 }
 
-// Bar is drawn as long as all others, whatever the sum of its parts is.
+// Bar is drawn at the length of all others, whatever the sum of its parts is.
 type Bar struct {
 	Label string `json:"label"`
 	Note  string `json:"note,omitempty"`

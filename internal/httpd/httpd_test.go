@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -149,7 +149,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetDeadline(time.Now().Add(waiting.Limit)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(testutil.Limit)); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(c, q) // it may be hung up on
@@ -188,7 +188,7 @@ func TestCrowd(t *testing.T) {
 				defer c.Close()
 				go io.WriteString(c, say)
 			}
-			probe := http.Client{Timeout: waiting.Limit, Transport: &http.Transport{DisableKeepAlives: true}}
+			probe := http.Client{Timeout: testutil.Limit, Transport: &http.Transport{DisableKeepAlives: true}}
 			for range 20 {
 				for _, path := range []string{"/healthz", "/readyz"} {
 					began := time.Now()
@@ -228,17 +228,14 @@ func TestAbortedScrape(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	for until := time.Now().Add(waiting.Limit); ; time.Sleep(time.Millisecond) {
+	testutil.Until(t, "it is told", func() bool {
 		text := log.String()
-		if n := strings.Count(text, "\n"); n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
+		n := strings.Count(text, "\n")
+		if n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
 			t.Fatalf("%d lines: %s", n, text)
-		} else if n == 1 {
-			break
 		}
-		if time.Now().After(until) {
-			t.Fatal("it is not told at all")
-		}
-	}
+		return n == 1
+	})
 	if code, _, _ := get(t, s, "/healthz"); code != 200 {
 		t.Errorf("afterwards: %d", code)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // subject gives a certificate a common name and organizational units.
@@ -202,11 +203,7 @@ func TestRequire(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var m identity.Mapping
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
+			l := testutil.Listen(t)
 			y, err := net.Dial("tcp", l.Addr().String())
 			if err != nil {
 				t.Fatal(err)

@@ -18,7 +18,7 @@ const (
 )
 
 // GroupsOf are the groups of a certificate that has been verified, sorted: the organizations (O) of its
-// subject. Names are as long as those of identities, printable and without a slash; an error
+// subject. Names have the bounds of identities' names, are printable and have no slash; an error
 // matches ErrUnidentified.
 func GroupsOf(c *x509.Certificate) ([]string, error) {
 	fail := func(format string, args ...any) ([]string, error) {

@@ -66,8 +66,8 @@ func MemoryLimit(ctx context.Context) int {
 // TooLargeError ends an operation that needed more memory than LimitMemory allowed. It did
 // not happen.
 type TooLargeError struct {
-	// Want is how many bytes of buffers it needs as far as it got: at least as many as the value
-	// has. The next attempt may need more, if the value is another one by then.
+	// Want is how many bytes of buffers it was found to need: at least those of the value. The
+	// next attempt may need more, if the value is another one by then.
 	Want int
 }
 

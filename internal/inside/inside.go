@@ -82,16 +82,13 @@ func Find(c any) (t Tools, ok bool) {
 	return toolsOf(c)
 }
 
-// FunctionsKey is the name of the key in which gateways keep the libraries of functions. Clients of gateways neither
-// see nor touch it: it is longer than memcached's keys can be, and the commands of Redis refuse it.
-const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the gateways, which show it to none of " +
-	"their clients. " +
-	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it " +
-	"is to delete the libraries, as FUNCTION FLUSH does. " +
-	"A cache may evict it."
+// FunctionsKey is the name of the key in which gateways keep the libraries of functions. Its value is what FUNCTION
+// DUMP returns, and to delete it is FUNCTION FLUSH. Gateways neither show it to their clients nor let them name it, by
+// whatever protocol (see [IsOwn]). A cache may evict it.
+const FunctionsKey = "\x00kvd: libraries of functions"
 
 // EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol.
-// They need it because a record has a key of one byte at least. It is longer than memcached's keys can be, too.
+// They need it because a record has a key of one byte at least. Clients name it by the empty name alone (see [IsOwn]).
 const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one " +
 	"at least. " +
 	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +

@@ -227,7 +227,7 @@ func (f *Folder) Drop(item string) error {
 	return nil
 }
 
-// Rename gives the file of an item the name of another one, of which there is none, and says where it is.
+// Rename gives the file of an item the name of another one that does not exist, and says where it is.
 func (f *Folder) Rename(from, to string) (where string, err error) {
 	was, err := fileOf(from)
 	name, err2 := fileOf(to)
@@ -285,8 +285,8 @@ func (f *Folder) open(item, name string) (*Item, error) {
 	return i, nil
 }
 
-// Room gives how many bytes the folder's file system has for files, those that are there included; -1: as many as the
-// machine has.
+// Room gives how many bytes the folder's file system has for files, those that are there included; -1: the machine's
+// memory is the bound.
 func (f *Folder) Room() (int64, error) {
 	var on unix.Statfs_t
 	if err := unix.Fstatfs(f.fd(), &on); err != nil {

@@ -361,7 +361,7 @@ func (c *Client) Rename(from, to string) (where string, err error) {
 	return fmt.Sprintf("%s of the keeper, process %d", to, os.Getppid()), err
 }
 
-// Up tells the keeper that this worker serves, and of which version it is.
+// Up tells the keeper that this worker serves, and its version.
 func (c *Client) Up(version string) error {
 	if c == nil {
 		return nil

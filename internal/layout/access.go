@@ -18,7 +18,7 @@ package layout
 // The word of the slot at index offset x is at offset IndexBytes + x of the region. Zero: nothing is known.
 type AccessWord uint64
 
-// AccessTick is the unit of an access word's time.
+// AccessTickMillis is the unit of an access word's time, in milliseconds.
 const AccessTickMillis = 4
 
 const (
@@ -27,7 +27,7 @@ const (
 	accessExpiryBits = 20
 	accessTagBits    = 6
 
-	// MaxAccessCount is the largest count.
+	// MaxAccessCount is the largest count that an access word holds; more is noted as that.
 	MaxAccessCount = 1<<accessCountBits - 1
 	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. A later expiry is noted as
 	// that, and the record looked at again.
@@ -62,7 +62,7 @@ func (a AccessWord) Of(w Word) bool {
 	return a != 0 && uint64(a)&(1<<accessTagBits-1) == uint64(w.FP())&(1<<accessTagBits-1)
 }
 
-// Count is the frequency.
+// Count is how often the record is used, as its noters have it: 0 to MaxAccessCount.
 func (a AccessWord) Count() uint32 {
 	return uint32(a>>(accessExpiryBits+accessTagBits)) & MaxAccessCount
 }

@@ -2,11 +2,11 @@
 // and lock words, the segment, the record and the chunk manifest. There are also the intent and status word of a
 // transaction and the region header. The package also defines the mapping from a key's hash to them.
 //
-// It is pure: it imports nothing of the project, allocates nothing on the hot
+// It is pure: of the project it imports only what takes CRCs. It allocates nothing on the hot
 // path and does no I/O. Everything it parses is hostile until checked; a failed
 // check is a [*CorruptError], never a panic.
 //
-// Start with [Word], [ParseRecord] and [Locate]. Values and functions may be used
+// Start with [Word], [ParseRecord] and [GroupOff]. Values and functions may be used
 // concurrently; parsed views alias the caller's buffer. All integers are
 // little-endian. The slot word descends from RACE (ATC'21) and FUSEE (FAST'23);
 // ver, the nonce and the size code are ours (docs/protocol.md).

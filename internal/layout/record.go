@@ -3,7 +3,8 @@ package layout
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
+
+	"github.com/kvd-project/kvd/internal/bulk"
 )
 
 // RecordFlags qualify a record.
@@ -85,19 +86,30 @@ type Record struct {
 // Expired reports whether the record's time has come at nowMillis (Unix ms).
 func (r *RecordHeader) Expired(nowMillis uint64) bool { return r.Expiry != 0 && r.Expiry <= nowMillis }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // RecordLen is the encoded length of a record in bytes.
 func RecordLen(keyLen, valueLen int) int { return RecordHeaderSize + keyLen + valueLen }
 
 // EncodeRecord writes the record to b, which must hold RecordLen bytes, and
-// returns its length. h's KeyLen and ValueLen are taken from key and value.
+// returns its length. h's KeyLen and ValueLen are taken from key and value, which share no
+// bytes with b.
 func EncodeRecord(b []byte, h RecordHeader, key, value []byte) int {
 	n := RecordLen(len(key), len(value))
 	_ = b[n-1]
 	EncodeHead(b, h, key, len(value))
-	copy(b[32+len(key):], value)
-	SealHead(b, recordCRC(b[:n]))
+	at := RecordLen(len(key), 0)
+	// The CRC of a short value is taken with the key's. A long one is copied in parts that stay in the caches, since b
+	// is read next.
+	if len(value) <= 4*UnitSize {
+		at += copy(b[at:], value)
+	}
+	crc := recordCRC(b[:at])
+	for at < n {
+		part := value[len(value)-(n-at):]
+		part = part[:min(len(part), bulk.StreamFrom/2)]
+		crc = bulk.Copy(crc, b[at:], part)
+		at += len(part)
+	}
+	SealHead(b, crc)
 	return n
 }
 
@@ -137,10 +149,8 @@ func SetVersion(b []byte, version uint64) {
 	binary.LittleEndian.PutUint32(b[24:], recordCRC(b))
 }
 
-func recordCRC(b []byte) uint32 {
-	c := crc32.Update(0, castagnoli, b[:24])
-	return crc32.Update(c, castagnoli, b[28:])
-}
+// recordCRC is the CRC of all of b but the CRC in it.
+func recordCRC(b []byte) uint32 { return bulk.CRC(bulk.CRC(0, b[:24]), b[28:]) }
 
 // HeadOf is the header at the start of b, unchecked: a hint while the record may change. b has RecordHeaderSize bytes
 // at least.

@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
+
+	"github.com/kvd-project/kvd/internal/bulk"
 )
 
 // RegionMagic opens every region: "kvdreg01".
@@ -40,7 +41,7 @@ func InitRegion(b []byte, h RegionHeader) {
 	binary.LittleEndian.PutUint64(b[24:], h.RegionBytes)
 	binary.LittleEndian.PutUint64(b[32:], h.IndexBytes)
 	binary.LittleEndian.PutUint64(b[40:], h.Incarnation)
-	binary.LittleEndian.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
+	binary.LittleEndian.PutUint32(b[48:], bulk.CRC(0, b[:48]))
 }
 
 // Array is a part of a region's index: segments one after the other.
@@ -91,7 +92,7 @@ func ParseRegion(b []byte) (RegionHeader, error) {
 	if f := binary.LittleEndian.Uint32(b[8:]); f != FormatVersion {
 		return RegionHeader{}, fmt.Errorf("%w: %d, want %d", ErrFormat, f, FormatVersion)
 	}
-	if got, want := crc32.Checksum(b[:48], castagnoli), binary.LittleEndian.Uint32(b[48:]); got != want {
+	if got, want := bulk.CRC(0, b[:48]), binary.LittleEndian.Uint32(b[48:]); got != want {
 		return RegionHeader{}, fmt.Errorf("%w: region header CRC-32C %#x, want %#x", ErrChecksum, got, want)
 	}
 	h := RegionHeader{

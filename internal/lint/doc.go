@@ -10,10 +10,15 @@
 //
 // Words are held to the glossary of docs/protocol.md, whose last column names what is
 // not written for a word; see words_test.go. Sentences have at most 25 words, but for
-// those of testdata/long-sentences; see sentences_test.go. Links of documents are followed; see links_test.go.
+// those of testdata/long-sentences; see sentences_test.go. Forms of words that hide a
+// number, a subject or the present are refused, but for those of testdata/phrases; see
+// phrases_test.go. Documents begin with what they answer, for whom, and with their
+// contents; see pages_test.go. Their links are followed; see links_test.go.
+// Links of comments are followed, too, and so are the names with which comments begin, and the headings that they
+// quote; see refs_test.go.
 //
-// Files and functions have lengths that a reader can hold, and the packages of the data path a share of comments; see
-// shape_test.go.
+// Files and functions have lengths that a reader can hold; see shape_test.go. Lines have at most 120 columns; see
+// lines_test.go.
 //
 // The form is Tailscale's depaware and its tests of forbidden imports.
 package lint

@@ -27,7 +27,8 @@ type row struct {
 
 // imports is first match first. Tests may import what they like.
 var imports = []row{
-	{"internal/layout", "", "the bytes are defined once, below everything"},
+	{"internal/bulk", "", "it moves bytes, whatever they mean"},
+	{"internal/layout", "internal/bulk", "the bytes are defined once, below everything but what takes their CRC"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
 		"that simulators can drive it"},
 	{"index/repair", "index internal/invariants internal/layout",
@@ -46,7 +47,7 @@ var imports = []row{
 		"it names the types of a Client's tools; the Client brings them, so that its public API does not"},
 	{"client", "index index/repair internal/alarm internal/certs internal/dirclient internal/dirpb internal/evict " +
 		"internal/hostid internal/hotkeys internal/identity internal/engine internal/inside internal/layout " +
-		"internal/ordered internal/providers internal/session rdma rdma/verbs internal/units",
+		"internal/ordered internal/providers internal/session rdma rdma/verbs internal/token internal/units",
 		"a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against " +
 		"that alone"},
@@ -60,7 +61,6 @@ var imports = []row{
 	{"rdma/sim", "internal/bulk rdma/driver", "a provider sees the contract, never the layer above it"},
 	{"rdma/...", "rdma/driver internal/bulk internal/certs internal/mem internal/hostid internal/netsrv internal/poll",
 		"a provider sees the contract, never the layer above it"},
-	{"internal/bulk", "", "it moves bytes, whatever they are"},
 	{"internal/mem", "rdma/driver internal/units", "it maps memory for providers and knows nothing of the store"},
 	{"internal/providers", "internal/identity internal/netsrv rdma rdma/...",
 		"it opens providers and does nothing with them"},
@@ -75,7 +75,8 @@ var imports = []row{
 	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token " +
 		"internal/wrongport internal/units server/...", "the directory runs no data operation, so it needs nothing " +
 		"of the data path"},
-	{"memnode", "internal/alarm internal/dirpb internal/hostid internal/identity internal/keeper internal/layout " +
+	{"memnode", "internal/alarm internal/bulk internal/dirpb internal/hostid internal/identity internal/keeper " +
+		"internal/layout " +
 		"internal/ordered internal/token rdma rdma/driver internal/units",
 		"a memory node is handed its devices, and takes no part in the protocol"},
 	{"internal/dirpb", "internal/identity", "generated, and beside it which roles may call what"},
@@ -151,7 +152,7 @@ var imports = []row{
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
-	{"internal/waiting", "", "it is for tests alone"},
+	{"internal/testutil", "", "it is for tests alone"},
 	{"internal/livepeak", "", "it is for tests alone"},
 	{"internal/memtest", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
@@ -192,8 +193,11 @@ var only = []row{
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop " +
 		"internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as " +
 		"any user would"},
+	{module + "/internal/testutil", "", "it is for tests alone"},
+	{module + "/internal/loopback", "", "it is for tests alone"},
+	{module + "/internal/livepeak", "", "it is for tests alone"},
 	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest internal/keeper/keepertest " +
-		"internal/waiting", "it is for tests, and registers flags"},
+		"internal/testutil", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 
@@ -208,7 +212,8 @@ var never = []row{
 	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module +
 		"/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics",
 		"each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
-	{"index index/repair", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
+	{"index index/repair", "net os/exec golang.org/x/net golang.org/x/sys/unix google.golang.org",
+		"the step machines do no I/O"},
 	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb",
 		"it is tested, and reasoned about, without raft and disk"},
 }
@@ -368,8 +373,8 @@ func TestRefusals(t *testing.T) {
 	}{
 		{imp("index", "+rdma"), "index imports rdma, but may import only internal/invariants internal/layout: the " +
 			"protocol knows"},
-		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing " +
-			"of the project"},
+		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only " +
+			"internal/bulk"},
 		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/bulk " +
 			"internal/certs internal/mem internal/hostid internal/netsrv internal/poll"},
 		{imp("rdma", "+rdma/tcp"), "the portable layer knows no provider"},
@@ -385,6 +390,8 @@ func TestRefusals(t *testing.T) {
 			"client imports github.com/prometheus/client_golang/prometheus, which is for client/prom"},
 		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import " +
 			"only client: a near cache"},
+		{imp("internal/simtest", "+internal/testutil"), "internal/simtest imports " + module +
+			"/internal/testutil, which is for nobody: it is for tests alone"},
 		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module +
 			"/internal/metrics, which is for cmd/..."},
 		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},

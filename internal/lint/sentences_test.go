@@ -42,6 +42,9 @@ var (
 // and has a letter or a digit.
 func sentencesOf(text string, line int, md bool) (out []sentence) {
 	for _, b := range blocks(text, line, md) {
+		if md && len(contentsOf(b.text)) > 0 {
+			continue
+		}
 		t := codeSpan.ReplaceAllStringFunc(b.text, func(c string) string {
 			return "code" + strings.Repeat("\n", strings.Count(c, "\n"))
 		})

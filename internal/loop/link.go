@@ -53,7 +53,7 @@ type Link struct {
 	}
 }
 
-// Init prepares the Link of c over nc. c may enter one of the loops once its client has been calm so many times
+// Init prepares the Link of c over nc. c may enter one of the loops once its client has been calm that number of times
 // in a row; see Calm.
 func (k *Link) Init(c Conn, s *Loops, nc net.Conn, calm int) {
 	k.c, k.s, k.peer = c, s, nc.RemoteAddr()
@@ -80,7 +80,7 @@ func (k *Link) Write(p []byte) int {
 // ReadNow is net.Conn's Read of a socket that does not block, and ErrNothing if there is nothing. net.Conn tells Go's
 // scheduler of the system call; ReadNow does not. The scheduler would take the processor away from a goroutine whose
 // call takes longer than 20 µs, as calls that deliver to another process do. It would also look for such goroutines
-// every 20 µs as long as it finds some.
+// every 20 µs while it finds some.
 func ReadNow(fd uintptr, p []byte) (int, error) {
 	n, errno := callNow(unix.SYS_READ, fd, p)
 	switch {
@@ -193,7 +193,7 @@ func lowest(nc net.Conn) net.Conn {
 }
 
 // WatchPeer tells, outside of a loop, when the peer sends no more, or the connection ends: gone is closed then. It
-// reads nothing. Nobody else may read until stop has returned. Of a connection that is no socket it tells nothing.
+// reads nothing. Nobody else may read until stop has returned. It tells nothing about a connection that is no socket.
 func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
 	nc := lowest(k.mu.nc)
 	raw := rawOf(nc)
@@ -253,7 +253,7 @@ func hungUp(fd uintptr) bool {
 // outside is how often connections of this process said something outside of a loop: they need processors, too.
 var outside atomic.Uint64
 
-// Calmed is told that the client said so many commands at once, outside of a loop. It reports
+// Calmed is told how many commands the client said at once, outside of a loop. It reports
 // whether it has been calm for so long that the connection should Enter.
 func (k *Link) Calmed(commands int) bool {
 	outside.Add(1)

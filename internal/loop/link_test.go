@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // wrapped is a connection that knows of the one below.
@@ -34,11 +34,7 @@ func TestCloseRead(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
+			l := testutil.Listen(t)
 			far, err := net.Dial("tcp", l.Addr().String())
 			if err != nil {
 				t.Fatal(err)
@@ -49,7 +45,7 @@ func TestCloseRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer near.Close()
-			end := time.Now().Add(waiting.Limit)
+			end := time.Now().Add(testutil.Limit)
 			if err := errors.Join(near.SetDeadline(end), far.SetDeadline(end)); err != nil {
 				t.Fatal(err)
 			}
@@ -91,11 +87,7 @@ func TestCloseRead(t *testing.T) {
 // A connection that is watched tells when its peer sends no more, behind data that nobody has read too, and can be read
 // afterwards as before.
 func TestWatchPeer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testutil.Listen(t)
 	open := func() (near, far net.Conn) {
 		far, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {

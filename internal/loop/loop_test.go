@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // talker reads a byte at a time until it is to end, and answers nothing.
@@ -65,7 +65,7 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 		go func() { c.left <- c.link.Enter() }()
 		cs = append(cs, c)
 	}
-	eventually(t, "all are in loops", func() bool { return s.Conns() == n })
+	testutil.Until(t, "all are in loops", func() bool { return s.Conns() == n })
 	t.Cleanup(func() {
 		for _, c := range cs {
 			c.ends.Store(true)
@@ -82,11 +82,6 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 		s.Close()
 	})
 	return s, cs
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	waiting.Until(t, what, f)
 }
 
 // TestLoopsByProcessors: a single processor is left to goroutines, and two may both be for loops.
@@ -136,11 +131,11 @@ func TestSaturatedLoop(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "both have as many", func() bool { return s.all[0].conns() == 2 && s.all[1].conns() == 2 })
+	testutil.Until(t, "both have as many", func() bool { return s.all[0].conns() == 2 && s.all[1].conns() == 2 })
 	for _, c := range cs {
 		before := c.reads.Load()
-		eventually(t, "every connection is served", func() bool { return c.reads.Load() > before })
+		testutil.Until(t, "every connection is served", func() bool { return c.reads.Load() > before })
 	}
 	few.Store(true)
-	eventually(t, "the first has all", func() bool { return s.all[0].conns() == 4 && s.all[1].conns() == 0 })
+	testutil.Until(t, "the first has all", func() bool { return s.all[0].conns() == 4 && s.all[1].conns() == 0 })
 }

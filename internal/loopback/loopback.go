@@ -2,7 +2,7 @@
 //
 // A port that a kernel has chosen, and that was free a moment ago, may by now be the local end of somebody's outgoing
 // connection. It may also be chosen for another listener on port 0. Then nobody can listen there. So these ports are
-// none that kernels choose, and a process gives each once, as long as there are others. Outgoing connections of other
+// none that kernels choose, and a process gives each once, while there are others. Outgoing connections of other
 // programs do not begin at another address of 127.0.0.0/8, either. Start with [Free].
 package loopback
 
@@ -26,7 +26,7 @@ var looked atomic.Uint32
 // 127.0.0.1.
 func port(n uint32) string { return strconv.Itoa(firstPort + int((uint32(os.Getpid())*997+n)%ports)) }
 
-// Host is a loopback address of this process alone, as far as no other has the same lower 22 bits of a pid.
+// Host is a loopback address of this process alone, unless another has the same lower 22 bits of a pid.
 func Host() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&0x3f, pid>>8&0xff, pid&0xff)

@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/resp"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // patience bounds what takes milliseconds on a machine that is not busy.
-const patience = waiting.Limit
+const patience = testutil.Limit
 
 // loadLibrary loads a source within limits.
 func loadLibrary(source string, memory int64, limit time.Duration) (*Library, error) {

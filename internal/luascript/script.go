@@ -534,14 +534,15 @@ type Cache struct {
 	limit int
 }
 
-// NewCache makes a Cache of so many bytes, of which a short script takes some 2,000. Any script fits if it is alone.
+// NewCache makes a Cache of that number of bytes. A short script takes some 2,000 of them. Any script fits if it is
+// alone.
 func NewCache(bytes int) *Cache {
 	c := &Cache{limit: bytes}
 	c.mu.all = make(map[string]*list.Element)
 	return c
 }
 
-// Find is the script of that name, or nil. Upper-case digits are as good as lower-case ones.
+// Find is the script of that name, or nil. Digits may be in upper or lower case.
 func (c *Cache) Find(sha []byte) *Program {
 	if p := c.front.Load(); p != nil && p.SHA == string(sha) {
 		return p // and stays in front

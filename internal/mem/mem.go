@@ -88,10 +88,10 @@ func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	return m, nil
 }
 
-// AllocControl is Alloc of a small memfd of normal pages that keeps its bytes
-// after Free, for as long as another process maps it. With readOnly, only the
-// mapping returned can change it: a process that is handed Memory.FD maps it
-// read-only, however privileged (F_SEAL_FUTURE_WRITE).
+// AllocControl is Alloc of a small memfd of normal pages that keeps its bytes after Free,
+// while another process maps it. With readOnly, only the mapping returned can change it:
+// a process that is handed Memory.FD maps it read-only, however privileged
+// (F_SEAL_FUTURE_WRITE).
 func AllocControl(size int64, name string, readOnly bool) (*driver.Memory, error) {
 	s := seals
 	if readOnly {

@@ -15,13 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/loopback"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // authFile makes a file of users.
@@ -80,7 +80,7 @@ func TestLogin(t *testing.T) {
 	}
 	want := "# HELP kvd_memcached_auth_failures_total Wrong passwords.\n# TYPE kvd_memcached_auth_failures_total " +
 		"counter\nkvd_memcached_auth_failures_total 3\n"
-	if err := testutil.GatherAndCompare(registry(t, s), strings.NewReader(want),
+	if err := promtest.GatherAndCompare(registry(t, s), strings.NewReader(want),
 		"kvd_memcached_auth_failures_total"); err != nil {
 		t.Error(err)
 	}
@@ -191,7 +191,7 @@ func startMemcached(t *testing.T, more ...string) (addr string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for until := time.Now().Add(waiting.Limit); ; {
+	for until := time.Now().Add(testutil.Limit); ; {
 		if c, err := net.Dial("tcp", addr); err == nil {
 			c.Close()
 			return addr
@@ -232,7 +232,7 @@ func connect(t *testing.T, addr string) *stranger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	return &stranger{c, bufio.NewReader(c)}
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // requests are lines as request has them.
@@ -87,7 +87,7 @@ func TestSASL(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	io.WriteString(c, requests(t, "saslauth k=PLAIN v=as\\0user\\0pass")) //nolint:errcheck // reading tells
 	b := make([]byte, 24+len("Authenticated"))
 	if _, err := io.ReadFull(c, b); err != nil || !strings.HasSuffix(string(b), "Authenticated") {
@@ -149,7 +149,7 @@ func TestBinaryLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		io.WriteString(c, half) //nolint:errcheck // reading tells
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: %q, %v", half, b, err)

@@ -4,12 +4,11 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestFlushLater: a flush_all with a delay takes what is there when it is due, even if the store fails at first; items
@@ -35,11 +34,7 @@ func TestFlushLater(t *testing.T) {
 		return clienttest.Fault{}
 	})
 	say("flush_all 1", "OK\r\n")
-	for until := time.Now().Add(waiting.Limit); c.ask(t, "get a\r\n") != "END\r\n"; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("the item is there long after the flush was due")
-		}
-	}
+	testutil.Until(t, "the item is flushed", func() bool { return c.ask(t, "get a\r\n") == "END\r\n" })
 	if failures.Load() < 2 {
 		t.Error("the flush did not fail first")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // testCalm is Server.SetCalm's in these tests: connections are in loops as soon as they can be.
@@ -78,18 +78,13 @@ func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		p := &peer{c, bufio.NewReader(c)}
 		p.want(t, "MN\r\n", "mn\r\n")
 		ps = append(ps, p)
 	}
-	until(t, "all are in the loop", func() bool { return s.Looped() == n })
+	testutil.Until(t, "all are in the loop", func() bool { return s.Looped() == n })
 	return s, ps
-}
-
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	waiting.Until(t, what, f)
 }
 
 // TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of
@@ -161,14 +156,14 @@ func TestTurn(t *testing.T) {
 				if b, err := io.ReadAll(odd.r); len(b) > 0 || err != nil {
 					t.Errorf("%q, %v", b, err)
 				}
-				until(t, "it is gone", func() bool { return server.Looped() == 9 })
+				testutil.Until(t, "it is gone", func() bool { return server.Looped() == 9 })
 				return
 			case "half a line":
 				odd.want(t, "END\r\n", "t no\r\n")
 			case "half a value":
 				odd.want(t, "STORED\r\n", "4567890\r\n")
 			}
-			until(t, "all are in the loop", func() bool {
+			testutil.Until(t, "all are in the loop", func() bool {
 				odd.want(t, "MN\r\n", "mn\r\n")
 				return server.Looped() == 10
 			})
@@ -200,7 +195,7 @@ func TestLoopReaderStops(t *testing.T) {
 			p.want(t, "END\r\n", "get no\r\n")
 		}
 	}
-	until(t, "it is gone", func() bool { return server.Looped() == 4 })
+	testutil.Until(t, "it is gone", func() bool { return server.Looped() == 4 })
 }
 
 // TestLoopClose: a Server ends though connections enter and leave loops.

@@ -22,14 +22,14 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/cockroachdb/datadriven"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,10 +42,7 @@ func serve(t testing.TB, o memcached.Options) (addr string, s *memcached.Server)
 		t.Fatal(err)
 	}
 	s.SetCalm(testCalm)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testutil.Listen(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -68,7 +65,7 @@ func talk(t testing.TB, addr, say string) string {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -279,7 +276,7 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	r := bufio.NewReader(c)
 	for _, x := range []struct{ say, want string }{
 		{"get a\r\nge", "END\r\n"},
@@ -309,7 +306,7 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(waiting.Limit))
+		c.SetDeadline(time.Now().Add(testutil.Limit))
 		io.WriteString(c, say)
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: %q, %v", say, b, err)
@@ -353,7 +350,7 @@ func TestHostile(t *testing.T) {
 		"STORED\r\nVALUE big 3 1048576\r\n"+big+"\r\nEND\r\n" {
 		t.Errorf("a long value: %d bytes, %.100q", len(got), got)
 	}
-	n, err := testutil.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
+	n, err := promtest.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
 	if err != nil || n != 6 {
 		t.Errorf("%d counts, %v", n, err)
 	}
@@ -376,7 +373,7 @@ func TestOthersMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	// A line that comes in two parts: its time has begun before the value needs memory.
 	io.WriteString(c, "version\r\nset a 0 0 ")
 	r := bufio.NewReader(c)
@@ -415,7 +412,7 @@ kvd_memcached_hits_total 2
 # TYPE kvd_memcached_misses_total counter
 kvd_memcached_misses_total 1
 `
-	if err := testutil.GatherAndCompare(registry(t, s), strings.NewReader(want), "kvd_memcached_commands_total",
+	if err := promtest.GatherAndCompare(registry(t, s), strings.NewReader(want), "kvd_memcached_commands_total",
 		"kvd_memcached_hits_total", "kvd_memcached_misses_total"); err != nil {
 		t.Error(err)
 	}
@@ -525,7 +522,7 @@ func dial(t *testing.T, addr string) *dialogue {
 
 // ask returns the answer with versions and times taken out.
 func (d *dialogue) ask(t *testing.T, say string) string {
-	d.c.SetDeadline(time.Now().Add(waiting.Limit))
+	d.c.SetDeadline(time.Now().Add(testutil.Limit))
 	if _, err := io.WriteString(d.c, strings.ReplaceAll(say, "$CAS", d.cas)+"mn\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -705,10 +702,7 @@ func (c writing) Write(b []byte) (int, error) {
 func TestOneWrite(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	_, s := serve(t, memcached.Options{Client: store})
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := testutil.Listen(t)
 	l := &writes{Listener: inner}
 	go s.Serve(l) //nolint:errcheck // Close ends it
 	var ask, answer strings.Builder

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // Of many clients that miss an item, or find it stale or about to expire, one is told to renew it, whichever gateway it
@@ -40,7 +40,7 @@ func TestOneWins(t *testing.T) {
 						return
 					}
 					defer c.Close()
-					c.SetDeadline(time.Now().Add(waiting.Limit))
+					c.SetDeadline(time.Now().Add(testutil.Limit))
 					io.WriteString(c, x.say+"\r\n") //nolint:errcheck // reading tells
 					heads[i], _ = bufio.NewReader(c).ReadString('\n')
 				})

@@ -21,7 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // TestSame plays testdata/same: our answers and memcached's are one text. With KVD_COMPAT=1, memcached itself has to
@@ -87,7 +87,7 @@ func (p *player) dial(t *testing.T) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(waiting.Limit))
+	c.SetDeadline(time.Now().Add(testutil.Limit))
 	return &line{c, bufio.NewReader(c)}
 }
 
@@ -183,7 +183,7 @@ func (p *player) talk(t *testing.T, lines string) string {
 	return out.String()
 }
 
-// opcodes by name; q behind one is the quiet one.
+// opcodeOf has opcodes by name; q behind one is the quiet one.
 var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "delete": 4, "incr": 5, "decr": 6, "quit": 7,
 	"flush": 8, "getq": 9, "noop": 10,
 	"version": 11, "getk": 12, "getkq": 13, "append": 14, "prepend": 15, "stat": 16, "setq": 17, "addq": 18,

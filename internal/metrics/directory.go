@@ -56,8 +56,8 @@ var (
 		"held by sessions, or dead. Dead ones are of ended sessions, "+
 		"until SETTLE jobs have gone through the namespace.",
 		"namespace", "state")
-	dirNSLost = dirFamily.desc("scrub_lost_records", "Records of which the last scrub of each placement group "+
-		"found no good copy.", "namespace")
+	dirNSLost = dirFamily.desc("scrub_lost_records", "Records without a good copy, as the last scrub of each "+
+		"placement group found.", "namespace")
 	dirNSRepaired = dirFamily.desc("scrub_repaired_records",
 		"Copies that the last scrub of each placement group repaired.", "namespace")
 	dirPGHeap = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.",

@@ -35,7 +35,7 @@ func NewJanitor() *Janitor {
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_transferred_bytes_total",
-			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. Of a join " +
+			Help: "Bytes that background jobs which ended here read from memory nodes and wrote to them. For a join " +
 				"that is the index of every copy and the records that the new one lacked."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
@@ -48,7 +48,7 @@ func NewJanitor() *Janitor {
 	return j
 }
 
-// Count counts a job, which took so much time and transferred so many bytes.
+// Count counts a job with the time that it took and the bytes that it transferred.
 func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration, bytes uint64) {
 	j.jobs.WithLabelValues(overview.JobKind(kind), string(r)).Inc()
 	j.seconds.WithLabelValues(overview.JobKind(kind)).Add(took.Seconds())

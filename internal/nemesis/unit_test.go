@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/overview"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 var testScope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"},
@@ -614,11 +614,7 @@ func TestRedisClient(t *testing.T) {
 	const closed, silent, refuses, wrong = "", "silent", "-LOADING kvd: the gateway is stopping; nothing was done\r\n",
 		"-ERR unknown outcome: x\r\n"
 	serve := func(reply string) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
+		l := testutil.Listen(t)
 		go func() {
 			for {
 				c, err := l.Accept()

@@ -17,10 +17,10 @@ var ErrBudget = errors.New("out of buffer memory")
 // values on their way, replies that nobody reads. It does not count the memory that every connection has in
 // any case (some buffers of 64 KiB).
 //
-// A user that needs more takes it from the connection's [Share] before the memory is allocated. A share may
-// grow as long as it is no larger than what is left after it. A connection that would still have a modest
-// part only, and has waited for a second in vain, has another one closed. That is the one that holds the
-// most of those that have held something for longer.
+// A user that needs more takes it from the connection's [Share] before the memory is allocated. A share may grow while
+// it is no larger than what is left after it. A connection that would still have a modest part only, and has waited for
+// a second in vain, has another one closed. That is the one that holds the most of those that have held something for
+// longer.
 //
 // Memory that was dropped counts until the garbage collector has had it. The collector is made to run when it is
 // needed, but no more than a 25th of the time, or five times a second. Else a few connections that take and drop memory
@@ -63,7 +63,7 @@ const (
 // DefaultBudget is the bytes of a Budget whose size nobody chose.
 const DefaultBudget = 1 << 30
 
-// NewBudget makes a Budget of so many bytes; 0 means DefaultBudget.
+// NewBudget makes a Budget of that number of bytes; 0 means DefaultBudget.
 func NewBudget(bytes int64) *Budget {
 	if bytes <= 0 {
 		bytes = DefaultBudget

@@ -24,6 +24,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // serverTLS is the configuration of a server whose certificate is its own authority.
@@ -50,7 +52,7 @@ func serveTLS(t *testing.T, limits Limits) (*Server, net.Listener) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(tls.NewListener(l, serverTLS(t))) //nolint:errcheck // Close ends it
 	return s, l
 }
@@ -90,7 +92,7 @@ func TestHandshakesEnd(t *testing.T) {
 			t.Errorf("%.10q: it is still open after %v", say, patience)
 		}
 	}
-	eventually(t, "all are gone", func() bool { return s.Conns() == 0 })
+	testutil.Until(t, "all are gone", func() bool { return s.Conns() == 0 })
 	if n := s.Door().Stats().Refused[ReasonTimeout]; n < 2 { // the others are no TLS at all
 		t.Errorf("%d timeouts are counted", n)
 	}
@@ -108,13 +110,13 @@ func TestHalfHandshakesGiveWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := from(t, "127.0.0.3", l)
-	eventually(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
+	testutil.Until(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
 	before := inUse()
 	for i := range flood {
 		c := from(t, "127.0.0.2", l)
 		io.WriteString(c, beginnings[i%3])
 	}
-	eventually(t, "all were let in", func() bool { return s.Door().Stats().Accepted == flood+2 })
+	testutil.Until(t, "all were let in", func() bool { return s.Door().Stats().Accepted == flood+2 })
 	grown := inUse() - before
 	t.Logf("%d half handshakes, at most %d at a time: %.2f MB", flood, most, float64(grown)/1e6)
 	st := s.Door().Stats()
@@ -361,7 +363,7 @@ func TestListen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := d.Listen(listen(t, "tcp", "127.0.0.1:0"))
+	l := d.Listen(testutil.Listen(t))
 	dial(t, l)
 	c, err := l.Accept()
 	if err != nil {
@@ -475,7 +477,7 @@ func runShortOfDescriptors(t *testing.T) {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: shortOf, Max: shortOf}); err != nil {
 		t.Fatal(err)
 	}
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(l) //nolint:errcheck // Close ends it
 	fmt.Printf("ADDR %s\n", l.Addr())
 	for asked := bufio.NewScanner(os.Stdin); asked.Scan(); {
@@ -507,9 +509,9 @@ func (b *lockedBuffer) String() string {
 func TestNoDescriptorsGiveWay(t *testing.T) {
 	s, l := serveTLS(t, Limits{HandshakeTimeout: time.Hour})
 	dial(t, l)
-	eventually(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
+	testutil.Until(t, "it has begun", func() bool { return s.Door().Stats().Handshakes == 1 })
 	s.Door().outOfDescriptors(l, syscall.EMFILE, minBackoff)
-	eventually(t, "it has gone", func() bool { return s.Conns() == 0 })
+	testutil.Until(t, "it has gone", func() bool { return s.Conns() == 0 })
 	if st := s.Door().Stats(); st.Failures != 1 || st.Refused[ReasonHandshake] != 1 {
 		t.Errorf("%+v", st)
 	}

@@ -2,7 +2,7 @@
 // each address. There are not more than allowed, and handshakes end.
 //
 // A [Door] does that for every listener of the store. A [Server] adds what the servers of other people's
-// protocols (RESP, memcached) need: a goroutine for each connection, none of which outlives the server.
+// protocols (RESP, memcached) need: a goroutine for each connection, which does not outlive the server.
 // A [Budget] bounds the memory that their connections have in flight, whichever of the servers they belong to.
 //
 // It leaves what is said on a connection to Options.Handle, which has it for

@@ -9,25 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-const patience = waiting.Limit
-
-// eventually polls, since a connection's end is noticed by other goroutines.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
-
-func listen(t *testing.T, network, addr string) net.Listener {
-	t.Helper()
-	l, err := net.Listen(network, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
+const patience = testutil.Limit
 
 func dial(t *testing.T, l net.Listener) net.Conn {
 	t.Helper()
@@ -47,7 +32,11 @@ func TestServeSeveral(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ls := []net.Listener{listen(t, "tcp", "127.0.0.1:0"), listen(t, "unix", t.TempDir()+"/s")}
+	unix, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ls := []net.Listener{testutil.Listen(t), unix}
 	errs := make(chan error, len(ls))
 	for _, l := range ls {
 		go func() { errs <- s.Serve(l) }()
@@ -85,7 +74,7 @@ func TestServeSeveral(t *testing.T) {
 	if n := s.Conns(); n != 0 {
 		t.Errorf("%d connections after Close", n)
 	}
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	if err := s.Serve(l); err != nil {
 		t.Errorf("Serve after Close: %v", err)
 	}
@@ -102,11 +91,11 @@ func TestMaxConns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(l)
 	a := dial(t, l)
 	dial(t, l)
-	eventually(t, "two connections", func() bool { return s.Conns() == 2 })
+	testutil.Until(t, "two connections", func() bool { return s.Conns() == 2 })
 	got, _ := io.ReadAll(dial(t, l))
 	if string(got) != "full" {
 		t.Errorf("the third connection hears %q", got)
@@ -115,7 +104,7 @@ func TestMaxConns(t *testing.T) {
 		t.Errorf("%d refused", s.Refused())
 	}
 	a.Close()
-	eventually(t, "one connection", func() bool { return s.Conns() == 1 })
+	testutil.Until(t, "one connection", func() bool { return s.Conns() == 1 })
 	c := dial(t, l)
 	c.Write([]byte("x"))
 	if _, err := c.Read(make([]byte, 1)); err != nil {
@@ -137,7 +126,7 @@ func TestPanic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l := listen(t, "tcp", "127.0.0.1:0")
+	l := testutil.Listen(t)
 	go s.Serve(l)
 	bad, good := dial(t, l), dial(t, l)
 	bad.Write([]byte("!"))
@@ -169,7 +158,7 @@ func TestBackoff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	f := &flaky{Listener: listen(t, "tcp", "127.0.0.1:0")}
+	f := &flaky{Listener: testutil.Listen(t)}
 	f.fails.Store(3)
 	go s.Serve(f)
 	c := dial(t, f)

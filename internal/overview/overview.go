@@ -30,7 +30,7 @@ type Namespace struct {
 	IndexBytes, IndexUsedBytes uint64
 	// Blocks of status words: that sessions have, and dead ones, which wait until no intent is left that may name them.
 	StatusHeld, StatusDead int
-	// Of the last scrub of each placement group.
+	// The counts of the last scrub of each placement group.
 	LostRecords, RepairedRecords uint64
 	Shards, Moving               int
 	PGs, Recalled                int // placement groups; extents

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // rawCodec sends bytes as they are, and does not look at what comes.
@@ -45,10 +44,7 @@ func (rawCodec) Name() string { return "proto" }
 // forger is a peer that sends whatever it likes: to each stream a first reply, and then the other one over and over.
 func forger(t *testing.T, r *peerstest.Room, id string, first, reply []byte) (streams *atomic.Int32) {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := testutil.Listen(t)
 	streams = new(atomic.Int32)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -155,8 +151,8 @@ func TestForgedReplies(t *testing.T) {
 			p.Want(c.ask.messages, c.ask.keys)
 			e := &ear{}
 			p.Start(e.deliver, e.lose, nil)
-			eventually(t, "the peer is cut off, and the log says why", log.says(c.why))
-			eventually(t, "it is tried again", func() bool { return streams.Load() > 1 })
+			testutil.Until(t, "the peer is cut off, and the log says why", log.says(c.why))
+			testutil.Until(t, "it is tried again", func() bool { return streams.Load() > 1 })
 			if !e.is(func(e *ear) bool { return len(e.messages)+len(e.keys)+e.all == 0 })() {
 				t.Errorf("%d messages and %d keys went on", len(e.messages), len(e.keys))
 			}
@@ -182,7 +178,7 @@ func TestLongestMessage(t *testing.T) {
 	r := peerstest.NewRoom()
 	a, _ := begin(t, r, peers.Options{})
 	b, eb := begin(t, r, peers.Options{})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	for i := range 20 {
 		want(t, b, true, true)
 		for k := range 200 {
@@ -194,7 +190,7 @@ func TestLongestMessage(t *testing.T) {
 	}
 	want(t, b, true, false)
 	a.Publish(false, []byte("ch"), make([]byte, 128<<20))
-	eventually(t, "it comes", eb.is(func(e *ear) bool {
+	testutil.Until(t, "it comes", eb.is(func(e *ear) bool {
 		return strings.Contains(strings.Join(e.messages, " "), fmt.Sprint(128<<20))
 	}))
 	if s := b.Stats(); s.Following != 1 {
@@ -235,7 +231,7 @@ func TestQueuesAreCharged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "all are there", func() bool { return a.Stats().Followers == 4 && a.WantsKeys() })
+	testutil.Until(t, "all are there", func() bool { return a.Stats().Followers == 4 && a.WantsKeys() })
 	most := livepeak.Watch(false)
 	for range 200 {
 		a.Publish(false, []byte("ch"), make([]byte, 256<<10))
@@ -251,7 +247,7 @@ func TestQueuesAreCharged(t *testing.T) {
 		t.Error("nothing was dropped")
 	}
 	cancel()
-	eventually(t, "all is given back", func() bool { return b.Used() == 0 && a.Stats().Followers == 0 })
+	testutil.Until(t, "all is given back", func() bool { return b.Used() == 0 && a.Stats().Followers == 0 })
 }
 
 // A peer that the directory does not name any more, since its right was taken, hears nothing more, though it holds on
@@ -266,7 +262,7 @@ func TestUnnamedPeersPart(t *testing.T) {
 	}
 	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
 		Id: id, Number: 1, Messages: true})
-	eventually(t, "it is followed", func() bool { return a.WantsMessages() })
+	testutil.Until(t, "it is followed", func() bool { return a.WantsMessages() })
 	q := meetRequest(id)
 	q.Leaves = true
 	if _, err := r.Meet(t.Context(), q); err != nil {
@@ -286,8 +282,8 @@ func TestUnnamedPeersPart(t *testing.T) {
 		if !strings.Contains(err.Error(), "does not name") {
 			t.Error(err)
 		}
-	case <-time.After(waiting.Limit):
+	case <-time.After(testutil.Limit):
 		t.Fatal("it still hears")
 	}
-	eventually(t, "nobody wants anything", func() bool { return !a.WantsMessages() && a.Stats().Followers == 0 })
+	testutil.Until(t, "nobody wants anything", func() bool { return !a.WantsMessages() && a.Stats().Followers == 0 })
 }

@@ -4,10 +4,10 @@
 // says what its follower wants to hear: a gateway without subscribers and without clients that cache is told nothing.
 //
 // Delivery is at most once, as Redis's. A gateway that follows too slowly misses messages, which are counted. It is
-// told that any key may have changed instead of which; so is one whose stream ended. Queues and replies are charged to
-// the gateway's buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a stream
-// have the role gateway. The caller shows the id that it has registered, which the directory tells only gateways of the
-// same databases.
+// told that any key may have changed, instead of the keys; so is one whose stream ended. Queues and replies are charged
+// to the gateway's buffer memory, and a peer that sends what was not asked for is cut off. With TLS both ends of a
+// stream have the role gateway. The caller shows the id that it has registered, which the directory tells only gateways
+// of the same databases.
 //
 // The meaning of messages is left to internal/gateway. Start with [Peers] and [Options]. A Peers' methods may be called
 // concurrently. Those that a gateway calls while it serves do nothing on a nil *Peers: it is alone then.
@@ -175,8 +175,8 @@ func New(o Options) (*Peers, error) {
 }
 
 // Start begins to meet and to follow. deliver takes what each peer tells, in its order; those of several peers are
-// called at the same time. lost says that a peer may have written keys of which nobody will tell: its stream began or
-// ended. o answers operators.
+// called at the same time. lost says that a peer may have written keys without telling: its stream began or ended. o
+// answers operators.
 func (p *Peers) Start(deliver func(Heard), lost func(), o Operated) {
 	p.mu.Lock()
 	p.deliver, p.lost, p.operated, p.mu.started = deliver, lost, o, true
@@ -186,7 +186,7 @@ func (p *Peers) Start(deliver func(Heard), lost func(), o Operated) {
 	p.wg.Go(p.meet)
 }
 
-// Close says goodbye to the directory, as far as that is there, and ends the streams.
+// Close says goodbye to the directory, if that is there, and ends the streams.
 func (p *Peers) Close() error {
 	p.mu.Lock()
 	started := p.mu.started

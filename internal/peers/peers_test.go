@@ -22,15 +22,10 @@ import (
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-const patience = waiting.Limit
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
+const patience = testutil.Limit
 
 // ear takes what a gateway hears.
 type ear struct {
@@ -104,7 +99,7 @@ func TestInterest(t *testing.T) {
 	a, ea := begin(t, r, peers.Options{})
 	b, eb := begin(t, r, peers.Options{})
 	c, ec := begin(t, r, peers.Options{})
-	eventually(t, "all follow all", following(2, a, b, c))
+	testutil.Until(t, "all follow all", following(2, a, b, c))
 	if a.WantsMessages() || a.WantsKeys() {
 		t.Error("wanted by nobody")
 	}
@@ -114,13 +109,13 @@ func TestInterest(t *testing.T) {
 	a.Publish(true, []byte("ch"), nil)
 	a.Changed([]byte("k"), []byte("l"))
 	a.Changed()
-	eventually(t, "b hears messages", eb.is(func(e *ear) bool {
+	testutil.Until(t, "b hears messages", eb.is(func(e *ear) bool {
 		return slices.Equal(e.messages, []string{"ch=hello 5 false", "ch= 0 true"}) && len(e.keys) == 0 && e.all == 0
 	}))
-	eventually(t, "c hears keys", ec.is(func(e *ear) bool { return len(e.messages) == 0 && e.all == 1 }))
+	testutil.Until(t, "c hears keys", ec.is(func(e *ear) bool { return len(e.messages) == 0 && e.all == 1 }))
 	want(t, b, false, false)
 	want(t, c, false, false)
-	eventually(t, "nobody wants anything", func() bool { return !a.WantsMessages() && !a.WantsKeys() })
+	testutil.Until(t, "nobody wants anything", func() bool { return !a.WantsMessages() && !a.WantsKeys() })
 	if !ea.is(func(e *ear) bool { return len(e.messages)+len(e.keys)+e.all == 0 })() {
 		t.Error("a heard itself")
 	}
@@ -132,20 +127,20 @@ func TestCutAndDeath(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire})
 	b, eb := begin(t, r, peers.Options{})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	want(t, b, true, true)
 	lost := 0
 	eb.is(func(e *ear) bool { lost = e.lost; return true })()
 	wire.Cut()
-	eventually(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool {
+	testutil.Until(t, "b is told that it lost something, and that it follows again", eb.is(func(e *ear) bool {
 		return e.lost >= lost+2
 	}))
-	eventually(t, "they follow each other again", following(1, a, b))
+	testutil.Until(t, "they follow each other again", following(1, a, b))
 	want(t, b, true, true)
 	a.Publish(false, []byte("ch"), []byte("x"))
-	eventually(t, "b hears", eb.is(func(e *ear) bool { return slices.Contains(e.messages, "ch=x 1 false") }))
+	testutil.Until(t, "b hears", eb.is(func(e *ear) bool { return slices.Contains(e.messages, "ch=x 1 false") }))
 	a.Close()
-	eventually(t, "b forgets a", func() bool {
+	testutil.Until(t, "b forgets a", func() bool {
 		s := b.Stats()
 		return s.Known == 0 && s.Following == 0 && s.Followers == 0
 	})
@@ -187,7 +182,7 @@ func TestSlowFollower(t *testing.T) {
 	}
 	s := follow(t, wire.Addr().String(), insecure.NewCredentials(), &peerspb.FollowRequest{
 		Id: id, Number: 1, Messages: true, Keys: true})
-	eventually(t, "it is followed", func() bool { return a.WantsKeys() })
+	testutil.Until(t, "it is followed", func() bool { return a.WantsKeys() })
 	payload := make([]byte, 1<<20)
 	for i := 0; a.Stats().Dropped == 0; i++ {
 		if i > 1000 {
@@ -235,13 +230,13 @@ func TestRoles(t *testing.T) {
 	wire := peerstest.Listen(t)
 	a, _ := begin(t, r, peers.Options{Listener: wire, TLS: conf("gateway", "g1")})
 	b, eb := begin(t, r, peers.Options{TLS: conf("gateway", "g2")})
-	eventually(t, "they follow each other", following(1, a, b))
+	testutil.Until(t, "they follow each other", following(1, a, b))
 	want(t, b, true, false)
 	a.Publish(false, []byte("ch"), []byte("x"))
-	eventually(t, "b hears", eb.is(func(e *ear) bool { return len(e.messages) == 1 }))
+	testutil.Until(t, "b hears", eb.is(func(e *ear) bool { return len(e.messages) == 1 }))
 
 	c, _ := begin(t, r, peers.Options{TLS: conf("memnode", "m1")})
-	eventually(t, "all are known", func() bool { return a.Stats().Known == 2 && c.Stats().Known == 2 })
+	testutil.Until(t, "all are known", func() bool { return a.Stats().Known == 2 && c.Stats().Known == 2 })
 	id := []byte(strings.Repeat("i", 16))
 	if _, err := r.Meet(t.Context(), meetRequest(id)); err != nil {
 		t.Fatal(err)

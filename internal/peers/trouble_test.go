@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/peers/peerstest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // A gateway that others cannot call, for what its certificate says, tells so in its log when it starts, and the
@@ -91,9 +92,9 @@ func TestCertificateDoesNotCover(t *testing.T) {
 	}
 	r := peerstest.NewRoom()
 	begin(t, r, peers.Options{TLS: conf})
-	eventually(t, "trouble", func() bool { return strings.Join(r.Troubles(), "") != "" })
+	testutil.Until(t, "trouble", func() bool { return strings.Join(r.Troubles(), "") != "" })
 	cert.Store(&renewed)
-	eventually(t, "no trouble", func() bool { return strings.Join(r.Troubles(), "") == "" })
+	testutil.Until(t, "no trouble", func() bool { return strings.Join(r.Troubles(), "") == "" })
 }
 
 // A gateway says which others it cannot call: one whose certificate is not for its address, and one that listens on
@@ -117,17 +118,18 @@ func TestTellsWhomItCannotCall(t *testing.T) {
 	if _, err := r.Meet(t.Context(), far); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "word of a gateway on another machine", troubles("it cannot call 1 of 1 others of its databases, "+
-		"such as 127.0.0.1:9 of another machine: it listens for others on its own only (listen-peers)"))
+	testutil.Until(t, "word of a gateway on another machine",
+		troubles("it cannot call 1 of 1 others of its databases, "+
+			"such as 127.0.0.1:9 of another machine: it listens for others on its own only (listen-peers)"))
 	far.Leaves = true
 	if _, err := r.Meet(t.Context(), far); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no trouble", troubles())
+	testutil.Until(t, "no trouble", troubles())
 	begin(t, r, peers.Options{TLS: ca.Config(ca.Role("gateway", "b", func(c *x509.Certificate) {
 		c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 31)}
 	}))})
-	eventually(t, "word of a certificate", troubles("its certificate does not cover 127.0.0.1",
+	testutil.Until(t, "word of a certificate", troubles("its certificate does not cover 127.0.0.1",
 		"it cannot call 1 of 1 others of its databases, such as 127.0.0.1:",
 		"certificate is valid for 10.0.0.31, not 127.0.0.1"))
 }

@@ -36,44 +36,49 @@ import (
 //
 // Its methods may be called concurrently.
 type Agenda struct {
-	core *engine.Core
-	o    AgendaOptions
+	core *engine.Core  // set by NewAgenda
+	o    AgendaOptions // set by NewAgenda
 
+	// All state is under its mutex; times are Options.Nanos of core.
 	mu struct {
 		sync.Mutex
-		term uint64 // the greatest that the directory has shown
+		term uint64 // the greatest that the directory has shown; set by the reply to the latest renewal
 
+		// The latest that a renewal's reply has brought, and its name; those of the opening before that.
 		token       []byte // as in Token
 		tokenNumber uint64
 
-		renewing bool   // one is under way
+		// Renewals. A renewal's start writes what it tells, the latest one's answer the rest.
+		renewing bool   // one is under way, so that no other begins; see Again
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
 		sent     int64  // when the one was sent that was answered last
 		busy     bool   // operations were performed since the last one
 		wasBusy  bool   // and before it
 		awaits   uint64 // number of the renewal that was answered and said last that places are in limbo
-		hurry    bool
-		called   bool // somebody waits for what the session reports
-		told     acks
-		ackAt    int64 // when what is not acknowledged is looked at again, 0: never
-		ackPause int64
-		backlog  bool // the last one could not take all that is to go
+		hurry    bool   // one is due at once
+		called   bool   // somebody waits for what the session reports
+		told     acks   // what the last one said; zero if it failed
+		ackAt    int64  // when what is not acknowledged is looked at again, 0: never
+		ackPause int64  // before the look after that; doubles from ackPause to Renew, anew with each map
+		backlog  bool   // the last one could not take all that is to go
 
-		wants  map[uint32]uint32 // units of the largest place that is missed, by placement group; 0: none is yet
-		grants map[uint32]*grant // under way, by placement group
-		early  []*dirpb.GrantExtentReply
-		ending bool // no more grants are asked for
-		unsure bool // more may have been granted than was taken in
-		pgs    map[uint32]*agendaPG
-		held   int64 // when it was told what the session holds
+		// Grants. A placement group in grants has none asked for beside that.
+		wants  map[uint32]uint32         // by placement group: units of the largest place missed; 0: none yet
+		grants map[uint32]*grant         // under way, by placement group
+		early  []*dirpb.GrantExtentReply // granted under a map that the session does not have yet
+		ending bool                      // no more grants are asked for
+		unsure bool                      // more may have been granted than was taken in
+		pgs    map[uint32]*agendaPG      // by placement group; made when first needed, never dropped
+		held   int64                     // when it was told what the session holds; 0: it is to be told
 
+		// Lanes ask these questions, kept until answered and a pause is over, and miss these connections.
 		fences map[uint32]*question // whether a session is fenced, by its id
 		splits map[uint32]*question // by shard
 		links  map[end]*link        // connections that are missed
-		lately map[end]lately
+		lately map[end]lately       // those that were dialed last
 	}
-	handedBack, returned, received, refused atomic.Uint64
+	handedBack, returned, received, refused atomic.Uint64 // units, as in Counts; only grow
 }
 
 // AgendaOptions configure an Agenda; durations in nanoseconds.
@@ -124,6 +129,7 @@ type Ask struct {
 
 	Lane        *engine.Lane // AskHangup, AskDial: whose connection
 	Node        uint32       // AskHangup, AskDial: and to which memory node
+	Bulk        bool         // AskHangup, AskDial: it is the lane's second one
 	QP          *rdma.QP     // AskHangup: to be closed; the performer's until the answer
 	Incarnation uint64       // AskHangup: of the memory node that QP reaches
 	Version     uint64       // AskHangup: of the map when QP was attached
@@ -149,7 +155,6 @@ type Reply struct {
 	Sent int64
 }
 
-// agendaPG is what the Agenda knows of a placement group.
 type agendaPG struct {
 	grow     uint32 // units to ask for next
 	notUntil int64  // no grant is asked for before
@@ -233,7 +238,7 @@ func (a *Agenda) Next() int64 {
 	return min(next, a.questionsNext(), a.linksNext())
 }
 
-// Answer takes what came of an Ask.
+// Answer takes what came of q, once, from whatever goroutine has performed it. Lanes hear of it by Deliver.
 func (a *Agenda) Answer(q Ask, r Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -46,9 +46,9 @@ type lanesControl struct {
 	a *agenda
 }
 
-func (c lanesControl) WantConn(l *engine.Lane, node uint32) {
+func (c lanesControl) WantConn(l *engine.Lane, node uint32, bulk bool) {
 	c.a.missed++
-	c.a.WantConn(l, node)
+	c.a.WantConn(l, node, bulk)
 }
 
 func newAgenda(t *testing.T) *agenda {
@@ -107,7 +107,6 @@ func (a *agenda) heap() *heap.Heap { return a.core.HeapOf(&a.core.View().PGs[1].
 
 func none() (uint64, bool) { return 0, false }
 
-// renewal is the renewal that is due.
 func (a *agenda) renewal() session.Ask {
 	a.t.Helper()
 	q, ok := a.DueRenewal(none)
@@ -124,7 +123,6 @@ func (a *agenda) idle() {
 	}
 }
 
-// answer answers a renewal.
 func (a *agenda) answer(q session.Ask, p *dirpb.RenewReply) {
 	if p.Term == 0 {
 		p.Term = 4

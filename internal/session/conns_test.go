@@ -65,9 +65,9 @@ func newConns(t *testing.T) *conns {
 	c.l.Pump()
 	t.Cleanup(func() {
 		c.l.Orphan(x, errLost)
-		if qp, _, _ := c.l.Detach(1); qp != nil {
+		if qp, _, _ := c.l.Detach(1, false); qp != nil {
 			_ = qp.Close()
-			c.l.Closed(1)
+			c.l.Closed(1, false)
 		}
 		c.l.Pump()
 	})
@@ -106,7 +106,6 @@ func (c *conns) upWith(incarnation uint64, member uint32) {
 	c.l.Pump()
 }
 
-// dial is the dial that is due.
 func (c *conns) dial() session.Ask {
 	c.t.Helper()
 	q := c.due(session.AskDial)
@@ -128,7 +127,6 @@ func (c *conns) attach(q session.Ask, incarnation uint64) *rdma.QP {
 	return qp
 }
 
-// hangUp performs a hang-up.
 func (c *conns) hangUp(q session.Ask) {
 	c.t.Helper()
 	if err := q.QP.Close(); err != nil {
@@ -394,4 +392,79 @@ func TestAgendaHangsUpSince(t *testing.T) {
 		t.Fatalf("asked %+v, and the session would not wait for its peer", q)
 	}
 	c.hangUp(q)
+}
+
+// Of the two connections between a lane and a memory node, neither is dialed before what was lost of both is closed.
+// The second one is dialed beside the first one alone.
+func TestAgendaSecondConnection(t *testing.T) {
+	for _, secondFirst := range []bool{false, true} {
+		c := newConns(t)
+		dial := func(bulk bool) *rdma.QP {
+			t.Helper()
+			q := c.dial()
+			if q.Bulk != bulk {
+				t.Fatalf("dials the second one: %v, want %v", q.Bulk, bulk)
+			}
+			return c.attach(q, 1)
+		}
+		c.WantConn(c.l, 1, true)
+		first := dial(false)
+		second := dial(true)
+		c.rests(c.renewal)
+
+		c.now += 10 * ms
+		c.WantConn(c.l, 1, true)
+		c.WantConn(c.l, 1, false)
+		asks := c.DueWants()
+		if len(asks) != 2 || asks[0].Kind != session.AskHangup || asks[1].Kind != session.AskHangup ||
+			asks[0].QP != first || asks[1].QP != second {
+			t.Fatalf("asks %v, want both to be closed", asks)
+		}
+		if secondFirst {
+			asks[0], asks[1] = asks[1], asks[0]
+		}
+		c.hangUp(asks[0])
+		if more := c.DueWants(); len(more) > 0 {
+			t.Fatalf("one of the two is closed, and it asks %v", more)
+		}
+		c.hangUp(asks[1])
+		dial(false)
+		dial(true)
+		c.hangUpBoth()
+	}
+}
+
+// A memory node that refuses the second connection is asked for it ever more rarely, and the first one is not touched.
+func TestAgendaSecondRefused(t *testing.T) {
+	c := newConns(t)
+	first := c.attach(c.dial(), 1)
+	c.WantConn(c.l, 1, true)
+	for _, wait := range []int64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 640} {
+		q := c.dial()
+		if !q.Bulk {
+			t.Fatal("the first connection is dialed")
+		}
+		c.Answer(q, session.Reply{Err: errLost})
+		if at := c.Next(); at > c.now+wait*ms {
+			t.Fatalf("next at %d, want %d at the latest", at, c.now+wait*ms)
+		}
+		c.now += wait*ms - 1
+		if asks := c.DueWants(); len(asks) > 0 {
+			t.Fatalf("due too early is %v", asks)
+		}
+		c.now++
+	}
+	c.has(first)
+	c.attach(c.dial(), 1)
+	c.hangUpBoth()
+}
+
+// hangUpBoth closes both connections.
+func (c *conns) hangUpBoth() {
+	for _, bulk := range []bool{true, false} {
+		if qp, _, _ := c.l.Detach(1, bulk); qp != nil {
+			_ = qp.Close()
+			c.l.Closed(1, bulk)
+		}
+	}
 }

@@ -26,7 +26,7 @@ type grant struct {
 	ahead bool   // no operation misses it yet
 }
 
-// WantMemory notes that an operation misses a place of so many units.
+// WantMemory notes that an operation misses a place of that number of units.
 func (a *Agenda) WantMemory(pg, units uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

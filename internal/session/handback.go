@@ -39,7 +39,7 @@ type Counts struct {
 	Refused    uint64 // come home or granted, and not taken in
 }
 
-// Counts tells how much memory went which way.
+// Counts tells how much memory went which way, in units, since the session was opened.
 func (a *Agenda) Counts() Counts {
 	return Counts{a.handedBack.Load(), a.returned.Load(), a.received.Load(), a.refused.Load()}
 }

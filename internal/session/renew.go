@@ -57,7 +57,7 @@ func (a *Agenda) stirLocked() bool {
 	return true
 }
 
-// NewMap notes that a map was installed.
+// NewMap notes that a map was installed: it is to be acknowledged soon, and connections that waited for it are dialed.
 func (a *Agenda) NewMap() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,7 +88,6 @@ func (a *Agenda) acked() acks {
 	return acks{acked, quiesced}
 }
 
-// renewalDue reports whether a renewal is to be sent now.
 func (a *Agenda) renewalDue(now int64) bool {
 	if a.mu.renewing {
 		return false
@@ -138,7 +137,6 @@ func (a *Agenda) Again(first Ask) Ask {
 		TokenNumber: a.mu.tokenNumber}}
 }
 
-// renewed takes what came of a renewal.
 func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 	latest := q.Renew.Number == a.mu.number
 	if latest {

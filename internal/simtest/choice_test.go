@@ -70,6 +70,7 @@ type choice struct {
 	lane int
 	node uint32 // a memory node: its number for the directory's, its id for a client's
 	n    uint32 // a placement group, a shard, an act
+	bulk bool   // the second connection to a memory node
 	ev   sim.Event
 	w    *World
 }
@@ -79,7 +80,7 @@ func (ch choice) String() string {
 	case chFire:
 		return ch.w.describeEvent(ch)
 	case chConnect:
-		return fmt.Sprintf("c%d connects to m%d", ch.c, ch.node-1)
+		return fmt.Sprintf("c%d connects to m%d%s", ch.c, ch.node-1, map[bool]string{true: " twice"}[ch.bulk])
 	case chGrant, chGranted, chAskSplit:
 		return fmt.Sprintf("c%d %s %d", ch.c, [...]string{"asks memory of pg", "is granted memory of pg",
 			"asks to split shard"}[ch.kind-chGrant], ch.n)
@@ -285,7 +286,7 @@ func (w *World) enabledOps(c *cl) {
 func (w *World) enabledAsks(c *cl) {
 	for _, x := range c.asks {
 		if c.canConnect(x) && !c.within(x.Lane.ID()) {
-			w.put(choice{kind: chConnect, c: c.i, lane: x.Lane.ID(), node: x.Node})
+			w.put(choice{kind: chConnect, c: c.i, lane: x.Lane.ID(), node: x.Node, bulk: x.Bulk})
 		}
 	}
 	for _, x := range c.asks {
@@ -503,7 +504,7 @@ func (c *cl) doOwn(ch choice) {
 		c.drift = max(c.drift, c.nextWake()-w.now)
 		c.woken = w.effects
 	case chConnect:
-		c.connect(ch.lane, ch.node)
+		c.connect(ch.lane, ch.node, ch.bulk)
 		w.effects++
 	case chGrant:
 		c.serveGrant(c.asked(func(x *asked) bool { return x.isUnserved() && x.Grant.PgId == ch.n }))

@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -123,6 +124,7 @@ type conn struct {
 	qp   *rdma.QP
 	num  uint32
 	open bool
+	bulk bool // the second one of its lane and memory node
 }
 
 type scanning struct {
@@ -187,7 +189,7 @@ func (w *World) addClient(janitor bool) error {
 	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
 	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator,
 		Lanes: w.cfg.Lanes, CacheBytes: 1024,
-		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey,
+		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey, BulkFrom: w.cfg.BulkFrom,
 		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {
 		return err
@@ -227,7 +229,7 @@ func (c *cl) WantRoom(_ uint32, home, stash uint64) { c.rooms = append(c.rooms[:
 
 func (c *cl) WantSplit(shard uint32) { c.agenda.WantSplit(shard) }
 
-func (c *cl) WantConn(l *engine.Lane, node uint32) { c.agenda.WantConn(l, node) }
+func (c *cl) WantConn(l *engine.Lane, node uint32, bulk bool) { c.agenda.WantConn(l, node, bulk) }
 
 // pump moves every lane, and takes what is to be asked then.
 func (c *cl) pump() {
@@ -264,14 +266,9 @@ func (c *cl) nextWake() (at int64) {
 	return at
 }
 
-// connOf is the open queue pair of a lane to a memory node, or nil.
-func (c *cl) connOf(lane int, n *node) *conn {
-	for _, q := range c.conns {
-		if q.open && q.lane == lane && q.n == n {
-			return q
-		}
-	}
-	return nil
+// connOf is what the simulation knows of a queue pair that is open.
+func (c *cl) connOf(qp *rdma.QP) *conn {
+	return c.conns[slices.IndexFunc(c.conns, func(q *conn) bool { return q.open && q.qp == qp })]
 }
 
 // canConnect reports whether a hang-up or a dial may happen now. A dial to a memory node that is
@@ -290,9 +287,11 @@ func (c *cl) canConnect(ask *asked) bool {
 // connect replaces the queue pair of a lane to a memory node. Work that the old one still holds ends before
 // another one works, because the memory node fences it; if the node is given up, it may still land there,
 // in memory of no interest.
-func (c *cl) connect(lane int, node uint32) {
+func (c *cl) connect(lane int, node uint32, bulk bool) {
 	for {
-		ask := c.asked(func(x *asked) bool { return x.Lane != nil && x.Lane.ID() == lane && x.Node == node })
+		ask := c.asked(func(x *asked) bool {
+			return x.Lane != nil && x.Lane.ID() == lane && x.Node == node && x.Bulk == bulk
+		})
 		switch {
 		case ask == nil || !c.canConnect(ask):
 			return
@@ -307,7 +306,7 @@ func (c *cl) connect(lane int, node uint32) {
 
 func (c *cl) hangUpFor(ask *asked) {
 	n := c.w.nodes[ask.Node-1]
-	q := c.connOf(ask.Lane.ID(), n)
+	q := c.connOf(ask.QP)
 	if c.agenda.Has(ask.Node, ask.Incarnation, ask.Version) && !n.crashed && !n.down {
 		_ = c.w.fab.Fence(q.num)
 		_ = ask.QP.Close()
@@ -325,7 +324,7 @@ func (c *cl) dial(ask *asked) {
 		c.w.fail(fmt.Errorf("dial: %w", err))
 		return
 	}
-	q := &conn{c: c, lane: l.ID(), n: n, qp: qp, num: qp.Num(), open: true}
+	q := &conn{c: c, lane: l.ID(), n: n, qp: qp, num: qp.Num(), open: true, bulk: ask.Bulk}
 	c.conns = append(c.conns, q)
 	for len(c.w.owners) <= int(q.num) {
 		c.w.owners = append(c.w.owners, nil)

@@ -50,6 +50,8 @@ var mutants = []mutant{
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
 	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
 		"	m.limbo.Add(place(w), t.lane.core.Unlinks())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
+	{"unlock-lost-with-second", "what was off the path on a second queue pair is repeated by the first", []edit{{lane,
+		"\t\t\tm.noWait = append(m.noWait, o)\n", "_ = m\n"}}},
 	{"reuse-at-min", "the minimum has to be greater, not equal",
 		[]edit{{core, "if r.epoch < minEpoch {", "if r.epoch <= minEpoch {"}}},
 	{"reply-after", "only the E of a reply to a renewal sent after the unlink counts", []edit{{core,
@@ -127,6 +129,9 @@ var mutants = []mutant{
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != index.HeaderSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == " +
 			"layout.Empty\n})\no.Work.Synced"}}},
+	{"words-torn-in-segments", "words are whole in what is read of the index, segments too (I2, I12)",
+		[]edit{{"rdma/sim/qp.go",
+			"return w.value || w.bytes > wholeBytes\n", "return w.value || w.bytes > 4<<10\n"}}},
 	{"up-order", "of many words that are brought up the one behind is read first, too", []edit{
 		{work, "o.readLags(index.StepReadBehind, k, lags, func(l *lag, w layout.Word) { l.q = w }",
 			"o.readLags(index.StepReadBehind, k-1, lags, func(l *lag, w layout.Word) { l.b = w }"},

@@ -71,7 +71,7 @@ var txnScopes = map[string]Config{
 		Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
 
-// long are the scopes whose values go to chunks, all or some of them.
+// txnLong are the scopes whose values go to chunks, all or some of them.
 var (
 	txnLong = map[string]Config{
 		"txn-long-guard": pair(1, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}},

@@ -291,7 +291,7 @@ func (t *transaction) drop() {
 	t.c.txns = slices.DeleteFunc(t.c.txns, func(x *transaction) bool { return x == t })
 }
 
-// lost ends c's transactions with c.
+// loseTxns ends c's transactions with c.
 func (c *cl) loseTxns() {
 	for _, t := range slices.Clone(c.txns) {
 		out := NotDone // it is never posted

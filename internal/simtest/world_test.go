@@ -143,6 +143,9 @@ type Config struct {
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
+	// BulkFrom: chains of so many bytes go by a second queue pair to the memory node, if the provider is not
+	// Synchronous. 0: there is none.
+	BulkFrom int
 	// Lanes of each client, default 1, and operations under way at once on each.
 	Lanes, Window int
 	Janitors      int
@@ -165,7 +168,7 @@ type Config struct {
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
 	HeapUnits int
-	// Budgets: how often each fault may be chosen.
+	// These are budgets: how often each fault may be chosen.
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
 	// Restarts is how often the process of a memory node may end and the next one take over its memory, which memory
@@ -339,7 +342,7 @@ type place struct {
 	pg, unit uint32
 }
 
-// Keys: their hashes are chosen, not computed. Keys below 10 meet in one group and do not
+// keyOf is a key by its number. Hashes of keys are chosen, not computed. Keys below 10 meet in one group and do not
 // move when the shard splits. For those from 10 on the tens count: 1 moves with a split, 2
 // lies in another group, 4 moves with a second split, 8 goes to the other segment of a shard that grows
 // to two. Keys whose last digit is 0 or 1
@@ -391,7 +394,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		scannedAt: map[place]int{}, gone: map[uint64]bool{}, parted: map[parted]bool{},
 		acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
-		Synchronous: cfg.Synchronous, Wait: w.wait})
+		Synchronous: cfg.Synchronous, SharedWire: cfg.BulkFrom > 0, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
 			if x.Verb == Txn || x.Verb == Look {

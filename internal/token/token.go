@@ -37,6 +37,10 @@ func (k Key) GoString() string { return k.String() }
 // KeySize is the length of a key's secret in bytes.
 const KeySize = 32
 
+// BulkLane is added to the number of a lane, behind a token, where the connection is the lane's second one to a memory
+// node.
+const BulkLane = 1 << 31
+
 // Grant is what a token says. Every field is signed.
 //
 //	0        4        8          12      14       15       16       24        24+n      56+n

@@ -14,7 +14,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// perfPair is a passive side in this process and a connection to it.
+// pair is a passive side in this process and a connection to it.
 func pair(t *testing.T, provider string, limit time.Duration) (*Passive, *Conn, <-chan error) {
 	t.Helper()
 	open := func() *rdma.Device {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -163,7 +164,7 @@ func TestMemoryNodeCPU(t *testing.T) {
 			for range fresh {
 				g.mustConnect(name)
 			}
-			until(t, "a heartbeat of "+name+" from after the load", func() string {
+			testutil.UntilNone(t, "a heartbeat of "+name+" from after the load", func() string {
 				if n := connections(name); n < before+fresh {
 					return fmt.Sprintf("%d connections, %d before", n, before)
 				}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -24,7 +25,7 @@ import (
 func (s *store) fenced(session uint32, leaseEnd time.Time) []string {
 	s.t.Helper()
 	var fencing, fenced time.Time
-	until(s.t, fmt.Sprintf("session %d is fenced", session), func() string {
+	testutil.UntilNone(s.t, fmt.Sprintf("session %d is fenced", session), func() string {
 		switch l := s.life(session); l {
 		case dirpb.SessionLife_SESSION_FENCING:
 			if fencing.IsZero() {

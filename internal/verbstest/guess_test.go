@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -262,7 +263,7 @@ func (q *qp) read(rkey, addr uint64, n int) []byte {
 // broken waits until the queue pair is in error.
 func (q *qp) broken() {
 	q.g.s.t.Helper()
-	until(q.g.s.t, "the queue pair is in error", func() string {
+	testutil.UntilNone(q.g.s.t, "the queue pair is in error", func() string {
 		if st := q.qp.State(); st == driver.StateRTS {
 			return fmt.Sprintf("its state is %d", st)
 		}
@@ -319,7 +320,7 @@ func (s *store) bystander(namespace string) *bystander {
 func (b *bystander) moves(t *testing.T) {
 	t.Helper()
 	before := b.ops.Load()
-	until(t, "the bystander goes on", func() string {
+	testutil.UntilNone(t, "the bystander goes on", func() string {
 		select {
 		case <-b.done:
 			t.Fatalf("the bystander: %v", b.err)

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // makeTree writes some 200 files below dir and returns them by relative path.
@@ -127,7 +129,7 @@ func TestImportExport(t *testing.T) {
 		})
 		return n
 	}
-	until(t, "the export begins", func() string {
+	testutil.UntilNone(t, "the export begins", func() string {
 		if count() == 0 {
 			return "no file yet"
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // worker is the process that serves for a keeper; 0: there is none at the moment.
@@ -143,7 +144,7 @@ func TestRestart(t *testing.T) {
 	goesOn := func() {
 		t.Helper()
 		n := l.sum("done")
-		until(t, "the load goes on", func() string {
+		testutil.UntilNone(t, "the load goes on", func() string {
 			if got := l.sum("done") - n; got < 20 {
 				return fmt.Sprintf("%d operations", got)
 			}
@@ -210,7 +211,7 @@ func TestRestart(t *testing.T) {
 				t.Errorf("kill the worker of %s: %v", n, err)
 			}
 			// Until it is reaped its adapter may still serve.
-			until(t, "the worker of "+n+" is gone", func() string {
+			testutil.UntilNone(t, "the worker of "+n+" is gone", func() string {
 				if s.nodes[n].worker() == pid {
 					return "it is there"
 				}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -95,7 +96,7 @@ func TestSecurityMatrix(t *testing.T) {
 		early.read(r.heapRKey, r.heap, 8)
 		reads, writes, swaps := g.mustConnect("m3"), g.mustConnect("m3"), g.mustConnect("m3")
 		s.must("drain", "m3")
-		until(t, "m3 holds nothing", func() string {
+		testutil.UntilNone(t, "m3 holds nothing", func() string {
 			st := s.status()
 			if n := st.GetNodeStats()[member(st.GetMap(), "m3").GetId()].GetRegisteredBytes(); n != 0 {
 				return itoa(n) + " bytes registered"
@@ -139,7 +140,7 @@ func TestSecurityMatrix(t *testing.T) {
 		q := g.mustConnect("m1")
 		before := other.read(our.heapRKey, our.lastW, 8)
 		q.read(our.heapRKey, our.heap, 8)
-		until(t, "the session is fenced", func() string {
+		testutil.UntilNone(t, "the session is fenced", func() string {
 			if l := s.life(g.id); l != dirpb.SessionLife_SESSION_FENCED {
 				return l.String()
 			}

@@ -27,6 +27,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/tcp"
@@ -235,7 +236,7 @@ func (p *proc) signal(s syscall.Signal) {
 func (p *proc) stop() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP)
-	until(p.t, p.name+" is stopped", func() string {
+	testutil.UntilNone(p.t, p.name+" is stopped", func() string {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 		if err != nil {
 			p.t.Fatal(err)
@@ -263,21 +264,6 @@ func (p *proc) wait() int {
 		p.t.Fatalf("%s does not end within %v", p.name, patience)
 	}
 	return p.cmd.ProcessState.ExitCode()
-}
-
-// until polls until missing returns nothing.
-func until(t *testing.T, what string, missing func() string) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; {
-		left := missing()
-		if left == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v: %s", what, patience, left)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // environ is the environment without settings for kvd and kvctl.

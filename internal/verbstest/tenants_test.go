@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -202,7 +203,7 @@ func (x *tenants) rotateKeys() {
 		if cancel(); err != nil {
 			x.t.Fatal(err)
 		}
-		until(x.t, "memory nodes have the key", func() string {
+		testutil.UntilNone(x.t, "memory nodes have the key", func() string {
 			return strings.Join(x.s.status().GetKeyUse().GetNodesBehind(), ", ")
 		})
 		if _, err := x.ann.connect("m1"); n == 0 && err != nil {
@@ -279,7 +280,7 @@ func (x *tenants) revokeAccess(ours region) {
 // fenced waits until all memory nodes have confirmed that a session is.
 func (x *tenants) fenced(g *guesser) {
 	x.t.Helper()
-	until(x.t, fmt.Sprintf("session %d is fenced", g.id), func() string {
+	testutil.UntilNone(x.t, fmt.Sprintf("session %d is fenced", g.id), func() string {
 		if l := x.s.life(g.id); l != dirpb.SessionLife_SESSION_FENCED {
 			return l.String()
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/internal/token/tokentest"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -41,7 +42,7 @@ func TestTokens(t *testing.T) {
 	g.mustConnect("m1")
 	s.must("keys", "rotate", "--force")
 	s.must("keys", "rotate", "--force")
-	until(t, "the token's key is dropped", func() string { // when m1 has heard of it
+	testutil.UntilNone(t, "the token's key is dropped", func() string { // when m1 has heard of it
 		err := shown("m1", good)
 		if err == nil {
 			return "the token is taken"

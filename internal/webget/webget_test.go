@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -100,11 +100,7 @@ func TestGetOfOthers(t *testing.T) {
 		{"an endless head", "HTTP/1.1 200 OK\r\n" + endless, "more than 64 KiB come before the page"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			lis, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lis.Close()
+			lis := testutil.Listen(t)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -85,7 +86,9 @@ func (e *Error) Unwrap() error { return e.err }
 
 // ended tells whether err is that the other end closed the connection, with or without having read all that it was
 // sent.
-func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
 
 // listening is a connection of whose other end the first words are looked at.
 type listening struct {
@@ -93,33 +96,59 @@ type listening struct {
 	e      *explaining
 	secret bool        // by TLS
 	done   atomic.Bool // the first words came, or never will
+
+	mu  sync.Mutex
+	why *Error // what the end of the connection was taken for, under mu
 }
 
 func (l *listening) Read(b []byte) (int, error) {
 	n, err := l.Conn.Read(b)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if n == 0 && err == nil || l.done.Swap(true) {
 		return n, err
 	}
 	switch {
 	case n > 0 && !isSettings(b[:n]):
-		err = l.e.other(b[:n], errors.New("it is no HTTP/2"))
+		l.why = l.e.other(b[:n], errors.New("it is no HTTP/2"))
 		n = 0
 	case n == 0 && ended(err) && l.secret:
-		err = &Error{"it ends connections: is it " + l.e.want + "?", err}
+		l.why = &Error{"it ends connections: is it " + l.e.want + "?", err}
 	case n == 0 && ended(err):
-		err = &Error{"it ends connections in clear: it may want TLS (--tls-ca), or is not " + l.e.want, err}
+		l.why = &Error{"it ends connections in clear: it may want TLS (--tls-ca), or is not " + l.e.want, err}
 	case n == 0 && errors.Is(err, net.ErrClosed):
-		err = &Error{"it says nothing: is it " + l.e.want + "?", err}
+		l.why = &Error{"it says nothing: is it " + l.e.want + "?", err}
 	case n > 0:
 		l.e.begun(nil)
 		return n, err
+	}
+	if l.why != nil {
+		err = l.why
 	}
 	l.e.begun(err)
 	return n, err
 }
 
+// Write explains, too, why the other end is gone: it may have closed before all was sent that it would have answered.
+// Its words come before that.
+func (l *listening) Write(b []byte) (int, error) {
+	n, err := l.Conn.Write(b)
+	if !ended(err) {
+		return n, err
+	}
+	if !l.done.Load() {
+		l.Read(make([]byte, 64)) //nolint:errcheck // it leaves why
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.why != nil {
+		err = l.why
+	}
+	return n, err
+}
+
 // other explains the first words of another service.
-func (e *explaining) other(said []byte, err error) error {
+func (e *explaining) other(said []byte, err error) *Error {
 	what := fmt.Sprintf("another protocol (it began with %.24q)", said)
 	for _, p := range protocols {
 		if bytes.HasPrefix(said, []byte(p.begins)) {

@@ -10,8 +10,9 @@
 // A CQ and all QPs attached to it belong to one goroutine at a time (a lane). Other goroutines may use only
 // CQ.Ready, Waiter.Wake, QP.State and QP.Close.
 //
-// Buffers: the local buffer of a WR belongs to the provider from PostSend on. It is the caller's again when
-// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return it.
+// Buffers: the local buffer of a WR, and its Value, belong to the provider from PostSend on. They are the caller's
+// again when that WR's WC, or a later WC of the same QP, has been polled. Cancelling a wait does not return them, but
+// see Value.Detach.
 //
 // The vocabulary and semantics are those of ibv_post_send(3), ibv_poll_cq(3),
 // ibv_reg_mr(3); the split of portable type over driver follows database/sql.
@@ -162,8 +163,8 @@ type Caps struct {
 	MaxInline int // bytes
 	MaxMsg    int // bytes of one READ or WRITE
 	MaxSendWR int // WRs outstanding on one QP
-	// WholeBytes: a READ or WRITE of so many bytes, or fewer, moves aligned 8-byte words whole. A longer one, or one
-	// with a Value, may move any byte by itself.
+	// WholeBytes: a READ or WRITE of at most these bytes moves aligned 8-byte words whole. A longer one, or one with a
+	// Value, may move any byte by itself. At least LeastWholeBytes.
 	WholeBytes int
 	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
 	// AnyMemory or Sums, with buffers of its own and a copy.
@@ -189,7 +190,13 @@ type Caps struct {
 	// ChoosesKeys: the provider makes up rkeys, and PDs are KeyChoosers, so that memory that is adopted can have the
 	// rkeys that it had.
 	ChoosesKeys bool
+	// SharedWire: the WRs of a QP take turns on one stream, so a short one waits for the long ones in front of it. A
+	// second QP to the same target has a stream of its own.
+	SharedWire bool
 }
+
+// LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.
+const LeastWholeBytes = 16 << 10
 
 // AllocOptions say how registered memory is mapped.
 type AllocOptions struct {

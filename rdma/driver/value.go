@@ -5,8 +5,8 @@ import "sync"
 // Value is the second SGE of a READ or a WRITE: memory of any kind for the remote bytes behind those of Local.
 // It is meant for long values, which so move between the region and their user in one pass, CRC included.
 //
-// The provider has it, and what it refers to, from PostSend on for as long as Local. Then the caller reads N and CRC,
-// and may set all fields anew. If the WR failed, Bytes of a READ may have changed, and N and CRC mean nothing.
+// The provider has it, and what it refers to, from PostSend on until it gives Local back. Then the caller reads N and
+// CRC, and may set all fields anew. If the WR failed, Bytes of a READ may have changed, and N and CRC mean nothing.
 //
 // Start and Seal are called at most once, by whichever goroutine moves the bytes. They must neither block nor use the
 // QP or its CQ.
@@ -24,17 +24,17 @@ type Value struct {
 	Seal func(local []byte, crc uint32)
 	// N is how many of Bytes a READ has filled. The others may have changed, and mean nothing. -1: none count.
 	N int
-	// CRC is, of a READ with Start, the CRC-32C of Bytes[:N] from Start's on. Of a WRITE with Seal the caller sets it:
-	// what the CRC of Bytes goes on from.
+	// CRC is, after a READ with Start, the CRC-32C of Bytes[:N] from Start's on. Before a WRITE with Seal the caller
+	// sets it: the CRC of Bytes goes on from it.
 	CRC uint32
 
 	mu  sync.Mutex
 	own []byte // what there is instead of Bytes after Detach
 }
 
-// Detach returns when Bytes is not touched any more, neither by WRs under way nor by later ones: they work on a copy,
-// and go on. It waits for a part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine
-// may call it, before PostSend too. A Value that was detached is not used for anything else afterwards.
+// Detach returns when Bytes is not touched any more. WRs under way, and later ones, go on with a copy. It waits for a
+// part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may call it, before PostSend
+// too. A Value that was detached is not used for anything else afterwards.
 func (v *Value) Detach() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

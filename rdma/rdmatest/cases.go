@@ -51,6 +51,7 @@ var cases = []struct {
 	{"value-of-every-alignment", valueAlignments, nil},
 	{"value-of-several-blocks", valueLong, nil},
 	{"value-without-a-sum", valueWithoutSum, nil},
+	{"value-of-an-unsignaled-wr", valueUnsignaled, nil},
 	{"value-has-slack-that-is-thrown-away", valueSlack, nil},
 	{"value-is-filled-as-far-as-start-says", valueStartTakesLess, nil},
 	{"value-of-which-start-wants-more-is-refused", valueHeadWantsMore, nil},

@@ -25,7 +25,8 @@ func capsSane(t *testing.T, e *Env) {
 		if c.TearBytes < 8 || c.TearBytes%8 != 0 {
 			t.Errorf("TearBytes %d: want a multiple of 8", c.TearBytes)
 		}
-		if c.MaxMsg < 4096 || c.MaxSendWR < 16 || c.MaxInline < 0 {
+		if c.WholeBytes < driver.LeastWholeBytes || c.MaxSGE < 1 || c.MaxMsg < 4096 || c.MaxSendWR < 16 ||
+			c.MaxInline < 0 {
 			t.Errorf("too small to work with: %+v", c)
 		}
 		if c != d.Driver().Caps() {

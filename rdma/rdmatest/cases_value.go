@@ -41,8 +41,11 @@ func (g *guarded) bytes() []byte { return g.all[g.at : g.at+g.n : g.at+g.n] }
 
 // intact says what of the canaries is not.
 func (g *guarded) intact() error {
-	for i, b := range g.all {
-		if (i < g.at || i >= g.at+g.n) && b != canary {
+	for i := range g.all[:2*guard] { // the bytes of the Value are in the middle
+		if i >= g.at {
+			i += g.n
+		}
+		if g.all[i] != canary {
 			return fmt.Errorf("byte %d of a Value of %d bytes was changed", i-g.at, g.n)
 		}
 	}
@@ -149,6 +152,41 @@ func valueWithoutSum(t *testing.T, e *Env) {
 	e.Must(l.OK(w, r))
 	if r.Value.N != n || !bytes.Equal(dst.bytes(), src.bytes()) || r.Value.CRC != 0 {
 		t.Fatalf("N %d, want %d; CRC %#x; or bytes differ", r.Value.N, n, r.Value.CRC)
+	}
+}
+
+// valueUnsignaled has one WC say that three READs are over.
+func valueUnsignaled(t *testing.T, e *Env) {
+	const n = 2000
+	mr := e.Memory(8192, All)
+	Pattern(mr.Bytes(), 6)
+	l := e.Dial()
+	for range 3 {
+		var wrs []rdma.WR
+		var dst []*guarded
+		for i := range 3 {
+			g := newGuarded(n, i)
+			dst = append(dst, g)
+			r := l.Read(mr, uint64(8*i), l.Word())
+			r.Value = &rdma.Value{Bytes: g.bytes(), Start: whole(n)}
+			if i < 2 {
+				r.Flags &^= rdma.Signaled
+			}
+			wrs = append(wrs, r)
+		}
+		wcs, err := l.Do(wrs...)
+		e.Must(err)
+		if len(wcs) != 1 || wcs[0].Status != driver.Success {
+			t.Fatalf("WCs %+v, want that of the last READ", wcs)
+		}
+		for i, g := range dst {
+			far := mr.Bytes()[8*i : 8*i+8+n]
+			if v := wrs[i].Value; !bytes.Equal(wrs[i].Local, far[:8]) || !bytes.Equal(g.bytes(), far[8:]) || v.N != n ||
+				v.CRC != crcOf(far[8:]) {
+				t.Fatalf("READ %d: N %d, CRC %#x; or bytes differ", i, v.N, v.CRC)
+			}
+			e.Must(g.intact())
+		}
 	}
 }
 
@@ -363,8 +401,7 @@ func valueDetachedBefore(t *testing.T, e *Env) {
 // course. A READ begins when Start is called, and a WRITE with its post.
 func moments(e *Env, l *Lane, w func() rdma.WR, f func(round int) error, after func(round int, wc rdma.WC) error) {
 	e.T.Helper()
-	rounds := 24
-	for round := range rounds {
+	for round := range 12 {
 		wr := w()
 		begun, done := make(chan struct{}), make(chan error, 1)
 		if start := wr.Value.Start; start != nil {
@@ -381,7 +418,7 @@ func moments(e *Env, l *Lane, w func() rdma.WR, f func(round int) error, after f
 			case <-begun:
 			case <-over:
 			}
-			for range round * round {
+			for range 4 * round * round {
 				runtime.Gosched()
 			}
 			done <- f(round)
@@ -429,8 +466,9 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 	want := bytes.Clone(far)
 	moments(e, l, func() rdma.WR {
 		g = newGuarded(n, 8)
-		Pattern(g.bytes(), byte(l.nextID))
-		copy(want, g.bytes())
+		copy(g.bytes(), want)
+		PutLe(g.bytes(), l.nextID)
+		PutLe(want, l.nextID)
 		w := l.Write(mr, 0, local)
 		v = &rdma.Value{Bytes: g.bytes(), Seal: func(_ []byte, crc uint32) { sum = crc }}
 		w.Value = v
@@ -458,7 +496,7 @@ func ended(s rdma.Status) bool {
 func valueEnds(t *testing.T, e *Env, stop func(l *Lane, revoke func() error) error) {
 	n := valueMax(e) - 8
 	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite} {
-		for round := range 10 {
+		for round := range 6 {
 			mr, revoke := e.Region(e.PD, int64(n+8), All)
 			l := e.Unconnected(LaneBytes)
 			qp, err := e.H.Active.Dial(e.Ctx(), l.PD, l.CQ, e.Listener().Addr(), nil)
@@ -486,7 +524,7 @@ func valueEnds(t *testing.T, e *Env, stop func(l *Lane, revoke func() error) err
 				case <-begun:
 				case <-over:
 				}
-				for range round * round * 4 {
+				for range 12 * round * round {
 					runtime.Gosched()
 				}
 				err := stop(l, revoke)

@@ -394,8 +394,11 @@ func PutLe(b []byte, v uint64) { binary.LittleEndian.PutUint64(b, v) }
 
 // Fill sets every byte of b.
 func Fill(b []byte, v byte) {
-	for i := range b {
-		b[i] = v
+	if len(b) > 0 {
+		b[0] = v
+	}
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
 

@@ -114,3 +114,31 @@ func BenchmarkWrite(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkReadValue has the bytes and their CRC, in memory of no MR.
+func BenchmarkReadValue(b *testing.B) {
+	for _, n := range []int{65536, 1 << 20, 3 << 20} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			v := &rdma.Value{Bytes: make([]byte, n), Start: func([]byte) (int, uint32) { return n, 0 }}
+			bench(b, n, func(l *rdmatest.Lane, mr *rdma.MR) []rdma.WR {
+				r := l.Read(mr, 0, l.Buf(32))
+				r.Value = v
+				return []rdma.WR{r}
+			})
+		})
+	}
+}
+
+// BenchmarkWriteValue is the same of a WRITE.
+func BenchmarkWriteValue(b *testing.B) {
+	for _, n := range []int{65536, 1 << 20, 3 << 20} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			v := &rdma.Value{Bytes: make([]byte, n), Seal: func([]byte, uint32) {}}
+			bench(b, n, func(l *rdmatest.Lane, mr *rdma.MR) []rdma.WR {
+				w := l.Write(mr, 0, l.Buf(32))
+				w.Value = v
+				return []rdma.WR{w}
+			})
+		})
+	}
+}

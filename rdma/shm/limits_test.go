@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
-	"github.com/kvd-project/kvd/internal/waiting"
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
 )
@@ -32,11 +32,6 @@ func (p *pair) silent(t *testing.T) net.Conn {
 	return c
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	waiting.Until(t, what, ok)
-}
-
 func openFiles(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
@@ -53,7 +48,7 @@ func TestSilentGiveWay(t *testing.T) {
 		p.silent(t)
 	}
 	must(t, p.dial(t).Close())
-	eventually(t, "all were let in", func() bool { return door.Stats().Accepted == flood+2 })
+	testutil.Until(t, "all were let in", func() bool { return door.Stats().Accepted == flood+2 })
 	st := door.Stats()
 	if st.Handshakes > most || st.Refused[netsrv.ReasonHandshake] < flood-most {
 		t.Errorf("%+v", st)
@@ -82,8 +77,8 @@ func TestSilentIsClosed(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("%v, want the end", err)
 	}
-	eventually(t, "it counts", func() bool { return door.Stats().Refused[netsrv.ReasonTimeout] == 1 })
-	eventually(t, "none is open", func() bool { s := door.Stats(); return s.Conns == 0 && s.Handshakes == 0 })
+	testutil.Until(t, "it counts", func() bool { return door.Stats().Refused[netsrv.ReasonTimeout] == 1 })
+	testutil.Until(t, "none is open", func() bool { s := door.Stats(); return s.Conns == 0 && s.Handshakes == 0 })
 }
 
 // Over the limit a client hears why, and has a place when another has gone.
@@ -100,6 +95,6 @@ func TestTooManyConnections(t *testing.T) {
 		told = errors.Is(err, driver.ErrRefused) && strings.Contains(err.Error(), "too many connections")
 	}
 	must(t, second.Close())
-	eventually(t, "its place is free", func() bool { return door.Stats().Conns == 1 })
+	testutil.Until(t, "its place is free", func() bool { return door.Stats().Conns == 1 })
 	must(t, p.dial(t).Close())
 }

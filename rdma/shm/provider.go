@@ -47,7 +47,7 @@ const (
 	maxInline = 1024
 	maxSendWR = 4096
 	// wholeBytes is Caps.WholeBytes; see the loops of cell.go, which do better.
-	wholeBytes = 16 << 10
+	wholeBytes = driver.LeastWholeBytes
 )
 
 // Errors of the control calls. All mean that the call had no effect, except

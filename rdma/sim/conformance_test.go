@@ -52,7 +52,7 @@ func TestConformanceManualImmediate(t *testing.T) {
 	conformance(t, sim.Options{Manual: true, NoAtomicThenRead: true})
 }
 
-// What package rdma makes up for a provider without Values, on adapters' terms.
+// Package rdma makes up for a provider without Values.
 func TestConformanceNoValues(t *testing.T) { conformance(t, sim.Options{NoValues: true}) }
 
 func TestConformanceManualNoValues(t *testing.T) {

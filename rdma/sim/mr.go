@@ -110,7 +110,7 @@ func (f *Fabric) byIndexLocked(key uint64) *mr {
 	return nil
 }
 
-// localOK tells whether local lies inside the MR that lkey names and q may use.
+// localOKLocked tells whether local lies inside the MR that lkey names and q may use.
 func (q *qp) localOKLocked(lkey uint64, local []byte) bool {
 	m := q.f.byIndexLocked(lkey)
 	if m == nil || m.lkey != lkey || m.pd != q.pd {

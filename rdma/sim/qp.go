@@ -14,7 +14,6 @@ var _ driver.QP = (*qp)(nil)
 // poison fills the Local of a READ or an atomic from post to effect.
 const poison = 0xdb
 
-// work is one posted WR.
 type work struct {
 	wr     driver.WR
 	bytes  int    // wr.Len()
@@ -182,6 +181,9 @@ func (q *qp) addLocked(wr *driver.WR) {
 	w.pieces = uint8(n)
 }
 
+// bytewise is the longest message that is torn between any two bytes, bytes. Longer ones would take too long.
+const bytewise = 64 << 10
+
 // bufKept is the most that a WR leaves to the next one at its place in the queue, bytes.
 const bufKept = 64 << 10
 
@@ -194,7 +196,9 @@ func spoil(b []byte) {
 }
 
 // tears tells whether the words of w are not whole.
-func (w *work) tears() bool { return w.value || w.bytes > wholeBytes }
+func (w *work) tears() bool {
+	return w.value || w.bytes > wholeBytes
+}
 
 // localLast tells whether the last piece is wr.Local, which lands behind the others.
 func (w *work) localLast() bool { return w.value && w.wr.Op == driver.OpWrite }
@@ -261,10 +265,13 @@ func (w *work) formed(f *Fabric) bool {
 func (w *work) grain(tear int) (unit, phase int) {
 	from, _ := w.split()
 	at := w.wr.RemoteAddr + uint64(from)
-	if w.tears() {
-		unit, at = 8, at+4 // halves of two words
-	} else {
+	switch {
+	case !w.tears():
 		unit = tear
+	case w.bytes <= bytewise:
+		unit = 1
+	default:
+		unit, at = 8, at+4 // halves of two words
 	}
 	return unit, int(at % uint64(unit))
 }
@@ -507,7 +514,6 @@ func (q *qp) retireLocked() {
 	q.compactLocked()
 }
 
-// deliverLocked delivers all that is over.
 func (q *qp) deliverLocked() {
 	for q.head < q.eff {
 		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {

@@ -33,7 +33,7 @@ import (
 const MaxPieces = 8
 
 // wholeBytes is Caps.WholeBytes. Of longer messages, and of those with a Value, every word is torn.
-const wholeBytes = 16 << 10
+const wholeBytes = driver.LeastWholeBytes
 
 // Options configure a Fabric.
 type Options struct {
@@ -60,6 +60,8 @@ type Options struct {
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
 	// before it unless it sets Fence.
 	NoAtomicThenRead bool
+	// SharedWire announces that capability, so that users take a second QP. WRs take the steps that they take anyway.
+	SharedWire bool
 	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
 	NoValues bool
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
@@ -112,6 +114,7 @@ func New(o Options) *Fabric {
 		WholeBytes:     wholeBytes,
 		MaxSGE:         1,
 		EnforcesRights: true,
+		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}
@@ -126,7 +129,6 @@ func New(o Options) *Fabric {
 
 func (f *Fabric) seedLocked(seed uint64) { f.mu.rng = *rand.NewPCG(seed, 0x6b7664) }
 
-// below is a random number in [0, n).
 func (f *Fabric) belowLocked(n int) int {
 	hi, _ := bits.Mul64(f.mu.rng.Uint64(), uint64(n))
 	return int(hi)

@@ -596,7 +596,6 @@ func (a *agent) awaitFor(n int, addr uint64) error {
 	return nil
 }
 
-// flush writes the output.
 func (a *agent) flush() error {
 	if a.werr != nil {
 		return a.werr

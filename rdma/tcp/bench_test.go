@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -64,10 +65,7 @@ func BenchmarkDoorbell(b *testing.B) {
 // over a TCP connection between two goroutines.
 func BenchmarkEcho(b *testing.B) {
 	const ask, answer = frameSize + 2*requestSize, 2*replySize + 8 + 128
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	ln := testutil.Listen(b)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -55,7 +55,6 @@ func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, err
 	return q, nil
 }
 
-// greet makes a QP of a fresh connection.
 func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r driver.DialRequest) (*qp, error) {
 	budget, err := d.tune(nc)
 	if err != nil {

@@ -338,7 +338,6 @@ func FuzzReplyFrame(f *testing.F) {
 	})
 }
 
-// FuzzHello feeds both directions of the handshake.
 // alone is a listener of one connection.
 type alone struct{ net.Conn }
 
@@ -361,6 +360,7 @@ func someGuest(t *testing.T) *netsrv.Guest {
 	return g
 }
 
+// FuzzHello feeds both directions of the handshake.
 func FuzzHello(f *testing.F) {
 	f.Add(appendHello(nil, nil))
 	f.Add(appendHello(nil, []byte("token")))

@@ -57,7 +57,6 @@ var pool = sync.Pool{New: func() any {
 
 func takeBuffers() *buffers { return pool.Get().(*buffers) }
 
-// releaseBuffers gives up the buffers and what is in them.
 func (a *agent) releaseBuffers() {
 	a.r, a.w, a.out = 0, 0, a.out[:0]
 	pool.Put(a.buffers)
@@ -283,7 +282,6 @@ func (a *agent) turn() {
 // errTooMuch: a request is not for a loop.
 var errTooMuch = errors.New("more than a loop executes")
 
-// executeBuffered executes the requests that are buffered whole.
 func (a *agent) executeBuffered() error {
 	for {
 		if a.frame.count == 0 {

@@ -8,8 +8,8 @@ import (
 	"os"
 	"runtime"
 	"testing"
-	"time"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -42,16 +42,7 @@ func (d *device) inLoops() (n int) {
 // waitInLoops waits until n agents are in a loop.
 func (d *device) waitInLoops(t *testing.T, n int) {
 	t.Helper()
-	await(t, func() bool { return d.inLoops() == n }, "agents in loops: %d, want %d", d.inLoops, n)
-}
-
-func await(t *testing.T, ok func() bool, format string, got func() int, want int) {
-	t.Helper()
-	for end := time.Now().Add(rdmatest.Patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf(format, got(), want)
-		}
-	}
+	testutil.UntilNone(t, "agents in loops, beyond those expected", func() int { return d.inLoops() - n })
 }
 
 // TestQuietAgentsAreSmall: an agent whose peer says nothing keeps no buffers.
@@ -176,9 +167,7 @@ func TestAgentComesBack(t *testing.T) {
 			}
 		}
 	}
-	await(t, func() bool {
-		return descriptors(t) <= before
-	}, "%d descriptors, want %d", func() int { return descriptors(t) }, before)
+	testutil.UntilNone(t, "descriptors too many", func() int { return max(0, descriptors(t)-before) })
 }
 
 func descriptors(t *testing.T) int {

@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -23,6 +24,9 @@ const (
 	// writePiece bounds one write, so that a slow but
 	// live network shows progress; bytes. A value of 256 KiB is one.
 	writePiece = 264 << 10
+	// turnMax is about how much of long payloads is read from one connection of a CQ before the others have their turn,
+	// bytes.
+	turnMax = 256 << 10
 	// readBuf is the size of the reply reader's buffer; what is left of a longer
 	// payload is read straight into Local.
 	readBuf = 32 << 10
@@ -50,18 +54,20 @@ type stream interface {
 // network, so the memory node can always hand in its replies and go on reading requests,
 // no matter how much is under way in both directions.
 type qp struct {
-	num    uint32
-	d      *device
-	pd     *pd
-	cq     *cq
-	nc     stream
+	// Set before anybody else has the QP.
+	num    uint32   // unique in its device
+	d      *device  // whose mu guards the QP's place in it
+	pd     *pd      // whose keys WRs may name
+	cq     *cq      // takes its completions, and perhaps reads its socket
+	nc     stream   // the connection; any goroutine may close it
 	sock   *sock    // nc, if that is TCP
 	conn   net.Conn // nc, or TLS over it
 	budget int64    // bytes that a direct write may have outstanding
 
-	state     atomic.Uint32 // driver.QPState
+	// Read by anybody.
+	state     atomic.Uint32 // driver.QPState; from RTS on to Err or Closed, never back to RTS
 	posted    atomic.Uint64 // WRs posted; stored under mu
-	unreplied atomic.Int64  // bytes, by sqe.charge
+	unreplied atomic.Int64  // bytes, by sqe.charge: PostSend adds, the reader takes away
 	progress  atomic.Uint64 // counts reads and background writes
 
 	// sq holds the WRs between polled and posted, at their number modulo its
@@ -70,36 +76,39 @@ type qp struct {
 	sq     []sqe
 	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
 
+	// Shared by PostSend and the background writer.
 	mu struct {
 		sync.Mutex
-		stage *doorbell
+		stage *doorbell   // the next PostSend's, empty between two
 		queue []*doorbell // for the background writer, in order
-		free  []*doorbell
-		busy  bool // the background writer runs
+		free  []*doorbell // empty, for stage; at most four
+		busy  bool        // the background writer runs, or has failed: nothing is written directly
 	}
-	writers sync.WaitGroup
+	writers sync.WaitGroup // the background writer; waited for before buffers are the caller's again
 
 	by readBy // guarded by cq.own
 
 	// The reader's: who that is, see wait.go.
-	buf    []byte
-	r, w   int
-	done   uint64 // WRs answered
-	midway bool   // within the payload of the reply to WR done
-	rest   []byte // of its Local, not filled yet
-	into   filling
-	batch  []completion
-	repaid int64 // bytes of unreplied to give back
+	buf    []byte       // unread bytes lie in [r,w)
+	r, w   int          // at most len(buf)
+	done   uint64       // WRs answered
+	midway bool         // within the payload of the reply to WR done
+	rest   []byte       // of its Local, not filled yet
+	into   filling      // of its Value, while midway
+	turn   int          // bytes of long payloads that it may still take in, if detached
+	batch  []completion // not pushed to the CQ yet
+	repaid int64        // bytes of unreplied to give back
 
+	// The end.
 	gone      chan struct{} // closed when the last WR has completed
 	confirmed bool          // the agent said that it executes nothing more; valid after gone
-	closing   sync.Once
-	aborted   atomic.Bool
-	closeErr  error
+	closing   sync.Once     // runs close
+	aborted   atomic.Bool   // Abort was called
+	closeErr  error         // of closing, for every Close
 
 	// The watch timer's, under d.mu.
-	seen  uint64
-	stale int
+	seen  uint64 // progress at the last tick that saw any
+	stale int    // ticks without progress since
 }
 
 // sqe is a posted WR.
@@ -438,7 +447,7 @@ func (q *qp) readReplies() {
 func (q *qp) readOut() {
 	until := time.Now().Add(q.d.o.PeerTimeout)
 	for {
-		q.sock.drained = false
+		q.sock.drained, q.turn = false, math.MaxInt
 		if status := q.read(); status != 0 {
 			q.finish(status)
 			return
@@ -497,7 +506,7 @@ func (q *qp) finish(status driver.Status) {
 
 // read handles replies until the connection is of no more use, and returns the
 // status of the oldest WR not answered; or 0 where it would have to wait and the socket
-// has been told not to. It goes on from there when it is called again.
+// has been told not to, or after a turn. It goes on from there when it is called again.
 func (q *qp) read() driver.Status {
 	for {
 		if !q.midway {
@@ -523,7 +532,11 @@ func (q *qp) read() driver.Status {
 				q.r += n
 			case len(q.rest) >= len(q.buf):
 				q.push()
+				if q.turn <= 0 && q.detached() {
+					return 0 // the poller tells of the rest anew
+				}
 				if n, err = q.conn.Read(q.rest); n > 0 {
+					q.turn -= n
 					q.progress.Add(1)
 				}
 			default:

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -121,8 +122,9 @@ func paced(pd *rdma.PD) time.Duration {
 
 func awaitPaced(t *testing.T, e *rdmatest.Env, want int) {
 	t.Helper()
-	got := func() int { return agentsPaced(e) }
-	await(t, func() bool { return got() == want }, "agents that wait for a turn: %d, want %d", got, want)
+	testutil.UntilNone(t, "agents that wait for a turn, beyond those expected", func() int {
+		return agentsPaced(e) - want
+	})
 }
 
 // additions is a chain of n FETCH_ADDs of 1 to the word at off.

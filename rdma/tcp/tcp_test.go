@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -99,10 +100,7 @@ func greeted(t *testing.T, addr string) net.Conn {
 // rawNode is a memory node that hands its first connection to f.
 func rawNode(t *testing.T, f func(net.Conn)) (addr string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := testutil.Listen(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"os"
+
 	"sync"
 
 	"github.com/kvd-project/kvd/internal/bulk"
@@ -121,12 +123,16 @@ func (q *qp) readMore(v *driver.Value, f *filling) error {
 		return q.fill()
 	}
 	q.push()
+	if q.turn <= 0 {
+		return os.ErrDeadlineExceeded // the poller tells of the rest anew
+	}
 	to := v.Acquire()
 	defer v.Release()
 	n, err := q.conn.Read(to[f.at:min(f.n, f.at+readMax)])
 	if n == 0 {
 		return err
 	}
+	q.turn -= n
 	q.progress.Add(1)
 	if v.Start != nil {
 		f.crc = bulk.CRC(f.crc, to[f.at:f.at+n])

@@ -201,7 +201,6 @@ func (c *cq) Wake() {
 	c.wake.woken = true
 }
 
-// wakeParked is Wake, if a Wait is parked.
 func (c *cq) wakeParked() {
 	if c.parked.Load() {
 		c.Wake()
@@ -333,7 +332,7 @@ func (c *cq) advance(q *qp) {
 	if q.by != byCQ {
 		return
 	}
-	q.sock.drained = false
+	q.sock.drained, q.turn = false, turnMax
 	if status := q.read(); status != 0 {
 		c.own.poller.Remove(q.sock.fd)
 		q.by = byNobody

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -38,16 +39,6 @@ func (c *cq) readers() (by []readBy, minded bool) {
 		by = append(by, q.by)
 	}
 	return by, c.own.minder != nil
-}
-
-// eventually waits for a condition that a timer of the device brings about.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(rdmatest.Patience); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, rdmatest.Patience)
-		}
-	}
 }
 
 // silent is a memory node that says nothing after the welcome, and then, when it is told to,
@@ -195,7 +186,7 @@ func TestWaitEnds(t *testing.T) {
 				}
 				woken := make(chan bool)
 				go func() { woken <- cq.Wait(time.Hour) }()
-				eventually(t, "the Wait is parked", func() bool { return queueOf(t, c.e).parked.Load() })
+				testutil.Until(t, "the Wait is parked", func() bool { return queueOf(t, c.e).parked.Load() })
 				cq.Wake()
 				if !receive(t, woken, "a woken Wait") {
 					t.Fatal("Wait has nothing to wait for")
@@ -253,7 +244,7 @@ func TestIdleAfterWait(t *testing.T) {
 	c.say[0] <- wrote(1)
 	c.say[1] <- nil
 	d := c.e.H.Active.Driver().(*device)
-	eventually(t, "the reply to what is unsignaled is taken in", func() bool {
+	testutil.Until(t, "the reply to what is unsignaled is taken in", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for q := range d.mu.qps {
@@ -263,7 +254,7 @@ func TestIdleAfterWait(t *testing.T) {
 		}
 		return true
 	})
-	eventually(t, "the end of an idle connection is noticed", func() bool {
+	testutil.Until(t, "the end of an idle connection is noticed", func() bool {
 		return c.qps[1].State() == driver.StateErr
 	})
 	if s := c.qps[0].State(); s != driver.StateRTS {
@@ -331,7 +322,7 @@ func TestCloseDuringWait(t *testing.T) {
 						c.l.CQ.Wait(rdmatest.Patience)
 					}
 				}()
-				eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() })
+				testutil.Until(t, "the Wait is parked", func() bool { return queue.parked.Load() })
 				end := c.qps[0].Close
 				if abort {
 					end = c.qps[0].Abort
@@ -399,7 +390,7 @@ func TestDialDuringWait(t *testing.T) {
 	c.post(0, rdma.Signaled)
 	waited := make(chan bool)
 	go func() { waited <- c.l.CQ.Wait(0) }()
-	eventually(t, "the Wait is parked", func() bool { return queue.parked.Load() })
+	testutil.Until(t, "the Wait is parked", func() bool { return queue.parked.Load() })
 	addr, say := silent(t)
 	q, err := c.e.H.Active.Dial(c.e.Ctx(), c.l.PD, c.l.CQ, addr, nil)
 	c.e.Must(err)
@@ -444,7 +435,7 @@ func TestWaitLeavesNothingOpen(t *testing.T) {
 	for range 5 {
 		t.Run("again", once)
 	}
-	eventually(t, "every descriptor is closed", func() bool { return open() <= before })
+	testutil.Until(t, "every descriptor is closed", func() bool { return open() <= before })
 }
 
 // TestWaitOneProcessor: where goroutines take turns on one processor, a goroutine reads.

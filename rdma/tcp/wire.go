@@ -19,7 +19,7 @@ const (
 	// maxInline is the dialer's own limit, bytes.
 	maxInline = 1024
 	// wholeBytes is Caps.WholeBytes.
-	wholeBytes = 16 << 10
+	wholeBytes = driver.LeastWholeBytes
 	// maxFrame bounds the requests of one frame, bytes; a longer doorbell is
 	// several frames.
 	maxFrame = 16 << 20
@@ -34,7 +34,7 @@ var (
 	errMalformed  = errors.New("malformed frame")
 )
 
-// hello is what a dialer sends first. Everything on the wire is little-endian.
+// helloSize is the length of hello, which a dialer sends first. Everything on the wire is little-endian.
 //
 //	0        4        6        8
 //	+--------+--------+--------+----------------+

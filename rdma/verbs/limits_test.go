@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/testutil"
 )
 
 // Over the limit a dialer hears why it is refused, in the protocol's words; a half handshake gives way to it.
@@ -15,11 +16,7 @@ func TestTooManyConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testutil.Listen(t)
 	dial := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", l.Addr().String())

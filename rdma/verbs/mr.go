@@ -85,7 +85,6 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// addQP counts a QP.
 func (p *pd) addQP() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +176,7 @@ func accessFlags(a driver.Access, native bool) C.int {
 
 func (r *mr) LKey() uint64 { return uint64(r.lkey) }
 
-// RKey is the adapter's: 32 bits, of which few are random. The PD and the handshake keep strangers out, not the key.
+// RKey is the adapter's: 32 bits, and few of them are random. The PD and the handshake keep strangers out, not the key.
 func (r *mr) RKey() uint64 { return uint64(r.rkey) }
 
 // Base is the mapping's virtual address for local buffers, made up for others.

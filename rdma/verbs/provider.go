@@ -279,8 +279,11 @@ func (d *device) setUp() error {
 		TearBytes:      8,
 		MaxMsg:         longestMsg,
 		MaxSendWR:      min(wantSendWR, in.MaxQPWR),
+		WholeBytes:     driver.LeastWholeBytes,
+		MaxSGE:         1,
 		EnforcesRights: true,
 		AtomicsByAgent: true,
+		SharedWire:     true,
 	}
 	if m := d.port.MaxMsgBytes; m > 0 {
 		d.caps.MaxMsg = min(m, longestMsg)

@@ -61,7 +61,6 @@ type qp struct {
 	aborted atomic.Bool
 }
 
-// entry is one WR under way.
 type entry struct {
 	id     uint64
 	op     driver.Opcode
@@ -392,7 +391,6 @@ func (q *qp) failLocked() {
 	}
 }
 
-// statusOf translates an ibv_wc_status.
 func (q *qp) statusOf(s, vendor uint32) driver.Status {
 	switch s {
 	case C.IBV_WC_SUCCESS:

@@ -70,7 +70,7 @@ func CheckRight(w *dirpb.Namespace, c Caller, want dirpb.Right) error {
 	if w.Owner != "" {
 		owner = "belongs to " + w.Owner
 	}
-	return fmt.Errorf("%w: %s has %s in namespace %q, and wants %s; it %s, who or an operator may give the right: "+
+	return fmt.Errorf("%w: %s has %s in namespace %q, and wants %s. It %s, who or an operator may give the right: "+
 		"kvctl namespace grant %s %s %s",
 		ErrForeign, c.Identity, rightText(has), w.Name, rightText(want), owner, w.Name, shellWord(c.Identity),
 		rightText(want))
@@ -224,7 +224,6 @@ func quotaOf(q *dirpb.Quota) *dirpb.Quota {
 		IndexBytes: q.IndexBytes}
 }
 
-// checkTenancy checks what a command says of a namespace's owner.
 func checkTenancy(owner string) error {
 	if owner == "" {
 		return nil
@@ -235,7 +234,6 @@ func checkTenancy(owner string) error {
 	return nil
 }
 
-// checkAccessList checks the rows of an access list.
 func checkAccessList(w *dirpb.Namespace) error {
 	if err := checkTenancy(w.Owner); err != nil {
 		return fmt.Errorf("%d: %w", w.Id, err)
@@ -285,7 +283,7 @@ func firstSegments(q *dirpb.CreateNamespaceRequest, shards int) (uint32, error) 
 	return uint32(min(max(quota/8/uint64(shards)/layout.SegmentSize, 1), math.MaxUint32)), nil
 }
 
-// CheckIndexQuota refuses, with ErrFull, to let the shards of a namespace grow by so many segments. A shard that
+// CheckIndexQuota refuses, with ErrFull, to let the shards of a namespace grow by that number of segments. A shard that
 // moves gives back as many later, and does not grow.
 func (s *State) CheckIndexQuota(namespace uint32, segments uint32) error {
 	w := s.namespaces[namespace]

@@ -88,7 +88,7 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 		pg.IndexBytes > pg.RegionBytes || pg.AccessBytes > pg.RegionBytes-pg.IndexBytes ||
 		h.Start < (pg.IndexBytes+pg.AccessBytes)/layout.UnitSize || h.End > pg.RegionBytes/layout.UnitSize ||
 		h.Start > h.Watermark || h.Watermark > h.End:
-		return fmt.Errorf("%d: an index of %d of %d bytes, access words of %d, and units %d to %d, granted below %d, "+
+		return fmt.Errorf("%d: index %d of %d bytes, access words %d, units %d to %d, granted below %d, "+
 			"do not divide a region of %d bytes",
 			pg.Id, h.IndexNext, pg.IndexBytes, pg.AccessBytes, h.Start, h.End, h.Watermark, pg.RegionBytes)
 	}

@@ -12,7 +12,7 @@ import (
 // FirstNodes is how many memory nodes a namespace without a limit begins on. In a store with no more it has all.
 const FirstNodes = 8
 
-// Roomy is how much heap a namespace with a limit of so many bytes has: hashes do not fill placement groups evenly.
+// Roomy is how much heap a namespace with that limit (bytes) has: hashes do not fill placement groups evenly.
 func Roomy(limit uint64) uint64 { return limit + limit/4 }
 
 // placeable are the memory nodes that take new regions, by id.
@@ -115,13 +115,13 @@ func (s *State) checkNodes(w *dirpb.Namespace, q *dirpb.SetNamespaceRequest) err
 	switch pgs := len(s.PGs(w.Id)); {
 	case !s.KnowsBoots():
 		return fmt.Errorf("%w: namespaces of some memory nodes begin with level %d, and the directory is at level "+
-			"%d: start this version of kvd on every directory node first",
+			"%d. Start this version of kvd on every directory node first",
 			ErrRefused, levelBoots, s.Level())
 	case q.Nodes < replicas:
 		return fmt.Errorf("%w: namespace %q on %d memory nodes, want at least one for each of %d copies", ErrInvalid,
 			w.Name, q.Nodes, replicas)
 	case int(q.Nodes) < pgs:
-		return fmt.Errorf("%w: namespace %q has %d placement groups, each of which a memory node arbitrates; it "+
+		return fmt.Errorf("%w: namespace %q has %d placement groups, and another memory node arbitrates each; it "+
 			"cannot be on %d", ErrRefused, w.Name, pgs, q.Nodes)
 	}
 	return nil

@@ -65,7 +65,7 @@ const (
 	maxFindingLen    = 200
 )
 
-// Row kinds, the first byte of a row's key. Ids follow big-endian.
+// The kind of a row is the first byte of its key. Ids follow big-endian.
 const (
 	rowAudit     = 'a'
 	rowDirectory = 'd'
@@ -125,7 +125,7 @@ type Lost struct {
 // Arrival says how a memory node that registered compares with what was known of it.
 type Arrival int
 
-// Arrivals.
+// Arrivals, by what was known of the memory node's name before.
 const (
 	ArrivalUnspecified Arrival = iota
 	ArrivalKnown               // the same process, told again
@@ -138,8 +138,10 @@ const (
 
 // State is the directory's replicated state. Use New or Load.
 type State struct {
-	meta       *fsmpb.Meta
-	level      *fsmpb.Level
+	// The rows, which Apply and Load alone write. A command replaces a message by a changed copy,
+	// and mark notes that. Keys are ids unless said otherwise.
+	meta       *fsmpb.Meta  // never nil; the last id of each kind, and the map's version
+	level      *fsmpb.Level // never nil
 	nodes      map[uint32]*dirpb.Node
 	namespaces map[uint32]*dirpb.Namespace
 	pgs        map[uint32]*dirpb.PlacementGroup
@@ -147,14 +149,15 @@ type State struct {
 	shards     map[uint32]*dirpb.Shard
 	sessions   map[uint32]*fsmpb.Session
 	jobs       map[uint32]*fsmpb.Job
-	directory  map[string]*fsmpb.Directory
-	audit      map[uint32]*dirpb.AuditEntry // by slot
-	reigns     map[uint32]*fsmpb.Reign      // by slot
+	directory  map[string]*fsmpb.Directory  // by the directory node's id
+	audit      map[uint32]*dirpb.AuditEntry // by slot: the last MaxAudit
+	reigns     map[uint32]*fsmpb.Reign      // by slot: the last MaxReigns
 
-	roster     roster // follows from sessions
-	changed    map[string]proto.Message
-	mapChanged bool   // something that Map shows is in changed
-	lost       []Lost // by the command being applied
+	// Derived from the rows, or from the command being applied.
+	roster     roster                   // follows from sessions
+	changed    map[string]proto.Message // rows, by key; nil: deleted. Its Result takes them
+	mapChanged bool                     // something that Map shows is in changed
+	lost       []Lost                   // by the command being applied
 }
 
 // New returns the state before the first command.

@@ -177,7 +177,6 @@ func sameRows(a, b []Row) bool {
 	})
 }
 
-// readAll reads all there is to read.
 func readAll(s *State) {
 	s.Usage()
 	s.Map(nil)

@@ -150,8 +150,8 @@ const grantShare = 4
 // moveGrant is how many units one who moves records is granted at a time, or one place.
 const moveGrant = 1 << 10
 
-// MoveReserve is how much of a heap of so many units is granted to those alone who move
-// records out of an extent.
+// MoveReserve is how many of a heap's units are granted to those alone who move records
+// out of an extent.
 func MoveReserve(units uint64) uint64 { return min(units/64, extentUnits) }
 
 // recalls reports whether a session works on a recall, or another job, of a placement group.
@@ -264,7 +264,6 @@ func (s *State) GrantedBytes(namespace uint32) uint64 {
 	return s.grantedUnits(namespace) * layout.UnitSize
 }
 
-// grantedUnits is what the sessions of a namespace hold or have linked, or lost.
 func (s *State) grantedUnits(namespace uint32) (units uint64) {
 	for _, pg := range s.PGs(namespace) {
 		h := s.heaps[pg.Id]

@@ -39,7 +39,6 @@ func (s *State) setOwner(id, session uint32) {
 	s.putJob(row)
 }
 
-// endJobs drops the jobs of some kinds on a placement group.
 func (s *State) endJobs(pg uint32, kinds ...dirpb.JobKind) {
 	for _, j := range s.JobsOf(pg) {
 		if slices.Contains(kinds, j.Kind) {

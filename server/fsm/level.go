@@ -43,7 +43,6 @@ func (s *State) Level() uint32 { return s.level.GetLevel() }
 // KnowsBoots reports whether the state's level has memory nodes with boots.
 func (s *State) KnowsBoots() bool { return s.Level() >= levelBoots }
 
-// checkLevel refuses a level that this version does not know.
 func checkLevel(l *fsmpb.Level) error { return levelWithin(l, oldestLevel, Level) }
 
 func levelWithin(l *fsmpb.Level, oldest, latest uint32) error {
@@ -64,7 +63,6 @@ func levelWithin(l *fsmpb.Level, oldest, latest uint32) error {
 	return CheckText("version", l.GetVersion())
 }
 
-// raise takes the state to a greater level.
 func (s *State) raise(c *fsmpb.Level) error {
 	if err := checkLevel(c); err != nil {
 		return err

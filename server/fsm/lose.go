@@ -52,8 +52,8 @@ func Copies(pg *dirpb.PlacementGroup) []*dirpb.Member {
 // loseMembers takes a memory node that is silent out of the placement groups that go on without it.
 func (s *State) loseMembers(c *fsmpb.LoseMembers) error {
 	if !s.KnowsBoots() {
-		return fmt.Errorf("%w: memory nodes are lost to one placement group after the other from level %d on, and "+
-			"the directory is at level %d until all of its nodes run a version that knows level %[2]d",
+		return fmt.Errorf("%w: memory nodes are lost to one placement group after the other from level %d on. "+
+			"The directory is at level %d until all of its nodes run a version that knows level %[2]d",
 			ErrRefused, levelBoots, s.Level())
 	}
 	n := s.nodes[c.GetNodeId()]

@@ -210,7 +210,6 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64, epoch u
 	s.endRecovery(unixMillis)
 }
 
-// confirmAll confirms every fence that n's incarnation owes.
 func (s *State) confirmAll(n *dirpb.Node) {
 	for _, x := range ordered.Values(s.roster.fencing) {
 		s.confirm(x, n.Id, n.Incarnation)

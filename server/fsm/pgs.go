@@ -74,7 +74,6 @@ func placeable(n *dirpb.Node) bool {
 	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining && !n.Leaving && !n.Silent
 }
 
-// checkPlace returns why a memory node cannot take a region of so many bytes.
 func (s *State) checkPlace(node uint32, bytes uint64) error {
 	n := s.nodes[node]
 	switch {
@@ -90,7 +89,6 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	return nil
 }
 
-// checkPGs returns why n placement groups cannot be added.
 func (s *State) checkPGs(n int) error {
 	if uint64(s.meta.PgId)+uint64(n) > MaxPGID {
 		return fmt.Errorf("%w: %d placement groups were made, those of deleted namespaces included, and there are "+
@@ -267,7 +265,6 @@ func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int
 	}
 }
 
-// addLoss notes that pg lost what was there.
 func (s *State) addLoss(pg *dirpb.PlacementGroup, x *dirpb.Loss) {
 	w := s.namespaces[pg.NamespaceId]
 	if w == nil {
@@ -561,7 +558,6 @@ func (s *State) settlePG(id uint32) {
 	}
 }
 
-// dropPG forgets a placement group.
 func (s *State) dropPG(id uint32) {
 	delete(s.pgs, id)
 	delete(s.heaps, id)

@@ -205,7 +205,7 @@ type Extent struct {
 	Recalled bool
 }
 
-// Extents describes a placement group's extents of which anything was ever granted.
+// Extents describes a placement group's extents, without those that were never granted in any part.
 func (s *State) Extents(pg uint32) []Extent {
 	h := s.heaps[pg]
 	if h == nil {

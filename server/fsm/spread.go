@@ -20,7 +20,7 @@ type Spread struct {
 	Where map[uint32][]uint32
 	// Short are the placement groups that lack more than there is a place for.
 	Short []uint32
-	// Shared are those of which two copies would be in one failure domain.
+	// Shared are those that would have two copies in one failure domain.
 	Shared []uint32
 }
 
@@ -180,7 +180,6 @@ func (sp *spreader) find(w *wanted, apart bool, seen map[uint32]bool) bool {
 	return false
 }
 
-// falseFirst has false before true.
 func falseFirst(a, b bool) int {
 	switch {
 	case a == b:
@@ -260,7 +259,6 @@ func (s *State) CheckDomains(namespace string, replicas uint32) error {
 	return nil
 }
 
-// checkReplicas returns why w cannot have so many copies.
 func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	if replicas > MaxReplicas {
 		return fmt.Errorf("%w: %d copies of namespace %q, want 1..%d", ErrInvalid, replicas, w.Name, MaxReplicas)
@@ -284,7 +282,7 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 			ErrFull, replicas, w.Name, units.Bytes(s.pgs[sp.Short[0]].RegionBytes), sp.Short[0], s.freeText())
 	case labelled && len(sp.Shared) > 0:
 		return fmt.Errorf("%w: %d copies of namespace %q: two copies of placement group %d would be in one failure "+
-			"domain, since memory nodes of others have no room; free are %s",
+			"domain. Memory nodes of other domains have no room; free are %s",
 			ErrFull, replicas, w.Name, sp.Shared[0], s.freeText())
 	}
 	return nil

@@ -95,7 +95,6 @@ type statusGrant struct {
 	array *dirpb.StatusArray // nil: the block is of an array that there is
 }
 
-// planStatus works out a grant.
 func (s *State) planStatus(c *fsmpb.GrantStatus) (g statusGrant, err error) {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
@@ -341,7 +340,7 @@ func (s *State) opens(pg *dirpb.PlacementGroup) {
 	}
 }
 
-// Unsettled reports whether intents may be left in pg of the first so many sessions that ever ended with status words.
+// Unsettled reports whether intents may be left in pg of the first (deaths) sessions that ever ended with status words.
 func (s *State) Unsettled(pg *dirpb.PlacementGroup, deaths uint64) bool {
 	return !wordless(pg) && s.heaps[pg.Id].GetSettled() < deaths
 }

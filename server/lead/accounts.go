@@ -72,7 +72,7 @@ func (m *memory) heardSince(session uint32, net int64) {
 // linked.
 func (m *memory) doubted(heap uint64) bool { return m.doubt > heap/32 }
 
-// Short notes that a grant of a place of so many units found too little.
+// Short notes that a grant of a place of that number of units found too little.
 func (l *Leader) Short(s *fsm.State, pg, units uint32, now time.Duration) {
 	if s.PG(pg) == nil {
 		return

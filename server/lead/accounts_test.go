@@ -68,7 +68,7 @@ func TestAccounts(t *testing.T) {
 	check("stale", 360, 540, 0, 200, 0, 350)
 }
 
-// full is a world of a full placement group: a session has it all, and another finds too
+// fullWorld is a world of a full placement group: a session has it all, and another finds too
 // little.
 func fullWorld(t *testing.T, mode dirpb.NamespaceMode) (w *world, a, b, unit uint32, all uint64) {
 	w = newWorld(t)

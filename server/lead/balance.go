@@ -39,8 +39,7 @@ import (
 const (
 	// spareUnits of a heap, or a 32nd of it if that is less, do not count as room: the
 	// longest record finds a place there, in heaps of 128 MiB and more.
-	spareUnits = 4 << 20 / layout.UnitSize
-	// defaultBalanceUnits is Options.BalanceUnits if that is 0.
+	spareUnits          = 4 << 20 / layout.UnitSize
 	defaultBalanceUnits = 16 << 20 / layout.UnitSize
 	// satedPart: a namespace's live memory has changed if it did by a satedPart-th. Less may
 	// be what sessions had not told yet.
@@ -436,7 +435,6 @@ func (m *shift) String() string {
 	return fmt.Sprintf("move a shard from %s to %s", m.from.name, m.to.name)
 }
 
-// job is the background job that does m.
 func (m *shift) job(reason string) *fsmpb.StartJob {
 	return &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: m.what.sh.Id, Split: m.split, TargetPgId: m.to.id,
 		Reason: reason}
@@ -546,8 +544,8 @@ func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
 	return v.balance(at.NamespaceId).next(byItself, func(g *group) bool { return g.id == pg && takes(g) }, room) != nil
 }
 
-// Fullness is how many units of a placement group's heap hold records, as far as this leader
-// knows, and how many units the heap has.
+// Fullness is how many units of a placement group's heap hold records, by what this leader
+// was told, and how many units the heap has.
 func (l *Leader) Fullness(s *fsm.State, pg uint32) (live, heap uint64) {
 	h := s.Heap(pg)
 	heap = h.GetEnd() - h.GetStart()

@@ -24,7 +24,7 @@ func TokenGeneration(number uint64) uint32 { return uint32(number >> 32) }
 // TokenExpires is when the token of a number expires, in Unix seconds.
 func TokenExpires(number uint64) int64 { return int64(uint32(number)) }
 
-// TakesKey notes the latest key of which a process of a memory node takes tokens, as it says with a heartbeat that has
+// TakesKey notes the latest key whose tokens a process of a memory node takes, as it says with a heartbeat that has
 // been heeded. It reports whether another key signs now.
 func (l *Leader) TakesKey(s *fsm.State, id uint32, incarnation uint64, generation uint32) bool {
 	if m := l.nodes[id]; m != nil && m.incarnation == incarnation {

@@ -76,21 +76,23 @@ type Options struct {
 // that is opened has acknowledged the version it was opened with. A new leader knows of no acknowledgement;
 // the next renewals tell it.
 type Leader struct {
-	opts     Options
-	began    time.Duration
+	// Its methods alone write what is here, under the caller's lock. Times count from an origin of the caller's.
+	opts     Options       // set by New
+	began    time.Duration // New
 	planned  time.Duration // the last Plan
-	epoch    uint64
+	epoch    uint64        // E, at most the state's ceiling; only grows
 	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
 
-	nodes    map[uint32]*node
-	sessions sessions // see roll.go for its books
-	jobs     map[uint32]*job
+	nodes    map[uint32]*node // of memory nodes, by id; Plan drops those that are gone
+	sessions sessions         // see roll.go for its books
+	jobs     map[uint32]*job  // how far jobs are, by id; those of which a janitor has told
 
-	reports tally             // of reclaim epochs, by all sessions
-	votes   map[uint32]*votes // by namespace
-	leases  leases
+	// Books of the sessions, which follow from these; see roll.go.
+	reports tally               // of reclaim epochs, by all sessions
+	votes   map[uint32]*votes   // by namespace
+	leases  leases              // in the order in which they run out
 	resting map[uint32]*session // those that are quiet
 	writers map[uint32]*session // those that may hold memory, of which there are at most fsm.MaxWriters
 	changes uint64              // of sessions that the state has had and the books show
@@ -106,24 +108,24 @@ type Leader struct {
 	extended map[uint32]time.Duration // by namespace: when it was last spread over more memory nodes
 
 	memories   map[uint32]*memory // by placement group
-	accounted  time.Duration      // when they were worked out last
+	accounted  time.Duration      // when they were worked out last; 0: they are to be
 	shortUntil time.Duration      // no placement group is short any more then, unless somebody says so
 	hasty      bool               // E runs, since somebody waits for memory that waits for it
 	// By placement group. The next leader knows none of it, and waits a lease before it
 	// balances.
 	worked map[uint32]time.Duration // when something last worked on it
 	frozen map[uint32]time.Duration // since when it has been
-	took   map[uint32]took
+	took   map[uint32]took          // what balancing last gave it
 	eased  time.Duration            // when Plan last looked for moves
 	rests  map[uint32]time.Duration // by namespace: until when none of its placement groups begins to swap members
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
-	troubles map[uint32]trouble  // by memory node
+	troubles map[uint32]trouble  // by memory node: why no process of it comes up, as its keeper said last
 	stays    map[uint32]string   // likewise: why its process was not replaced
-	rivals   map[uint32]*rival   // likewise
-	arrivals map[string]*arrival // by the name of the memory node
-	vouchers vouchers
+	rivals   map[uint32]*rival   // likewise: who asked for its name beside its owner
+	arrivals map[string]*arrival // by the name of the memory node, while it registers
+	vouchers vouchers            // by which Trusted judges
 
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
@@ -260,8 +262,8 @@ type Renewal struct {
 // Answer is the reply to a Renewal.
 type Answer struct {
 	Epoch, Least uint64
-	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan may find something
-	// to do. Returned says that it handed memory back that TakeBack may propose.
+	// Moved says that the session acknowledged, or quiesced, something new, so that Plan may find something to do.
+	// Returned says that it handed memory back that TakeBack may propose.
 	Moved, Returned bool
 	Deliveries      []*dirpb.FreePlaces
 	Supply          []*dirpb.Supply
@@ -384,7 +386,7 @@ func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	}
 }
 
-// Run moves the reclaim epoch on by up to n, as far as epochs are reserved.
+// Run moves the reclaim epoch on by up to n, and to the last reserved one at most.
 func (l *Leader) Run(s *fsm.State, n uint64) {
 	l.epoch = max(l.epoch, min(l.epoch+n, s.Meta().EpochCeiling))
 }
@@ -398,8 +400,8 @@ func (l *Leader) needsEpochs(s *fsm.State) bool {
 	})
 }
 
-// Heartbeat extends a memory node's lease; false means that this process of it is not, or
-// no longer, part of the state. Nil stats say nothing new.
+// Heartbeat extends a memory node's lease; false means that this process of it is not
+// part of the state. Nil stats say nothing new.
 func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64,
 	stats *dirpb.NodeStats) bool {
 	m := s.Node(id)

@@ -44,7 +44,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// elect begins another leadership.
 func (w *world) elect() {
 	o := testOptions
 	if w.l != nil {

@@ -57,7 +57,7 @@ func (w *world) take() []*fsmpb.Back {
 	return c.GetTakeBack().Runs
 }
 
-// memory is a world with one placement group and two sessions, of which the first was
+// memoryWorld is a world with one placement group and two sessions, of which the first was
 // granted 1000 units, from unit on.
 func memoryWorld(t *testing.T) (w *world, a, b, unit uint32) {
 	w = newWorld(t)

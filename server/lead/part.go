@@ -140,7 +140,7 @@ func (l *Leader) MayPart(s *fsm.State, id uint32, now time.Duration) error {
 	return nil
 }
 
-// Silent reports whether a memory node that is up has not been heard for as long as it should have been.
+// Silent reports whether a memory node that is up has not been heard when it should have been.
 func (l *Leader) Silent(n *dirpb.Node, now time.Duration) bool {
 	x := l.nodes[n.GetId()]
 	return n.GetState() == dirpb.NodeState_NODE_UP && x != nil && x.incarnation == n.Incarnation && now > x.due()

@@ -207,7 +207,6 @@ func (p *plan) finishRecalls(pg *dirpb.PlacementGroup) {
 	}
 }
 
-// forget drops notes about what is gone.
 func (p *plan) forget() {
 	for id := range p.l.jobs {
 		if p.s.Job(id) == nil {

@@ -50,7 +50,7 @@ func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []
 	return out
 }
 
-// Untold is how long it will take until every session that lives has told this leader what it holds. Before, it does
+// Untold is how long it will take until every session that lives has told this leader what it holds. Until then it does
 // not know how full placement groups are.
 func (l *Leader) Untold(now time.Duration) time.Duration {
 	return max(0, l.began+min(l.opts.Lease, settleTime)-now)

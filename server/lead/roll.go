@@ -111,7 +111,6 @@ func (l *Leader) enterSession(s *fsm.State, x *session, now time.Duration) {
 	l.vote(s, x.id)
 }
 
-// forgetSession takes a session out of all books.
 func (l *Leader) forgetSession(id uint32) {
 	x := l.sessions.of(id)
 	if x == nil {
@@ -125,7 +124,6 @@ func (l *Leader) forgetSession(id uint32) {
 	l.unvote(x)
 }
 
-// heard extends a lease.
 func (l *Leader) heard(x *session, now time.Duration) {
 	x.expires, x.heard = now+l.opts.Lease, now
 	l.leases.remove(x)
@@ -138,7 +136,6 @@ func (l *Leader) reported(x *session, epoch uint64) {
 	x.report = epoch
 }
 
-// acknowledged notes what a session has acknowledged and quiesced.
 func (l *Leader) acknowledged(x *session, acked, quiesced uint64) {
 	if x.votes {
 		v := l.votes[x.namespace]
@@ -148,7 +145,6 @@ func (l *Leader) acknowledged(x *session, acked, quiesced uint64) {
 	x.acked, x.quiesced = acked, quiesced
 }
 
-// rest notes whether a session is let be quiet.
 func (l *Leader) rest(x *session, quiet bool) {
 	if x.quiet == quiet {
 		return

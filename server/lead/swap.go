@@ -19,7 +19,6 @@ const (
 	restMost  = 10 * time.Second
 )
 
-// noteFreezes notes how long placement groups have been frozen.
 func (p *plan) noteFreezes() {
 	for _, pg := range p.pgs {
 		since, was := p.l.frozen[pg.Id]

@@ -51,10 +51,8 @@ func (c *compactions) next() {
 	}
 }
 
-// Register implements pebble.CompactionScheduler.
 func (c *compactions) Register(_ int, db pebble.DBForCompaction) { c.db = db }
 
-// Unregister implements pebble.CompactionScheduler.
 func (c *compactions) Unregister() {
 	c.mu.Lock()
 	c.mu.ended, c.mu.idle = true, false
@@ -62,7 +60,6 @@ func (c *compactions) Unregister() {
 	c.mu.asking.Wait()
 }
 
-// TrySchedule implements pebble.CompactionScheduler.
 func (c *compactions) TrySchedule() (bool, pebble.CompactionGrantHandle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,14 +74,10 @@ func (c *compactions) TrySchedule() (bool, pebble.CompactionGrantHandle) {
 // UpdateGetAllowedWithoutPermission implements pebble.CompactionScheduler: it is always one.
 func (c *compactions) UpdateGetAllowedWithoutPermission() {}
 
-// Started implements pebble.CompactionGrantHandle.
 func (c *compactions) Started() {}
 
-// MeasureCPU implements pebble.CompactionGrantHandle.
 func (c *compactions) MeasureCPU(pebble.CompactionGoroutineKind) {}
 
-// CumulativeStats implements pebble.CompactionGrantHandle.
 func (c *compactions) CumulativeStats(pebble.CompactionGrantHandleStats) {}
 
-// Done implements pebble.CompactionGrantHandle.
 func (c *compactions) Done() { c.next() }

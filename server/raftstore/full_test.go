@@ -28,7 +28,7 @@ type smallDisk struct {
 	once bool // after the first write that is cut short there is room
 }
 
-// left is how many of want bytes have room.
+// leftLocked is how many of want bytes have room.
 func (d *smallDisk) leftLocked(want int64) (int64, error) {
 	all, err := d.List("data")
 	if err != nil {

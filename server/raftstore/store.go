@@ -209,7 +209,6 @@ func (s *Store) own() error {
 	return nil
 }
 
-// load opens the database in the folder.
 func (s *Store) load() (err error) {
 	cache := pebble.NewCache(4 << 20)
 	defer cache.Unref()
@@ -360,7 +359,6 @@ func (s *Store) write(b *pebble.Batch, sync *pebble.WriteOptions) error {
 // stallSlices are the parts of Options.StallTimeout that are counted one by one.
 const stallSlices = 20
 
-// update builds and commits one batch.
 func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) error) error {
 	if err := s.beginCall(); err != nil {
 		return err

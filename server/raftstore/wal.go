@@ -43,12 +43,10 @@ func (d walDisk) logFile(name string, open func() (vfs.File, error)) (vfs.File, 
 	return vfs.NewMem().Create("log", vfs.WriteCategoryUnspecified)
 }
 
-// Create implements vfs.FS.
 func (d walDisk) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.logFile(name, func() (vfs.File, error) { return d.FS.Create(name, category) })
 }
 
-// ReuseForWrite implements vfs.FS.
 func (d walDisk) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.logFile(newname, func() (vfs.File, error) { return d.FS.ReuseForWrite(oldname, newname, category) })
 }

@@ -18,7 +18,7 @@ type LRU struct {
 	at       map[uint64]*list.Element
 }
 
-// NewLRU makes an LRU of so many keys.
+// NewLRU makes an LRU of capacity keys.
 func NewLRU(capacity int) *LRU {
 	return &LRU{capacity: capacity, order: list.New(), at: make(map[uint64]*list.Element, capacity)}
 }
@@ -56,7 +56,7 @@ type lfuEntry struct {
 	e     *list.Element
 }
 
-// NewLFU makes an LFU of so many keys.
+// NewLFU makes an LFU of capacity keys.
 func NewLFU(capacity int) *LFU {
 	return &LFU{capacity: capacity, at: make(map[uint64]*lfuEntry, capacity), byCount: map[int]*list.List{}}
 }
@@ -130,7 +130,7 @@ const (
 	lfuSamples = 5
 )
 
-// NewRedisLFU makes one of so many keys, where so many accesses take a second.
+// NewRedisLFU makes one of capacity keys. Its clock is a second for every perSecond accesses.
 func NewRedisLFU(seed uint64, capacity int, perSecond uint64) *RedisLFU {
 	return &RedisLFU{
 		capacity:  capacity,
