@@ -98,8 +98,8 @@ var txnMutants = []mutant{
 		"		for _, x := range it.long {\n", "for _, x := range it.long[:0] {\n"}}},
 	{"txn-chunks-after-intent", "transaction: chunks are complete before an intent names their manifest", []edit{{op,
 		"		for r := range o.Route.PG.Replicas {\n			o.add(Access{Verb: Write, Space: Heap, Replica: " +
-			"r, Off: uint64(o.chunks[i]", "for r := range uint8(1) {\no.add(Access{Verb: Write, Space: Heap, Replica: r, " +
-			"Off: uint64(o.chunks[i]"}}},
+			"r, Off: uint64(o.chunks[i]", "for r := range uint8(1) {\no.add(Access{Verb: Write, " +
+			"Space: Heap, Replica: r, Off: uint64(o.chunks[i]"}}},
 	{"txn-aborted-unpublished", "transaction: who aborts brings the status word up before going on", []edit{{intents,
 		"	m.verdict = layout.Abort\n	// Nobody acts on what the tail of the status word does not " +
 			"show.\n	return o.sync(0, 1, stepSyncStatus)\n", "m.verdict = layout.Abort\nreturn o.statusKnown()\n"}}},
