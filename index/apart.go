@@ -24,8 +24,8 @@ type Value struct {
 	Bytes []byte
 	// Slack is how many bytes behind Bytes a READ covers as well. They are thrown away.
 	Slack int
-	// CRC is, of a WRITE, what the CRC of Bytes goes on from; layout.SealHead completes the header in Buf. Of a READ it
-	// is a result: the CRC of Bytes[:N], from what Start says on.
+	// CRC is, of a WRITE, what the CRC of Bytes goes on from; layout.SealHead completes the header in Buf. A READ
+	// has it as a result: the CRC of Bytes[:N], from what Start says on.
 	CRC uint32
 	N   int // result of a READ: how many of Bytes are the value; -1: Start refused it
 

@@ -50,7 +50,7 @@ func (l *Lane) post(t *Task) bool {
 	leased := pg.Replicas > 1
 	for i := range t.Op.Accesses {
 		r := t.Op.Accesses[i].Replica
-		if bytes[r] += len(t.Op.Accesses[i].Buf); bytes[r] >= l.core.opts.BulkFrom {
+		if bytes[r] += t.Op.LenOf(&t.Op.Accesses[i]); bytes[r] >= l.core.opts.BulkFrom {
 			long |= 1 << r
 		}
 		leased = leased || t.Op.Accesses[i].Verb != index.Read

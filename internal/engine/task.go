@@ -183,7 +183,7 @@ func (l *Lane) Recycle(t *Task) {
 	l.idle = append(l.idle, t)
 }
 
-// Orphan says that the caller no longer waits for t. When nothing of t is under way any more it ends with err, and
+// Orphan says that the caller has stopped waiting for t. When nothing of t is under way any more it ends with err, and
 // Done is called then. Nothing touches memory of the caller after its return. The memory for a GET is cleared then,
 // and WRITEs under way go on with copies.
 func (l *Lane) Orphan(t *Task, err error) {

@@ -192,8 +192,8 @@ func (r *Record) Parse(b []byte) error {
 	return r.parseHead(b)
 }
 
-// ParseApart is [Record.Parse] for a record of which value is apart from head, its header and its key. crc is the
-// CRC of value that goes on from [HeadCRC] of head.
+// ParseApart is [Record.Parse] for a record whose value is apart from head, its header and its key. crc is the CRC of
+// value that goes on from [HeadCRC] of head.
 func (r *Record) ParseApart(head, value []byte, crc uint32) error {
 	if len(head) < RecordHeaderSize {
 		return corrupt("record", 0, "length", uint64(len(head)), RecordHeaderSize, head)
