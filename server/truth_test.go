@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -323,7 +324,13 @@ func TestLossByGoodbyeHasItsTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := statusOf(t, c).Map
+	var st *dirpb.Map
+	testutil.Until(t, "all placement groups to be there", func() bool {
+		st = statusOf(t, c).Map
+		return !slices.ContainsFunc(st.Pgs, func(pg *dirpb.PlacementGroup) bool {
+			return pg.State != dirpb.PGState_PG_ACTIVE
+		})
+	})
 	for _, pg := range st.Pgs {
 		switch pg.NamespaceId {
 		case st.Namespaces[0].Id:
