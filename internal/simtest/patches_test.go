@@ -104,8 +104,8 @@ var byTest = []tested{
 		[]edit{{"internal/engine/view.go", "n.Incarnation == incarnation && n.Lost <= version",
 			"n.Incarnation == incarnation"}}},
 	{"dialed-before-hung-up", "internal/session", "TestAgendaHangsUp",
-		[]edit{{"internal/session/conns.go", "\t\t\tcontinue\n\t\t}\n\t\tif a.isUp",
-			"x.old, x.asked = nil, false\n}\nif a.isUp"}}},
+		[]edit{{"internal/session/conns.go", "\t\t\tcontinue\n\t\t}\n\t\tif a.waits(e)",
+			"x.old, x.asked = nil, false\n}\nif a.waits(e)"}}},
 	{"hung-up-and-not-told", "internal/session", "TestAgendaHangsUpDown",
 		[]edit{{"internal/session/conns.go", "x.old, x.asked = nil, false\n\tq.Lane.Deliver(func(l *engine.Lane) { " +
 			"l.Closed(q.Node, q.Bulk) })", "x.old, x.asked = nil, false"}}},
