@@ -67,28 +67,6 @@ func Copy(crc uint32, dst, src []byte) uint32 {
 // CRC gives crc updated with the bytes of b. Bytes that change meanwhile count as they were at some time of the call.
 func CRC(crc uint32, b []byte) uint32 { return crcBy(best, crc, b) }
 
-// Combine gives the CRC of a followed by b. crcB is that of b alone, begun with 0, and lenB is its length in bytes.
-func Combine(crcA, crcB uint32, lenB int) uint32 {
-	// A byte more behind a multiplies its remainder by x to the eighth. Bit 31 is the coefficient of 1 here.
-	for power := uint32(1 << 23); lenB > 0; lenB >>= 1 {
-		if lenB&1 != 0 {
-			crcA = times(crcA, power)
-		}
-		power = times(power, power)
-	}
-	return crcA ^ crcB
-}
-
-// times multiplies two polynomials modulo that of the CRC.
-func times(a, b uint32) uint32 {
-	var p uint32
-	for ; a != 0; a <<= 1 {
-		p ^= b & -(a >> 31)
-		b = b>>1 ^ crc32.Castagnoli&-(b&1)
-	}
-	return p
-}
-
 // copyPortable takes the CRC of the copy, which nobody else changes.
 func copyPortable(crc uint32, dst, src []byte) uint32 {
 	for len(src) > 0 {

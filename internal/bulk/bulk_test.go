@@ -159,26 +159,10 @@ func TestLongerDestination(t *testing.T) {
 	}
 }
 
-func TestCombine(t *testing.T) {
-	b := random(make([]byte, 5000))
-	for cut := 0; cut <= len(b); cut += 1 + cut/3 {
-		for n := 0; cut+n <= len(b); n += 1 + n/2 {
-			a, z := b[:cut], b[cut:cut+n]
-			if got, want := Combine(CRC(0, a), CRC(0, z), n), CRC(0, b[:cut+n]); got != want {
-				t.Fatalf("%d bytes and %d: CRC %#x, want %#x", cut, n, got, want)
-			}
-		}
-	}
-	zeroes := make([]byte, 8<<20+1)
-	if got, want := Combine(CRC(0, b), CRC(0, zeroes), len(zeroes)), CRC(CRC(0, b), zeroes); got != want {
-		t.Errorf("%d bytes behind others: CRC %#x, want %#x", len(zeroes), got, want)
-	}
-}
-
 // Remote memory may change at any time. The CRC is that of what was stored.
 func TestSourceChanges(t *testing.T) {
 	if raced {
-		t.Skip("the race is meant")
+		t.Skip("the race is meant; make test runs it")
 	}
 	for _, n := range []int{200, 4000, block + 5, StreamFrom + 100} {
 		src, dst := make([]byte, n), make([]byte, n)
@@ -213,7 +197,7 @@ func TestSourceChanges(t *testing.T) {
 
 func TestAllocations(t *testing.T) {
 	a, b := make([]byte, 700), make([]byte, 700)
-	if n := testing.AllocsPerRun(100, func() { sink = Combine(Copy(CRC(0, b), b, a), 1, 10) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { sink = Copy(CRC(0, b), b, a) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -249,9 +233,6 @@ func FuzzCopy(f *testing.F) {
 		first := Copy(crc, b, src[:cut])
 		if got := Copy(first, b[cut:], src[cut:]); got != whole || !bytes.Equal(b, src) || !to.intact() {
 			t.Fatalf("%d bytes, then %d: CRC %#x, want %#x; or other bytes", cut, n-cut, got, whole)
-		}
-		if got := Combine(first, CRC(0, src[cut:]), int(n-cut)); got != whole {
-			t.Fatalf("%d bytes combined with %d: CRC %#x, want %#x", cut, n-cut, got, whole)
 		}
 	})
 }
