@@ -18,6 +18,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"time"
@@ -280,6 +281,9 @@ type API interface {
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
 	Count(ctx context.Context) (keys uint64, err error)
 	MultiCAS(ctx context.Context, ops []Op) error
+	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
+	Open(ctx context.Context, key []byte) (*Value, error)
+	PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutFromOptions) (version uint64, err error)
 }
 
 var _ API = (*Client)(nil)

@@ -107,7 +107,7 @@ func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
 
 // Cache is a near cache. It implements client.API.
 type Cache struct {
-	client.API // what is not cached: Scan, Count
+	client.API // what is not cached: Scan, Count, GetRange, Open
 	o          Options
 	entries    *otter.Cache[name, *entry]
 	stripes    [256]stripe
@@ -491,6 +491,13 @@ func (c *Cache) writing(keys iter.Seq[[]byte], f func()) {
 
 func one(key []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) { yield(key) }
+}
+
+// PutFrom is as in client.API. The value is not kept.
+func (c *Cache) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o client.PutFromOptions) (
+	version uint64, err error) {
+	c.writing(one(key), func() { version, err = c.API.PutFrom(ctx, key, r, size, o) })
+	return version, err
 }
 
 // Delete is as in client.API.

@@ -1,0 +1,80 @@
+package clienttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/units"
+)
+
+// GetRange is as in client.API. The hook is shown an OpGet.
+func (s *Store) GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in client.Info, err error) {
+	if off < 0 {
+		return 0, client.Info{}, fmt.Errorf("%w: offset %d", client.ErrInvalid, off)
+	}
+	it, err := s.Get(ctx, key)
+	if err != nil {
+		return 0, client.Info{}, err
+	}
+	if off < int64(len(it.Value)) {
+		n = copy(dst, it.Value[off:])
+	}
+	return n, infoOf(&it), nil
+}
+
+func infoOf(it *client.Item) client.Info {
+	return client.Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}
+}
+
+// Open is as in client.API. The hook is shown an OpGet, also for each part that is read.
+func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {
+	it, err := s.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	key = bytes.Clone(key)
+	return client.NewValue(infoOf(&it), it.Flags, it.Note, func(p []byte, off int64) error {
+		now, err := s.Get(ctx, key)
+		switch {
+		case errors.Is(err, client.ErrNotFound), err == nil && now.Version != it.Version:
+			return client.ErrConflict
+		case err != nil:
+			return err
+		}
+		copy(p, now.Value[off:])
+		return nil
+	}), nil
+}
+
+// PutFrom is as in client.API. The hook is shown an OpPut.
+func (s *Store) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o client.PutFromOptions) (
+	uint64, error) {
+	if size < 0 || size > client.MaxValueLen {
+		return 0, fmt.Errorf("%w: value of %s, want 0..%s", client.ErrInvalid, units.Bytes(size),
+			units.Bytes(client.MaxValueLen))
+	}
+	op := client.Op{Kind: client.OpPut, Key: key, Expires: o.Expires, Flags: o.Flags, Note: o.Note, Cond: o.Cond,
+		Version: o.Version}
+	if err := check(&op); err != nil {
+		return 0, err
+	}
+	if o.Expires.IsZero() {
+		var err error
+		if op.Expires, err = s.expiresIn(o.TTL); err != nil {
+			return 0, err
+		}
+	}
+	op.Value = make([]byte, size)
+	if _, err := io.ReadFull(r, op.Value); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, fmt.Errorf("put %q: the value's reader: %w", key, err)
+	}
+	s.do(ctx, &op)
+	return op.Item.Version, op.Err
+}

@@ -1,0 +1,114 @@
+package client_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"testing/iotest"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/devstore"
+)
+
+// noise is n bytes, others for each seed.
+func noise(seed byte, n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
+	return b
+}
+
+// streamLens are lengths of records and of chunks, around their bounds.
+var streamLens = []int{0, 1, 5000, 8 << 10, 100_000, 2<<20 - 32, 2 << 20, 3900 << 10, 4 << 20, 5<<20 + 3, 17<<20 + 1}
+
+// Parts of values are those bytes of them, in the store and in its fake.
+func TestStreams(t *testing.T) {
+	each(t, func(t *testing.T, p string) {
+		_, c := open(t, p, devstore.Options{CapacityBytes: 192 << 20}, client.Options{})
+		testStreams(t, c)
+	})
+	t.Run("fake", func(t *testing.T) { testStreams(t, clienttest.New(clienttest.Options{})) })
+}
+
+func testStreams(t *testing.T, c client.API) {
+	for _, n := range streamLens {
+		for _, flags := range []uint32{0, 9} {
+			testStream(t, c, n, flags)
+		}
+	}
+	if _, _, err := c.GetRange(t.Context(), []byte("absent"), 0, nil); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("a part of an absent key: %v", err)
+	}
+	if _, err := c.Open(t.Context(), []byte("absent")); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("an absent key: %v", err)
+	}
+	if _, _, err := c.GetRange(t.Context(), []byte("0"), -1, nil); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("a part before the first byte: %v", err)
+	}
+}
+
+func testStream(t *testing.T, c client.API, n int, flags uint32) {
+	t.Helper()
+	ctx, key, want := t.Context(), fmt.Appendf(nil, "%d", n), noise(byte(n), n)
+	version, err := c.PutFrom(ctx, key, iotest.HalfReader(bytes.NewReader(append(want[:n:n], "more"...))), int64(n),
+		client.PutFromOptions{Flags: flags, Note: uint64(flags)})
+	if err != nil {
+		t.Fatalf("%d bytes, flags %d: %v", n, flags, err)
+	}
+	if it, err := c.Get(ctx, key); err != nil || !bytes.Equal(it.Value, want) || it.Version != version ||
+		it.Flags != flags || it.Note != uint64(flags) {
+		t.Fatalf("%d bytes: read back %d, %v", n, len(it.Value), err)
+	}
+	v, err := c.Open(ctx, key)
+	if err != nil || v.Size != int64(n) || v.Version != version || v.Flags != flags || v.Note != uint64(flags) {
+		t.Fatalf("%d bytes: opened %+v, %v", n, v, err)
+	}
+	var whole bytes.Buffer
+	if k, err := io.Copy(&whole, v); err != nil || k != int64(n) || !bytes.Equal(whole.Bytes(), want) {
+		t.Errorf("%d bytes: copied %d, %v", n, k, err)
+	}
+	const chunk = 2 << 20
+	for _, off := range []int{0, 1, n / 2, n - 1, n, n + 1, chunk - 33, chunk - 32, chunk - 1, chunk, 2*chunk - 64} {
+		for _, k := range []int{0, 1, 100, chunk, n} {
+			if off = max(off, 0); k > n {
+				continue
+			}
+			part := want[min(off, n):min(off+k, n)]
+			mem := valueOf(0xc5, k+64)
+			got, in, err := c.GetRange(ctx, key, int64(off), mem[:k])
+			if err != nil || got != len(part) || in != v.Info || !bytes.Equal(mem[:got], part) {
+				t.Fatalf("%d bytes, %d from %d on: %d, %+v, %v", n, k, off, got, in, err)
+			}
+			if i := bytes.IndexFunc(mem[got:], func(r rune) bool { return r != 0xfffd }); i >= 0 && mem[got+i] != 0 {
+				t.Fatalf("%d bytes, %d from %d on: byte %d behind is %#x", n, k, off, i, mem[got+i])
+			}
+			got, err = v.ReadAt(mem[:k], int64(off))
+			if (err != nil) != (len(part) < k) || err != nil && err != io.EOF || !bytes.Equal(mem[:got], part) {
+				t.Fatalf("%d bytes, ReadAt of %d from %d on: %d, %v", n, k, off, got, err)
+			}
+		}
+	}
+	if _, err := c.Put(ctx, key, want, client.PutOptions{Flags: flags}); err != nil {
+		t.Fatal(err)
+	}
+	if n > 0 {
+		mem := valueOf(0xc5, n)
+		if _, err := v.ReadAt(mem, 0); !errors.Is(err, client.ErrConflict) {
+			t.Errorf("%d bytes, replaced by equal ones: %v", n, err)
+		}
+		for i, b := range mem {
+			if b != 0 && b != 0xc5 {
+				t.Fatalf("%d bytes, replaced: byte %d is %#x", n, i, b)
+			}
+		}
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := v.ReadAt(make([]byte, 1), 0); !errors.Is(err, client.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}

@@ -1,0 +1,221 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/units"
+)
+
+// Info is what the store knows of a value, besides its bytes.
+type Info struct {
+	Size    int64     // bytes of the whole value
+	Version uint64    // as in Item
+	Expires time.Time // as in Item
+}
+
+// PutFromOptions qualify a PutFrom.
+type PutFromOptions struct {
+	TTL     time.Duration // as in PutOptions
+	Expires time.Time     // takes the place of TTL, if it is not zero; millisecond grain
+	Flags   uint32        // as in Item
+	Note    uint64        // as in Item
+	Cond    Cond          // what must be there before, as for a Put of an Op
+	Version uint64        // for IfVersion
+}
+
+// Value is one version of a key's value, which is read by parts; see [Client.Open]. It holds no memory of
+// the store. Once the key has been written or deleted the next part that is read says ErrConflict. ReadAt may be
+// called concurrently; Read and WriteTo go on from the same place, and belong to one goroutine.
+type Value struct {
+	Info
+	Flags uint32 // as in Item
+	Note  uint64 // as in Item
+
+	at     func(p []byte, off int64) error // reads a part that is there, whole
+	off    int64                           // that Read and WriteTo have come to
+	buf    []byte                          // for WriteTo, and for short Reads
+	lo, hi int64                           // the part of the value that buf holds
+
+	mu struct {
+		sync.Mutex
+		closed bool
+	}
+}
+
+var _ interface {
+	io.ReadCloser
+	io.ReaderAt
+	io.WriterTo
+} = (*Value)(nil)
+
+// NewValue makes a Value for those who substitute a fake for a [Client]. at reads len(p) bytes from byte off on, which
+// the value has.
+func NewValue(info Info, flags uint32, note uint64, at func(p []byte, off int64) error) *Value {
+	return &Value{Info: info, Flags: flags, Note: note, at: at}
+}
+
+// ReadAt is as in io.ReaderAt. A part costs what [Client.GetRange] of it costs. After an error other than io.EOF p is
+// zeroes or what it was before.
+func (v *Value) ReadAt(p []byte, off int64) (int, error) {
+	n, err := v.part(p, off)
+	if err == nil && n > 0 {
+		err = v.at(p[:n], off)
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case n < len(p):
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// part is how many bytes of p the value fills from off on.
+func (v *Value) part(p []byte, off int64) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.mu.closed:
+		return 0, fmt.Errorf("%w: the value is closed", ErrClosed)
+	case off < 0:
+		return 0, fmt.Errorf("%w: offset %d", ErrInvalid, off)
+	}
+	return int(min(int64(len(p)), max(0, v.Size-off))), nil
+}
+
+// aheadBytes is how much of a value Read and WriteTo read at a time.
+const aheadBytes = 8 << 20
+
+// Read is as in io.Reader. Short reads are served from a buffer of 8 MiB at most.
+func (v *Value) Read(p []byte) (int, error) {
+	switch {
+	case len(p) == 0:
+		return 0, nil
+	case v.off >= v.Size:
+		return 0, io.EOF
+	case (v.off < v.lo || v.off >= v.hi) && len(p) >= aheadBytes:
+		n, err := v.ReadAt(p[:min(int64(len(p)), v.Size-v.off)], v.off)
+		v.off += int64(n)
+		return n, err
+	}
+	b, err := v.ahead()
+	n := copy(p, b)
+	v.off += int64(n)
+	return n, err
+}
+
+// ahead is what buf has from off on, filled first if that is nothing. The value goes on at off.
+func (v *Value) ahead() ([]byte, error) {
+	if v.off < v.lo || v.off >= v.hi {
+		n := int(min(aheadBytes, v.Size-v.off))
+		if cap(v.buf) < n {
+			v.buf = make([]byte, n)
+		}
+		v.lo, v.hi = 0, 0
+		if _, err := v.ReadAt(v.buf[:n], v.off); err != nil {
+			return nil, err
+		}
+		v.lo, v.hi = v.off, v.off+int64(n)
+	}
+	return v.buf[v.off-v.lo : v.hi-v.lo], nil
+}
+
+// WriteTo is as in io.WriterTo: it writes what Read has not come to. It has a buffer of 8 MiB at most.
+func (v *Value) WriteTo(w io.Writer) (n int64, err error) {
+	for v.off < v.Size {
+		b, err := v.ahead()
+		if err != nil {
+			return n, err
+		}
+		k, err := w.Write(b)
+		n, v.off = n+int64(k), v.off+int64(k)
+		if err == nil && k < len(b) {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// Close ends the use of the Value: reads that follow return ErrClosed. Its buffer goes. The error is nil.
+func (v *Value) Close() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.closed = true
+	return nil
+}
+
+// GetRange reads the bytes of key's value from byte off on into dst. n is less than len(dst) if the value ends before
+// that, and 0 if it ends before off. dst is the Client's until GetRange returns; after an error each byte of it is zero
+// or what it was before.
+func (c *Client) GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error) {
+	if off < 0 {
+		return 0, Info{}, fmt.Errorf("%w: offset %d", ErrInvalid, off)
+	}
+	it, err := c.Get(ctx, key)
+	if err != nil {
+		return 0, Info{}, err
+	}
+	if off < int64(len(it.Value)) {
+		n = copy(dst, it.Value[off:])
+	}
+	return n, Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}, nil
+}
+
+// Open begins to read the value of key by parts, or returns ErrNotFound. All parts are of one version. ctx holds for
+// reads of the Value, too; each of them ends after Options.OpTimeout at the latest.
+func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
+	it, err := c.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	key = append([]byte(nil), key...)
+	return NewValue(Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}, it.Flags, it.Note,
+		func(p []byte, off int64) error {
+			now, err := c.Get(ctx, key)
+			switch {
+			case err != nil:
+				return err
+			case now.Version != it.Version:
+				return ErrConflict
+			}
+			copy(p, now.Value[off:])
+			return nil
+		}), nil
+}
+
+// PutFrom is Put of the size bytes that r gives, read a few at a time. Nobody sees any of the value before all of it
+// has been read. If r ends early the error wraps io.ErrUnexpectedEOF; what r has behind the size bytes stays there.
+// After any error that Outcome does not call Unknown, nothing has happened. r is not read again.
+func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutFromOptions) (
+	version uint64, err error) {
+	if size < 0 || size > MaxValueLen {
+		return 0, fmt.Errorf("%w: value of %s, want 0..%s", ErrInvalid, units.Bytes(size), units.Bytes(MaxValueLen))
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(r, b); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, fmt.Errorf("put %q: the value's reader: %w", shortKey(key), err)
+	}
+	exp := o.Expires
+	if exp.IsZero() {
+		ms, err := expiry(o.TTL)
+		if err != nil {
+			return 0, err
+		}
+		exp = expires(ms)
+	}
+	ops := [1]Op{{Kind: OpPut, Key: key, Value: b, Expires: exp, Flags: o.Flags, Note: o.Note, Cond: o.Cond,
+		Version: o.Version}}
+	c.Do(ctx, ops[:])
+	return ops[0].Item.Version, ops[0].Err
+}
