@@ -1,13 +1,17 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -153,43 +157,86 @@ func (v *Value) Close() error {
 }
 
 // GetRange reads the bytes of key's value from byte off on into dst. n is less than len(dst) if the value ends before
-// that, and 0 if it ends before off. dst is the Client's until GetRange returns; after an error each byte of it is zero
+// that, and 0 if it ends before off. A part of a value in chunks costs those chunks that it touches, each of them whole;
+// another one, the whole record. dst is the Client's until GetRange returns; after an error each byte of it is zero
 // or what it was before.
 func (c *Client) GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error) {
 	if off < 0 {
 		return 0, Info{}, fmt.Errorf("%w: offset %d", ErrInvalid, off)
 	}
-	it, err := c.Get(ctx, key)
-	if err != nil {
-		return 0, Info{}, err
+	q, in, err := c.part(ctx, key, index.Part{Off: uint64(off), Len: uint64(len(dst))}, dst)
+	defer q.free()
+	return q.n, in, err
+}
+
+// part reads p to dst. The call is freed by who calls part.
+func (c *Client) part(ctx context.Context, key []byte, p index.Part, dst []byte) (*call, Info, error) {
+	q := newCall(index.Get, key)
+	if q.Err = checkKey(key); q.Err != nil {
+		return q, Info{}, q.Err
 	}
-	if off < int64(len(it.Value)) {
-		n = copy(dst, it.Value[off:])
+	q.part, q.dst = p, dst
+	q.Part = &q.part
+	if err := c.do(ctx, q); err != nil {
+		q.n = 0
+		return q, Info{}, err
 	}
-	return n, Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}, nil
+	return q, Info{Size: q.size, Version: q.own.Version, Expires: q.own.Expires}, nil
+}
+
+// takePart takes what was found for a Part: the whole of a record's value, or of one in chunks what was asked for.
+func (q *call) takePart(r *layout.Record) {
+	p := q.Part
+	if p.Version != 0 && p.Version != r.Version {
+		q.Err = ErrConflict
+		return
+	}
+	q.own = Item{Version: r.Version, Expires: expires(r.Expiry)}
+	if r.Flags&layout.FlagManifest == 0 {
+		v, flags, note := splitTail(r.Value, r.Flags)
+		q.own.Flags, q.own.Note, q.size, q.n, p.Known = flags, note, int64(len(v)), 0, nil
+		if p.Off < uint64(len(v)) {
+			q.n = copy(q.dst, v[p.Off:])
+		}
+		return
+	}
+	q.size, q.n = int64(p.Known.Size()), len(r.Value)
+	if p.Tail {
+		_, q.own.Flags, q.own.Note = splitTail(r.Value, r.Flags)
+		q.n = 0
+	} else if !isThere(q.dst, r.Value, q.n) {
+		copy(q.dst, r.Value)
+	}
 }
 
 // Open begins to read the value of key by parts, or returns ErrNotFound. All parts are of one version. ctx holds for
-// reads of the Value, too; each of them ends after Options.OpTimeout at the latest.
+// reads of the Value, too; each of them ends after Options.OpTimeout at the latest. A part of a value in chunks
+// takes one round trip while the key's hint is remembered.
 func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
-	it, err := c.Get(ctx, key)
+	q, in, err := c.part(ctx, key, index.Part{Tail: true}, make([]byte, maxTail))
+	defer q.free()
 	if err != nil {
 		return nil, err
 	}
-	key = append([]byte(nil), key...)
-	return NewValue(Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}, it.Flags, it.Note,
-		func(p []byte, off int64) error {
-			now, err := c.Get(ctx, key)
-			switch {
-			case err != nil:
-				return err
-			case now.Version != it.Version:
-				return ErrConflict
-			}
-			copy(p, now.Value[off:])
-			return nil
-		}), nil
+	key = bytes.Clone(key)
+	var known atomic.Pointer[index.Long]
+	known.Store(q.part.Known)
+	return NewValue(in, q.own.Flags, q.own.Note, func(p []byte, off int64) error {
+		at := index.Part{Off: uint64(off), Len: uint64(len(p)), Version: in.Version, Known: known.Load()}
+		q, _, err := c.part(ctx, key, at, p)
+		defer q.free()
+		switch {
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrWrongType):
+			return ErrConflict
+		case err == nil && q.part.Known != nil:
+			known.Store(q.part.Known)
+		}
+		return err
+	}), nil
 }
+
+// maxTail is the most that flags and a note take behind a value, bytes.
+const maxTail = 12
 
 // PutFrom is Put of the size bytes that r gives, read a few at a time. Nobody sees any of the value before all of it
 // has been read. If r ends early the error wraps io.ErrUnexpectedEOF; what r has behind the size bytes stays there.

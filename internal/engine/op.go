@@ -27,6 +27,7 @@ type Op struct {
 	Modify    index.ModifyFunc
 	Scan      *index.Page
 	Raw       *index.RawRead
+	Part      *index.Part
 	Machine   index.Machine
 	Txn       *index.Txn // of a transaction's kinds. It stays with the lane if the Op ends with index.ErrUnknown
 
