@@ -12,6 +12,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 // noise is n bytes, others for each seed.
@@ -110,5 +111,96 @@ func testStream(t *testing.T, c client.API, n int, flags uint32) {
 	}
 	if _, err := v.ReadAt(make([]byte, 1), 0); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// The next part of an opened value takes one round trip, and the chunks that it touches.
+func TestPartCosts(t *testing.T) {
+	_, c := open(t, "shm", devstore.Options{CapacityBytes: 128 << 20}, client.Options{})
+	ctx, key, want := t.Context(), []byte("k"), noise(1, 17<<20)
+	if _, err := c.Put(ctx, key, want, client.PutOptions{Flags: 1}); err != nil {
+		t.Fatal(err)
+	}
+	v, err := c.Open(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		off, n         int
+		rounds, chunks uint64
+	}{{0, 1, 1, 1}, {2<<20 - 1, 2, 1, 2}, {4 << 20, 2 << 20, 1, 1}, {1, 8 << 20, 2, 5}, {0, 17 << 20, 3, 9}} {
+		before := c.Stats()
+		mem := make([]byte, x.n)
+		if n, err := v.ReadAt(mem, int64(x.off)); err != nil || !bytes.Equal(mem, want[x.off:x.off+n]) {
+			t.Fatalf("%d from %d on: %d, %v", x.n, x.off, n, err)
+		}
+		after := c.Stats()
+		if n := after.Rounds["get"] - before.Rounds["get"]; n != x.rounds {
+			t.Errorf("%d from %d on: %d round trips, want %d", x.n, x.off, n, x.rounds)
+		}
+		if n := after.Verbs.Verbs[rdma.OpRead] - before.Verbs.Verbs[rdma.OpRead]; n != x.chunks+1 {
+			t.Errorf("%d from %d on: %d READs, want %d", x.n, x.off, n, x.chunks+1)
+		}
+	}
+	before := c.Stats().Rounds["get"]
+	if n, _, err := c.GetRange(ctx, key, 3<<20, make([]byte, 4<<20)); n != 4<<20 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n := c.Stats().Rounds["get"] - before; n != 2 {
+		t.Errorf("GetRange of a value in chunks: %d round trips, want 2", n)
+	}
+}
+
+// An opened value that another session has replaced, or deleted, is a conflict, and no byte of another one is shown.
+func TestOpenedStale(t *testing.T) {
+	store, c := open(t, "shm", devstore.Options{CapacityBytes: 256 << 20}, client.Options{})
+	other, err := client.Open(t.Context(), client.Options{Directory: store.Directory(), Devices: store.Devices(),
+		Provider: "shm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ctx, key := t.Context(), []byte("k")
+	put := func(c *client.Client, b []byte) func() error {
+		return func() error { _, err := c.Put(ctx, key, b, client.PutOptions{}); return err }
+	}
+	for _, change := range []struct {
+		name string
+		f    func() error
+	}{
+		{"replaced by chunks", put(other, noise(2, 9<<20))},
+		{"replaced by a record", put(other, noise(2, 9))},
+		{"deleted", func() error { return other.Delete(ctx, key) }},
+		{"replaced by equal bytes", put(c, noise(1, 9<<20))},
+		{"replaced by a collection", func() error {
+			ops := []client.Op{{Kind: client.OpPut, Key: key, Value: noise(3, 9<<20), Type: client.Hash}}
+			other.Do(ctx, ops)
+			return ops[0].Err
+		}},
+	} {
+		if _, err := c.Put(ctx, key, noise(1, 9<<20), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		v, err := c.Open(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.ReadAt(make([]byte, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := change.f(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			mem := valueOf(0xc5, 5<<20)
+			if n, err := v.ReadAt(mem, 1); n != 0 || !errors.Is(err, client.ErrConflict) {
+				t.Errorf("%s: %d, %v", change.name, n, err)
+			}
+			for i, b := range mem {
+				if b != 0 && b != 0xc5 {
+					t.Fatalf("%s: byte %d is %#x", change.name, i, b)
+				}
+			}
+		}
 	}
 }
