@@ -4,8 +4,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Part asks a Get for some bytes of the value. Of a value in chunks those chunks alone are read that it touches, and
-// the bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without a Part.
+// Part asks a Get for some bytes of the value. If that is in chunks, those that the Part touches are read, and no
+// others. The bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without a Part.
 // Record.Flags has layout.FlagManifest in the first case.
 type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
