@@ -5,8 +5,8 @@ import (
 )
 
 // Part asks a Get for some bytes of the value. If that is in chunks, those that the Part touches are read, and no
-// others. The bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without a Part.
-// Record.Flags has layout.FlagManifest in the first case.
+// others. The bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without
+// a Part. Record.Flags has layout.FlagManifest in the first case.
 type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
 	Tail     bool   // the tail behind the user's value instead
