@@ -158,8 +158,8 @@ func (v *Value) Close() error {
 
 // GetRange reads the bytes of key's value from byte off on into dst. n is less than len(dst) if the value ends before
 // that, and 0 if it ends before off. A part of a value in chunks costs those chunks that it touches, each of them
-// whole. A part of another value costs the whole record. dst is the Client's until GetRange returns; after an error each
-// byte of it is zero or what it was before.
+// whole. A part of another value costs the whole record. dst is the Client's until GetRange returns; after an error
+// each byte of it is zero or what it was before.
 func (c *Client) GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error) {
 	if off < 0 {
 		return 0, Info{}, fmt.Errorf("%w: offset %d", ErrInvalid, off)
