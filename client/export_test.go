@@ -34,7 +34,7 @@ func (c *Client) Buffered() (n uint64) {
 }
 
 // Lanes is how many the session has.
-func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }
+func (c *Client) Lanes() int { return c.sess.Load().core.KeyLanes() }
 
 // EndStatus leaves the session without status words, as if the directory had ended it and nobody had told.
 func (c *Client) EndStatus() { c.sess.Load().status.end() }
