@@ -14,7 +14,7 @@ import (
 // agent holds exec during it alone: so Deregister waits for a single call.
 
 const (
-	// directFrom is the length, in bytes, from which that pays: each piece may take a system call more than with buffers.
+	// directFrom is the length, in bytes, from which that pays: a piece may take a system call more than with buffers.
 	directFrom = 512 << 10
 	directMost = 256 << 10
 )

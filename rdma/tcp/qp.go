@@ -137,19 +137,19 @@ type doorbell struct {
 
 // clear makes b empty; its memory stays.
 func (b *doorbell) clear() {
+	for i := range b.refs {
+		if x := b.refs[i].block; x != nil {
+			blocks.Put(x)
+		}
+	}
 	clear(b.refs)
 	b.staged, b.refs = b.staged[:0], b.refs[:0]
 }
 
 type payload struct {
-	at   int    // offset in staged that the payload precedes
-	data []byte // unless there is a value
-
-	// A Value, whose CRC is taken as it is written, and Local, which is sealed then. A copy of that is to be at sealAt of
-	// staged, behind at, unless it is a payload of its own (-1).
-	value  *driver.Value
-	local  []byte
-	sealAt int
+	at    int // offset in staged that the payload precedes
+	data  []byte
+	block *block // that data lies in, or nil
 }
 
 var _ driver.QP = (*qp)(nil)
@@ -257,10 +257,7 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge i
 		case driver.OpRead:
 			e.local = w.Local
 		case driver.OpWrite:
-			if e.half == secondHalf && r.length <= copyMax {
-				b.refs[len(b.refs)-1].sealAt = len(b.staged)
-				b.staged = append(b.staged, w.Local...)
-			} else if w.Flags&driver.Inline == 0 && (r.length > copyMax || len(b.staged)+r.length > stageMax) {
+			if w.Flags&driver.Inline == 0 && (r.length > copyMax || len(b.staged)+r.length > stageMax) {
 				b.refs = append(b.refs, payload{at: len(b.staged), data: w.Local})
 			} else {
 				b.staged = append(b.staged, w.Local...)
@@ -392,22 +389,12 @@ func (q *qp) writeOut(b *doorbell) error {
 		return err
 	}
 	at := 0
-	for i := range b.refs {
-		p := &b.refs[i]
+	for _, p := range b.refs {
 		if err := q.gather(b, b.staged[at:p.at]); err != nil {
 			return err
 		}
 		at = p.at
-		var err error
-		if p.value == nil {
-			err = q.gather(b, p.data)
-		} else {
-			if at = len(b.staged); i+1 < len(b.refs) {
-				at = b.refs[i+1].at
-			}
-			err = q.writeValue(b, p, at)
-		}
-		if err != nil {
+		if err := q.gather(b, p.data); err != nil {
 			return err
 		}
 	}

@@ -2,17 +2,15 @@ package tcp
 
 import (
 	"os"
-	"slices"
-	"sync"
 
-	"golang.org/x/sys/unix"
+	"sync"
 
 	"github.com/kvd-project/kvd/internal/bulk"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // A READ with a Value is one request, whose reply the reader divides. A WRITE with one is two: the first carries the
-// Value, whose CRC is taken piece by piece as it leaves, and the second Local, which so lands behind it.
+// Value, copied while its CRC is taken, and the second Local, which so lands behind it.
 
 // half says which part of a WRITE with a Value an sqe is; 0: it is a whole WR.
 type half uint8
@@ -22,8 +20,7 @@ const (
 	secondHalf
 )
 
-// block is a part of a Value on its way: what one write takes, so that it is in the processor's cache when its CRC was
-// taken.
+// block is a part of a Value on its way.
 type block [256 << 10]byte
 
 var blocks = sync.Pool{New: func() any { return new(block) }}
@@ -41,7 +38,7 @@ func fitting(wrs []driver.WR, room int) int {
 	return len(wrs)
 }
 
-// value appends the first half of w. Its Value is touched when it is written.
+// value appends the first half of w, and has Local sealed.
 func (x *encoder) value(e *sqe, w *driver.WR) {
 	v := w.Value
 	addr := w.RemoteAddr + uint64(len(w.Local))
@@ -49,106 +46,23 @@ func (x *encoder) value(e *sqe, w *driver.WR) {
 		addr = w.RemoteAddr // beyond every region, as is Local
 	}
 	x.request(e, request{op: w.Op, length: len(v.Bytes), rkey: w.RKey, addr: addr})
-	x.b.refs = append(x.b.refs, payload{at: len(x.b.staged), value: v, local: w.Local, sealAt: -1})
-}
-
-// seal completes Local behind the last byte of the Value, whose CRC is crc.
-func (p *payload) seal(b *doorbell, crc uint32) {
-	if p.value.Seal != nil {
-		p.value.Seal(p.local, crc)
-	}
-	if p.sealAt >= 0 {
-		copy(b.staged[p.sealAt:], p.local)
-	}
-}
-
-// writeValue writes what is gathered, p's Value, and what is staged from there to end. It sends from the Value itself
-// where a write does not wait: then nobody who detaches it waits for the network. Else it sends copies.
-func (q *qp) writeValue(b *doorbell, p *payload, end int) error {
-	if !q.detached() {
-		return q.writeCopied(b, p, end)
-	}
-	v := p.value
-	crc, n := v.CRC, len(v.Bytes)
-	for at, summed := 0, 0; at < n; {
-		if q.sock.halted.Load() {
-			return os.ErrDeadlineExceeded
-		}
-		bytes := v.Acquire()
-		if summed == at {
-			if summed = min(at+len(block{}), n); v.Seal != nil {
-				crc = bulk.CRC(crc, bytes[at:summed])
-			}
-			if summed == n {
-				p.seal(b, crc)
-			}
-		}
-		lead := len(b.pieces)
-		b.pieces = append(b.pieces, bytes[at:summed])
-		if summed == n {
-			b.pieces = append(b.pieces, b.staged[p.at:end])
-		}
-		k, werr := unix.Writev(q.sock.fd, b.pieces[:min(len(b.pieces), maxPieces)])
-		v.Release()
-		clear(b.pieces[lead:])
-		b.pieces = b.pieces[:lead]
-		at += b.wrote(max(k, 0))
-		if k > 0 {
-			q.progress.Add(1)
-		}
-		if err := q.sock.mayWrite("writev", werr); err != nil {
-			return err
-		}
-		if at >= n {
-			return q.gather(b, b.staged[p.at+at-n:end])
-		}
-	}
-	return nil
-}
-
-// wrote takes n bytes off what is gathered, and returns how many were behind that.
-func (b *doorbell) wrote(n int) (behind int) {
-	done := 0
-	for n > 0 && done < len(b.pieces) {
-		k := min(n, len(b.pieces[done]))
-		n -= k
-		b.gathered -= k
-		if b.pieces[done] = b.pieces[done][k:]; len(b.pieces[done]) > 0 {
-			break
-		}
-		done++
-	}
-	b.pieces = slices.Delete(b.pieces, 0, done)
-	return n
-}
-
-func (q *qp) writeCopied(b *doorbell, p *payload, end int) error {
-	blk := blocks.Get().(*block)
-	defer blocks.Put(blk)
-	v := p.value
-	crc, n := v.CRC, len(v.Bytes)
-	for at := 0; at < n; {
-		k := min(len(blk), n-at)
-		from := v.Acquire()[at : at+k]
+	crc := v.CRC
+	for at := 0; at < len(v.Bytes); {
+		blk := blocks.Get().(*block)
+		n := min(len(blk), len(v.Bytes)-at)
+		from := v.Acquire()[at : at+n]
 		if v.Seal != nil {
-			crc = bulk.Copy(crc, blk[:k], from)
+			crc = bulk.Copy(crc, blk[:n], from)
 		} else {
 			copy(blk[:], from)
 		}
 		v.Release()
-		err := q.gather(b, blk[:k])
-		if at += k; at == n && err == nil {
-			p.seal(b, crc)
-			err = q.gather(b, b.staged[p.at:end])
-		}
-		if err == nil {
-			err = q.writeGathered(b)
-		}
-		if err != nil {
-			return err
-		}
+		x.b.refs = append(x.b.refs, payload{at: len(x.b.staged), data: blk[:n], block: blk})
+		at += n
 	}
-	return nil
+	if v.Seal != nil {
+		v.Seal(w.Local, crc)
+	}
 }
 
 // readMax bounds one read into a Value, bytes: its CRC is taken while it is in the processor's cache, and Value.Detach
