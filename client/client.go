@@ -18,7 +18,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"log/slog"
 	"time"
@@ -284,7 +283,6 @@ type API interface {
 	MultiCAS(ctx context.Context, ops []Op) error
 	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
 	Open(ctx context.Context, key []byte) (*Value, error)
-	PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutFromOptions) (version uint64, err error)
 }
 
 var _ API = (*Client)(nil)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"testing"
-	"testing/iotest"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -54,11 +53,12 @@ func testStreams(t *testing.T, c client.API) {
 func testStream(t *testing.T, c client.API, n int, flags uint32) {
 	t.Helper()
 	ctx, key, want := t.Context(), fmt.Appendf(nil, "%d", n), noise(byte(n), n)
-	version, err := c.PutFrom(ctx, key, iotest.HalfReader(bytes.NewReader(append(want[:n:n], "more"...))), int64(n),
-		client.PutFromOptions{Flags: flags, Note: uint64(flags)})
-	if err != nil {
-		t.Fatalf("%d bytes, flags %d: %v", n, flags, err)
+	ops := []client.Op{{Kind: client.OpPut, Key: key, Value: want, Flags: flags, Note: uint64(flags)}}
+	c.Do(ctx, ops)
+	if ops[0].Err != nil {
+		t.Fatalf("%d bytes, flags %d: %v", n, flags, ops[0].Err)
 	}
+	version := ops[0].Item.Version
 	if it, err := c.Get(ctx, key); err != nil || !bytes.Equal(it.Value, want) || it.Version != version ||
 		it.Flags != flags || it.Note != uint64(flags) {
 		t.Fatalf("%d bytes: read back %d, %v", n, len(it.Value), err)

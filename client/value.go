@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Info is what the store knows of a value, besides its bytes.
@@ -20,16 +19,6 @@ type Info struct {
 	Size    int64     // bytes of the whole value
 	Version uint64    // as in Item
 	Expires time.Time // as in Item
-}
-
-// PutFromOptions qualify a PutFrom.
-type PutFromOptions struct {
-	TTL     time.Duration // as in PutOptions
-	Expires time.Time     // takes the place of TTL, if it is not zero; millisecond grain
-	Flags   uint32        // as in Item
-	Note    uint64        // as in Item
-	Cond    Cond          // what must be there before, as for a Put of an Op
-	Version uint64        // for IfVersion
 }
 
 // Value is one version of a key's value, which is read by parts; see [Client.Open]. It holds no memory of
@@ -237,32 +226,3 @@ func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
 
 // maxTail is the most that flags and a note take behind a value, bytes.
 const maxTail = 12
-
-// PutFrom is Put of the size bytes that r gives, read a few at a time. Nobody sees any of the value before all of it
-// has been read. If r ends early the error wraps io.ErrUnexpectedEOF; what r has behind the size bytes stays there.
-// After any error that Outcome does not call Unknown, nothing has happened. r is not read again.
-func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutFromOptions) (
-	version uint64, err error) {
-	if size < 0 || size > MaxValueLen {
-		return 0, fmt.Errorf("%w: value of %s, want 0..%s", ErrInvalid, units.Bytes(size), units.Bytes(MaxValueLen))
-	}
-	b := make([]byte, size)
-	if _, err := io.ReadFull(r, b); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return 0, fmt.Errorf("put %q: the value's reader: %w", shortKey(key), err)
-	}
-	exp := o.Expires
-	if exp.IsZero() {
-		ms, err := expiry(o.TTL)
-		if err != nil {
-			return 0, err
-		}
-		exp = expires(ms)
-	}
-	ops := [1]Op{{Kind: OpPut, Key: key, Value: b, Expires: exp, Flags: o.Flags, Note: o.Note, Cond: o.Cond,
-		Version: o.Version}}
-	c.Do(ctx, ops[:])
-	return ops[0].Item.Version, ops[0].Err
-}

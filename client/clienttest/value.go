@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/kvd-project/kvd/client"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
 // GetRange is as in client.API. The hook is shown an OpGet.
@@ -48,33 +46,4 @@ func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {
 		copy(p, now.Value[off:])
 		return nil
 	}), nil
-}
-
-// PutFrom is as in client.API. The hook is shown an OpPut.
-func (s *Store) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o client.PutFromOptions) (
-	uint64, error) {
-	if size < 0 || size > client.MaxValueLen {
-		return 0, fmt.Errorf("%w: value of %s, want 0..%s", client.ErrInvalid, units.Bytes(size),
-			units.Bytes(client.MaxValueLen))
-	}
-	op := client.Op{Kind: client.OpPut, Key: key, Expires: o.Expires, Flags: o.Flags, Note: o.Note, Cond: o.Cond,
-		Version: o.Version}
-	if err := check(&op); err != nil {
-		return 0, err
-	}
-	if o.Expires.IsZero() {
-		var err error
-		if op.Expires, err = s.expiresIn(o.TTL); err != nil {
-			return 0, err
-		}
-	}
-	op.Value = make([]byte, size)
-	if _, err := io.ReadFull(r, op.Value); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return 0, fmt.Errorf("put %q: the value's reader: %w", key, err)
-	}
-	s.do(ctx, &op)
-	return op.Item.Version, op.Err
 }
