@@ -53,7 +53,7 @@ func (o *Op) knows(h *Hint) bool {
 func (o *Op) getPart(h Hint) Action {
 	o.take(h)
 	k := o.Part.Known
-	o.Record = layout.Record{RecordHeader: k.RecordHeader}
+	o.Record = layout.Record{RecordHeader: k.RecordHeader, Key: o.Key}
 	o.Version, o.atA = k.RecordHeader.Version, false
 	o.chunksOf(&k.Manifest)
 	if !o.intoWhole(o.Part.span(k)) {
