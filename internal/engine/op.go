@@ -18,6 +18,8 @@ type Op struct {
 	Kind      index.Kind
 	Cond      index.Cond
 	Flags     layout.RecordFlags
+	over      bool  // finished
+	lane      uint8 // in batch.spread: the number of its lane
 	Key       []byte
 	Value     []byte
 	Hash      uint64
@@ -41,10 +43,8 @@ type Op struct {
 	Err     error
 	Version uint64
 	Rounds  int32
-	over    bool  // finished
-	lane    uint8 // in batch.spread: the number of its lane
+	flown   int32 // round trips before that of a Task or of a chain that ends it
 	w       *waiter
-	flown   int32       // round trips before that of a Task or of a chain that ends it
 	found   layout.Word // in Lane.Hinted: of the record that the change is of; 0: none
 	learnt  index.Hint  // by the last of them; Word 0: nothing
 	task    *Task
