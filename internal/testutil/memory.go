@@ -15,8 +15,8 @@ func Memory() int64 {
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
-// UntilGrown is [Until] for the memory of this process: it is to be at most most bytes more than before, an earlier
-// Memory. It returns how much more it is. A single look may meet what others have just dropped: goroutines that
+// UntilGrown is [Until] for the memory of this process: it is to exceed an earlier [Memory], before, by most bytes at
+// the most. It returns by how much it exceeds that. A single look may meet what others have just dropped: goroutines that
 // have not run yet hold it, or the collector has not had it.
 func UntilGrown(t testing.TB, what string, before, most int64) (grown int64) {
 	t.Helper()
