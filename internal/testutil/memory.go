@@ -16,8 +16,8 @@ func Memory() int64 {
 }
 
 // UntilGrown is [Until] for the memory of this process: it is to exceed an earlier [Memory], before, by at most most
-// bytes. It returns by how much it exceeds that. A single look may meet memory that others have just
-// dropped: goroutines that have not run yet hold it, or the collector has not had it.
+// bytes. It returns by how much it exceeds that. A single look may meet memory that others have just dropped.
+// Goroutines that have not run yet hold it, or the collector has not had it.
 func UntilGrown(t testing.TB, what string, before, most int64) (grown int64) {
 	t.Helper()
 	if !poll(func() bool { grown = Memory() - before; return grown <= most }) {
