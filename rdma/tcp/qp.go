@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,6 +130,7 @@ type sqe struct {
 type doorbell struct {
 	staged []byte
 	refs   []payload
+	sent   int // bytes of staged that were written, up to the first of refs at most
 
 	// While it is written: pieces, of gathered bytes, make the next write, of which rest is to come.
 	pieces, rest net.Buffers
@@ -143,7 +145,7 @@ func (b *doorbell) clear() {
 		}
 	}
 	clear(b.refs)
-	b.staged, b.refs = b.staged[:0], b.refs[:0]
+	b.staged, b.refs, b.sent = b.staged[:0], b.refs[:0], 0
 }
 
 type payload struct {
@@ -187,19 +189,29 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	if n == 0 {
 		return 0, err
 	}
-	number, charge, ok := q.encodeLocked(wrs[:n], posted)
-	q.posted.Store(number)
-	outstanding := q.unreplied.Add(charge)
+	x, ok := q.encodeLocked(wrs[:n], posted)
+	outstanding := q.post(&x)
 	if !ok {
 		q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr))
 	}
 	b := q.mu.stage
-	if !q.mu.busy && outstanding <= q.budget {
-		if werr := q.writeOut(b); werr != nil {
+	if !q.mu.busy {
+		direct := outstanding <= q.budget
+		werr := x.failed
+		switch {
+		case werr != nil:
+		case direct:
+			werr = q.writeOut(b)
+		case x.begun:
+			direct, werr = q.writeNow(b)
+		}
+		if werr != nil {
 			q.writeFailed()
 		}
-		b.clear()
-		return n, err
+		if direct || werr != nil {
+			b.clear()
+			return n, err
+		}
 	}
 	q.mu.queue = append(q.mu.queue, b)
 	q.mu.stage = &doorbell{}
@@ -214,17 +226,25 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	return n, err
 }
 
-// encodeLocked fills the stage and the send queue from number on, and returns the number that comes next. It reports
-// false if a WR was refused by this side; that one and those behind it are not sent.
-func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge int64, ok bool) {
+// post lets the reader see what is encoded, and returns the bytes that are outstanding.
+func (q *qp) post(x *encoder) (outstanding int64) {
+	q.posted.Store(x.number)
+	outstanding = q.unreplied.Add(x.charge)
+	x.charge = 0
+	return outstanding
+}
+
+// encodeLocked fills the stage and the send queue from number on. It reports false if a WR was refused by this side;
+// that one and those behind it are not sent. Long Values leave as they are encoded.
+func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (x encoder, ok bool) {
 	b := q.mu.stage
-	x := encoder{b: b}
-	charge, ok = doorbellCharge, true
+	x = encoder{b: b, number: number, charge: doorbellCharge}
+	ok = true
 	local := localKeys{table: q.pd.keys.Load()}
 	for i := range wrs {
 		w := &wrs[i]
-		e := &q.sq[number%maxSendWR]
-		number++
+		e := &q.sq[x.number%maxSendWR]
+		x.number++
 		*e = sqe{id: w.ID, op: w.Op, wire: w.Op, signaled: w.Flags&driver.Signaled != 0}
 		if i == 0 {
 			e.charge = doorbellCharge
@@ -240,19 +260,16 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge i
 			if w.Op == driver.OpRead {
 				e.value, r.length = w.Value, w.Len()
 			} else {
-				second := &q.sq[number%maxSendWR]
-				number++
+				second := &q.sq[x.number%maxSendWR]
 				*second = *e
 				second.charge, second.half = 0, secondHalf
 				e.signaled, e.half = false, firstHalf
-				before := e.charge
-				x.value(e, w)
-				charge += e.charge - before
+				x.value(q, e, w)
+				x.number++
 				e = second
 			}
 		}
 		x.request(e, r)
-		charge += int64(requestSize + r.operands())
 		switch r.op {
 		case driver.OpRead:
 			e.local = w.Local
@@ -270,26 +287,38 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (next uint64, charge i
 			b.staged = appendWord(b.staged, w.Swap)
 		}
 	}
-	putFrame(b.staged[x.head:], x.f)
-	return number, charge, ok
+	x.close()
+	return x, ok
 }
 
 // encoder appends requests to a doorbell.
 type encoder struct {
-	b    *doorbell
-	f    frame // the one that is being filled
-	head int   // where it begins
+	b      *doorbell
+	f      frame  // the one that is being filled
+	head   int    // where it begins
+	number uint64 // of the next entry of the send queue
+	charge int64  // of what was not posted yet
+
+	begun  bool  // a part of the doorbell was written
+	failed error // of that
+}
+
+// close ends the frame that is being filled, if there is one.
+func (x *encoder) close() {
+	if x.f.count > 0 {
+		putFrame(x.b.staged[x.head:], x.f)
+	}
+	x.f = frame{}
 }
 
 // request appends r, without operands and payload, in a new frame if need be.
 func (x *encoder) request(e *sqe, r request) {
 	size := requestSize + r.operands()
 	e.charge += int64(size)
+	x.charge += int64(size)
 	if x.f.count == 0 || x.f.length+size > maxFrame {
-		if x.f.count > 0 {
-			putFrame(x.b.staged[x.head:], x.f)
-		}
-		x.head, x.f = len(x.b.staged), frame{}
+		x.close()
+		x.head = len(x.b.staged)
 		x.b.staged = append(x.b.staged, make([]byte, frameSize)...)
 	}
 	x.f.count++
@@ -385,10 +414,10 @@ func (q *qp) drain() {
 // of writePiece.
 func (q *qp) writeOut(b *doorbell) error {
 	if len(b.refs) == 0 && len(b.staged) <= writePiece {
-		_, err := q.conn.Write(b.staged)
+		_, err := q.conn.Write(b.staged[b.sent:])
 		return err
 	}
-	at := 0
+	at := b.sent
 	for _, p := range b.refs {
 		if err := q.gather(b, b.staged[at:p.at]); err != nil {
 			return err
@@ -402,6 +431,67 @@ func (q *qp) writeOut(b *doorbell) error {
 		return err
 	}
 	return q.writeGathered(b)
+}
+
+// writeNow writes what a detached connection has room for of a doorbell. It reports whether that was all.
+func (q *qp) writeNow(b *doorbell) (all bool, err error) {
+	for {
+		pieces, n := b.pieces[:0], 0
+		add := func(p []byte) {
+			if p = p[:min(len(p), writePiece-n)]; len(p) > 0 {
+				pieces, n = append(pieces, p), n+len(p)
+			}
+		}
+		at := b.sent
+		for _, p := range b.refs {
+			add(b.staged[at:p.at])
+			add(p.data)
+			if at = p.at; n == writePiece {
+				break
+			}
+		}
+		add(b.staged[at:])
+		b.pieces = pieces
+		if n == 0 {
+			return true, nil
+		}
+		wrote, err := q.sock.writeSome(pieces)
+		clear(b.pieces)
+		b.advance(wrote)
+		if wrote > 0 {
+			q.progress.Add(1)
+		}
+		if wrote < n || err != nil {
+			return false, err
+		}
+	}
+}
+
+// advance forgets the first n bytes that are to be written.
+func (b *doorbell) advance(n int) {
+	for done := 0; ; done++ {
+		end := len(b.staged)
+		if done < len(b.refs) {
+			end = b.refs[done].at
+		}
+		k := min(n, end-b.sent)
+		b.sent, n = b.sent+k, n-k
+		if n == 0 || done == len(b.refs) {
+			b.refs = slices.Delete(b.refs, 0, done)
+			return
+		}
+		p := &b.refs[done]
+		k = min(n, len(p.data))
+		p.data, n = p.data[k:], n-k
+		if len(p.data) > 0 {
+			b.refs = slices.Delete(b.refs, 0, done)
+			return
+		}
+		if p.block != nil {
+			blocks.Put(p.block)
+			p.block = nil
+		}
+	}
 }
 
 // gather adds p to what is to be written, and writes once that is writePiece.

@@ -109,6 +109,19 @@ func (s *sock) writeAll(pieces [][]byte) error {
 	return nil
 }
 
+// writeSome writes of pieces what a detached connection has room for.
+func (s *sock) writeSome(pieces [][]byte) (n int, err error) {
+	for {
+		switch n, err = unix.Writev(s.fd, pieces[:min(len(pieces), maxPieces)]); err {
+		case syscall.EINTR:
+			continue
+		case nil, syscall.EAGAIN:
+			return max(n, 0), nil
+		}
+		return max(n, 0), os.NewSyscallError("writev", err)
+	}
+}
+
 // maxPieces is how many pieces one writev(2) takes (IOV_MAX).
 const maxPieces = 1024
 

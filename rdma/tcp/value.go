@@ -38,14 +38,20 @@ func fitting(wrs []driver.WR, room int) int {
 	return len(wrs)
 }
 
-// value appends the first half of w, and has Local sealed.
-func (x *encoder) value(e *sqe, w *driver.WR) {
+// value appends the first half of w, and has Local sealed. Of a Value of several blocks each leaves as soon as it is
+// there, if the connection has room: the kernel copies it while it is in the processor's cache.
+func (x *encoder) value(q *qp, e *sqe, w *driver.WR) {
 	v := w.Value
 	addr := w.RemoteAddr + uint64(len(w.Local))
 	if addr < w.RemoteAddr {
 		addr = w.RemoteAddr // beyond every region, as is Local
 	}
 	x.request(e, request{op: w.Op, length: len(v.Bytes), rkey: w.RKey, addr: addr})
+	leaves := len(v.Bytes) > len(block{}) && q.detached() && !q.mu.busy && x.failed == nil
+	if leaves {
+		x.close() // a frame says how much it has
+		q.post(x)
+	}
 	crc := v.CRC
 	for at := 0; at < len(v.Bytes); {
 		blk := blocks.Get().(*block)
@@ -58,7 +64,10 @@ func (x *encoder) value(e *sqe, w *driver.WR) {
 		}
 		v.Release()
 		x.b.refs = append(x.b.refs, payload{at: len(x.b.staged), data: blk[:n], block: blk})
-		at += n
+		if at += n; leaves {
+			x.begun = true
+			leaves, x.failed = q.writeNow(x.b)
+		}
 	}
 	if v.Seal != nil {
 		v.Seal(w.Local, crc)
