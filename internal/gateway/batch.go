@@ -729,7 +729,7 @@ func (b *batch) reply(e *entry) error {
 		return nil
 	}
 	if u.large > 0 {
-		paid, give := b.readLarge(u)
+		paid, give := b.readLarge(e, u)
 		cur.late = true
 		defer give()
 		b.tell(e, u)

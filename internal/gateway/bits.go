@@ -17,7 +17,7 @@ import (
 func bitCommands() []*command {
 	return ofGroup("bitmap",
 		keyed("setbit", 4, 1, update, cmdSetBit, "Sets a bit of the value."),
-		keyed("getbit", 3, 1, readValue, cmdGetBit, "Returns a bit of the value."),
+		keyed("getbit", 3, 1, readValue, cmdGetBit, "Returns a bit of the value.").needing(bitPart),
 		keyed("bitcount", -2, 1, readValue, cmdBitCount, "Counts the bits that are set."),
 		keyed("bitpos", -3, 1, readValue, cmdBitPos, "Finds the first bit that is set, or is not."),
 		keyed("bitfield", -2, 1, update, cmdBitField, "Reads and changes integers of any width in the value."),
@@ -80,6 +80,14 @@ func (k *key) lengthened(n int) ([]byte, bool) {
 	return b, true
 }
 
+// bitPart is the byte of a value of n bytes that GETBIT needs.
+func bitPart(args [][]byte, n int) (from, to int) {
+	if at, ok := bitOffset(args[2], 0, n); ok {
+		return int(at >> 3), int(at>>3) + 1
+	}
+	return 0, 0
+}
+
 // cmdSetBit replies with the bit before. It writes nothing if that is the same already, within the string.
 func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
 	at, ok := bitOffset(args[2], 0, k.maxValue)
@@ -120,7 +128,7 @@ func cmdGetBit(k *key, args [][]byte, w *resp.Writer) {
 		return
 	}
 	if k.is(client.Plain, w) {
-		w.Int(bitAt(k.value, at))
+		w.Int(bitAt(k.value, at-8*int64(k.from)))
 	}
 }
 

@@ -76,12 +76,18 @@ func (b *batch) keep(u *unit, held int64) int64 {
 // written; until then paid bytes of the share stand for the reply.
 // It reads one value at a time: a pipeline of GETs of long values would otherwise have all of them in
 // memory, and be sent none of it meanwhile.
-// If the key is gone by now, or another try fails, that is the unit's answer.
-func (b *batch) readLarge(u *unit) (paid int64, give func()) {
+// If the key is gone by now, or another try fails, that is the unit's answer. For a command that needs a part, the unit
+// has that part alone.
+func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	c := b.c
 	if u.track {
 		c.out.cork()
 		defer b.endTrackingOf(u)
+	}
+	if e.cmd.part != nil {
+		if paid, give, ok := b.readPart(e, u); ok {
+			return paid, give
+		}
 	}
 	held, more := int64(0), int64(0)
 	for range largeTries {
@@ -112,6 +118,55 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 		u.k.value = nil
 		c.share.Drop(held - held/2)
 	}
+}
+
+// readPart reads what an entry's command needs of a value; see readLarge for paid and give. It reports false if that
+// changes all the time, or is a collection's: then the value is read as a whole.
+func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
+	c, name := b.c, b.c.in.stored(u.name)
+	held := int64(0)
+	give = func() {
+		u.k.value = nil
+		c.share.Drop(held - held/2)
+	}
+	for range largeTries {
+		ctx := inside.LimitMemory(c.ctx, u.large) // a record is read as a whole
+		_, in, err := c.in.api.GetRange(ctx, name, 0, nil)
+		from, to := 0, 0
+		it := client.Item{Version: in.Version, Expires: in.Expires}
+		if err == nil {
+			from, to = e.cmd.part(e.args, int(in.Size))
+		}
+		if from < to {
+			need := 2 * int64(to-from) // the part, and its reply
+			if err = c.take(need - held); err == nil {
+				held = max(held, need)
+				it.Value = make([]byte, to-from)
+				var n int
+				var now client.Info
+				n, now, err = c.in.api.GetRange(ctx, name, int64(from), it.Value)
+				if err == nil && (now.Version != in.Version || n < len(it.Value)) {
+					continue
+				}
+			}
+		}
+		if large := (*inside.TooLargeError)(nil); errors.As(err, &large) {
+			u.large = large.Want
+			continue
+		}
+		if errors.Is(err, client.ErrWrongType) && u.kind == read {
+			break // the command asks for the type, or there is no part of a collection
+		}
+		if err != nil {
+			it = client.Item{}
+		}
+		if u.takeAnswer(it, err); u.stored && err == nil {
+			u.k.from, u.k.whole = from, int(in.Size)
+		}
+		return held / 2, give, true
+	}
+	c.share.Drop(held)
+	return 0, nil, false
 }
 
 // getInto reads a value to the start of *buf, which it makes longer if it must.

@@ -26,6 +26,8 @@ type key struct {
 	flags   uint32      // memcached's; SET and its like make them 0
 	typ     client.Type // of value; Plain if it is not present
 	changed bool        // by a command; there is something to write
+	// Of a long value a command with a part has that part alone: value begins at from of whole bytes. Else whole is 0.
+	from, whole int
 
 	own   []byte // what mutable uses; kept from unit to unit
 	count int64  // what a command that sums over its keys adds
@@ -367,11 +369,46 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
+// length is the whole value's, bytes.
+func (k *key) length() int { return max(k.whole, len(k.value)) }
+
 // cmdStrlen is 0 for a key that is not there, and counts bytes.
 func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) {
 	if k.is(client.Plain, w) {
-		w.Int(int64(len(k.value)))
+		w.Int(int64(k.length()))
 	}
+}
+
+// lengthPart is what STRLEN, EXISTS and TTL need of a value: none of its bytes.
+func lengthPart([][]byte, int) (from, to int) { return 0, 0 }
+
+// rangePart is what GETRANGE needs of a value of n bytes.
+func rangePart(args [][]byte, n int) (from, to int) {
+	start, ok1 := resp.ParseInt(args[2])
+	end, ok2 := resp.ParseInt(args[3])
+	if !ok1 || !ok2 {
+		return 0, 0
+	}
+	return byteRange(start, end, n)
+}
+
+// byteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from the
+// end.
+func byteRange(start, end int64, n int) (from, to int) {
+	if start < 0 && end < 0 && start > end {
+		return 0, 0
+	}
+	if start < 0 {
+		start = max(start+int64(n), 0)
+	}
+	if end < 0 {
+		end = max(end+int64(n), 0)
+	}
+	end = min(end, int64(n)-1)
+	if start > end {
+		return 0, 0
+	}
+	return int(start), int(end + 1)
 }
 
 // cmdGetRange counts from the end if a number is negative. The reply to a range that is empty,
@@ -386,23 +423,12 @@ func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
 	if !k.is(client.Plain, w) {
 		return
 	}
-	n := int64(len(k.value))
-	if start < 0 && end < 0 && start > end {
+	from, to := byteRange(start, end, k.length())
+	if from == to {
 		w.Bulk(nil)
 		return
 	}
-	if start < 0 {
-		start = max(start+n, 0)
-	}
-	if end < 0 {
-		end = max(end+n, 0)
-	}
-	end = min(end, n-1)
-	if start > end {
-		w.Bulk(nil)
-		return
-	}
-	w.Bulk(k.value[start : end+1])
+	w.Bulk(k.value[from-k.from : to-k.from])
 }
 
 // cmdSetRange fills a gap before the offset with zeros. The limit is checked before the value is

@@ -51,6 +51,7 @@ type command struct {
 
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
@@ -161,6 +162,14 @@ func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, 
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
+// partFunc says which bytes of a value of n bytes a command needs, of which there may be none.
+type partFunc func(args [][]byte, n int) (from, to int)
+
+func (cmd *command) needing(f partFunc) *command {
+	cmd.part = f
+	return cmd
+}
+
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
@@ -241,9 +250,9 @@ func valueCommands() []*command {
 		keyed("getdel", 2, 1, update, cmdGetDel, "Returns the value before deleting the key."),
 		keyed("getex", -2, 1, update, cmdGetEX, "Returns the value and sets the expiry."),
 		keyed("append", 3, 1, update, cmdAppend, "Appends to the value."),
-		keyed("strlen", 2, 1, readValue, cmdStrlen, "Returns the length of the value."),
-		keyed("getrange", 4, 1, readValue, cmdGetRange, "Returns a part of the value."),
-		keyed("substr", 4, 1, readValue, cmdGetRange, "Returns a part of the value."),
+		keyed("strlen", 2, 1, readValue, cmdStrlen, "Returns the length of the value.").needing(lengthPart),
+		keyed("getrange", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart),
+		keyed("substr", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart),
 		keyed("setrange", 4, 1, update, cmdSetRange, "Overwrites a part of the value."),
 		keyed("incr", 2, 1, update, cmdIncr, "Adds one to an integer."),
 		keyed("decr", 2, 1, update, cmdDecr, "Takes one from an integer."),
@@ -255,13 +264,13 @@ func valueCommands() []*command {
 		folded("mset", -3, 2, put, setAll, cmdMSet, "string", "Sets several keys; each write is atomic alone."),
 		folded("del", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
 		folded("unlink", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
-		folded("exists", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist."),
-		folded("touch", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist, and uses them."),
-		keyed("type", 2, 1, read, cmdType, "Returns the type of the value, or none."),
-		keyed("ttl", 2, 1, read, cmdTTL, "Returns the time to live in seconds."),
-		keyed("pttl", 2, 1, read, cmdPTTL, "Returns the time to live in milliseconds."),
-		keyed("expiretime", 2, 1, read, cmdExpireTime, "Returns the expiry as a Unix time in seconds."),
-		keyed("pexpiretime", 2, 1, read, cmdPExpireTime, "Returns the expiry as a Unix time in milliseconds."),
+		folded("exists", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist.").needing(lengthPart),
+		folded("touch", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist, and uses them.").needing(lengthPart),
+		keyed("type", 2, 1, read, cmdType, "Returns the type of the value, or none.").needing(lengthPart),
+		keyed("ttl", 2, 1, read, cmdTTL, "Returns the time to live in seconds.").needing(lengthPart),
+		keyed("pttl", 2, 1, read, cmdPTTL, "Returns the time to live in milliseconds.").needing(lengthPart),
+		keyed("expiretime", 2, 1, read, cmdExpireTime, "Returns the expiry as a Unix time in seconds.").needing(lengthPart),
+		keyed("pexpiretime", 2, 1, read, cmdPExpireTime, "Returns the expiry as a Unix time in milliseconds.").needing(lengthPart),
 		keyed("persist", 2, 1, update, cmdPersist, "Removes the expiry."),
 		keyed("expire", -3, 1, update, cmdExpire, "Sets the time to live in seconds."),
 		keyed("pexpire", -3, 1, update, cmdPExpire, "Sets the time to live in milliseconds."),
@@ -275,8 +284,8 @@ func inspectionCommands() []*command {
 	return []*command{
 		container("object", "generic", "Tells how a value is kept.", nil,
 			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
-			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
-			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
+			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1.").needing(lengthPart),
+			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error.").needing(lengthPart),
 			keysOf(onConn("object|idletime", 3, "", cmdIdleTime,
 				"Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to "+

@@ -12,6 +12,7 @@ import (
 func (u *unit) load(it client.Item, present bool) {
 	k := &u.k
 	k.present, k.value, k.flags, k.typ, k.changed, k.expires = present, it.Value, it.Flags, it.Type, false, 0
+	k.from, k.whole = 0, 0
 	if !it.Expires.IsZero() {
 		k.expires = it.Expires.UnixMilli()
 	}
