@@ -392,8 +392,8 @@ func rangePart(args [][]byte, n int) (from, to int) {
 	return byteRange(start, end, n)
 }
 
-// byteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from the
-// end.
+// byteRange is the bytes of a value of n bytes from start to end, which belongs to them. Negative numbers count from
+// the end.
 func byteRange(start, end int64, n int) (from, to int) {
 	if start < 0 && end < 0 && start > end {
 		return 0, 0
