@@ -84,6 +84,7 @@ type Leader struct {
 	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
+	rushed   time.Duration // a session was crowded until then
 
 	nodes    map[uint32]*node // of memory nodes, by id; Plan drops those that are gone
 	sessions sessions         // see roll.go for its books
@@ -182,6 +183,7 @@ type session struct {
 	give  map[uint32]uint64      // units that it is asked to hand over
 	held  map[uint32]*dirpb.Held // as it said last, by placement group
 	told  time.Duration          // when it said so
+	ran   uint64                 // E that it was called for, or told, in a rush
 }
 
 func newSession(x *fsmpb.Session, report uint64) *session {
@@ -254,6 +256,7 @@ type Renewal struct {
 	Returns         []*dirpb.ReturnedRun
 	Held            []*dirpb.Held
 	InLimbo         bool
+	Crowded         bool   // much of its memory is in limbo
 	Token           uint64 // number of the one that it shows; see TokenNumber
 	// Callable: the session hears when somebody waits for it, so it may be let be quiet.
 	Callable bool
@@ -307,6 +310,9 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	}
 	if l.hold(s, r.Session, x, r.Held); len(r.Held) > 0 {
 		x.told = now
+	}
+	if r.Crowded {
+		l.rush(s, now, x)
 	}
 	a.Epoch, a.Least = l.Epochs()
 	a.Deliveries = x.deliver(s, r.Session, a.Least)

@@ -12,6 +12,42 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
+const (
+	// rushEvery is the least time between two reclaim epochs that crowded sessions bring about.
+	rushEvery = 4 * time.Millisecond
+	// rushFor is how long others are called after a crowded session has renewed.
+	rushFor = 20 * time.Millisecond
+	// rushMost is how many sessions there are at most if they are called in a rush.
+	rushMost = 64
+)
+
+// rush moves E on for a session much of whose memory is in limbo, as soon as every session has reported E. No rule
+// depends on how fast it moves. Remembered words grow too old sooner, though, and others renew more often: both only
+// as long as somebody overwrites much.
+func (l *Leader) rush(s *fsm.State, now time.Duration, x *session) {
+	l.rushed = now + rushFor
+	if epoch, least := l.Epochs(); least == epoch && now-l.advanced >= rushEvery {
+		l.Run(s, 1)
+		l.advanced = now
+	}
+	x.ran = l.epoch // it learns that by itself
+}
+
+// rushCalls gives the sessions that do not know E in a rush, each once.
+func (l *Leader) rushCalls(now time.Duration) (ids []uint32) {
+	if now >= l.rushed || l.sessions.n > rushMost {
+		return nil
+	}
+	for id, x := range l.sessions.all() {
+		if x.votes && x.report < l.epoch && x.ran < l.epoch {
+			x.ran = l.epoch
+			l.rest(x, false)
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // reclaim begins a count of what is linked if memory is lost, or may be and somebody
 // lacks it. The count tells what to recall; see Scrubbed.
 func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
