@@ -37,8 +37,8 @@ const (
 	crowdedUnits = 1 << 19
 )
 
-// Crowded reports whether much of the session's memory in some placement group is in limbo: an eighth, and more than
-// small values bring there between two renewals.
+// Crowded reports whether an eighth of the session's memory in some placement group is in limbo. Small values bring
+// less there between two renewals.
 func (c *Core) Crowded() bool {
 	v := c.View()
 	if v == nil {
