@@ -201,7 +201,7 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
 			InLimbo: q.InLimbo, Crowded: q.Crowded, Callable: len(l.mu.watches[q.SessionId]) > 0, Token: q.TokenNumber,
 		})
-		if q.Crowded {
+		if a.Calls {
 			l.callLocked(now)
 		}
 		if err == nil {

@@ -42,7 +42,7 @@ func (a *Agenda) Crowd() bool {
 }
 
 func (a *Agenda) crowdLocked() bool {
-	at := max(a.mu.sent+a.o.Renew/crowdRenewals, a.core.Nanos())
+	at := max(a.mu.sent+crowdPause, a.core.Nanos())
 	if at >= a.mu.next {
 		return false
 	}
@@ -50,8 +50,8 @@ func (a *Agenda) crowdLocked() bool {
 	return true
 }
 
-// crowdRenewals is how many renewals a crowded session sends in the time between two of others, at most.
-const crowdRenewals = 20
+// crowdPause is how soon a crowded session renews again.
+const crowdPause = int64(5 * time.Millisecond)
 
 // Busy notes that operations are performed: the lease of such a session is not to become
 // short while no directory node leads.

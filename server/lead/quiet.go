@@ -55,7 +55,7 @@ func (l *Leader) await(epoch uint64) {
 // now; each is given once. A renewal that comes before E is greater than the first reclaim epoch that is
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
-	ids = l.rushCalls(now)
+	ids = l.rushCalls()
 	if _, least := l.Epochs(); least > l.awaited && !l.hasty && now >= l.shortUntil && !l.routed &&
 		l.called == l.signs {
 		slices.Sort(ids)
