@@ -270,8 +270,8 @@ type Answer struct {
 	// Returned says that it handed memory back that TakeBack may propose.
 	// Calls says that sessions are to be called without delay; see Leader.Calls.
 	Moved, Returned, Calls bool
-	Deliveries      []*dirpb.FreePlaces
-	Supply          []*dirpb.Supply
+	Deliveries             []*dirpb.FreePlaces
+	Supply                 []*dirpb.Supply
 	// Quiet is how long the session may be silent, 0: not longer than usual.
 	Quiet time.Duration
 }
