@@ -153,8 +153,8 @@ func (v *long) batch(kind client.OpKind, size int) func(*client.Client, int) {
 	}
 }
 
-// startNarrow starts a client of namespace "narrow" whose processor has no AVX-512, and returns what measures it: "GET",
-// "PUT" or "copy", of so many bytes.
+// startNarrow starts a client of namespace "narrow" whose processor has no AVX-512, and returns what measures it:
+// "GET", "PUT" or "copy", of so many bytes.
 func startNarrow(t *testing.T, directory string) (ask func(what string, size int) float64) {
 	self, err := os.Executable()
 	if err != nil {

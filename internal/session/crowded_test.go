@@ -83,7 +83,7 @@ func TestAgendaCrowded(t *testing.T) {
 	a.answer(a.renewal(), &dirpb.RenewReply{Epoch: epoch})
 	renew(true, 0)
 
-	// What came into limbo before the renewal that is answered first leaves it, and so on.
+	// The places that came into limbo before a renewal that is answered leave it with a later one.
 	for range 3 {
 		renew(a.core.Crowded(), epoch)
 	}
@@ -92,7 +92,7 @@ func TestAgendaCrowded(t *testing.T) {
 	}
 	next("no more crowded", a.now+renewEvery)
 
-	// One that was silent for long renews at once.
+	// A session that was silent for long renews at once.
 	a.now += renewEvery / 2
 	unlink(12)
 	if !a.Crowd() {

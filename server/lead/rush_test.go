@@ -69,8 +69,9 @@ func TestRush(t *testing.T) {
 	}
 }
 
-// However often a session renews that says for ever that it is crowded, E moves a hundred times a second at most. Others
-// are called for each reclaim epoch once, and less often if there are many. The log gets an entry for hundreds of them.
+// However often a session renews that says for ever that it is crowded, E moves a hundred times a second at most.
+// Others are called for each reclaim epoch once, and less often if there are many. The log gets an entry for hundreds
+// of them.
 func TestRushIsBounded(t *testing.T) {
 	for _, tc := range []struct {
 		others int
