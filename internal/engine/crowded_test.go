@@ -40,7 +40,8 @@ func TestCrowded(t *testing.T) {
 				}
 			}()
 			v, err := engine.ViewOf(&dirpb.Map{Version: 1, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1,
-				Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}}, Generation: 1,
+				Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Generation: 1,
+				Members:     []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
 				RegionBytes: uint64(tc.heap)<<20 + layout.RegionPageSize, IndexBytes: layout.RegionPageSize}}}, 1)
 			if err != nil {
 				t.Fatal(err)

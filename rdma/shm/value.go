@@ -52,8 +52,8 @@ func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Statu
 	return driver.Success, false
 }
 
-// moveBlocks copies between far, the bytes of w's Value in the mapping, and as many of the Value. It goes on with crc if
-// sum. It stops, and reports false, when the QP is barred: what has been moved stays.
+// moveBlocks copies between far, the bytes of w's Value in the mapping, and as many of the Value. It goes on with crc
+// if sum. It stops, and reports false, when the QP is barred: what has been moved stays.
 func (q *QP) moveBlocks(w *driver.WR, far []byte, crc uint32, sum, write bool) (uint32, bool) {
 	v := w.Value
 	for at := 0; at < len(far); at += blockBytes {
