@@ -1101,8 +1101,6 @@ var byTest = []tested{
 		[]edit{{"internal/session/renew.go", "a.mu.sent+crowdPause", "a.mu.sent"}}},
 	{"crowded-is-not-told", "internal/session", "TestAgendaCrowded",
 		[]edit{{"internal/session/renew.go", "	q.Crowded = a.core.Crowded()\n", ""}}},
-	{"crowded-is-not-heard", "server", "TestCrowdedSessionMovesE",
-		[]edit{{"server/rpcsessions.go", "Crowded: q.Crowded, ", ""}}},
 	{"crowded-by-what-others-have", "internal/engine", "TestCrowded",
 		[]edit{{"internal/engine/flow.go", "max(m.Heap.Stats().Granted/crowdedShare, least, 1)", "max(least, 1)"}}},
 	{"bulk-does-not-populate", "rdma/shm", "TestLongWritesPopulate",
