@@ -31,6 +31,8 @@ const (
 	envNodes    = "KVD_BENCH_NODES"
 	envCapacity = "KVD_BENCH_CAPACITY"
 	envLease    = "KVD_BENCH_LEASE" // else lease
+
+	envDirectory = "KVD_BENCH_DIRECTORY" // where a store is, for the role narrow
 )
 
 func TestMain(m *testing.M) {
@@ -44,6 +46,8 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	case "store":
 		err = runStore()
+	case "narrow":
+		err = runNarrow()
 	default:
 		err = fmt.Errorf("%s is %q", envRole, role)
 	}

@@ -330,19 +330,22 @@ func BenchmarkTCPCopies(b *testing.B) {
 }
 
 // BenchmarkTCPValues is Put and GetInto of large values, in memory all of whose pages have been used, with the
-// processor time of both sides.
-func BenchmarkTCPValues(b *testing.B) {
+// processor time of both sides. BenchmarkShmValues is the same over shm.
+func BenchmarkTCPValues(b *testing.B) { benchmarkValues(b, "tcp", 16<<20) }
+func BenchmarkShmValues(b *testing.B) { benchmarkValues(b, "shm", scaled(client.MaxValueLen, 16<<20)) }
+
+func benchmarkValues(b *testing.B, provider string, most int) {
 	st := startStore(b, 2<<30)
 	st.namespace(b, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1,
 		Segments: 1, IndexPercent: 1})
-	c := st.open(b, "tcp", "values")
-	key, v := []byte("large"), make([]byte, 16<<20)
+	c := st.open(b, provider, "values")
+	key, v := []byte("large"), make([]byte, most)
 	for range scaled(2048, 1) {
 		if _, err := c.Put(b.Context(), key, v[:1<<20], client.PutOptions{}); err != nil {
 			b.Fatal(err)
 		}
 	}
-	for _, size := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20} {
+	for size := 64 << 10; size <= most; size *= 4 {
 		for _, x := range []struct {
 			name string
 			do   func(ctx context.Context) error

@@ -51,6 +51,7 @@ func TestRatios(t *testing.T) {
 		{"growing", compareGrowing},
 		{"beside", compareBeside},
 		{"values", compareValues},
+		{"long", compareLong},
 		{"gateway", compareGateway},
 	} {
 		r.part(t, p.name, func(t *testing.T) { p.f(t, r, st) })

@@ -94,6 +94,9 @@ func (s *sess) wake() {
 // renewals make it look again.
 func (s *sess) stir() { s.wakeIf(s.agenda.Stir()) }
 
+// crowd has a session renew its lease soon that has much in limbo.
+func (s *sess) crowd() { s.wakeIf(s.agenda.Crowd()) }
+
 // pumpIdle has idle lanes look at the map, and notes whether any is not idle.
 func (s *sess) pumpIdle() {
 	performed, busy := uint64(0), false

@@ -199,8 +199,11 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 		a, err = x.Renew(s, now, lead.Renewal{
 			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
 			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
-			InLimbo: q.InLimbo, Callable: len(l.mu.watches[q.SessionId]) > 0, Token: q.TokenNumber,
+			InLimbo: q.InLimbo, Crowded: q.Crowded, Callable: len(l.mu.watches[q.SessionId]) > 0, Token: q.TokenNumber,
 		})
+		if a.Calls {
+			l.callLocked(now)
+		}
 		if err == nil {
 			reply.Token, reply.TokenNumber, err = n.signAgain(x, s, q.SessionId, q.TokenNumber)
 		}

@@ -262,15 +262,18 @@ var benchSizes = []int{64, 128, 256, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 
 	64 << 20}
 
 // BenchmarkCopy has the same two buffers each time, in caches if they fit there.
-func BenchmarkCopy(b *testing.B) { compare(b, 0) }
+func BenchmarkCopy(b *testing.B) { compare(b, 0, 0) }
+
+// BenchmarkCopyBehind is that with a source whose place in its page is 40 bytes behind the destination's.
+func BenchmarkCopyBehind(b *testing.B) { compare(b, 0, 40) }
 
 // BenchmarkCopyCold goes through more memory than caches hold, with source and destination.
-func BenchmarkCopyCold(b *testing.B) { compare(b, 128<<20) }
+func BenchmarkCopyCold(b *testing.B) { compare(b, 128<<20, 0) }
 
 // compare has the ways take turns, each for a short while, and reports medians. So load of others changes little.
-func compare(b *testing.B, arena int) {
+func compare(b *testing.B, arena, behind int) {
 	most := max(arena, benchSizes[len(benchSizes)-1])
-	from, to := random(make([]byte, most)), random(make([]byte, most))
+	from, to := random(make([]byte, most)), random(make([]byte, most+behind))[behind:]
 	names, funcs := ways()
 	for _, n := range benchSizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

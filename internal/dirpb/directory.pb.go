@@ -3878,6 +3878,9 @@ type RenewRequest struct {
 	// this term, wait until every session has reported more than the reclaim epoch in the reply.
 	InLimbo     bool   `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
 	TokenNumber uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token that the session shows; 0: it shows none
+	// Much of the memory that the session has is in limbo. The reclaim epoch moves on as soon as every session has reported
+	// it, and sessions that have not are called.
+	Crowded bool `protobuf:"varint,60,opt,name=crowded,proto3" json:"crowded,omitempty"`
 	// At most 4,096 blocks of status words that the session gives back: no intent names any of them, and none of its own will. It
 	// counts them as its own, and says so with every renewal, until one has been answered.
 	StatusBack    []*StatusBlock `protobuf:"bytes,50,rep,name=status_back,json=statusBack,proto3" json:"status_back,omitempty"`
@@ -3990,6 +3993,13 @@ func (x *RenewRequest) GetTokenNumber() uint64 {
 		return x.TokenNumber
 	}
 	return 0
+}
+
+func (x *RenewRequest) GetCrowded() bool {
+	if x != nil {
+		return x.Crowded
+	}
+	return false
 }
 
 func (x *RenewRequest) GetStatusBack() []*StatusBlock {
@@ -9543,7 +9553,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tmax_lanes\x18\n" +
 	" \x01(\rR\bmaxLanes\x12\x12\n" +
 	"\x04term\x18\v \x01(\x04R\x04term\x12!\n" +
-	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\xfa\x03\n" +
+	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\x94\x04\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
@@ -9558,7 +9568,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04held\x18\t \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\x12\x19\n" +
 	"\bin_limbo\x18\n" +
 	" \x01(\bR\ainLimbo\x12!\n" +
-	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\x12>\n" +
+	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\x12\x18\n" +
+	"\acrowded\x18< \x01(\bR\acrowded\x12>\n" +
 	"\vstatus_back\x182 \x03(\v2\x1d.kvd.directory.v1.StatusBlockR\n" +
 	"statusBack\"\xe3\x02\n" +
 	"\n" +

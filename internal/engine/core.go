@@ -56,6 +56,9 @@ type Options struct {
 	// Stirred, if not nil, is called when a quiet session unlinks something: its agenda is then to be
 	// stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
+	// Crowded, if not nil, is called by a lane's owner when much comes into limbo at a time and [Core.Crowded] has
+	// become true. Its agenda is then to be told.
+	Crowded func()
 	// BulkFrom is from how many bytes on a chain goes by the second queue pair to its memory node, where
 	// Caps.SharedWire makes that worth while. Default 64 KiB.
 	BulkFrom int

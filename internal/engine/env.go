@@ -213,8 +213,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	if m == nil || t.lane.recalled(pg, w) {
 		return
 	}
-	m.limbo.Add(place(w), t.lane.core.Unlinks())
-	m.give(w.Units())
+	t.lane.retire(m, place(w))
 }
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }

@@ -15,7 +15,7 @@ type Flow struct {
 	supply atomic.Int64
 	taken  atomic.Uint64 // units ever taken
 	given  atomic.Uint64 // of these and of others' records, units given back or unlinked
-	limbo  atomic.Int64  // what lanes have in limbo, as of the last renewal, units
+	limbo  atomic.Int64  // what lanes have in limbo, as of the last renewal and all but crowdStep since, units
 }
 
 // Supply is about how many units are free or wait in limbo.
@@ -27,8 +27,35 @@ func (f *Flow) Taken() uint64 { return f.taken.Load() }
 // Net is how many units the session has linked, less those that it has unlinked.
 func (f *Flow) Net() int64 { return int64(f.taken.Load() - f.given.Load()) }
 
-// Limbo is what lanes have in limbo, in units, as of the last renewal.
+// Limbo is what lanes have in limbo, in units: as of the last renewal, and 4 MiB less a lane at most since.
 func (f *Flow) Limbo() uint64 { return uint64(max(f.limbo.Load(), 0)) }
+
+const (
+	// crowdedShare is which part of a session's memory of a placement group has to be in limbo for it to be crowded.
+	crowdedShare = 8
+	// crowdedUnits has to be there besides, 32 MiB, or that part of the placement group's heap if it is less.
+	crowdedUnits = 1 << 19
+)
+
+// Crowded reports whether an eighth of the session's memory in some placement group is in limbo. Small values bring
+// less there between two renewals.
+func (c *Core) Crowded() bool {
+	v := c.View()
+	if v == nil {
+		return false
+	}
+	for _, m := range c.Heaps() {
+		pg, f := v.PG(m.PG), c.Flow(m.PG, m.Generation)
+		if pg == nil || pg.Generation != m.Generation || f == nil {
+			continue
+		}
+		least := min(crowdedUnits, uint64(pg.HeapHi-pg.HeapLo)/crowdedShare)
+		if f.Limbo() >= max(m.Heap.Stats().Granted/crowdedShare, least, 1) {
+			return true
+		}
+	}
+	return false
+}
 
 // Add counts units: of the supply, more or less; taken; given back.
 func (f *Flow) Add(supply, taken, given int64) {

@@ -60,6 +60,22 @@ func (m *laneMem) show() {
 	m.shown = limbo
 }
 
+// crowdStep is how much comes into a lane's limbo before the account shows it, units: 4 MiB.
+const crowdStep = 1 << 16
+
+// retire puts a place into limbo.
+func (l *Lane) retire(m *laneMem, p heap.Place) {
+	m.limbo.Add(p, l.core.Unlinks())
+	m.give(p.Units)
+	if int64(m.limbo.Units())-m.shown < crowdStep {
+		return
+	}
+	m.show()
+	if l.core.opts.Crowded != nil && l.core.Crowded() {
+		l.core.opts.Crowded()
+	}
+}
+
 // flowStep is how much a lane takes or gives before the account shows it, units.
 const flowStep = 32
 
@@ -106,7 +122,7 @@ func (l *Lane) release(before uint64) {
 			continue
 		}
 		free, most := m.ready, math.MaxInt
-		if m.ready = before; m.cache.Starved() {
+		if m.ready = before; m.cache.Starved() || m.limbo.Long() {
 			free = before
 		} else if m.taken >= keepFrom {
 			most = m.limbo.Ripe(before) - m.taken - m.taken/2

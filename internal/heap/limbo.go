@@ -131,5 +131,8 @@ func (l *Limbo) Forget(extent uint32) (units uint64) {
 // Len returns how many places wait.
 func (l *Limbo) Len() int { return int(l.tail - l.head) }
 
+// Long reports whether places that wait are longer, on average, than those that a [Cache] keeps.
+func (l *Limbo) Long() bool { return l.units > uint64(l.Len())*cacheUnits }
+
 // Units returns how many units wait.
 func (l *Limbo) Units() uint64 { return l.units }

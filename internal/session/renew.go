@@ -30,6 +30,29 @@ func (a *Agenda) Called() {
 	a.mu.hurry, a.mu.called = true, true
 }
 
+// Crowd makes a renewal due soon after the last one, since much of the session's memory is in limbo, and reports
+// whether Next has changed. See [engine.Options].Crowded.
+func (a *Agenda) Crowd() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.renewing {
+		return false // its answer looks at what is in limbo
+	}
+	return a.crowdLocked()
+}
+
+func (a *Agenda) crowdLocked() bool {
+	at := max(a.mu.sent+crowdPause, a.core.Nanos())
+	if at >= a.mu.next {
+		return false
+	}
+	a.mu.next = at
+	return true
+}
+
+// crowdPause is how soon a crowded session renews again.
+const crowdPause = int64(5 * time.Millisecond)
+
 // Busy notes that operations are performed: the lease of such a session is not to become
 // short while no directory node leads.
 func (a *Agenda) Busy() {
@@ -118,6 +141,7 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	a.core.SetQuiet(false)
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
+	q.Crowded = a.core.Crowded()
 	q.InLimbo = a.core.InLimbo() && a.core.LastUnlink() >= a.mu.awaits
 	return Ask{Kind: AskRenew, Renew: q, Within: max(5*a.o.Renew, int64(time.Second))}
 }
@@ -133,7 +157,7 @@ func (a *Agenda) Again(first Ask) Ask {
 	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{
 		SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
 		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term,
-		Number: a.mu.number, InLimbo: q.InLimbo,
+		Number: a.mu.number, InLimbo: q.InLimbo, Crowded: q.Crowded,
 		TokenNumber: a.mu.tokenNumber}}
 }
 
@@ -159,7 +183,9 @@ func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 	if a.mu.backlog {
 		a.mu.next = now + a.o.Renew/4
 	}
-	a.mu.sent = r.Sent
+	if a.mu.sent = r.Sent; a.core.Crowded() {
+		a.crowdLocked()
+	}
 	if len(p.GetToken()) > 0 {
 		a.mu.token, a.mu.tokenNumber = p.GetToken(), p.GetTokenNumber()
 		a.mu.hurry = true // the next key waits for the renewal that says so

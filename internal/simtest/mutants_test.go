@@ -48,8 +48,9 @@ var mutants = []mutant{
 		"(after != stepLockGroup || !o.OwnerFenced || !sameMemory", "(after != stepLockGroup || !sameMemory"}}},
 	{"ver-stays", "a place's next life has another ver", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
-	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
-		"	m.limbo.Add(place(w), t.lane.core.Unlinks())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
+	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{
+		"internal/engine/memory.go", "	m.limbo.Add(p, l.core.Unlinks())\n	m.give(p.Units)\n",
+		"m.cache.Free(p)\n"}}},
 	{"unlock-lost-with-second", "what was off the path on a second queue pair is repeated by the first", []edit{{lane,
 		"\t\t\tm.noWait = append(m.noWait, o)\n", "_ = m\n"}}},
 	{"reuse-at-min", "the minimum has to be greater, not equal",

@@ -37,9 +37,8 @@ var patches = []mutant{
 		[]edit{{"server/lead", "if x.queue = x.queue[n:]; len(left) > 0",
 			"if x.queue = slices.Clone(x.queue); len(left) > 0"}}},
 	{"out-of-limbo", "H1",
-		[]edit{{"internal/engine/env.go", "m.limbo.Add(place(w), t.lane.core.Unlinks())", "if !t.lane.core.Owns(pg, " +
-			"w.Unit()) {\nt.lane.core.HeapOf(pg).Free(place(w))\nreturn\n}\nm.limbo.Add(place(w), " +
-			"t.lane.core.Unlinks())"}}},
+		[]edit{{"internal/engine/env.go", "t.lane.retire(m, place(w))", "if !t.lane.core.Owns(pg, w.Unit()) {\n" +
+			"t.lane.core.HeapOf(pg).Free(place(w))\nreturn\n}\nt.lane.retire(m, place(w))"}}},
 	{"put-back-when-lost", "H2", []edit{{"internal/session/renew.go", "a.mu.told = acks{} // said again with the " +
 		"next one\n", "a.mu.told = acks{}\nfor _, f := range q.Renew.GetHandBacks() {\nunit := f.Unit\nfor _, x := " +
 		"range f.Places {\na.core.HeapOf(&a.core.View().PG(f.PgId).PG).Unuse(heap.Place{Unit: unit, Units: x >> 10, " +
@@ -1091,6 +1090,21 @@ var byTest = []tested{
 		[]edit{{"client/txn.go", "if !placed && len(t.doubt) == 0 {", "if !placed {"}}},
 	{"get-of-a-blind-write-is-a-condition", "client", "TestTxnBlindWrites",
 		[]edit{{"client/tx.go", " || tx.ops[i].Kind != OpKeep)", ")"}}},
+	{"rush-before-all-have-reported", "server/lead", "TestRush",
+		[]edit{{"server/lead/reclaim.go", "least == epoch && now-l.advanced >= every",
+			"least <= epoch && now-l.advanced >= every"}}},
+	{"rush-without-end", "server/lead", "TestRushIsBounded",
+		[]edit{{"server/lead/reclaim.go", "least == epoch && now-l.advanced >= every", "least == epoch"}}},
+	{"rush-calls-with-each-renewal", "server/lead", "TestRush",
+		[]edit{{"server/lead/reclaim.go", "	if l.epoch == l.rushed {\n", "	if l.epoch < l.rushed {\n"}}},
+	{"crowded-renews-at-once", "internal/session", "TestAgendaCrowded",
+		[]edit{{"internal/session/renew.go", "a.mu.sent+crowdPause", "a.mu.sent"}}},
+	{"crowded-is-not-told", "internal/session", "TestAgendaCrowded",
+		[]edit{{"internal/session/renew.go", "	q.Crowded = a.core.Crowded()\n", ""}}},
+	{"crowded-by-what-others-have", "internal/engine", "TestCrowded",
+		[]edit{{"internal/engine/flow.go", "max(m.Heap.Stats().Granted/crowdedShare, least, 1)", "max(least, 1)"}}},
+	{"bulk-does-not-populate", "rdma/shm", "TestLongWritesPopulate",
+		[]edit{{"rdma/shm/value.go", "if write && len(far) >= granuleBytes {", "if !write {"}}},
 }
 
 // TestPatches switches on one mistake at a time; the test that is named for it must notice.

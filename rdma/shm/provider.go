@@ -1,6 +1,7 @@
 // Package shm is the provider for clients on the memory node's own machine. Registered memory is a memfd that
 // the dialer maps. A verb is the dialer's own loads, stores and CPU atomics. Nobody else runs: no system
-// call, no context switch, no cycle of the memory node.
+// call, no context switch, no cycle of the memory node. A long WRITE to memory that this process has not written is
+// the exception: the kernel is asked to map it.
 //
 // It leaves argument checks and counters to package rdma, and mapping memory to internal/mem. Start with
 // [Device], [QP.PostSend] and, for what the two processes share, cell and mrTable. Device, PD, MR and
@@ -252,6 +253,8 @@ type mapping struct {
 	key   mapKey
 	bytes []byte
 	refs  int
+	// populated has a bit for each granule that populate has seen.
+	populated []atomic.Uint64
 }
 
 // mapLocked maps size bytes of fd, or finds the mapping that does. It does not
@@ -277,7 +280,7 @@ func (d *Device) mapLocked(fd int, size int64, writable bool) (*mapping, error) 
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{key: key, bytes: b, refs: 1}
+	m := &mapping{key: key, bytes: b, refs: 1, populated: granules(len(b))}
 	d.mu.maps[key] = m
 	return m, nil
 }

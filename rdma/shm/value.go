@@ -24,7 +24,7 @@ func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Statu
 	v := w.Value
 	far := unsafe.Slice((*byte)(unsafe.Add(remote, head)), len(v.Bytes))
 	if w.Op == driver.OpWrite {
-		crc, ok := q.moveBlocks(v, far, v.CRC, v.Seal != nil, true)
+		crc, ok := q.moveBlocks(w, far, v.CRC, v.Seal != nil, true)
 		if !ok {
 			return driver.WRFlushErr, true
 		}
@@ -42,7 +42,7 @@ func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Statu
 		barrier(&q.fence)
 	}
 	n, crc := v.Open(w.Local)
-	crc, ok := q.moveBlocks(v, far[:n], crc, v.Start != nil, false)
+	crc, ok := q.moveBlocks(w, far[:n], crc, v.Start != nil, false)
 	if !ok {
 		return driver.WRFlushErr, false
 	}
@@ -52,12 +52,16 @@ func (q *QP) move(w *driver.WR, remote unsafe.Pointer, wrote bool) (driver.Statu
 	return driver.Success, false
 }
 
-// moveBlocks copies between far, the Value's bytes in the mapping, and as many of the Value, and goes on with crc if
-// sum. It stops, and reports false, when the QP is barred: what has been moved stays.
-func (q *QP) moveBlocks(v *driver.Value, far []byte, crc uint32, sum, write bool) (uint32, bool) {
+// moveBlocks copies between far, the bytes of w's Value in the mapping, and as many of the Value. It goes on with crc
+// if sum. It stops, and reports false, when the QP is barred: what has been moved stays.
+func (q *QP) moveBlocks(w *driver.WR, far []byte, crc uint32, sum, write bool) (uint32, bool) {
+	v := w.Value
 	for at := 0; at < len(far); at += blockBytes {
 		if between != nil {
 			between()
+		}
+		if write && len(far) >= granuleBytes {
+			probe(q.remote, w.RKey).m.populate(far[at:min(at+blockBytes, len(far))])
 		}
 		if atomic.LoadUint64(&q.cell.barred) != 0 || q.state.Load() != uint32(driver.StateRTS) {
 			return 0, false

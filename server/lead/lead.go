@@ -84,6 +84,8 @@ type Leader struct {
 	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
+	rushed   uint64        // the latest reclaim epoch for which sessions are called, as one is crowded
+	rushing  bool          // they are to be called
 
 	nodes    map[uint32]*node // of memory nodes, by id; Plan drops those that are gone
 	sessions sessions         // see roll.go for its books
@@ -167,6 +169,7 @@ type session struct {
 	leased     bool   // it is in Leader.leases
 	votes      bool   // it is in Leader.votes, so it lives
 	quiet      bool   // it was let be, and was not called since
+	crowded    bool   // it said so last
 
 	expires  time.Duration
 	heard    time.Duration
@@ -258,6 +261,7 @@ type Renewal struct {
 	Returns         []*dirpb.ReturnedRun
 	Held            []*dirpb.Held
 	InLimbo         bool
+	Crowded         bool   // much of its memory is in limbo; see rush
 	Token           uint64 // number of the one that it shows; see TokenNumber
 	// Callable: the session hears when somebody waits for it, so it may be let be quiet.
 	Callable bool
@@ -268,9 +272,10 @@ type Answer struct {
 	Epoch, Least uint64
 	// Moved says that the session acknowledged, or quiesced, something new, so that Plan may find something to do.
 	// Returned says that it handed memory back that TakeBack may propose.
-	Moved, Returned bool
-	Deliveries      []*dirpb.FreePlaces
-	Supply          []*dirpb.Supply
+	// Calls says that sessions are to be called without delay; see Leader.Calls.
+	Moved, Returned, Calls bool
+	Deliveries             []*dirpb.FreePlaces
+	Supply                 []*dirpb.Supply
 	// Quiet is how long the session may be silent, 0: not longer than usual.
 	Quiet time.Duration
 }
@@ -311,6 +316,9 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	}
 	if l.hold(s, r.Session, x, r.Held); len(r.Held) > 0 {
 		x.told = now
+	}
+	if x.crowded = r.Crowded; r.Crowded {
+		a.Calls = l.rush(s, now)
 	}
 	a.Epoch, a.Least = l.Epochs()
 	a.Deliveries = x.deliver(s, r.Session, a.Least)

@@ -55,9 +55,11 @@ func (l *Leader) await(epoch uint64) {
 // now; each is given once. A renewal that comes before E is greater than the first reclaim epoch that is
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
+	ids = l.rushCalls()
 	if _, least := l.Epochs(); least > l.awaited && !l.hasty && now >= l.shortUntil && !l.routed &&
 		l.called == l.signs {
-		return nil // nobody is waited for
+		slices.Sort(ids)
+		return ids // nobody else is waited for
 	}
 	l.routed, l.called = false, l.signs
 	for id, x := range l.resting {

@@ -12,6 +12,48 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
+const (
+	// rushEvery is the least time between two reclaim epochs that crowded sessions bring about. Hints live for ten
+	// seconds then, since their age counts in reclaim epochs.
+	rushEvery = 10 * time.Millisecond
+	// rushEach is that time for each session there is: all of them are called for a reclaim epoch, and renew twice.
+	rushEach = 2 * time.Millisecond
+)
+
+// rush moves E on for a session much of whose memory is in limbo, once every session has reported E. It reports whether
+// others are to be called that do not know E. It does nothing where there are too many sessions to call all of them
+// sooner than E moves anyway. No rule depends on how fast E moves.
+func (l *Leader) rush(s *fsm.State, now time.Duration) (call bool) {
+	every := max(rushEvery, time.Duration(l.sessions.n)*rushEach)
+	if every >= l.opts.EpochInterval {
+		return false
+	}
+	if epoch, least := l.Epochs(); least == epoch && now-l.advanced >= every {
+		l.Run(s, 1)
+		l.advanced = now
+	}
+	if l.epoch == l.rushed {
+		return false
+	}
+	l.rushed, l.rushing = l.epoch, true
+	return true
+}
+
+// rushCalls gives the sessions that do not know E in a rush, each once. Those that are crowded renew soon anyway.
+func (l *Leader) rushCalls() (ids []uint32) {
+	if !l.rushing {
+		return nil
+	}
+	l.rushing = false
+	for id, x := range l.sessions.all() {
+		if x.votes && x.report < l.epoch && !x.crowded {
+			l.rest(x, false)
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // reclaim begins a count of what is linked if memory is lost, or may be and somebody
 // lacks it. The count tells what to recall; see Scrubbed.
 func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
