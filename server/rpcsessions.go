@@ -229,15 +229,15 @@ func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (
 		return nil, err
 	}
 	epoch, _ := l.epochs()
+	n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.Closing(q.SessionId, q.HandBacks, q.Held) })
 	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
 		SessionId: q.SessionId, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked, Settled: q.Settled,
 	}}})
 	if err != nil {
+		n.withState(l, func(x *lead.Leader, _ *fsm.State, _ time.Duration) { x.Closing(q.SessionId, nil, nil) })
 		return nil, err
 	}
-	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
-		x.Closed(s, now, q.SessionId, q.HandBacks, q.Held)
-	})
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Closed(s, now, q.SessionId) })
 	return &dirpb.CloseSessionReply{}, nil
 }
 

@@ -24,14 +24,6 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// inUse is the memory of this process, in bytes, after a collection.
-func inUse() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapInuse + m.StackInuse)
-}
-
 // helloFor is a hello for n, as of a member that n does not know yet.
 func helloFor(n *Node) []byte {
 	h := hello{server: "stranger", wanted: n.disk.server(), address: "127.0.0.1:1", process: "p"}
@@ -59,7 +51,7 @@ func TestRaftPortBound(t *testing.T) {
 			}
 			addr := string(victim.transport.LocalAddr())
 			term := leader.raft.CurrentTerm()
-			before := inUse()
+			before := testutil.Memory()
 			// As long as some of them wait at the door, whoever calls behind them soon gives way again.
 			met := func() uint64 {
 				s := victim.streams.door.Stats()
@@ -75,9 +67,7 @@ func TestRaftPortBound(t *testing.T) {
 			// Connections that have been replaced are garbage when raft has noticed.
 			take := func(i int) {
 				most := attack.bound*12/10 + 4<<20 // the callers' ends are here, too
-				testutil.Until(t, fmt.Sprintf("%d connections take at most %d bytes", i, most), func() bool {
-					return inUse()-before <= most
-				})
+				testutil.UntilGrown(t, fmt.Sprintf("%d connections", i), before, most)
 			}
 			for i := range 2000 {
 				conn, err := net.Dial("tcp", addr)
@@ -99,7 +89,7 @@ func TestRaftPortBound(t *testing.T) {
 			held := func() int { return victim.streams.door.Stats().Conns }
 			testutil.Until(t, "all are accepted or refused", func() bool { return met()-already >= 2000 })
 			take(2000)
-			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(inUse()-before)/1e6,
+			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(testutil.Memory()-before)/1e6,
 				float64(attack.bound)/1e6)
 			if n := held(); n > maxInbound {
 				t.Errorf("%d connections, want at most %d", n, maxInbound)
@@ -251,7 +241,7 @@ func TestRaftPortStrangers(t *testing.T) {
 	conf := testTLS(t)
 	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, TLS: conf}))
 	addr := string(n.transport.LocalAddr())
-	before := inUse()
+	before := testutil.Memory()
 	var conns []net.Conn
 	for i := range 1000 {
 		conn, err := net.Dial("tcp", addr)
@@ -263,11 +253,8 @@ func TestRaftPortStrangers(t *testing.T) {
 			_, _ = conn.Write([]byte{22, 3, 1}) // a handshake that does not go on
 		}
 	}
-	grown := inUse() - before
+	grown := testutil.UntilGrown(t, "1000 half handshakes", before, maxInbound*(64<<10)*12/10)
 	t.Logf("1000 half handshakes take %.1f MB", float64(grown)/1e6)
-	if bound := int64(maxInbound * (64 << 10)); grown > bound*12/10 {
-		t.Errorf("1000 half handshakes take %d bytes, want at most %d", grown, bound*12/10)
-	}
 	friend, err := tls.Dial("tcp", addr, clientTLS(conf))
 	if err != nil {
 		t.Fatalf("a node with a certificate is not served: %v", err)

@@ -130,7 +130,8 @@ func (w *world) fills(ns string, values int, rest func()) {
 	value := func(i int) []byte { return slices.Repeat(fmt.Appendf(nil, "%08d", i), 1<<10) }
 	for i := range values {
 		if _, err := c.Put(w.t.Context(), fmt.Appendf(nil, "key%d", i), value(i), client.PutOptions{}); err != nil {
-			w.t.Fatalf("put %d of %d, on %d memory nodes: %v", i, values, w.on()[ns], err)
+			w.t.Fatalf("put %d of %d, on %d memory nodes: %v\n%s", i, values, w.on()[ns], err,
+				linesWith(string(w.must(nil, "status", "--all")), " "+ns+" "))
 		}
 		if i%64 == 63 {
 			rest()
@@ -142,4 +143,11 @@ func (w *world) fills(ns string, values int, rest func()) {
 			w.t.Fatalf("get %d: %d bytes, %v", i, len(it.Value), err)
 		}
 	}
+}
+
+// linesWith are the lines of text that contain part.
+func linesWith(text, part string) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool {
+		return !strings.Contains(l, part)
+	}), "\n")
 }

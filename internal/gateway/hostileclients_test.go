@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -13,15 +12,6 @@ import (
 	"github.com/kvd-project/kvd/internal/testutil"
 )
 
-// heap is what is alive.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // what pools kept
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
 // bounded runs f, and checks that the connections that it leaves open cost at most
 // max bytes, and that another client is served meanwhile.
 func bounded(t *testing.T, o Options, max int64, f func(addr string)) {
@@ -29,12 +19,10 @@ func bounded(t *testing.T, o Options, max int64, f func(addr string)) {
 	addr := serve(t, o)
 	p := dial(t, "tcp", addr)
 	p.want(t, "+OK\r\n", "SET", "a", "1")
-	before := heap()
+	before := testutil.Memory()
 	f(addr)
 	p.want(t, bulk("1"), "GET", "a")
-	if grown := heap() - before; grown > max {
-		t.Errorf("%d bytes more, at most %d are due", grown, max)
-	}
+	testutil.UntilGrown(t, "connections", before, max)
 }
 
 func TestFloods(t *testing.T) {
@@ -61,11 +49,9 @@ func TestFloods(t *testing.T) {
 	})
 	t.Run("unauthenticated", func(t *testing.T) {
 		addr := serve(t, Options{Databases: fake(), Password: "x"})
-		before := heap()
+		before := testutil.Memory()
 		each("*10\r\n" + strings.Repeat("$16384\r\n"+strings.Repeat("x", 16384)+"\r\n", 9))(addr)
-		if grown := heap() - before; grown > conns*400<<10 {
-			t.Errorf("%d bytes more", grown)
-		}
+		testutil.UntilGrown(t, "connections", before, conns*400<<10)
 	})
 	// Values that never end share the budget, and have their time.
 	t.Run("unfinished values", func(t *testing.T) {

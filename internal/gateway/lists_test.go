@@ -268,7 +268,7 @@ func TestLongReplies(t *testing.T) {
 	}
 	o := Options{Databases: []Database{{"default", store}}, Budget: netsrv.NewBudget(budget)}
 	addr, g := start(t, o)
-	before := heap()
+	before := testutil.Memory()
 	var ps []*peer
 	ask := func() {
 		p := dial(t, "tcp", addr)
@@ -281,9 +281,7 @@ func TestLongReplies(t *testing.T) {
 		ask()
 	}
 	testutil.Until(t, "more replies than there is memory for", func() bool { return o.Budget.Used() > budget/2 })
-	if grown := heap() - before; grown > budget+16<<20 {
-		t.Errorf("%d bytes more, of a budget of %d", grown, budget)
-	}
+	testutil.UntilGrown(t, "replies", before, budget+16<<20)
 	for _, p := range ps {
 		p.Close()
 	}

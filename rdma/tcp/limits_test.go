@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,15 +15,6 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
 )
-
-// inUse is the memory of this process, in bytes, after a collection.
-func inUse() int64 {
-	runtime.GC()
-	runtime.GC() // what a pool holds goes with the second
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapInuse + m.StackInuse)
-}
 
 // p99 is of n READs, one after the other.
 func p99(l *rdmatest.Lane, mr *rdma.MR, n int) time.Duration {
@@ -56,13 +46,13 @@ func TestListenerIsBounded(t *testing.T) {
 	mr := e.Memory(1<<20, rdmatest.All)
 	good := e.Dial()
 	addr := e.Listener().Addr()
-	before := inUse()
+	before := testutil.Memory()
 	quiet := p99(good, mr, 2000)
 	for range idle {
 		greeted(t, addr)
 	}
 	d.waitInLoops(t, idle+1)
-	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
+	t.Logf("%d idle connections take %.1f MB", idle, float64(testutil.Memory()-before)/1e6)
 
 	reads := doorbellOf(requestOf(driver.OpRead, mr.RKey(), 0, 1<<20))
 	for range 40 { // more than sockets hold
@@ -89,13 +79,10 @@ func TestListenerIsBounded(t *testing.T) {
 		}
 	}
 	attacked := p99(good, mr, 2000)
-	grown := inUse() - before
+	grown := testutil.UntilGrown(t, "connections", before, bound)
 	st := door.Stats()
 	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a READ %v, quiet %v; %+v", 7*hostile,
 		float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, st)
-	if grown > bound {
-		t.Errorf("they take %d bytes, want at most %d", grown, bound)
-	}
 	if st.Conns > most || st.Handshakes > handshakes || st.Refused[netsrv.ReasonHandshake] == 0 {
 		t.Errorf("%+v", st)
 	}
@@ -128,16 +115,17 @@ func TestHalfTLSHandshakes(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, passive, active))
 	e.Dial()
 	addr := e.Listener().Addr()
-	before := inUse()
+	before := testutil.Memory()
 	for i := range flood {
 		c := rawPeer(t, addr)
 		_, _ = c.Write([]byte("\x16\x03\x01\x02\x00\x01")[:i%6]) // it may have had to give way
 	}
 	e.Dial()
-	grown, st := inUse()-before, passive.Door.Stats()
+	grown := testutil.UntilGrown(t, "half handshakes", before, handshakes*(160<<10)+4<<20)
+	st := passive.Door.Stats()
 	t.Logf("%d half handshakes, at most %d at a time: %.1f MB, %+v", flood, handshakes, float64(grown)/1e6, st)
-	if st.Handshakes > handshakes || grown > handshakes*(160<<10)+4<<20 {
-		t.Errorf("%d bytes, %+v", grown, st)
+	if st.Handshakes > handshakes {
+		t.Errorf("%+v", st)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestAccounts(t *testing.T) {
 	}
 	// b is killed: what it had linked stays, what it had free is lost. Others unlink b's.
 	w.leak(b)
-	w.l.ended(w.s, b)
+	w.l.ended(w.s, w.now, b)
 	check("killed", 550, 550, 0, 0, 0, 350)
 	w.say(Renewal{Session: a, Held: held(950, 550, 0, 200, 200)})
 	check("unlinked", 350, 550, 0, 200, 0, 350)

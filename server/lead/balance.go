@@ -337,7 +337,7 @@ func (g *group) needs(units uint64) uint64 {
 func (b *balance) pick(r rule, from, to *group) (best *shift, large bool) {
 	want := (float64(from.load)*float64(to.heap) - float64(to.load)*float64(from.heap)) / float64(from.heap+to.heap)
 	least := leastMove * float64(min(from.heap, to.heap))
-	need := from.reserve()
+	need, room := from.reserve(), min(to.room, b.quota)
 	if !r.room {
 		need = 1
 	}
@@ -360,12 +360,16 @@ func (b *balance) pick(r rule, from, to *group) (best *shift, large bool) {
 			{from: from, to: to, what: x, load: x.load, live: x.live},
 			{from: from, to: to, what: x, load: x.load / 2, live: x.live / 2, split: true},
 		} {
-			switch {
-			case m.split && (!r.split || x.depth >= fsm.MaxShardDepth || !b.splits(x) || float64(m.load) < least) ||
-				!to.holds(x.size, need):
+			if m.split && (!r.split || x.depth >= fsm.MaxShardDepth || !b.splits(x) || float64(m.load) < least) ||
+				!to.holds(x.size, need) {
 				continue
-			case float64(m.load) >= r.most*want, r.room && from.needs(m.live) > min(to.room, b.quota):
-				large = large || float64(min(to.room, b.quota)) >= 2*least // the least that could fit
+			}
+			small, fits := float64(m.load) < r.most*want, !r.room || from.needs(m.live) <= room
+			if !small || !fits {
+				// Memory that sessions hold, or that waits for reclaim epochs, comes back. Pieces for the room of this
+				// moment would be many. Only a group that is pressed cannot wait.
+				comes := small && !from.pressed() && from.needs(m.live) <= min(to.heap-min(to.heap, to.load), b.quota)
+				large = large || !comes && float64(room) >= 2*least // the least that could fit
 				continue
 			}
 			if best == nil {

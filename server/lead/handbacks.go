@@ -187,11 +187,12 @@ func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.F
 
 // ended forgets a session that is closed or fenced. Records that it linked stay linked, and places that
 // waited for it have no home any more.
-func (l *Leader) ended(s *fsm.State, id uint32) {
+func (l *Leader) ended(s *fsm.State, now time.Duration, id uint32) {
 	x := l.sessions.of(id)
 	if x == nil {
 		return
 	}
+	l.hold(s, id, x, x.last)
 	l.forgetSession(id)
 	for pg, h := range ordered.All(x.held) {
 		if m := l.memories[pg]; m != nil && m.generation == h.Generation {
@@ -199,6 +200,11 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 		}
 	}
 	for _, p := range x.queue {
-		l.route(s, l.planned, id, p)
+		l.route(s, now, id, p)
 	}
+	// It does not wait for its limbo.
+	if len(x.back) > 0 {
+		l.await(l.epoch)
+	}
+	l.handBack(s, now, id, x, x.back, l.epoch+1)
 }

@@ -54,8 +54,10 @@ func TestHandBack(t *testing.T) {
 		if w.l.sessions.of(x).held[1] != nil {
 			t.Fatalf("session %d holds memory that it may not have", x)
 		}
-		w.l.Closed(w.s, w.now, x, list, nil)
-		if w.l.Closed(w.s, w.now, x, list, nil); w.way() != 0 { // nor one that is forgotten
+		w.l.Closing(x, list, nil)
+		w.l.Closed(w.s, w.now, x)
+		w.l.Closing(x, list, nil) // nor one that is forgotten
+		if w.l.Closed(w.s, w.now, x); w.way() != 0 {
 			t.Fatalf("%d units that session %d may not hand back are on their way", w.way(), x)
 		}
 	}
@@ -169,7 +171,7 @@ func TestRecalledPlaces(t *testing.T) {
 	c := w.open(1)
 	dead := w.grant(c, 1, 100)[0].Unit
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: c}}})
-	w.l.Closed(w.s, w.now, c, nil, nil)
+	w.l.Closed(w.s, w.now, c)
 	w.say(Renewal{Session: a, Returns: []*dirpb.ReturnedRun{run(u+100, 10)}})
 	w.say(Renewal{Session: b, HandBacks: slices.Concat(freePlaces(u, 10, 1), freePlaces(dead, 10, 1))})
 	if w.way() != 30 {
@@ -258,14 +260,28 @@ func TestDeadHome(t *testing.T) {
 }
 
 // Places that a session hands back as it closes go home, or to all; those that waited for it, too.
+// A plan may see the end of the session before the call that ended it goes on.
 func TestClosedSession(t *testing.T) {
+	t.Run("the call is first", func(t *testing.T) {
+		closes(t, func(w *world, b uint32) { w.l.Closed(w.s, w.now, b) })
+	})
+	t.Run("a plan is first", func(t *testing.T) {
+		closes(t, func(w *world, b uint32) {
+			w.plan()
+			w.l.Closed(w.s, w.now, b)
+		})
+	})
+}
+
+func closes(t *testing.T, end func(w *world, b uint32)) {
 	w, a, b, u := memoryWorld(t)
 	own := w.grant(b, 1, 100)[0].Unit
 	w.say(Renewal{Session: a, HandBacks: freePlaces(own, 10, 1)})
+	w.l.Closing(b, slices.Concat(freePlaces(u, 10, 3), freePlaces(own+20, 10, 3)),
+		[]*dirpb.Held{{PgId: 1, Generation: 1, NetUnits: 70}})
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: b}}})
 	closed, _ := w.l.Epochs()
-	w.l.Closed(w.s, w.now, b, slices.Concat(freePlaces(u, 10, 3), freePlaces(own+20, 10, 3)),
-		[]*dirpb.Held{{PgId: 1, Generation: 1, NetUnits: 70}})
+	end(w, b)
 	w.now += gather
 	sameText(t, "made free", w.take(), []*fsmpb.Back{{PgId: 1, Generation: 1, Unit: own, Units: 10},
 		{PgId: 1, Generation: 1, Unit: own + 20, Units: 10}})

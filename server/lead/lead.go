@@ -182,6 +182,10 @@ type session struct {
 	give  map[uint32]uint64      // units that it is asked to hand over
 	held  map[uint32]*dirpb.Held // as it said last, by placement group
 	told  time.Duration          // when it said so
+
+	// Its last words (Leader.Closing).
+	back []*dirpb.FreePlaces
+	last []*dirpb.Held
 }
 
 func newSession(x *fsmpb.Session, report uint64) *session {
@@ -325,21 +329,17 @@ func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
 	}
 }
 
-// Closed forgets a session that has ended by itself, once that is part of the state, and
-// takes what it handed back of others' memory.
-func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
-	x := l.sessions.of(id)
-	if x == nil {
-		return // nobody knows whose memory it may hand back: lost until it is counted
+// Closing notes the last words of a session before its end becomes part of the state: what it hands back of others'
+// memory, and what it holds. A plan may be the first to see the end. Without words a session takes its last ones back:
+// it has not ended by itself.
+func (l *Leader) Closing(id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
+	if x := l.sessions.of(id); x != nil { // else its memory is lost until it is counted
+		x.back, x.last = back, held
 	}
-	l.hold(s, id, x, held)
-	l.ended(s, id)
-	// It does not wait for its limbo.
-	if len(back) > 0 {
-		l.await(l.epoch)
-	}
-	l.handBack(s, now, id, x, back, l.epoch+1)
 }
+
+// Closed forgets a session that has ended by itself, once that is part of the state, and heeds its last words.
+func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32) { l.ended(s, now, id) }
 
 // Acknowledged is what a session has acknowledged and quiesced, as this leader knows.
 func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {

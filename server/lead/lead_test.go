@@ -383,5 +383,5 @@ func (w *world) leak(x uint32) {
 	w.t.Helper()
 	w.apply(&fsmpb.Command{
 		Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: x, Leaked: true}}})
-	w.l.Closed(w.s, w.now, x, nil, nil)
+	w.l.Closed(w.s, w.now, x)
 }

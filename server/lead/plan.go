@@ -157,7 +157,7 @@ func (p *plan) expireSessions() {
 	}
 	for _, id := range changed {
 		if p.s.Session(id) == nil {
-			l.ended(p.s, id)
+			l.ended(p.s, p.now, id)
 		}
 	}
 	var ids []uint32

@@ -82,8 +82,9 @@ func TestQuiet(t *testing.T) {
 	tell(Renewal{Session: b, Report: epoch(), Callable: true}, lease/3)
 
 	// The places that a closes with are in limbo until b reports a greater reclaim epoch.
+	w.l.Closing(a, freePlaces(1<<18, 4, 1), nil)
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: a}}})
-	w.l.Closed(w.s, w.now, a, freePlaces(1<<18, 4, 1), nil)
+	w.l.Closed(w.s, w.now, a)
 	calls()
 	next()
 	calls(b)

@@ -110,7 +110,7 @@ func TestBooks(t *testing.T) {
 		case n == 4:
 			w.try(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: x}}})
 			if rnd.IntN(2) == 0 {
-				w.l.Closed(w.s, w.now, x, nil, nil)
+				w.l.Closed(w.s, w.now, x)
 			}
 		case n == 5:
 			w.apply(&fsmpb.Command{

@@ -18,7 +18,7 @@ func (w *world) words(x, pg uint32) {
 func (w *world) kill(x uint32) {
 	w.t.Helper()
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: x}}})
-	w.l.Closed(w.s, w.now, x, nil, nil)
+	w.l.Closed(w.s, w.now, x)
 }
 
 // returnWords has every session that lives give back its status words.
