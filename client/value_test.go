@@ -75,6 +75,37 @@ func TestValuesInto(t *testing.T) {
 	})
 }
 
+// A value that grew beyond its caller's memory since the session saw it leaves nothing there.
+func TestGrownBeyondInto(t *testing.T) {
+	each(t, func(t *testing.T, p string) {
+		s, c := open(t, p, devstore.Options{CapacityBytes: 128 << 20, NoJanitor: true}, client.Options{Lanes: 1})
+		other := another(t, s)
+		put := func(c *client.Client, b byte, n int) {
+			t.Helper()
+			if _, err := c.Put(t.Context(), []byte("k"), valueOf(b, n), client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range []int{9000, 300_000} {
+			for _, more := range []int{2 * n, 3 << 20} {
+				put(c, 'a', n)
+				put(other, 'b', n+more)
+				into := valueOf(0xc5, n+128)
+				ops := []client.Op{{Kind: client.OpGet, Key: []byte("k"), Into: into[:0]}}
+				c.Do(t.Context(), ops)
+				if v := ops[0].Item.Value; ops[0].Err != nil || !bytes.Equal(v, valueOf('b', n+more)) {
+					t.Fatalf("%d bytes, %v", len(v), ops[0].Err)
+				}
+				for i, b := range into {
+					if b != 0 && b != 0xc5 {
+						t.Fatalf("of %d bytes, which became %d, byte %d is %#x", n, n+more, i, b)
+					}
+				}
+			}
+		}
+	})
+}
+
 // A caller that gave up a GET or a PUT has its memory to itself again, whatever goes on in the lane that others own.
 func TestCallersMemoryComesBack(t *testing.T) {
 	for _, p := range []string{"shm", "tcp"} {
