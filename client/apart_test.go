@@ -268,7 +268,7 @@ func TestApart(t *testing.T) {
 						got, err := c.GetInto(ctx, a.key, dst[:len(dst):len(dst)])
 						b.f = nil
 						a.cancel()
-						if bad := a.judge(mem, dst, got, err); bad != nil {
+						if bad := a.judgeOutcome(mem, dst, got, err); bad != nil {
 							t.Fatalf("%s: GetInto of %d bytes: %d, %v: %v", name, len(dst), got, err, bad)
 						}
 						if d.name == "nothing" && (err == nil) != (len(dst) >= n) {
@@ -294,8 +294,8 @@ func TestApart(t *testing.T) {
 	})
 }
 
-// judge tells what is wrong with a GET's outcome and memory.
-func (a *apart) judge(mem, dst []byte, got int, err error) error {
+// judgeOutcome tells what is wrong with a GET's outcome and memory.
+func (a *apart) judgeOutcome(mem, dst []byte, got int, err error) error {
 	switch {
 	case err == nil && got > len(dst):
 		return fmt.Errorf("%d bytes in %d", got, len(dst))

@@ -11,9 +11,9 @@ import (
 // Filler is an [Asker] with memory for what a GET finds.
 type Filler interface {
 	// Into gives memory for a value of n bytes at most, or nil. It begins where the value is to begin, and may be
-	// shorter than n if the caller has no more. It is the same memory as before, unless that is too short. The GET then
-	// goes on with the new one alone. Until the GET is over the lane has all of it. The memory given last then holds the
-	// value that Take gets, and zeroes behind that; or zeroes, or what was there before, as earlier memory does.
+	// shorter than n if the caller has no more. It is the same memory as before, unless that is too short; then the
+	// GET goes on with the new one alone. Until the GET is over the lane has all of it. Then the last memory holds
+	// the value that Take gets, and zeroes behind that; or zeroes, or what was there before, as earlier memory does.
 	Into(n int) []byte
 }
 
