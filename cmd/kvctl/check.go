@@ -96,6 +96,7 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
 		return nil, err
 	}
+	var freed []string // problems with what was freed
 	for round := 1; ; round++ {
 		if repair {
 			if err := a.scrub(ctx, b, ns, patient, rep); err != nil {
@@ -103,9 +104,11 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 			}
 		}
 		if free && round == 1 {
+			n := len(rep.Problems)
 			if err := a.freeLost(ctx, b, st, ns, rep); err != nil {
 				return nil, err
 			}
+			freed = rep.Problems[n:]
 		}
 		bar := a.bar("check", "", func() int64 { return check.Segments(st.GetMap(), ns.GetId()) })
 		err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
@@ -118,6 +121,7 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 		}
 		a.say("kvctl check: %s became nobody's since the scrub: checking again", bytesText(rep.Unreachable))
 		rep.Report = check.NewReport()
+		rep.Problems = append(rep.Problems, freed...)
 	}
 }
 

@@ -25,8 +25,8 @@ var patches = []mutant{
 	{"queue-survives-recall", "H3", []edit{{"server/lead", "home != id || !s.Settled(p.pg, p.generation, " +
 		"p.unit, p.units, p.mark) {", "home > 1<<31 {"}}},
 	{"closed-out-of-limbo", "H8",
-		[]edit{{"server/lead/lead.go", "l.handBack(s, now, id, x, back, l.epoch+1)",
-			"l.handBack(s, now, id, x, back, 0)"}}},
+		[]edit{{"server/lead/handbacks.go", "l.handBack(s, now, id, x, x.back, l.epoch+1)",
+			"l.handBack(s, now, id, x, x.back, 0)"}}},
 	{"older-reply-applied", "H3",
 		[]edit{{"internal/session/renew.go", "if !latest || p.GetTerm() < a.mu.term {",
 			"if p.GetTerm() < a.mu.term {"}}},

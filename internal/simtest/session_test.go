@@ -307,10 +307,16 @@ func (c *cl) close() {
 	}
 	q := c.agenda.Close()
 	epoch, _ := w.ld.Epochs()
-	if res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
-		SessionId: c.id, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked}}}); res.Err != nil && known {
+	w.ld.Closing(c.id, q.HandBacks, q.Held)
+	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
+		SessionId: c.id, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked}}})
+	switch {
+	case res.Err == nil:
+		w.ld.Closed(w.st, time.Duration(w.now), c.id)
+	case known:
 		w.fail(fmt.Errorf("I7: session %d cannot give its memory back: %w", c.id, res.Err))
+	default:
+		w.ld.Closing(c.id, nil, nil)
 	}
-	w.ld.Closed(w.st, time.Duration(w.now), c.id, q.HandBacks, q.Held)
 	c.life = ended
 }

@@ -329,9 +329,9 @@ func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
 	}
 }
 
-// Closing notes the last words of a session before its end becomes part of the state: what it hands back of others'
-// memory, and what it holds. A plan may be the first to see the end. Without words a session takes its last ones back:
-// it has not ended by itself.
+// Closing notes a session's last words before its end becomes part of the state. They say which of others' memory it
+// hands back, and what it holds. A plan may be the first to see the end. Without words a session takes its last ones
+// back: it has not ended by itself.
 func (l *Leader) Closing(id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
 	if x := l.sessions.of(id); x != nil { // else its memory is lost until it is counted
 		x.back, x.last = back, held
