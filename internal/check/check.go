@@ -81,8 +81,8 @@ type Report struct {
 	Bytes   uint64 `json:"record_bytes"` // of their places
 
 	// Unreachable is memory that was granted, and is neither linked nor held by any
-	// session. Held is what else is not linked: it may be held by one of Holders
-	// sessions, is on its way back from one, or is being recalled.
+	// session. Held is what else is not linked. Holders sessions may have it, it is on
+	// its way back from one, or it is being recalled.
 	Unreachable   uint64 `json:"unreachable_bytes"`
 	Held          uint64 `json:"held_bytes"`
 	Holders       int    `json:"other_sessions"`
