@@ -382,7 +382,7 @@ func (a *app) printCheck(r *checkReport) error {
 	if !r.OK {
 		verdict = fmt.Sprintf("NOT OK, %d findings", r.Total+uint64(len(r.Problems)))
 	}
-	held := "bytes being recalled"
+	held := "bytes on their way back"
 	if r.Holders > 0 {
 		held = fmt.Sprintf("bytes held by %d sessions", r.Holders)
 	}
