@@ -262,6 +262,12 @@ nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a 
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS_STATES=$(NEMESIS_STATES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisStates$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
+BYTES ?= 10000000
+
+.PHONY: test-bytes
+test-bytes: ## BYTES (10,000,000) GETs of four tenants in one memory, beside kills and stops: nobody sees another's bytes
+	KVD_BYTES=$(BYTES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestBytes$$' ./internal/e2e
+
 UPGRADE ?= 50000
 .PHONY: upgrade
 upgrade: ## every process of a store replaced by one of another version, under load on UPGRADE (50000) records

@@ -24,6 +24,7 @@ type raw struct {
 	r     *rig
 	id    uint32
 	token []byte
+	dev   *rdma.Device
 	pd    *rdma.PD
 	cq    *rdma.CQ
 	mem   *rdma.Memory
@@ -64,8 +65,9 @@ func (r *rig) raw() *raw {
 		})
 	})
 	x.wg.Go(func() {
-		tick := time.NewTicker(time.Duration(rep.GetRenewMillis()) * time.Millisecond / 2)
+		tick := time.NewTicker(min(time.Duration(rep.GetRenewMillis())*time.Millisecond/2, 20*time.Millisecond))
 		defer tick.Stop()
+		epoch, number := rep.GetEpoch(), uint64(0)
 		for {
 			select {
 			case <-ctx.Done():
@@ -74,7 +76,9 @@ func (r *rig) raw() *raw {
 			}
 			if !x.pause.Load() {
 				_ = r.admin.Call(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
-					_, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.id, ReportEpoch: rep.GetEpoch()})
+					number++
+					now, err := c.Renew(ctx, &dirpb.RenewRequest{SessionId: x.id, ReportEpoch: epoch, Number: number})
+					epoch = max(epoch, now.GetEpoch()) // its verbs end at once
 					return err
 				})
 			}
@@ -82,7 +86,8 @@ func (r *rig) raw() *raw {
 	})
 	x.m = <-first
 	var err error
-	d := r.devices[0]
+	d := r.open() // which goes on while another one's goroutine waits
+	x.dev = d
 	x.pd, err = d.AllocPD()
 	check(err)
 	x.cq, err = d.CreateCQ(64)
@@ -108,7 +113,7 @@ func (x *raw) close() {
 	for _, q := range x.qps {
 		errs = append(errs, q.Close())
 	}
-	errs = append(errs, x.mr.Deregister(), x.mem.Free(), x.cq.Close(), x.pd.Dealloc())
+	errs = append(errs, x.mr.Deregister(), x.mem.Free(), x.cq.Close(), x.pd.Dealloc(), x.dev.Close())
 	if err := errors.Join(errs...); err != nil {
 		x.r.t.Error(err)
 	}

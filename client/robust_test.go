@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -23,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/testutil"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
 	"github.com/kvd-project/kvd/server"
 )
 
@@ -205,6 +207,8 @@ type rig struct {
 	dirProxy *proxy
 	admin    *dirclient.Client
 	capacity int64
+	fabric   *sim.Fabric // nil without sim
+	opened   int
 	nodes    []*rigNode
 	devices  []*rdma.Device
 }
@@ -218,7 +222,14 @@ type rigNode struct {
 
 func newRig(t testing.TB, provider string, nodes int, lease time.Duration, change ...func(*server.Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
+	return newRigOf(t, provider, nodes, lease, 32<<20, change...)
+}
+
+// newRigOf has memory nodes of that many bytes each.
+func newRigOf(t testing.TB, provider string, nodes int, lease time.Duration, capacity int64,
+	change ...func(*server.Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, provider: provider, capacity: capacity, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
 		GRPCAddr: net.JoinHostPort(loopback.Host(), "0"), RaftAddr: net.JoinHostPort(loopback.Host(), "0"),
 		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
 	for _, f := range change {
@@ -255,6 +266,13 @@ func newRig(t testing.TB, provider string, nodes int, lease time.Duration, chang
 
 func (r *rig) open() *rdma.Device {
 	r.t.Helper()
+	if r.provider == devstore.Sim {
+		if r.fabric == nil {
+			r.fabric = sim.New(sim.Options{})
+		}
+		r.opened++
+		return rdma.NewDevice(devstore.Sim, r.fabric.Device(strconv.Itoa(r.opened)))
+	}
 	d, err := provider.Open(r.provider, provider.Options{})
 	if err != nil {
 		r.t.Fatal(err)

@@ -19,7 +19,7 @@ func (x *raw) dial(lane uint32) error {
 	ctx, cancel := context.WithTimeout(x.r.t.Context(), 5*time.Second)
 	defer cancel()
 	addr := x.m.GetNodes()[0].GetEndpoints()[0].GetAddr()
-	qp, err := x.r.devices[0].Dial(ctx, x.pd, x.cq, addr,
+	qp, err := x.dev.Dial(ctx, x.pd, x.cq, addr,
 		binary.LittleEndian.AppendUint32(append([]byte(nil), x.token...), lane))
 	if err == nil {
 		x.qps[1<<31+uint32(len(x.qps))] = qp

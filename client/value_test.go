@@ -8,12 +8,15 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // valueOf is n bytes of which each tells whose they are.
@@ -75,6 +78,37 @@ func TestValuesInto(t *testing.T) {
 	})
 }
 
+// A value that grew beyond its caller's memory since the session saw it leaves nothing there.
+func TestGrownBeyondInto(t *testing.T) {
+	each(t, func(t *testing.T, p string) {
+		s, c := open(t, p, devstore.Options{CapacityBytes: 128 << 20, NoJanitor: true}, client.Options{Lanes: 1})
+		other := another(t, s)
+		put := func(c *client.Client, b byte, n int) {
+			t.Helper()
+			if _, err := c.Put(t.Context(), []byte("k"), valueOf(b, n), client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range []int{9000, 300_000} {
+			for _, more := range []int{2 * n, 3 << 20} {
+				put(c, 'a', n)
+				put(other, 'b', n+more)
+				into := valueOf(0xc5, n+128)
+				ops := []client.Op{{Kind: client.OpGet, Key: []byte("k"), Into: into[:0]}}
+				c.Do(t.Context(), ops)
+				if v := ops[0].Item.Value; ops[0].Err != nil || !bytes.Equal(v, valueOf('b', n+more)) {
+					t.Fatalf("%d bytes, %v", len(v), ops[0].Err)
+				}
+				for i, b := range into {
+					if b != 0 && b != 0xc5 {
+						t.Fatalf("of %d bytes, which became %d, byte %d is %#x", n, n+more, i, b)
+					}
+				}
+			}
+		}
+	})
+}
+
 // A caller that gave up a GET or a PUT has its memory to itself again, whatever goes on in the lane that others own.
 func TestCallersMemoryComesBack(t *testing.T) {
 	for _, p := range []string{"shm", "tcp"} {
@@ -127,14 +161,35 @@ func TestCallersMemoryComesBack(t *testing.T) {
 	}
 }
 
-// Warm GETs and PUTs of long values take no buffer for them, alone and in batches. On shm GETs of one record
-// allocate nothing.
+// mapping is a device that counts what it maps.
+type mapping struct {
+	driver.Device
+	made atomic.Int64
+}
+
+func (m *mapping) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
+	m.made.Add(1)
+	return m.Device.Alloc(size, o)
+}
+
+// Warm GETs and PUTs of long values take no buffer for them, alone and in batches, and map no memory. On shm GETs of
+// one record allocate nothing.
 func TestValuesInOnePass(t *testing.T) {
 	for _, p := range []string{"shm", "tcp"} {
 		t.Run(p, func(t *testing.T) {
-			_, c := open(t, p, devstore.Options{CapacityBytes: 256 << 20, NoJanitor: true}, client.Options{Lanes: 1})
-			ctx := t.Context()
-			for _, n := range []int{8 << 10, 100_000, 3 << 20, 9 << 20} {
+			st, _ := open(t, p, devstore.Options{CapacityBytes: 256 << 20, NoJanitor: true}, client.Options{})
+			ctx, maps := t.Context(), &mapping{Device: st.Devices()[0].Driver()}
+			c, err := client.Open(ctx, client.Options{Directory: st.Directory(), Lanes: 1,
+				Devices: []*rdma.Device{rdma.NewDevice(p, maps)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for _, n := range []int{8 << 10, 100_000, 1 << 20, 3 << 20, 9 << 20} {
 				key, dst, src := fmt.Appendf(nil, "%d", n), make([]byte, n), valueOf('v', n)
 				get := func() {
 					if _, err := c.GetInto(ctx, key, dst); err != nil {
@@ -149,7 +204,7 @@ func TestValuesInOnePass(t *testing.T) {
 				}
 				use()
 				ops := []client.Op{{Kind: client.OpGet, Key: key, Into: dst[:0]}, {Kind: client.OpGet, Key: key}}
-				before := c.Buffered()
+				before, mapped := c.Buffered(), maps.made.Load()
 				c.Do(ctx, ops)
 				if err := errors.Join(ops[0].Err, ops[1].Err); err != nil {
 					t.Fatal(err)
@@ -157,6 +212,9 @@ func TestValuesInOnePass(t *testing.T) {
 				use()
 				if got := c.Buffered() - before; got != 0 {
 					t.Errorf("%d bytes: %d bytes of buffers", n, got)
+				}
+				if got := maps.made.Load() - mapped; got != 0 || mapped == 0 {
+					t.Errorf("%d bytes: %d mappings, after %d of a new session", n, got, mapped)
 				}
 				if p != "shm" || n >= 1<<20 || invariants.On { // assertions allocate
 					continue

@@ -58,8 +58,8 @@ type Places interface {
 	// the Op until it is recycled.
 	Buf(o *Op, n int) []byte
 
-	// Into returns memory of the caller of a GET, for a value of at most n bytes, or nil if there is none. It is
-	// always the same memory; it may be shorter, if the value may be.
+	// Into returns memory of the caller of a GET, for a value of at most n bytes, or nil if there is none. It
+	// may be shorter, if the value may be. It is the memory given before, unless that was too short.
 	Into(o *Op, n int) []byte
 
 	// Alloc takes a place for a record of size code; ver and size are what its slot word

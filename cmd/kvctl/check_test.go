@@ -201,6 +201,33 @@ func TestCheckScrubs(t *testing.T) {
 	}
 }
 
+// Memory that is lost after the scrub, by a janitor that went on working, is recalled by the next one before it
+// is reported. The report then is of the store as it is.
+func TestCheckLostSinceScrub(t *testing.T) {
+	m := newMemory(t, 2)
+	j := &janitorOf{m: m, f: &fakeDirectory{now: m.st}, report: &dirpb.JobReport{SyncedWords: 3}}
+	j.f.startJob = func(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
+		if j.scrubs == 1 {
+			j.leaks = 1
+		}
+		rep, err := j.start(q)
+		j.f.mu.Lock()
+		defer j.f.mu.Unlock()
+		if j.scrubs == 1 {
+			j.f.next[len(j.f.next)-1].Usage[0].GrantedUnits += 10
+		}
+		return rep, err
+	}
+	rep, r := m.check(j.f)
+	if r.code != exitOK || !rep.OK || rep.Unreachable != 0 || rep.Recalls != 1 || rep.PGs != 1 || j.scrubs < 2 ||
+		rep.SyncedWords != 3*uint64(j.scrubs) {
+		t.Errorf("%d scrubs, exit %d: %s%s", j.scrubs, r.code, r.stdout, r.stderr)
+	}
+	if !strings.Contains(r.stderr, "640 B became nobody's since the scrub") {
+		t.Errorf("said %q", r.stderr)
+	}
+}
+
 // A scrub that could not do all says so, and is no success.
 func TestCheckScrubTrouble(t *testing.T) {
 	for _, c := range []struct {

@@ -81,8 +81,8 @@ type Report struct {
 	Bytes   uint64 `json:"record_bytes"` // of their places
 
 	// Unreachable is memory that was granted, and is neither linked nor held by any
-	// session. Held is what is not linked but may be held by one of Holders sessions,
-	// or is being recalled.
+	// session. Held is what else is not linked. Holders sessions may have it, it is on
+	// its way back from one, or it is being recalled.
 	Unreachable   uint64 `json:"unreachable_bytes"`
 	Held          uint64 `json:"held_bytes"`
 	Holders       int    `json:"other_sessions"`
@@ -143,7 +143,7 @@ type checker struct {
 	// places are all records and chunks at the head, for overlaps: 32 bytes each,
 	// the only thing that grows with the number of keys.
 	places []placed
-	linked uint64 // units of them, each once
+	linked []uint64 // units of them, each once, by extent
 	// suspects differ between copies and are looked at again at the end.
 	suspects []suspect
 	strange  []strangeSlot
@@ -225,7 +225,7 @@ func (k *checker) group(id uint32) error {
 // read reads and checks all copies of pg.
 func (k *checker) read(pg *dirpb.PlacementGroup, st *dirpb.StatusReply) error {
 	k.pg, k.m, k.Geometry = pg, st.GetMap(), GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())
-	k.places, k.suspects, k.strange, k.linked = k.places[:0], k.suspects[:0], k.strange[:0], 0
+	k.places, k.suspects, k.strange, k.linked = k.places[:0], k.suspects[:0], k.strange[:0], k.linked[:0]
 	copies := overview.Copies(pg)
 	for k.repl = range copies {
 		k.rep.Replicas++
@@ -348,30 +348,44 @@ func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusR
 	others := max(k.others(before), k.others(after))
 	k.rep.Holders = max(k.rep.Holders, others)
 	u := overview.Usage(after, pg.GetId())
-	granted, linked := u.GetGrantedUnits(), k.linked
-	rest := granted - min(granted, linked)
-	if rest > 0 {
-		// If all of it is linked, the directory's count is of an old scrub.
-		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
+	granted, linked := u.GetGrantedUnits(), uint64(0)
+	for _, n := range k.linked {
+		linked += n
 	}
+	rest := granted - min(granted, linked)
 	quiet := others == 0 && len(pg.GetRecalled()) == 0
 	for _, st := range []*dirpb.StatusReply{before, after} {
 		quiet = quiet && !slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {
 			return j.GetPgId() == pg.GetId() || j.GetTargetPgId() == pg.GetId()
 		})
 	}
-	switch {
-	case !quiet:
-		// Only the directory can tell who holds what.
-		leaked := min(u.GetLeakedUnits(), rest)
-		k.rep.Unreachable += leaked * layout.UnitSize
-		k.rep.Held += (rest - leaked) * layout.UnitSize
-	case linked > granted:
+	leaked := rest - min(rest, u.GetComingUnits())
+	if quiet && linked > granted {
 		k.rep.Problem(pg.GetId(), "%d units are linked, but only %d are granted: what is linked may be granted again",
 			linked, granted)
-	default:
-		k.rep.Unreachable += rest * layout.UnitSize
 	}
+	if !quiet {
+		leaked = min(leaked, k.leaked(u)) // only the directory can tell who holds what
+	}
+	k.rep.Unreachable += leaked * layout.UnitSize
+	k.rep.Held += (rest - leaked) * layout.UnitSize
+	if leaked > 0 { // else the directory's count is of an old scrub
+		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
+	}
+}
+
+// leaked is how much of what the directory says has leaked by its last scrub was not linked since then, at least.
+// Sessions that linked it may have ended.
+func (k *checker) leaked(u *dirpb.PGUsage) uint64 {
+	n, then := u.GetLeakedUnits(), u.GetLastScrub().GetLinkedUnits()
+	for x, now := range k.linked {
+		before := uint64(0)
+		if x < len(then) {
+			before = uint64(then[x])
+		}
+		n -= min(n, now-min(now, before))
+	}
+	return n
 }
 
 // others counts the sessions of the namespace beside this one.

@@ -236,9 +236,23 @@ func TestMemory(t *testing.T) {
 		}, true, "", func(r *Report) bool {
 			return r.Held == 100*layout.UnitSize && r.Holders == 2 && r.Unreachable == 0
 		}},
+		{"what is on its way back", func(m *memory) {
+			m.st.Usage[0].GrantedUnits += 100
+			m.st.Usage[0].ComingUnits = 100
+		}, true, "", func(r *Report) bool { return r.Held == 100*layout.UnitSize && r.Unreachable == 0 }},
+		{"what other sessions hold, and what was linked since the scrub", func(m *memory) {
+			m.st.Usage[0].GrantedUnits += 100
+			m.st.Usage[0].LeakedUnits, m.st.Usage[0].LeakedExtents = 15, 1 // of sessions that have ended
+			m.st.Usage[0].LastScrub = &dirpb.JobReport{LinkedUnits: []uint32{5}}
+			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default",
+				Life: dirpb.SessionLife_SESSION_LIVE})
+		}, true, "", func(r *Report) bool {
+			return r.Held == 100*layout.UnitSize && r.Unreachable == 0 && r.LeakedExtents == 0
+		}},
 		{"what other sessions hold, and what nobody does", func(m *memory) {
 			m.st.Usage[0].GrantedUnits += 100
 			m.st.Usage[0].LeakedUnits, m.st.Usage[0].LeakedExtents = 40, 1
+			m.st.Usage[0].LastScrub = &dirpb.JobReport{LinkedUnits: []uint32{20}}
 			m.st.Sessions = append(m.st.Sessions, &dirpb.SessionInfo{Id: 5, Namespace: "default",
 				Life: dirpb.SessionLife_SESSION_LIVE})
 		}, false, "", func(r *Report) bool {

@@ -275,6 +275,14 @@ func shared(a, b placed) bool {
 		(a.child || a.word.State() == layout.Frozen) && (b.child || b.word.State() == layout.Frozen)
 }
 
+// link counts units of a place that begins at unit.
+func (k *checker) link(unit uint32, units uint64) {
+	for int(unit/layout.ExtentUnits) >= len(k.linked) {
+		k.linked = append(k.linked, 0)
+	}
+	k.linked[unit/layout.ExtentUnits] += units
+}
+
 // overlaps compares neighbouring places and counts their units. A place that was freed and given to another
 // key between two reads is told by its slot.
 func (k *checker) overlaps() error {
@@ -284,12 +292,12 @@ func (k *checker) overlaps() error {
 		return nil
 	}
 	furthest := k.places[0]
-	k.linked = uint64(furthest.units)
+	k.link(furthest.unit, uint64(furthest.units))
 	for _, p := range k.places[1:] {
 		end := uint64(furthest.unit) + uint64(furthest.units)
 		own := uint64(p.unit) + uint64(p.units)
 		if own > end {
-			k.linked += min(own-end, uint64(p.units))
+			k.link(p.unit, min(own-end, uint64(p.units)))
 		}
 		if uint64(p.unit) < end && !shared(p, furthest) {
 			a, err := k.still(furthest.slotOff, furthest.word)

@@ -40,6 +40,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if doc := os.Getenv(bytesEnv); doc != "" {
+		if err := bytesMain(doc); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if dir := os.Getenv(hammerEnv); dir != "" {
 		fmt.Fprintln(os.Stderr, hammer(dir, os.Getenv(hammerFileEnv)))
 		os.Exit(1)

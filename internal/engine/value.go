@@ -10,9 +10,10 @@ import (
 
 // Filler is an [Asker] with memory for what a GET finds.
 type Filler interface {
-	// Into gives memory for a value of n bytes at most, or nil. It is the same memory each time, and begins where
-	// the value is to begin; it may be shorter than n if the caller has no more. Until the GET is over the lane has it.
-	// Then it holds the value that Take gets, and zeroes behind that; or zeroes, or what was there before.
+	// Into gives memory for a value of n bytes at most, or nil. It begins where the value is to begin, and may be
+	// shorter than n if the caller has no more. It is the same memory as before, unless that is too short; then the
+	// GET goes on with the new one alone. Until the GET is over the lane has all of it. Then the last memory holds
+	// the value that Take gets, and zeroes behind that; or zeroes, or what was there before, as earlier memory does.
 	Into(n int) []byte
 }
 
@@ -69,7 +70,12 @@ func (t *Task) Into(o *index.Op, n int) []byte {
 		return nil // of a buffer that is too long Buf says so
 	}
 	b := t.Filler.Into(n)
-	if len(b) > len(t.given) || len(b) > 0 && !sameStart(b, t.given) {
+	switch {
+	case len(b) == 0:
+	case !sameStart(b, t.given):
+		clear(t.given) // of the last round, which is over
+		t.given = b
+	case len(b) > len(t.given):
 		t.given = b
 	}
 	return b

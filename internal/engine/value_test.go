@@ -199,6 +199,48 @@ func (r *rig) rewrite(key, value string) {
 	layout.EncodeRecord(r.record(), layout.RecordHeader{Version: 1 << 40, Writer: 9}, []byte(key), []byte(value))
 }
 
+// grown is a GET's memory with another piece in its place once it is too short.
+type grown struct {
+	*lent
+	longer []byte
+}
+
+func (x *grown) Into(n int) []byte {
+	if n > x.size+x.size/16+layout.UnitSize && len(x.longer) < n {
+		x.longer = make([]byte, n)
+	}
+	if x.longer != nil {
+		return x.longer[:n]
+	}
+	return x.lent.Into(n)
+}
+
+// A GET whose caller found longer memory for it leaves nothing in the shorter one: a stale hint had READs put another
+// value there.
+func TestShorterMemoryIsCleared(t *testing.T) {
+	r := newRig(t, 1, false)
+	longer := strings.Repeat("b", 3*longLen)
+	r.put("a", longer)
+	off, w := r.slot(1, "a")
+	r.put("a", longOf('a'))
+	putWord(r.nodes[0].mem[off:], uint64(w)) // the hint is the other one
+	mem := &grown{lent: lend(longLen)}
+	x := r.request(index.Get, "a", "")
+	x.Filler = mem
+	r.l.Start(x)
+	r.settleLane()
+	if v, err := r.answer(x); err != nil || v != longer || mem.longer == nil {
+		t.Fatalf("%.10q of %d bytes, %v", v, len(v), err)
+	}
+	if err := mem.check(""); err != nil {
+		t.Error(err)
+	}
+	if bytes.Count(mem.longer[:len(longer)], []byte("b")) != len(longer) ||
+		len(bytes.Trim(mem.longer[len(longer):], "\x00")) > 0 {
+		t.Error("the longer memory does not hold the value alone")
+	}
+}
+
 // A PUT's value leaves from its caller's memory. A change of that meanwhile changes that record alone, which is whole.
 // When the caller has gone nothing of it is read any more.
 func TestPutFromCaller(t *testing.T) {

@@ -333,14 +333,14 @@ func (h *harness) launchClient(p *proc, self string) error {
 	cfg := loadConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: n,
 		Life:      p.life + 1,
 		Histories: h.checker.dir, Round: h.checker.round, Keys: 8, Workers: 4, Pace: 4 * time.Millisecond,
-		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10,
+		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LongBytes: 8 << 20,
 		Churn:    h.zombies > 0,
 		BankPace: 15 * time.Millisecond}
 	// At most 8 clients use a key, with at most about 2,000 operations.
 	cfg.Sets = (h.clients*cfg.Workers + 7) / 8
 	cfg.Ops = 250
 	if h.zombies > 0 {
-		cfg.Keys, cfg.Pace, cfg.ProbePace, cfg.LargeBytes = 4, time.Millisecond, 100*time.Millisecond, 8<<10
+		cfg.Keys, cfg.Pace, cfg.ProbePace, cfg.LongBytes = 4, time.Millisecond, 100*time.Millisecond, 2*longLeast
 	}
 	place := placementOf(st, namespace)
 	if h.zombies > 0 {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -54,10 +55,10 @@ type loadConfig struct {
 	Probes    map[uint32]string
 	ProbePace time.Duration
 	// Beside are likewise those of namespaces that may lose things.
-	Beside     map[string]map[uint32]string
-	OpTimeout  time.Duration
-	Churn      bool // more inserts and deletes
-	LargeBytes int  // of one value in a hundred
+	Beside    map[string]map[uint32]string
+	OpTimeout time.Duration
+	Churn     bool // more inserts and deletes
+	LongBytes int  // one value in a hundred is long: from longLeast to less than that
 	// BankPace is how long a mover rests between transfers.
 	BankPace time.Duration
 }
@@ -354,7 +355,7 @@ func (w *worker) do(key string, counter bool) error {
 		e.Value = fmt.Sprintf("%d.%d.%d.%d", l.Client, l.Life, w.n, w.seq)
 		size := 32 + w.rng.IntN(600)
 		if w.rng.IntN(100) == 0 {
-			size = l.LargeBytes
+			size = longSize(w.rng, l.LongBytes)
 		}
 		value = makeValue(key, e.Value, size)
 	case verbIncr:
@@ -375,6 +376,15 @@ func (w *worker) do(key string, counter bool) error {
 		l.print("bad", strconv.Quote(fmt.Sprintf("client %d: %s: %v", l.Client, e.Verb, bad)))
 	}
 	return writeLine(f, &ended{ID: e.ID, reply: r})
+}
+
+// longLeast is from where on values go straight to and from their callers' memory, and a little more.
+const longLeast = 8 << 10
+
+// longSize is from longLeast to less than most, a power of two times that. Each doubling is as likely.
+func longSize(rng *rand.Rand, most int) int {
+	n := longLeast << rng.IntN(bits.Len(uint(most/longLeast))-1)
+	return n + rng.IntN(n)
 }
 
 // call runs e. bad tells of a value that nobody can have written.

@@ -183,7 +183,18 @@ func TestEndangers(t *testing.T) {
 }
 
 func TestValues(t *testing.T) {
-	for _, size := range []int{0, 10, 50, 5000} {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, most := range []int{2 * longLeast, 8 << 20} {
+		least, longest := most, 0
+		for range 5000 {
+			n := longSize(rng, most)
+			least, longest = min(least, n), max(longest, n)
+		}
+		if least < longLeast || least > longLeast*11/10 || longest >= most || longest < most*9/10 {
+			t.Errorf("long values have %d to %d bytes, want %d to nearly %d", least, longest, longLeast, most)
+		}
+	}
+	for _, size := range []int{0, 10, 50, 5000, 1 << 20} {
 		v := makeValue("r1/0/2", "1.1.0.7", size)
 		if id, err := parseValue("r1/0/2", v); id != "1.1.0.7" || err != nil || len(v) < size {
 			t.Errorf("size %d: %q, %v, %d bytes", size, id, err, len(v))

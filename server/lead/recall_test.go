@@ -302,6 +302,36 @@ func TestScrubbedEmpties(t *testing.T) {
 	}
 }
 
+// If others take the room before an extent is emptied, it is recalled in place: what is nobody's there comes back.
+func TestRecallWithoutRoom(t *testing.T) {
+	const e = layout.ExtentUnits
+	for _, taken := range []bool{false, true} {
+		w, a, b, u, all := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+		w.free(a, u, e-u)
+		all -= uint64(e - u)
+		rest := uint32(w.s.Heap(1).Watermark - 2*e)
+		w.say(Renewal{Session: a, Held: held(all, 0, 0, 0, int64(all))})
+		w.ack()
+		w.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: ReasonRepair})
+		w.finish(a, w.claim(a), 0, e/16, min(rest, e), rest-min(rest, e))
+		if q := w.l.queue; len(q) != 1 || q[0].InPlace {
+			t.Fatalf("queued %v", q)
+		}
+		if taken {
+			w.fill(b, 1)
+		}
+		for range 50 {
+			w.wait(200 * time.Millisecond)
+			w.ack()
+			w.step()
+		}
+		if j := w.claim(a); j.GetKind() != dirpb.JobKind_JOB_RECALL || !slices.Equal(j.Extents, []uint32{1}) ||
+			j.InPlace != taken {
+			t.Fatalf("room taken %v: %v", taken, j)
+		}
+	}
+}
+
 // free makes fresh what a session was granted, from unit on.
 func (w *world) free(session, unit, units uint32) {
 	w.t.Helper()

@@ -374,8 +374,7 @@ func (v *view) occupies(q *fsmpb.StartJob) []uint32 {
 // asked begins what was queued and may begin now, and drops what has no object any more.
 func (p *plan) asked() {
 	p.l.queue = slices.DeleteFunc(p.l.queue, func(q *fsmpb.StartJob) bool {
-		if _, stuck := unmovable(p.s, q); stuck || q.Kind == dirpb.JobKind_JOB_MOVE &&
-			p.s.Shard(q.ShardId).GetMove() != nil {
+		if q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil {
 			return true
 		}
 		pgs := p.occupies(q)
@@ -388,6 +387,9 @@ func (p *plan) asked() {
 			if !p.free(pg) {
 				return false
 			}
+		}
+		if _, stuck := unmovable(p.s, q); stuck {
+			q.InPlace = true // others took the room: what is nobody's comes back at least
 		}
 		if sh := p.s.Shard(q.ShardId); (q.Split || q.Segments != 0) && q.TargetPgId == 0 &&
 			(!fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), max(q.Segments, sh.Segments)) ||
