@@ -122,18 +122,18 @@ func valueLong(t *testing.T, e *Env) {
 	n := valueMax(e) - 40
 	mr := e.Memory(int64(n+40), All)
 	l := e.Dial()
-	head := l.Buf(40)
+	head, got := l.Buf(40), l.Buf(40)
 	src, dst := newGuarded(n, 3), newGuarded(n, 21)
 	Pattern(src.bytes(), 9)
 	w := l.Write(mr, 0, head)
 	w.Value = &rdma.Value{Bytes: src.bytes(), Seal: func(local []byte, crc uint32) { PutLe(local, uint64(crc)) }}
-	r := l.Read(mr, 0, head)
+	r := l.Read(mr, 0, got)
 	v := &rdma.Value{Bytes: dst.bytes(), Start: whole(n)}
 	r.Value = v
 	e.Must(l.OK(w, r))
-	if want := crcOf(src.bytes()); Le(head) != uint64(want) || v.CRC != want || v.N != n ||
+	if want := crcOf(src.bytes()); Le(got) != uint64(want) || v.CRC != want || v.N != n ||
 		!bytes.Equal(dst.bytes(), src.bytes()) {
-		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(head), v.CRC, want,
+		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(got), v.CRC, want,
 			v.N)
 	}
 	e.Must(dst.intact())
