@@ -36,6 +36,7 @@ type stagedCQ struct {
 	last  uint16
 	stash []WC // taken from the provider by others than Poll
 	batch [16]WC
+	over  bool // closed
 }
 
 // add is what a new QP is used through.
@@ -74,7 +75,7 @@ func (c *stagedCQ) pollLocked(wcs []WC) int {
 
 // gatherLocked takes what the provider has, for later Polls. What it raised Ready for stays raised.
 func (c *stagedCQ) gatherLocked() {
-	for {
+	for !c.over {
 		n := c.pollLocked(c.batch[:])
 		c.stash = append(c.stash, c.batch[:n]...)
 		if n == 0 {
@@ -87,6 +88,15 @@ func (c *stagedCQ) gather() {
 	c.Lock()
 	defer c.Unlock()
 	c.gatherLocked()
+}
+
+// Close is as the provider's, and ends gathering.
+func (c *stagedCQ) Close() error {
+	c.Lock()
+	defer c.Unlock()
+	err := c.CQ.Close()
+	c.over = c.over || err == nil
+	return err
 }
 
 // always can be received from.
