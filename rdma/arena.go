@@ -80,7 +80,8 @@ func (p *PD) RegArena(mem []byte) (*Arena, error) {
 	a := &Arena{pd: p, mem: mem}
 	if c := &p.dev.caps; c.MaxSGE >= 2 && !takesValues(c) {
 		var err error
-		a.mr, err = p.RegMR(driver.NewMemory(mem, -1, AllocOptions{Name: "arena"}, nil), 0, int64(len(mem)), AccessLocal)
+		m := driver.NewMemory(mem, -1, AllocOptions{Name: "arena"}, nil)
+		a.mr, err = p.RegMR(m, 0, int64(len(mem)), AccessLocal)
 		if err != nil {
 			return nil, err
 		}

@@ -46,15 +46,16 @@ type slabPool struct {
 	wasteMem *slabMem // for slack
 }
 
-// join counts a QP of pd, and leave discounts it. The last one frees all.
-func (p *slabPool) join(pd *PD) {
+// addUser counts a QP of pd.
+func (p *slabPool) addUser(pd *PD) {
 	p.Lock()
 	defer p.Unlock()
 	p.pd = pd
 	p.users++
 }
 
-func (p *slabPool) leave() error {
+// removeUser discounts one. The last one frees all.
+func (p *slabPool) removeUser() error {
 	p.Lock()
 	defer p.Unlock()
 	if p.users--; p.users > 0 {

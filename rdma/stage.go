@@ -12,8 +12,8 @@ import (
 
 // Providers that take no Values, or no memory of any kind for them, or no CRC, get WRs whose memory is registered. A
 // Value in an Arena is the second SGE of its WR, if the provider takes SGEs. The bytes of others pass through slabs,
-// copied while their CRC is taken: those of a WRITE before it is posted, those of a READ when its WC, or a later one, is
-// polled.
+// and are copied while their CRC is taken. A WRITE's are before it is posted, and a READ's when its WC, or a later one,
+// is polled.
 
 // takesValues tells whether a provider does all that package driver says of Values.
 func takesValues(c *Caps) bool { return c.MaxSGE >= 2 && c.AnyMemory && c.Sums }
@@ -47,7 +47,7 @@ func (c *stagedCQ) add(pd *PD, q driver.QP) *stagedQP {
 	}
 	x := &stagedQP{QP: q, cq: c, pd: pd, first: uint64(c.last) << 48}
 	c.of[c.last] = x
-	pd.slabs.join(pd)
+	pd.slabs.addUser(pd)
 	return x
 }
 
@@ -73,7 +73,7 @@ func (c *stagedCQ) pollLocked(wcs []WC) int {
 	return n
 }
 
-// gatherLocked takes what the provider has, for later Polls. What it raised Ready for stays raised.
+// gatherLocked takes what the provider has, for later Polls. Ready stays as the provider has raised it.
 func (c *stagedCQ) gatherLocked() {
 	for !c.over {
 		n := c.pollLocked(c.batch[:])
@@ -421,7 +421,7 @@ func (x *stagedQP) release() error {
 	delete(x.cq.of, uint16(x.first>>48))
 	x.dropLocked(0)
 	x.free = nil
-	return x.pd.slabs.leave()
+	return x.pd.slabs.removeUser()
 }
 
 // copied is how many bytes of Values went through slabs.

@@ -28,8 +28,8 @@ type Value struct {
 	// sets it: the CRC of Bytes goes on from it.
 	CRC uint32
 	// SGEs are where the bytes behind Local's go, or come from, one piece after the other. Package rdma sets them for
-	// providers that lack AnyMemory or Sums: at least one, and Caps.MaxSGE-1 at most. Then Bytes, Start, Seal, N and CRC
-	// are not the provider's business. If Slack is not 0, the last piece is for what is thrown away.
+	// providers that lack AnyMemory or Sums: at least one, and Caps.MaxSGE-1 at most. Bytes, Start, Seal, N and CRC
+	// are not set then. If Slack is not 0, the last piece is for what is thrown away.
 	SGEs []SGE
 
 	mu     sync.Mutex
@@ -78,8 +78,8 @@ func (v *Value) Acquire() []byte {
 // Release ends Acquire.
 func (v *Value) Release() { v.mu.Unlock() }
 
-// Lend is Acquire for as long as a WR is under way: until Return, Detach waits by l. It reports false, and lends
-// nothing, if the Value was detached.
+// Lend gives Bytes to a WR until Return: Detach waits by l meanwhile. It reports false, and lends nothing, if the Value
+// was detached.
 func (v *Value) Lend(l Lender) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -262,7 +262,9 @@ func (w *work) formed(f *Fabric) bool {
 			return false
 		}
 	case len(w.sges) == 0 || len(w.sges) >= f.caps.MaxSGE || w.bytes > f.o.MaxMsg || w.wr.Op.IsAtomic() ||
-		w.wr.Flags&driver.Inline != 0 || slices.ContainsFunc(w.sges, func(s driver.SGE) bool { return len(s.Bytes) == 0 }):
+		w.wr.Flags&driver.Inline != 0:
+		return false
+	case slices.ContainsFunc(w.sges, func(s driver.SGE) bool { return len(s.Bytes) == 0 }):
 		return false
 	}
 	switch w.wr.Op {
