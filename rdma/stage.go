@@ -55,12 +55,9 @@ func (c *stagedCQ) add(pd *PD, q driver.QP) *stagedQP {
 func (c *stagedCQ) Poll(wcs []WC) int {
 	c.Lock()
 	defer c.Unlock()
-	if len(c.stash) > 0 {
-		n := copy(wcs, c.stash)
-		c.stash = c.stash[:copy(c.stash, c.stash[n:])]
-		return n
-	}
-	return c.pollLocked(wcs)
+	n := copy(wcs, c.stash)
+	c.stash = c.stash[:copy(c.stash, c.stash[n:])]
+	return n + c.pollLocked(wcs[n:])
 }
 
 func (c *stagedCQ) pollLocked(wcs []WC) int {
@@ -124,8 +121,9 @@ type stagedQP struct {
 	// The provider has WRs with numbers for IDs, so that each WC tells which ones are over. Their upper 16 bits are the
 	// QP's: those of verbs may be given again while WCs are under way.
 	wrs     []WR     // of the post under way
-	ids     []uint64 // those of the caller, from number first on
+	ids     []uint64 // those of the caller, from number first on; the first over of them are
 	first   uint64
+	over    int
 	pending []*staged // WRs with Values, in posting order
 	free    []*staged
 	bounced uint64 // bytes
@@ -357,8 +355,10 @@ func (x *stagedQP) polledLocked(wc *WC) {
 		return // no WR of this QP
 	}
 	wc.ID = x.ids[at]
-	x.ids = x.ids[:copy(x.ids, x.ids[at+1:])]
-	x.first = number + 1
+	if x.over = int(at) + 1; 2*x.over >= len(x.ids) {
+		x.ids = x.ids[:copy(x.ids, x.ids[x.over:])]
+		x.first, x.over = number+1, 0
+	}
 	done := 0
 	for ; done < len(x.pending) && x.pending[done].number <= number; done++ {
 		s := x.pending[done]
