@@ -367,23 +367,24 @@ func (c *CQ) Close() error { return c.d.Close() }
 // Counters count what a QP posted. They are plain words owned by the QP's
 // goroutine; bytes are payload, without headers.
 type Counters struct {
+	// CopiedBytes are of Values that an adapter did not reach, since they lay in no Arena.
+	CopiedBytes uint64
+
 	Doorbells  uint64
 	Verbs      [driver.NumOpcodes]uint64
 	ReadBytes  uint64
 	WriteBytes uint64
-	// CopiedBytes are of Values that an adapter did not reach, since they lay in no Arena.
-	CopiedBytes uint64
 }
 
 // Add accumulates o into c.
 func (c *Counters) Add(o *Counters) {
+	c.CopiedBytes += o.CopiedBytes
 	c.Doorbells += o.Doorbells
 	for i := range c.Verbs {
 		c.Verbs[i] += o.Verbs[i]
 	}
 	c.ReadBytes += o.ReadBytes
 	c.WriteBytes += o.WriteBytes
-	c.CopiedBytes += o.CopiedBytes
 }
 
 // Total is the number of verbs of every kind.
