@@ -66,3 +66,6 @@ func (c *Client) Performed() (n []uint64) {
 	}
 	return n
 }
+
+// LoseSession ends the session, as when the directory says that it is over.
+func (c *Client) LoseSession() { c.sess.Load().lost(errSessionLost) }

@@ -43,6 +43,7 @@ type Client struct {
 	stats    counts
 	opened   []*rdma.Device // those of o.Devices that are the Client's own
 	bulkLane bool           // see lanesFor
+	arenas   arenas
 
 	mu struct {
 		sync.Mutex
@@ -241,6 +242,7 @@ func (c *Client) Close() error {
 	// A reopening under way may still bring another session.
 	c.mu.wg.Wait()
 	c.sess.Load().close(ctx)
+	c.arenas.close()
 	return c.release()
 }
 

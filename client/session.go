@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -117,6 +118,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.arenas.addSession(s)
 	s.core.SetEpoch(rep.Epoch)
 	seq := s.core.BeginRenew()
 	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
@@ -295,7 +297,7 @@ func (s *sess) end(ctx context.Context) {
 		s.c.mu.past.wentBy(s.agenda.Counts(), before)
 		s.c.mu.Unlock()
 	}
-	if err := s.core.Close(); err != nil {
+	if err := errors.Join(s.c.arenas.removeSession(s), s.core.Close()); err != nil {
 		s.c.o.Logger.Warn("closing session buffers", "err", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -110,9 +111,10 @@ func (o Outcome) String() string {
 
 // Device is an opened provider.
 type Device struct {
-	name string
-	d    driver.Device
-	caps Caps
+	name  string
+	d     driver.Device
+	caps  Caps
+	regMR atomic.Uint64
 }
 
 // NewDevice wraps a provider's device; name is the provider's ("tcp").
@@ -125,6 +127,9 @@ func (d *Device) Name() string { return d.name }
 
 // Caps never changes.
 func (d *Device) Caps() Caps { return d.caps }
+
+// Registrations is how many times memory was registered, MRs of this package's own included.
+func (d *Device) Registrations() uint64 { return d.regMR.Load() }
 
 // Driver gives the provider's own handle, for provider-specific tests and tools.
 func (d *Device) Driver() driver.Device { return d.d }
@@ -158,7 +163,7 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	}
 	w, _ := c.(driver.Waiter)
 	if !takesValues(&d.caps) {
-		c = &stagedCQ{CQ: c, of: make(map[uint32]*stagedQP)}
+		c, w = &stagedCQ{CQ: c, of: make(map[uint16]*stagedQP)}, nil
 	}
 	return &CQ{d: c, w: w}, nil
 }
@@ -221,8 +226,10 @@ func (d *Device) Close() error { return d.d.Close() }
 
 // PD is a protection domain: MRs and QPs of different PDs never meet.
 type PD struct {
-	dev *Device
-	d   driver.PD
+	dev    *Device
+	d      driver.PD
+	arenas arenas
+	slabs  slabPool
 }
 
 // Device is the one the PD was made from.
@@ -242,6 +249,7 @@ func (p *PD) registered(r driver.MR, m *Memory, off, n int64, err error) (*MR, e
 	if err != nil {
 		return nil, fmt.Errorf("%s: reg mr of %d bytes: %w", p.dev.name, n, err)
 	}
+	p.dev.regMR.Add(1)
 	return &MR{d: r, bytes: m.Bytes[off : off+n : off+n]}, nil
 }
 
@@ -287,8 +295,13 @@ func (p *PD) Paced() (time.Duration, bool) {
 	return l.Paced(), true
 }
 
-// Dealloc fails while MRs or QPs of the PD remain.
-func (p *PD) Dealloc() error { return p.d.Dealloc() }
+// Dealloc fails while MRs, Arenas or QPs of the PD remain.
+func (p *PD) Dealloc() error {
+	if n := len(p.arenas.all()); n > 0 {
+		return fmt.Errorf("%s: dealloc pd: %d arenas remain", p.dev.name, n)
+	}
+	return p.d.Dealloc()
+}
 
 // MR is a registered memory region.
 type MR struct {
@@ -354,6 +367,9 @@ func (c *CQ) Close() error { return c.d.Close() }
 // Counters count what a QP posted. They are plain words owned by the QP's
 // goroutine; bytes are payload, without headers.
 type Counters struct {
+	// CopiedBytes are of Values that an adapter did not reach, since they lay in no Arena.
+	CopiedBytes uint64
+
 	Doorbells  uint64
 	Verbs      [driver.NumOpcodes]uint64
 	ReadBytes  uint64
@@ -362,6 +378,7 @@ type Counters struct {
 
 // Add accumulates o into c.
 func (c *Counters) Add(o *Counters) {
+	c.CopiedBytes += o.CopiedBytes
 	c.Doorbells += o.Doorbells
 	for i := range c.Verbs {
 		c.Verbs[i] += o.Verbs[i]
@@ -394,7 +411,13 @@ type QP struct {
 func (q *QP) Num() uint32 { return q.num }
 
 // Counters gives what was posted so far.
-func (q *QP) Counters() Counters { return q.count }
+func (q *QP) Counters() Counters {
+	c := q.count
+	if s, ok := q.d.(*stagedQP); ok {
+		c.CopiedBytes = s.copied()
+	}
+	return c
+}
 
 // State may be called from any goroutine.
 func (q *QP) State() QPState { return q.d.State() }

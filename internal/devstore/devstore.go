@@ -70,8 +70,9 @@ type Options struct {
 	Dir string
 	// NoJanitor leaves background jobs (new copies, splits, repair) undone.
 	NoJanitor bool
-	// Seed chooses the schedule of sim.
+	// Seed chooses the schedule of sim, and SGEs has it take registered memory alone, as an adapter; see sim.Options.
 	Seed uint64
+	SGEs int
 	// Logger receives the messages of all parts. Default: discard.
 	Logger *slog.Logger
 }
@@ -192,7 +193,7 @@ func Start(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}()
 	if slices.Contains(o.Providers, Sim) {
-		s.fabric = sim.New(sim.Options{Seed: o.Seed})
+		s.fabric = sim.New(sim.Options{Seed: o.Seed, SGEs: o.SGEs})
 	}
 	if slices.Contains(o.Providers, "shm") {
 		if s.run, err = runtimeDir(); err != nil {

@@ -166,8 +166,8 @@ type Caps struct {
 	// WholeBytes: a READ or WRITE of at most these bytes moves aligned 8-byte words whole. A longer one, or one with a
 	// Value, may move any byte by itself. At least LeastWholeBytes.
 	WholeBytes int
-	// MaxSGE is 2 or more if WRs may have a Value, else 1. Package rdma makes up for a provider that lacks this,
-	// AnyMemory or Sums, with buffers of its own and a copy.
+	// MaxSGE is how many pieces of memory a WR has at most, Local being one. It is 2 or more if WRs may have a Value,
+	// else 1. Package rdma makes up for a provider that lacks this, AnyMemory or Sums: see Value.SGEs.
 	MaxSGE int
 	// AnyMemory: Value.Bytes need not be registered.
 	AnyMemory bool

@@ -27,17 +27,40 @@ type Value struct {
 	// CRC is, after a READ with Start, the CRC-32C of Bytes[:N] from Start's on. Before a WRITE with Seal the caller
 	// sets it: the CRC of Bytes goes on from it.
 	CRC uint32
+	// SGEs are where the bytes behind Local's go, or come from, one piece after the other. Package rdma sets them for
+	// providers that lack AnyMemory or Sums: at least one, and Caps.MaxSGE-1 at most. Bytes, Start, Seal, N and CRC
+	// are not set then. If Slack is not 0, the last piece is for what is thrown away.
+	SGEs []SGE
 
-	mu  sync.Mutex
-	own []byte // what there is instead of Bytes after Detach
+	mu     sync.Mutex
+	own    []byte // what there is instead of Bytes after Detach
+	lender Lender // nil: Bytes is not lent
+}
+
+// SGE is a piece of local memory. It lies inside the local MR that LKey names.
+type SGE struct {
+	Bytes []byte
+	LKey  uint64
+}
+
+// Lender has lent Bytes of Values to WRs under way.
+type Lender interface {
+	// Await returns when v is not lent any more. Any goroutine may call it.
+	Await(v *Value)
 }
 
 // Detach returns when Bytes is not touched any more. WRs under way, and later ones, go on with a copy. It waits for a
-// part of the transfer, or with Caps.AnyMemory false for the WC or QP.Close. Any goroutine may call it, before PostSend
-// too. A Value that was detached is not used for anything else afterwards.
+// part of the transfer. If an adapter has Bytes itself it waits for the WC, and closes the QP if that takes long. Any
+// goroutine may call it, before PostSend too. A Value that was detached is not used for anything else afterwards.
 func (v *Value) Detach() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	for v.lender != nil {
+		l := v.lender
+		v.mu.Unlock()
+		l.Await(v)
+		v.mu.Lock()
+	}
 	if v.own == nil {
 		v.own = append([]byte(nil), v.Bytes...)
 	}
@@ -55,6 +78,32 @@ func (v *Value) Acquire() []byte {
 // Release ends Acquire.
 func (v *Value) Release() { v.mu.Unlock() }
 
+// Lend gives Bytes to a WR until Return: Detach waits by l meanwhile. It reports false, and lends nothing, if the Value
+// was detached.
+func (v *Value) Lend(l Lender) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.own != nil {
+		return false
+	}
+	v.lender = l
+	return true
+}
+
+// Return ends Lend.
+func (v *Value) Return() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.lender = nil
+}
+
+// IsLent reports whether Lend was called, and Return was not yet.
+func (v *Value) IsLent() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.lender != nil
+}
+
 // Open calls Start, and gives how many of Bytes a READ is to fill and which CRC to go on from. It sets N.
 func (v *Value) Open(local []byte) (n int, crc uint32) {
 	n = len(v.Bytes)
@@ -69,10 +118,17 @@ func (v *Value) Open(local []byte) (n int, crc uint32) {
 
 // Len is how many remote bytes the WR covers.
 func (w *WR) Len() int {
-	if w.Value == nil {
-		return len(w.Local)
+	n := len(w.Local)
+	switch v := w.Value; {
+	case v == nil:
+	case v.SGEs == nil:
+		n += len(v.Bytes) + v.Slack
+	default:
+		for i := range v.SGEs {
+			n += len(v.SGEs[i].Bytes)
+		}
 	}
-	return len(w.Local) + len(w.Value.Bytes) + w.Value.Slack
+	return n
 }
 
 // Formed tells whether the Value of a WR that has one is in order, beside what holds for every WR: maxMsg is

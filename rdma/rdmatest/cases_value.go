@@ -21,7 +21,7 @@ const (
 	fresh  = 0x3a // what nobody has written to yet
 )
 
-// guarded is memory of no MR with canaries around n bytes that begin at an address of that remainder by 64.
+// guarded is memory with canaries around n bytes that begin at an address of that remainder by 64.
 type guarded struct {
 	all []byte
 	at  int
@@ -30,8 +30,14 @@ type guarded struct {
 
 const guard = 128
 
-func newGuarded(n, skew int) *guarded {
+// guarded is memory for a Value: in no MR, or in an Arena of the lane's PD if the case says so.
+func (l *Lane) guarded(n, skew int) *guarded {
 	g := &guarded{all: make([]byte, n+2*guard), at: guard/2 + skew%64, n: n}
+	if l.E.arenas {
+		a, err := l.PD.RegArena(g.all)
+		l.E.Must(err)
+		l.E.Undo("deregister arena", a.Deregister)
+	}
 	Fill(g.all, canary)
 	Fill(g.bytes(), fresh)
 	return g
@@ -73,7 +79,7 @@ func valueAlignments(t *testing.T, e *Env) {
 		for skew := range 17 {
 			local, addr := 1+(i*5)%47, 64+(i*3)%17
 			i++
-			src, dst := newGuarded(n, skew), newGuarded(n, skew*7)
+			src, dst := l.guarded(n, skew), l.guarded(n, skew*7)
 			Pattern(src.bytes(), byte(i))
 			Pattern(head, byte(i+1))
 			Fill(far, canary)
@@ -122,18 +128,18 @@ func valueLong(t *testing.T, e *Env) {
 	n := valueMax(e) - 40
 	mr := e.Memory(int64(n+40), All)
 	l := e.Dial()
-	head := l.Buf(40)
-	src, dst := newGuarded(n, 3), newGuarded(n, 21)
+	head, got := l.Buf(40), l.Buf(40)
+	src, dst := l.guarded(n, 3), l.guarded(n, 21)
 	Pattern(src.bytes(), 9)
 	w := l.Write(mr, 0, head)
 	w.Value = &rdma.Value{Bytes: src.bytes(), Seal: func(local []byte, crc uint32) { PutLe(local, uint64(crc)) }}
-	r := l.Read(mr, 0, head)
+	r := l.Read(mr, 0, got)
 	v := &rdma.Value{Bytes: dst.bytes(), Start: whole(n)}
 	r.Value = v
 	e.Must(l.OK(w, r))
-	if want := crcOf(src.bytes()); Le(head) != uint64(want) || v.CRC != want || v.N != n ||
+	if want := crcOf(src.bytes()); Le(got) != uint64(want) || v.CRC != want || v.N != n ||
 		!bytes.Equal(dst.bytes(), src.bytes()) {
-		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(head), v.CRC, want,
+		t.Fatalf("%d bytes: CRC of WRITE %#x, of READ %#x, want %#x; N %d; or bytes differ", n, Le(got), v.CRC, want,
 			v.N)
 	}
 	e.Must(dst.intact())
@@ -143,7 +149,7 @@ func valueWithoutSum(t *testing.T, e *Env) {
 	const n = 3000
 	mr := e.Memory(4096, All)
 	l := e.Dial()
-	src, dst := newGuarded(n, 1), newGuarded(n, 2)
+	src, dst := l.guarded(n, 1), l.guarded(n, 2)
 	Pattern(src.bytes(), 77)
 	w := l.Write(mr, 8, fill(l.Word(), 1))
 	w.Value = &rdma.Value{Bytes: src.bytes(), CRC: 5}
@@ -165,7 +171,7 @@ func valueUnsignaled(t *testing.T, e *Env) {
 		var wrs []rdma.WR
 		var dst []*guarded
 		for i := range 3 {
-			g := newGuarded(n, i)
+			g := l.guarded(n, i)
 			dst = append(dst, g)
 			r := l.Read(mr, uint64(8*i), l.Word())
 			r.Value = &rdma.Value{Bytes: g.bytes(), Start: whole(n)}
@@ -197,7 +203,7 @@ func valueSlack(t *testing.T, e *Env) {
 	Pattern(mr.Bytes(), 3)
 	l := e.Dial()
 	for _, slack := range []int{1, 64, 40000, size - n - 8} {
-		dst := newGuarded(n, slack)
+		dst := l.guarded(n, slack)
 		r := l.Read(mr, uint64(size-8-n-slack), l.Word())
 		r.Value = &rdma.Value{Bytes: dst.bytes(), Slack: slack, Start: whole(n)}
 		e.Must(l.OK(r))
@@ -206,7 +212,7 @@ func valueSlack(t *testing.T, e *Env) {
 		}
 		e.Must(dst.intact())
 	}
-	dst := newGuarded(n, 0)
+	dst := l.guarded(n, 0)
 	r := l.Read(mr, uint64(size-8-n), l.Word())
 	r.Value = &rdma.Value{Bytes: dst.bytes(), Slack: 1}
 	mustFail(e, l, r, driver.RemAccessErr)
@@ -229,7 +235,7 @@ func valueStartTakesLess(t *testing.T, e *Env) {
 	Pattern(mr.Bytes(), 4)
 	l := e.Dial()
 	for _, want := range []int{0, 1, 9, 4096, n - 1, n} {
-		dst := newGuarded(n, want)
+		dst := l.guarded(n, want)
 		r := l.Read(mr, 16, l.Word())
 		r.Value = &rdma.Value{Bytes: dst.bytes(), Start: func(local []byte) (int, uint32) {
 			if !bytes.Equal(local, mr.Bytes()[16:24]) {
@@ -253,7 +259,7 @@ func valueHeadWantsMore(t *testing.T, e *Env) {
 	Pattern(mr.Bytes(), 5)
 	l := e.Dial()
 	for _, want := range []int{n + 1, n + 4096, math.MaxInt32, math.MaxInt, -1, math.MinInt} {
-		dst := newGuarded(n, 11)
+		dst := l.guarded(n, 11)
 		r := l.Read(mr, 0, l.Word())
 		r.Value = &rdma.Value{Bytes: dst.bytes(), Slack: 8192, Start: whole(want)}
 		e.Must(l.OK(r))
@@ -270,7 +276,7 @@ func valueSumOfStored(t *testing.T, e *Env) {
 	const n, rounds = 48 << 10, 40
 	mr := e.Memory(n+64, All)
 	writer, reader := e.DialWith(n+4096, nil), e.Dial()
-	src, dst := writer.Buf(n+64), newGuarded(n, 5)
+	src, dst := writer.Buf(n+64), reader.guarded(n, 5)
 	e.Must(Each(2, func(i int) error {
 		for r := range rounds {
 			if i == 0 {
@@ -375,7 +381,7 @@ func valueDetachedBefore(t *testing.T, e *Env) {
 	const n = 9000
 	mr := e.Memory(16<<10, All)
 	l := e.Dial()
-	src, dst := newGuarded(n, 0), newGuarded(n, 0)
+	src, dst := l.guarded(n, 0), l.guarded(n, 0)
 	Pattern(src.bytes(), 6)
 	want := bytes.Clone(src.bytes())
 	w, r := l.Write(mr, 0, l.Word()), l.Read(mr, 0, l.Word())
@@ -445,7 +451,7 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 	var g *guarded
 	var v *rdma.Value
 	moments(e, l, func() rdma.WR {
-		g = newGuarded(n, 8)
+		g = l.guarded(n, 8)
 		r := l.Read(mr, 0, local)
 		v = &rdma.Value{Bytes: g.bytes(), Start: whole(n)}
 		r.Value = v
@@ -465,7 +471,7 @@ func valueDetachedMeanwhile(t *testing.T, e *Env) {
 	var sum uint32
 	want := bytes.Clone(far)
 	moments(e, l, func() rdma.WR {
-		g = newGuarded(n, 8)
+		g = l.guarded(n, 8)
 		copy(g.bytes(), want)
 		PutLe(g.bytes(), l.nextID)
 		PutLe(want, l.nextID)
@@ -506,7 +512,7 @@ func valueEnds(t *testing.T, e *Env, stop func(l *Lane, revoke func() error) err
 				_ = qp.Close() // who is interrupted may not be told so
 				return nil
 			})
-			g := newGuarded(n, 8)
+			g := l.guarded(n, 8)
 			w := l.wr(op, mr, 0, l.Word(), 0, 0)
 			w.Value = &rdma.Value{Bytes: g.bytes()}
 			begun := make(chan struct{})
@@ -570,7 +576,7 @@ func valueClose(t *testing.T, e *Env) {
 	mr := e.Memory(int64(n+8), All)
 	for range 8 {
 		l := e.Dial()
-		src, dst := newGuarded(n, 1), newGuarded(n, 2)
+		src, dst := l.guarded(n, 1), l.guarded(n, 2)
 		w, r := l.Write(mr, 0, l.Word()), l.Read(mr, 0, l.Word())
 		w.Value, r.Value = &rdma.Value{Bytes: src.bytes()}, &rdma.Value{Bytes: dst.bytes(), Start: whole(n)}
 		_, err := l.Post(w, r)
@@ -594,7 +600,7 @@ func valueOfFailedWR(t *testing.T, e *Env) {
 	readOnly := e.Memory(8192, rdma.AccessRemoteRead)
 	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite} {
 		l, other := e.Dial(), e.Dial()
-		dst, behind := newGuarded(n, 3), newGuarded(n, 4)
+		dst, behind := l.guarded(n, 3), l.guarded(n, 4)
 		bad := l.wr(op, readOnly, 0, l.Word(), 0, 0)
 		if op == rdma.OpRead {
 			bad.RemoteAddr += uint64(len(readOnly.Bytes()) - n) // Local and all but the end of Value would fit

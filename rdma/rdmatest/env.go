@@ -31,6 +31,7 @@ type Env struct {
 	// Accept, if set before a dial, replaces admitting everybody with All.
 	Accept func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error)
 
+	arenas   bool // Values lie in Arenas
 	listener rdma.Listener
 	undo     []func() error
 
@@ -207,6 +208,7 @@ type Lane struct {
 
 	used   int
 	nextID uint64
+	head   []byte // of cases that need one
 	wcs    []rdma.WC
 }
 

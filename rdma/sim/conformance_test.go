@@ -59,6 +59,18 @@ func TestConformanceManualNoValues(t *testing.T) {
 	conformance(t, sim.Options{Manual: true, NoValues: true, ReadPieces: 3, WritePieces: 3, DeliverEvents: true})
 }
 
+// Package rdma makes up for an adapter: it takes SGEs, in registered memory alone.
+func TestConformanceSGEs(t *testing.T) { conformance(t, sim.Options{SGEs: 3}) }
+
+// Slack has no SGE of its own.
+func TestConformanceTwoSGEs(t *testing.T) {
+	conformance(t, sim.Options{SGEs: 2, TearBytes: 64, NoAtomicThenRead: true, MaxSendWR: 16})
+}
+
+func TestConformanceManualSGEs(t *testing.T) {
+	conformance(t, sim.Options{Manual: true, SGEs: 3, ReadPieces: 3, WritePieces: 3, DeliverEvents: true})
+}
+
 func TestConformanceSynchronous(t *testing.T) { conformance(t, sim.Options{Synchronous: true}) }
 
 func TestConformanceManualSynchronous(t *testing.T) {

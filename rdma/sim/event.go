@@ -344,6 +344,13 @@ func (h *hasher) addWork(f *Fabric, w *work) {
 			v.Release()
 		}
 	}
+	for _, x := range w.sges {
+		if m := f.byIndexLocked(x.LKey); m != nil && w.data == nil {
+			h.add(x.LKey)
+			h.add(localOffset(m, x.Bytes))
+			h.add(uint64(len(x.Bytes)))
+		}
+	}
 	if w.data != nil {
 		h.add(xxh3.Hash(w.data))
 	} else if m := f.byIndexLocked(w.wr.LKey); m != nil && len(w.wr.Local) > 0 {

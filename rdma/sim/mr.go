@@ -120,6 +120,19 @@ func (q *qp) localOKLocked(lkey uint64, local []byte) bool {
 	return off <= uint64(len(m.bytes)) && uint64(len(local)) <= uint64(len(m.bytes))-off
 }
 
+// piecesOKLocked tells whether all local memory of w is as localOKLocked wants it.
+func (q *qp) piecesOKLocked(w *work) bool {
+	if !q.localOKLocked(w.wr.LKey, w.wr.Local) {
+		return false
+	}
+	for _, s := range w.sges {
+		if !q.localOKLocked(s.LKey, s.Bytes) {
+			return false
+		}
+	}
+	return true
+}
+
 // localOffset is local's distance from m's first byte; huge if it lies before.
 func localOffset(m *mr, local []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes))))

@@ -16,9 +16,10 @@ const poison = 0xdb
 
 type work struct {
 	wr     driver.WR
-	bytes  int    // wr.Len()
-	slack  int    // of those, to be thrown away
-	value  bool   // wr has a Value, which is the caller's again once w is in net
+	bytes  int  // wr.Len()
+	slack  int  // of those, to be thrown away
+	value  bool // wr has a Value, which is the caller's again once w is in net
+	sges   []driver.SGE
 	index  uint64 // how many WRs the QP had before
 	data   []byte // in buf: a WRITE's payload if it is not wr's any more, or what a READ with a Value has got
 	buf    []byte // kept for reuse
@@ -135,7 +136,9 @@ func (q *qp) addLocked(wr *driver.WR) {
 	w := &q.q[len(q.q)-1]
 	*w = work{wr: *wr, bytes: wr.Len(), value: wr.Value != nil, index: q.posted, buf: w.buf, pieces: 1}
 	if w.value {
-		w.slack = wr.Value.Slack
+		if w.sges = wr.Value.SGEs; w.sges == nil {
+			w.slack = wr.Value.Slack
+		}
 	}
 	if cap(w.buf) > bufKept {
 		w.buf = nil
@@ -149,9 +152,12 @@ func (q *qp) addLocked(wr *driver.WR) {
 	switch {
 	case wr.Op == driver.OpWrite && wr.Flags&driver.Inline != 0:
 		w.capture()
-	case wr.Op != driver.OpWrite && q.localOKLocked(wr.LKey, wr.Local):
+	case wr.Op != driver.OpWrite && q.piecesOKLocked(w):
 		spoil(wr.Local)
-		if w.value {
+		for _, s := range w.sges {
+			spoil(s.Bytes)
+		}
+		if w.value && w.sges == nil {
 			spoil(wr.Value.Acquire())
 			wr.Value.Release()
 		}
@@ -201,7 +207,7 @@ func (w *work) tears() bool {
 }
 
 // localLast tells whether the last piece is wr.Local, which lands behind the others.
-func (w *work) localLast() bool { return w.value && w.wr.Op == driver.OpWrite }
+func (w *work) localLast() bool { return w.value && w.sges == nil && w.wr.Op == driver.OpWrite }
 
 // split gives the bytes of the message, from and to, that are moved in pieces of units.
 func (w *work) split() (from, to int) {
@@ -218,7 +224,10 @@ func (w *work) capture() {
 	}
 	local := w.wr.Local
 	w.buf = append(w.buf[:0], local...)
-	if v := w.wr.Value; v != nil {
+	for _, s := range w.sges {
+		w.buf = append(w.buf, s.Bytes...)
+	}
+	if v := w.wr.Value; v != nil && w.sges == nil {
 		w.buf = append(w.buf, v.Acquire()...)
 		v.Release()
 		if v.Seal != nil {
@@ -246,7 +255,16 @@ func (w *work) deliver() {
 // formed repeats package rdma's checks, which a caller of the driver may skip.
 func (w *work) formed(f *Fabric) bool {
 	n := len(w.wr.Local)
-	if w.wr.Value != nil && (f.o.NoValues || !w.wr.Value.Formed(&w.wr, f.o.MaxMsg)) {
+	switch v := w.wr.Value; {
+	case v == nil:
+	case f.caps.AnyMemory:
+		if w.sges != nil || !v.Formed(&w.wr, f.o.MaxMsg) {
+			return false
+		}
+	case len(w.sges) == 0 || len(w.sges) >= f.caps.MaxSGE || w.bytes > f.o.MaxMsg || w.wr.Op.IsAtomic() ||
+		w.wr.Flags&driver.Inline != 0:
+		return false
+	case slices.ContainsFunc(w.sges, func(s driver.SGE) bool { return len(s.Bytes) == 0 }):
 		return false
 	}
 	switch w.wr.Op {
@@ -291,7 +309,7 @@ func (q *qp) checkLocked(w *work) ([]byte, driver.Status) {
 			return nil, driver.LocLenErr
 		}
 		return nil, driver.LocQPOpErr
-	case (w.data == nil || w.wr.Op == driver.OpRead) && !q.localOKLocked(w.wr.LKey, w.wr.Local):
+	case (w.data == nil || w.wr.Op == driver.OpRead) && !q.piecesOKLocked(w):
 		return nil, driver.LocProtErr
 	case q.targetPD.dev.crashed:
 		return nil, driver.RetryExcErr
@@ -327,7 +345,7 @@ func (w *work) applyLocked(tear, k int, remote []byte, flushed bool) {
 		if w.data != nil {
 			from = w.data
 		}
-	case w.value:
+	case w.value && w.sges == nil:
 		if w.data == nil {
 			_, n := w.split()
 			w.buf = slices.Grow(w.buf[:0], n)[:n]
@@ -344,17 +362,36 @@ func (w *work) applyLocked(tear, k int, remote []byte, flushed bool) {
 		}
 	}
 	first, last := w.split()
-	to, from = to[first:last], from[first:last]
+	move := func(a, b int) { copy(to[first+a:first+b], from[first+a:first+b]) }
+	if w.sges != nil && w.data == nil {
+		move = func(a, b int) { w.moveSGEs(remote, a, b) }
+	}
 	unit, phase := w.grain(tear)
 	units := w.units(tear)
 	if !w.stride {
-		a, b := max(k*units/n*unit-phase, 0), min((k+1)*units/n*unit-phase, len(to))
-		copy(to[a:b], from[a:b])
+		move(max(k*units/n*unit-phase, 0), min((k+1)*units/n*unit-phase, last-first))
 		return
 	}
 	for u := k; u < units; u += n {
-		a, b := max(u*unit-phase, 0), min((u+1)*unit-phase, len(to))
-		copy(to[a:b], from[a:b])
+		move(max(u*unit-phase, 0), min((u+1)*unit-phase, last-first))
+	}
+}
+
+// moveSGEs moves bytes from a to b of the message between remote and the pieces of local memory.
+func (w *work) moveSGEs(remote []byte, a, b int) {
+	for i, at := 0, 0; at < b && i <= len(w.sges); i++ {
+		local := w.wr.Local
+		if i > 0 {
+			local = w.sges[i-1].Bytes
+		}
+		if from, to := max(a, at), min(b, at+len(local)); from < to {
+			if w.wr.Op == driver.OpRead {
+				copy(local[from-at:to-at], remote[from:to])
+			} else {
+				copy(remote[from:to], local[from-at:to-at])
+			}
+		}
+		at += len(local)
 	}
 }
 
@@ -404,7 +441,7 @@ func (q *qp) effectLocked(at, k int) {
 	if !w.whole() {
 		return
 	}
-	if w.value && w.wr.Op == driver.OpRead {
+	if w.value && w.sges == nil && w.wr.Op == driver.OpRead {
 		w.deliver()
 	}
 	if q.fault != 0 && q.faultWhen == AfterEffect && at == q.eff {
@@ -441,7 +478,7 @@ func (q *qp) flushLocked(from int, sent bool) {
 		w := &q.q[i]
 		if sent && !w.over && w.wr.Op != driver.OpRead {
 			// A WR whose local side fails is not sent, nor is any behind it.
-			sent = w.formed(q.f) && (w.data != nil || q.localOKLocked(w.wr.LKey, w.wr.Local))
+			sent = w.formed(q.f) && (w.data != nil || q.piecesOKLocked(w))
 			if sent {
 				if w.wr.Op == driver.OpWrite {
 					w.capture()

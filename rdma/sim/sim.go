@@ -64,6 +64,9 @@ type Options struct {
 	SharedWire bool
 	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
 	NoValues bool
+	// SGEs, if not 0, is MaxSGE of fabrics that withdraw AnyMemory and Sums, as adapters do. Then WRs name registered
+	// memory alone, which is read and written until they are over.
+	SGEs int
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
 	// 4 MiB, 256. A negative MaxInline means none.
 	MaxInline, MaxMsg, MaxSendWR int
@@ -118,7 +121,11 @@ func New(o Options) *Fabric {
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
 	}}
-	if !o.NoValues {
+	switch {
+	case o.NoValues:
+	case o.SGEs != 0:
+		f.caps.MaxSGE = o.SGEs
+	default:
 		f.caps.MaxSGE, f.caps.AnyMemory, f.caps.Sums = 2, true, true
 	}
 	f.mu.listeners = make(map[string]*listener)

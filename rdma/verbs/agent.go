@@ -184,7 +184,7 @@ func (a *agent) completed(w *C.struct_kvd_wc) bool {
 	*a.wr = C.struct_kvd_wr{id: C.uint64_t(wrID{}.pack()), op: C.IBV_WR_SEND, flags: C.IBV_SEND_SIGNALED,
 		local: a.ms.addr(buf), len: replySize, lkey: C.uint32_t(a.ms.r.LKey())}
 	var done C.int
-	if rc := C.kvd_post(a.qp, a.wr, 1, a.scratch, &done); rc != 0 {
+	if rc := C.kvd_post(a.qp, a.wr, nil, 1, a.scratch, &done); rc != 0 {
 		return false
 	}
 	a.sends++

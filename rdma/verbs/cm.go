@@ -460,7 +460,7 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 		return err
 	}
 	var inline C.int
-	if rc := C.kvd_create_qp(own.c, cq, recvBuffers, recvBuffers, 0, &p.qp, &inline); rc != 0 {
+	if rc := C.kvd_create_qp(own.c, cq, recvBuffers, recvBuffers, 1, 0, &p.qp, &inline); rc != 0 {
 		p.qp = nil
 		return w, undo(limited("create QP", 4096, rc))
 	}

@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/mem"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
@@ -211,4 +214,36 @@ func TestPostAllocates(t *testing.T) {
 	}); n > 0 {
 		t.Errorf("a chain allocates %v times", n)
 	}
+}
+
+// An Arena beyond what this process may pin is refused, with the limit and what to do about it.
+func TestArenaLimit(t *testing.T) {
+	e := twoSides(t)
+	pd := e.NewPD(e.H.Active)
+	small, err := pd.RegArena(make([]byte, 8))
+	e.Must(err)
+	e.Must(small.Deregister())
+	// Rights are a thread's, so this goroutine's threads are nobody else's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var was, less [2]unix.CapUserData
+	e.Must(unix.Capget(&head, &was[0]))
+	less = was
+	less[0].Effective &^= 1 << unix.CAP_IPC_LOCK
+	var limit unix.Rlimit
+	e.Must(unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit))
+	e.Must(unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 64 << 10, Max: limit.Max}))
+	e.Must(unix.Capset(&head, &less[0]))
+	_, err = pd.RegArena(make([]byte, 1<<20))
+	e.Must(unix.Capset(&head, &was[0]))
+	e.Must(unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit))
+	var l *mem.LimitError
+	if !errors.As(err, &l) || l.Limit != "RLIMIT_MEMLOCK" || l.Want != 1<<20 || l.Have != 64<<10 ||
+		!strings.Contains(err.Error(), "LimitMEMLOCK=") {
+		t.Fatalf("1 MiB where 64 KiB may be pinned: %v", err)
+	}
+	again, err := pd.RegArena(make([]byte, 1<<20))
+	e.Must(err)
+	e.Must(again.Deregister())
 }

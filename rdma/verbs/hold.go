@@ -116,7 +116,7 @@ func (h *holdQueue) pump() {
 			h.request(n-1, first+uint64(n)-1)
 		}
 		var done C.int
-		rc := C.kvd_post(q.c, &q.wrs[0], C.int(n), q.scratch, &done)
+		rc := C.kvd_post(q.c, &q.wrs[0], &q.more[0], C.int(n), q.scratch, &done)
 		if len(h.chain) > 0 {
 			h.issued += uint64(done)
 		}

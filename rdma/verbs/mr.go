@@ -107,7 +107,7 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d", off, n, len(m.Bytes))
 	}
 	r := &mr{pd: p, bytes: m.Bytes[off : off+n : off+n], access: a}
-	va := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.bytes))))
+	va := uint64(addressOf(r.bytes))
 	if va%8 != 0 {
 		return nil, fmt.Errorf("memory at offset %d is not 8-byte aligned", off)
 	}
@@ -140,6 +140,21 @@ func (p *pd) add(r *mr) {
 		p.mu.local[r.LKey()] = r
 	}
 }
+
+// localMR is the MR of an lkey, or nil.
+func (p *pd) localMR(lkey uint64) *mr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.local[lkey]
+}
+
+// has tells whether all of b lies in r.
+func (r *mr) has(b []byte) bool {
+	at := addressOf(b) - addressOf(r.bytes) // wraps for what is below
+	return at <= uintptr(len(r.bytes)) && uintptr(len(b)) <= uintptr(len(r.bytes))-at
+}
+
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // alignBits are the low bits that an MR's address at the adapter has in common with its mapping's. Adapters want those
 // of a page, of 1 GiB at most.

@@ -157,6 +157,7 @@ func describe(l []*C.struct_ibv_device, only string) []DeviceInfo {
 				in.MemoryWindows = "type 1"
 			}
 			in.MaxQP, in.MaxQPWR, in.MaxCQE, in.MaxMR = int(a.max_qp), int(a.max_qp_wr), int(a.max_cqe), int(a.max_mr)
+			in.MaxSGE, in.MaxSGERead = int(a.max_sge), int(a.max_sge_rd)
 			in.MaxMRBytes, in.MaxQPRdAtom, in.MaxInitRdAtom = uint64(a.max_mr_size), int(a.max_qp_rd_atom),
 				int(a.max_qp_init_rd_atom)
 			for n := range min(int(a.phys_port_cnt), len(c.port)) {
@@ -280,7 +281,7 @@ func (d *device) setUp() error {
 		MaxMsg:         longestMsg,
 		MaxSendWR:      min(wantSendWR, in.MaxQPWR),
 		WholeBytes:     driver.LeastWholeBytes,
-		MaxSGE:         1,
+		MaxSGE:         in.sges(),
 		EnforcesRights: true,
 		AtomicsByAgent: true,
 		SharedWire:     true,
@@ -317,6 +318,15 @@ func (d *device) setUp() error {
 	d.caps.AtomicScope = in.Atomics
 	d.caps.AtomicThenRead = test.atomicThenRead
 	return nil
+}
+
+// sges is how many pieces of memory WRs get.
+func (in *DeviceInfo) sges() int {
+	n := in.MaxSGE
+	if in.MaxSGERead > 0 { // 0: nothing is said of READs
+		n = min(n, in.MaxSGERead)
+	}
+	return max(1, min(n, 1+moreSGEs))
 }
 
 func (d *device) Caps() driver.Caps { return d.caps }

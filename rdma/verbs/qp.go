@@ -43,8 +43,9 @@ type qp struct {
 	ring            []entry // length a power of two, at least depth
 	depth           int
 	posted, retired uint64
-	wrs             []C.struct_kvd_wr // in C's memory, depth of them
-	local           *mr               // the MR of the last LKey
+	wrs             []C.struct_kvd_wr  // in C's memory, depth of them
+	more            []C.struct_kvd_sge // in C's memory, moreSGEs for each of wrs
+	local           *mr                // the MR of the last LKey
 	scratch         unsafe.Pointer
 	reported        uint64 // WRs below it that the adapter will report, or a later one
 	secret          uint64 // see mark
@@ -65,11 +66,11 @@ type entry struct {
 	id     uint64
 	op     driver.Opcode
 	signal bool
-	// foul: Local lies outside the MR of LKey. The adapter has got a WR instead
+	// foul: Local, or another SGE, lies outside the MR of its LKey. The adapter has got a WR instead
 	// that the target refuses.
 	foul bool
-	// word is where the last 8 bytes of an answer go; it holds the WR's mark until
-	// then. Nil: there is no answer, or a shorter one.
+	// word is where the last 8 bytes of an answer go that are not slack; it holds the WR's mark until
+	// then. Nil: there is no answer, or its last piece is shorter.
 	word *uint64
 }
 
@@ -82,6 +83,9 @@ var (
 // recvBuffers is how many messages a peer may send us unasked: one reply to an
 // atomic, as only one is under way, and some to spare.
 const recvBuffers = 4
+
+// moreSGEs is how many pieces of memory a WR may have beside Local.
+const moreSGEs = C.KVD_MORE_SGES
 
 // newQP makes a queue pair in state INIT.
 func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
@@ -110,8 +114,8 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		if want < 32 {
 			want = 0
 		}
-		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(want), &q.c,
-			&got); rc == 0 || want == 0 {
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(d.caps.MaxSGE),
+			C.int(want), &q.c, &got); rc == 0 || want == 0 {
 			q.inline = min(int(got), want)
 			break
 		}
@@ -136,6 +140,8 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	}
 	q.ring = make([]entry, size)
 	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth), C.sizeof_struct_kvd_wr)), q.depth)
+	q.more = unsafe.Slice((*C.struct_kvd_sge)(C.calloc(C.size_t(q.depth*moreSGEs), C.sizeof_struct_kvd_sge)),
+		q.depth*moreSGEs)
 	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth)))
 	q.state.Store(uint32(driver.StateRTS))
 	return q, nil
@@ -228,7 +234,7 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 		q.fill(i, &wrs[i], q.noteWR(&wrs[i]))
 	}
 	var done C.int
-	rc := C.kvd_post(q.c, &q.wrs[0], C.int(len(wrs)), q.scratch, &done)
+	rc := C.kvd_post(q.c, &q.wrs[0], &q.more[0], C.int(len(wrs)), q.scratch, &done)
 	if rc == 0 {
 		return int(done), nil
 	}
@@ -238,7 +244,7 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 		return int(done), driver.ErrQueueFull
 	}
 	q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "op", wrs[done].Op,
-		"bytes", len(wrs[done].Local), "err", syscall.Errno(rc))
+		"bytes", wrs[done].Len(), "err", syscall.Errno(rc))
 	q.failLocked()
 	return int(done), driver.ErrQPError
 }
@@ -248,14 +254,32 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 func (q *qp) noteWR(w *driver.WR) uint64 {
 	n := q.posted
 	e := entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
-	if w.Op != driver.OpWrite && len(w.Local) >= 8 && !e.foul {
-		e.word = (*uint64)(unsafe.Pointer(&w.Local[len(w.Local)-8]))
+	if b := answer(w); len(b) >= 8 && !e.foul {
+		e.word = (*uint64)(unsafe.Pointer(&b[len(b)-8]))
 		*e.word = q.mark(n)
 	}
 	q.ring[n&uint64(len(q.ring)-1)] = e
 	q.posted++
 	q.cq.outstanding++
 	return n
+}
+
+// answer is the last piece of memory that the answer to w fills and somebody reads; nil if there is none.
+func answer(w *driver.WR) []byte {
+	if w.Op == driver.OpWrite {
+		return nil
+	}
+	if w.Value == nil {
+		return w.Local
+	}
+	s := w.Value.SGEs
+	if w.Value.Slack > 0 {
+		s = s[:len(s)-1] // others throw theirs away there, too
+	}
+	if len(s) == 0 {
+		return w.Local
+	}
+	return s[len(s)-1].Bytes
 }
 
 // mark is what the end of WR n's buffer holds until the answer comes. That the
@@ -269,23 +293,29 @@ func (q *qp) mark(n uint64) uint64 { return q.secret + n*0x9e3779b97f4a7c15 }
 // would be taken for the word that was found.
 func (q *qp) unanswered(n uint64, e *entry) bool { return e.word != nil && *e.word == q.mark(n) }
 
-// covers tells whether w's buffer lies inside the MR of its LKey. Adapters check
+// covers tells whether w's pieces of memory lie inside the MRs of their LKeys. Adapters check
 // that too, but while they execute: what is in front may be flushed and what is
 // behind may happen.
 func (q *qp) covers(w *driver.WR) bool {
 	m := q.local
 	if m == nil || uint64(m.lkey) != w.LKey || m.dead.Load() {
-		q.pd.mu.Lock()
-		m = q.pd.mu.local[w.LKey]
-		q.pd.mu.Unlock()
-		if m == nil {
+		if m = q.pd.localMR(w.LKey); m == nil {
 			return false
 		}
 		q.local = m
 	}
-	// wraps for what is below
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))
-	return at <= uintptr(len(m.bytes)) && uintptr(len(w.Local)) <= uintptr(len(m.bytes))-at
+	if !m.has(w.Local) {
+		return false
+	}
+	if w.Value == nil {
+		return true
+	}
+	for _, s := range w.Value.SGEs {
+		if m := q.pd.localMR(s.LKey); m == nil || !m.has(s.Bytes) {
+			return false
+		}
+	}
+	return true
 }
 
 var opcodes = [driver.NumOpcodes]C.uint8_t{
@@ -310,16 +340,25 @@ func (q *qp) fill(i int, w *driver.WR, number uint64) {
 	if w.Flags&driver.Inline != 0 {
 		x.flags |= C.IBV_SEND_INLINE
 	}
-	x.local = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))
+	x.local = C.uint64_t(addressOf(w.Local))
 	x.len = C.uint32_t(len(w.Local))
 	x.remote, x.compare, x.swap = C.uint64_t(w.RemoteAddr), C.uint64_t(w.Compare), C.uint64_t(w.Swap)
 	x.lkey, x.rkey = C.uint32_t(w.LKey), C.uint32_t(w.RKey)
+	x.more = 0
+	if w.Value != nil {
+		for k, s := range w.Value.SGEs {
+			q.more[i*moreSGEs+k] = C.struct_kvd_sge{addr: C.uint64_t(addressOf(s.Bytes)), len: C.uint32_t(len(s.Bytes)),
+				lkey: C.uint32_t(s.LKey)}
+		}
+		x.more = C.uint8_t(len(w.Value.SGEs))
+	}
 	// Keys have 32 bits. A longer key names nothing, and the target shall say so in its turn: no region
 	// reaches to the last word.
 	if w.RKey>>32 != 0 {
 		x.rkey, x.remote = 0, ^C.uint64_t(7)
 	}
 	if q.ring[number&uint64(len(q.ring)-1)].foul {
+		x.more = 0
 		if q.inline == 0 {
 			x.lkey = 0
 			return
@@ -483,6 +522,7 @@ func (q *qp) end() error {
 	}
 	c.mu.Unlock()
 	C.free(unsafe.Pointer(&q.wrs[0]))
+	C.free(unsafe.Pointer(&q.more[0]))
 	C.free(q.scratch)
 	if q.hold != nil {
 		errs = append(errs, q.hold.free())

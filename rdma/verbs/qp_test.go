@@ -44,6 +44,9 @@ func TestUnanswered(t *testing.T) {
 		{"a FETCH_ADD without", driver.OpFetchAdd, 8, false, []driver.Status{driver.GeneralErr, driver.WRFlushErr}},
 		{"a READ without its end", driver.OpRead, 100, false, []driver.Status{driver.GeneralErr, driver.WRFlushErr}},
 		{"a READ of less than a word", driver.OpRead, 7, false, []driver.Status{driver.Success}},
+		{"a READ into a Value", driver.OpRead, 164, true, []driver.Status{driver.Success}},
+		{"a READ into a Value without its end", driver.OpRead, 164, false, []driver.Status{driver.GeneralErr,
+			driver.WRFlushErr}},
 	} {
 		dc, err := d.CreateCQ(16)
 		must(err)
@@ -54,11 +57,16 @@ func TestUnanswered(t *testing.T) {
 			{Op: c.op, Local: m.Bytes[64 : 64+c.bytes]},
 			{Op: driver.OpRead, Local: m.Bytes[512:520], Flags: driver.Signaled}} {
 			w.ID, w.LKey = uint64(i), r.LKey()
+			if n := len(w.Local); n == 164 { // in three pieces, of which others write to the last
+				w.Value = &driver.Value{Slack: 8, SGEs: []driver.SGE{{Bytes: w.Local[:100], LKey: r.LKey()},
+					{Bytes: m.Bytes[1024:1032], LKey: r.LKey()}}}
+				w.Local = w.Local[100:]
+			}
 			q.noteWR(&w)
 		}
 		copy(m.Bytes[512:], "answered")
 		if c.answered {
-			copy(m.Bytes[64:], "answered")
+			copy(m.Bytes[64+min(c.bytes, 100)-8:], "answered")
 		}
 		q.complete(2, driver.Success)
 		var got []driver.Status

@@ -226,11 +226,12 @@ int kvd_poll(struct ibv_cq *cq, struct kvd_wc *out, int n, int64_t spin)
 	return got;
 }
 
-int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr, int inl, struct ibv_qp **out, int *got_inline)
+int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr, int sge, int inl, struct ibv_qp **out,
+	int *got_inline)
 {
 	struct ibv_qp_init_attr a = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = send_wr, .max_recv_wr = recv_wr, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = inl },
+		.cap = { .max_send_wr = send_wr, .max_recv_wr = recv_wr, .max_send_sge = sge, .max_recv_sge = 1, .max_inline_data = inl },
 	};
 	errno = 0;
 	*out = f_create_qp(pd, &a);
@@ -281,23 +282,29 @@ int kvd_destroy_qp(struct ibv_qp *qp) { return f_destroy_qp(qp); }
 
 struct slot {
 	struct ibv_send_wr wr;
-	struct ibv_sge sge;
+	struct ibv_sge sge[1 + KVD_MORE_SGES];
 };
 
 size_t kvd_scratch_size(int n) { return sizeof(struct slot) * n; }
 
-int kvd_post(struct ibv_qp *qp, const struct kvd_wr *wrs, int n, void *scratch, int *done)
+int kvd_post(struct ibv_qp *qp, const struct kvd_wr *wrs, const struct kvd_sge *more, int n, void *scratch, int *done)
 {
 	struct slot *s = scratch;
 	for (int i = 0; i < n; i++) {
 		const struct kvd_wr *w = &wrs[i];
-		s[i].sge.addr = w->local;
-		s[i].sge.length = w->len;
-		s[i].sge.lkey = w->lkey;
+		s[i].sge[0].addr = w->local;
+		s[i].sge[0].length = w->len;
+		s[i].sge[0].lkey = w->lkey;
+		for (int k = 0; k < w->more; k++) {
+			const struct kvd_sge *m = &more[i * KVD_MORE_SGES + k];
+			s[i].sge[1 + k].addr = m->addr;
+			s[i].sge[1 + k].length = m->len;
+			s[i].sge[1 + k].lkey = m->lkey;
+		}
 		s[i].wr.wr_id = w->id;
 		s[i].wr.next = i + 1 < n ? &s[i + 1].wr : NULL;
-		s[i].wr.sg_list = &s[i].sge;
-		s[i].wr.num_sge = 1;
+		s[i].wr.sg_list = s[i].sge;
+		s[i].wr.num_sge = 1 + w->more;
 		s[i].wr.opcode = w->op;
 		s[i].wr.send_flags = w->flags;
 		if (w->op == IBV_WR_ATOMIC_CMP_AND_SWP || w->op == IBV_WR_ATOMIC_FETCH_AND_ADD) {

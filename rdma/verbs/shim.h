@@ -21,9 +21,19 @@ struct kvd_wr {
 	uint32_t rkey;
 	uint8_t op;    // enum ibv_wr_opcode
 	uint8_t flags; // enum ibv_send_flags
-	uint16_t pad;
+	uint8_t more;  // SGEs behind local
+	uint8_t pad;
 	uint64_t pad2;
 };
+
+// A work request's SGE beside the one that it names itself.
+struct kvd_sge {
+	uint64_t addr;
+	uint32_t len;
+	uint32_t lkey;
+};
+
+#define KVD_MORE_SGES 2
 
 // A work completion, 24 bytes.
 struct kvd_wc {
@@ -85,7 +95,8 @@ int kvd_events(struct ibv_comp_channel *ch);
 // while there is none. Returns how many, or -errno.
 int kvd_poll(struct ibv_cq *cq, struct kvd_wc *out, int n, int64_t spin);
 
-int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr, int inl, struct ibv_qp **out, int *got_inline);
+int kvd_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int send_wr, int recv_wr, int sge, int inl, struct ibv_qp **out,
+	int *got_inline);
 int kvd_init_qp(struct ibv_qp *qp, int port, int access);
 // Moves a queue pair from INIT to RTR, and on to RTS.
 int kvd_rtr(struct ibv_qp *qp, const struct kvd_path *p);
@@ -93,8 +104,8 @@ int kvd_rts(struct ibv_qp *qp, const struct kvd_path *p);
 int kvd_err(struct ibv_qp *qp);
 int kvd_destroy_qp(struct ibv_qp *qp);
 // Posts n work requests as one chain, built in scratch; *done tells how many were
-// taken.
-int kvd_post(struct ibv_qp *qp, const struct kvd_wr *wrs, int n, void *scratch, int *done);
+// taken. more has KVD_MORE_SGES for each, of which wrs[i].more count.
+int kvd_post(struct ibv_qp *qp, const struct kvd_wr *wrs, const struct kvd_sge *more, int n, void *scratch, int *done);
 size_t kvd_scratch_size(int n);
 int kvd_post_recv(struct ibv_qp *qp, uint64_t id, uint64_t addr, uint32_t len, uint32_t lkey);
 

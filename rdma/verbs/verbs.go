@@ -148,6 +148,8 @@ type DeviceInfo struct {
 	MemoryWindows string
 	MaxQP         int
 	MaxQPWR       int // WRs of one QP
+	MaxSGE        int // SGEs of one WR
+	MaxSGERead    int // of one READ; 0: the adapter does not say
 	MaxCQE        int
 	MaxMR         int
 	MaxMRBytes    uint64
