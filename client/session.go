@@ -26,18 +26,19 @@ import (
 // goroutines that watch the map and perform the agenda: renew the lease, dial, fetch
 // memory. When the session is lost the Client opens another.
 type sess struct {
-	c      *Client
-	core   *engine.Core
-	id     uint32
-	nsID   uint32
-	seed   atomic.Uint64
-	limit  atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
-	evicts atomic.Bool   // the namespace is a cache
-	host   string        // hostid.ID()
-	renew  time.Duration
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+	c        *Client
+	core     *engine.Core
+	id       uint32
+	nsID     uint32
+	seed     atomic.Uint64
+	limit    atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
+	evicts   atomic.Bool   // the namespace is a cache
+	maxValue atomic.Int64  // bytes that a value in the namespace may have
+	host     string        // hostid.ID()
+	renew    time.Duration
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup
 
 	mu struct {
 		sync.Mutex

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -39,6 +40,7 @@ func (s *sess) install(m *dirpb.Map) error {
 		if n.GetId() == s.nsID {
 			s.seed.Store(n.GetHashSeed())
 			s.limit.Store(n.GetLimitBytes())
+			s.maxValue.Store(int64(min(cmp.Or(n.GetMaxValueBytes(), DefaultMaxValueLen), MaxValueLen)))
 			s.evicts.Store(n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE)
 		}
 	}

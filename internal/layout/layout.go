@@ -38,7 +38,11 @@ const (
 	RecordHeaderSize = 32
 	MaxKeyLen        = 1<<16 - 1
 	MinKeyLen        = 1
-	MaxValueLen      = 64 << 20
+	// MaxValueLen is the longest value that a namespace may allow, and DefaultMaxValue what one allows that says
+	// nothing. Up to MaxTailLen bytes of a record's value are not the user's.
+	MaxValueLen     = 512 << 20
+	DefaultMaxValue = 64 << 20
+	MaxTailLen      = 12
 	// MaxRecordSize is the longest record one READ fetches.
 	MaxRecordSize = 31 << 17
 	// ChunkSize is the payload of one chunk record of a value too long for one

@@ -61,7 +61,7 @@ func ParseManifest(b []byte, lo, hi uint32) (Manifest, error) {
 	}
 	m := Manifest{Len: binary.LittleEndian.Uint64(b), ID: binary.LittleEndian.Uint64(b[16:])}
 	n := binary.LittleEndian.Uint32(b[8:])
-	if m.Len > MaxValueLen || uint64(n) != uint64(ChunkCount(int(m.Len))) || len(b) != ManifestLen(int(n)) ||
+	if m.Len > MaxValueLen+MaxTailLen || uint64(n) != uint64(ChunkCount(int(m.Len))) || len(b) != ManifestLen(int(n)) ||
 		binary.LittleEndian.Uint32(b[12:]) != 0 {
 		return Manifest{}, corrupt("manifest", 8, "chunk count", uint64(n), m.Len, b)
 	}
