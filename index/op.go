@@ -148,6 +148,7 @@ type far struct {
 	readID        uint64             // that the chunks which are read must carry
 	readOffs      []uint64           // of the chunks that are read, in the region
 	readLen       int                // bytes of what the chunks that are read hold
+	payload       int                // of that in each of them but the last, bytes
 	whole         []byte             // the caller's memory for bytes [lo, hi) of that
 	lo, hi        int                // likewise
 	windowed      bool               // the chunks are read to whole, a window at a time

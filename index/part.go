@@ -62,7 +62,7 @@ func (o *Op) getPart(h Hint) Action {
 	o.slotRead = true
 	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
 	o.noteAccess(h.Slot, o.noteDue())
-	return o.readWindow(o.lo / layout.ChunkSize)
+	return o.readWindow(o.lo / o.payload)
 }
 
 // stale starts over without a hint if the slot, read before the chunks, does not hold the word that leads to them.
@@ -82,7 +82,7 @@ func (o *Op) gottenPart(m layout.Manifest) Action {
 		return o.finish(nil)
 	}
 	o.begin()
-	return o.readWindow(o.lo / layout.ChunkSize)
+	return o.readWindow(o.lo / o.payload)
 }
 
 // intoWhole has the bytes [lo, hi) of the value read to memory of the caller, or into a buffer if there is none. It is

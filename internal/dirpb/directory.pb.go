@@ -977,6 +977,8 @@ type Namespace struct {
 	Grows bool   `protobuf:"varint,181,opt,name=grows,proto3" json:"grows,omitempty"`
 	// The longest value that sessions may put, bytes. 0: 64 MiB. A longer one that is there already stays readable.
 	MaxValueBytes uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`
+	// What each chunk of a long value holds that is written, bytes. 0: 2 MiB, as in namespaces made before level 2.
+	ChunkPayload  uint32 `protobuf:"varint,183,opt,name=chunk_payload,json=chunkPayload,proto3" json:"chunk_payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1133,6 +1135,13 @@ func (x *Namespace) GetGrows() bool {
 func (x *Namespace) GetMaxValueBytes() uint64 {
 	if x != nil {
 		return x.MaxValueBytes
+	}
+	return 0
+}
+
+func (x *Namespace) GetChunkPayload() uint32 {
+	if x != nil {
+		return x.ChunkPayload
 	}
 	return 0
 }
@@ -9318,7 +9327,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xeb\x04\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x91\x05\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -9338,7 +9347,8 @@ const file_directory_proto_rawDesc = "" +
 	"\vrebalancing\x18+ \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\vrebalancing\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12\x15\n" +
 	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\x12'\n" +
-	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\"I\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12$\n" +
+	"\rchunk_payload\x18\xb7\x01 \x01(\rR\fchunkPayload\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +

@@ -45,9 +45,12 @@ const (
 	MaxTailLen      = 12
 	// MaxRecordSize is the longest record one READ fetches.
 	MaxRecordSize = 31 << 17
-	// ChunkSize is the payload of one chunk record of a value too long for one
-	// record.
+	// ChunkSize is what a chunk record of a value too long for one record holds, unless its manifest says less.
 	ChunkSize = 2 << 20
+	// ChunkPayload is what it holds if it fills a place of 2 MiB.
+	ChunkPayload = ChunkSize - RecordHeaderSize
+	// MaxChunks bounds the chunks of a value.
+	MaxChunks = (MaxValueLen + MaxTailLen + ChunkPayload - 1) / ChunkPayload
 
 	VerMod = 1 << 10
 	// WordLifeEpochs is how long, in reclaim epochs, no slot repeats a word (I5)

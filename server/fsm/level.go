@@ -20,7 +20,7 @@ import (
 //	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the commands Rebalance, Reign, Recover and
 //	   LoseMembers; placement groups that start over elsewhere (Spares), and sessions that are fenced where their namespace has memory
 //	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
-//	2  namespaces say how long a value may be
+//	2  namespaces say how long a value may be, and new ones have chunks that fill places of 2 MiB
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been
 // released. The code asks Level, as it does for levelBoots, and goes the old way below. The rows of each

@@ -74,6 +74,14 @@ func layoutOf(q *dirpb.CreateNamespaceRequest) (mode dirpb.NamespaceMode, percen
 	return mode, percent, nil
 }
 
+// chunkPayload is what chunks of a namespace that is made now hold, bytes; 0: 2 MiB, as all versions read.
+func (s *State) chunkPayload() uint32 {
+	if !s.KnowsLong() {
+		return 0
+	}
+	return layout.ChunkPayload
+}
+
 // checkMaxValue returns why no namespace can have a longest value of n bytes; 0 asks for none.
 func (s *State) checkMaxValue(n uint64) error {
 	switch {
@@ -195,7 +203,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
 		Owner: q.Owner, Quota: quotaOf(q.Quota), Nodes: bound, Grows: grows,
-		MaxValueBytes: q.MaxValueBytes,
+		MaxValueBytes: q.MaxValueBytes, ChunkPayload: s.chunkPayload(),
 	}
 	s.putNamespace(w)
 	for _, pg := range pgs {

@@ -30,4 +30,8 @@ func TestMaxValue(t *testing.T) {
 		MaxValueBytes: 1})).Namespace; w.MaxValueBytes != 1 {
 		t.Errorf("created with %v", w)
 	}
+	// Chunks of namespaces stay as they were made.
+	if a, b := h.s.Namespace(1).ChunkPayload, h.s.Namespace(2).ChunkPayload; a != 0 || b != layout.ChunkPayload {
+		t.Errorf("chunks of %d and %d bytes", a, b)
+	}
 }
