@@ -18,6 +18,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"time"
@@ -61,6 +62,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrTooLarge: a value is longer than its namespace allows; nothing was sent. It comes with ErrInvalid.
 	ErrTooLarge = errors.New("value too large")
+	// ErrInterrupted: the store took back memory that held what a PutFrom had written so far, or its session was lost.
+	// Nothing was stored, and the same PutFrom may succeed with a reader that begins anew.
+	ErrInterrupted = errors.New("the value's memory was taken back while it was written")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
 	// ErrNoNamespace: the directory knows no such namespace. A Client whose
@@ -290,6 +294,7 @@ type API interface {
 	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
 	Open(ctx context.Context, key []byte) (*Value, error)
 	MaxValueLen() int64
+	PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutOptions) (version uint64, err error)
 }
 
 var _ API = (*Client)(nil)

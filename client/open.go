@@ -43,6 +43,7 @@ type Client struct {
 	stats    counts
 	opened   []*rdma.Device // those of o.Devices that are the Client's own
 	bulkLane bool           // see lanesFor
+	streams  streams        // values that PutFroms write
 
 	mu struct {
 		sync.Mutex

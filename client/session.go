@@ -33,6 +33,7 @@ type sess struct {
 	seed     atomic.Uint64
 	limit    atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
 	evicts   atomic.Bool   // the namespace is a cache
+	payload  atomic.Uint32 // bytes in a chunk of a long value
 	maxValue atomic.Int64  // bytes that a value in the namespace may have
 	host     string        // hostid.ID()
 	renew    time.Duration
@@ -274,6 +275,7 @@ func (s *sess) end(ctx context.Context) {
 	s.core.Wait()
 	// From here on the lanes are nobody else's.
 	clean := graceful
+	lanes[0].GiveUpAll()
 	for _, l := range lanes {
 		l.Pump() // may bring a queue pair that was dialed meanwhile
 		if l.Active() > 0 {

@@ -152,14 +152,21 @@ func (o *Op) chunkAt(b []byte, i, n int) (layout.Record, error) {
 }
 
 func (o *Op) inChunks() bool {
+	if o.draft() != nil {
+		return true
+	}
 	n := layout.RecordLen(len(o.Key), len(o.Value))
 	return n > layout.MaxRecordSize || o.Whole != 0 && n > int(o.Whole)
 }
 
 func (o *Op) manifest() []byte {
 	m := make([]byte, layout.ManifestLen(len(o.chunks)))
-	layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(o.Value)),
-		Payload: uint32(o.Route.PG.payload()), ID: o.chunkID, Chunks: o.chunks})
+	n := uint64(len(o.Value))
+	if d := o.draft(); d != nil {
+		n = d.Len
+	}
+	layout.EncodeManifest(m, layout.Manifest{Len: n, Payload: uint32(o.Route.PG.payload()), ID: o.chunkID,
+		Chunks: o.chunks})
 	return m
 }
 
@@ -181,6 +188,10 @@ func (o *Op) prepareChunks() Action {
 	if o.need().chunksWritten {
 		return 0
 	}
+	d := o.draft()
+	if d != nil && o.Part.Link {
+		return o.finish(ErrDraft) // another placement group epoch has replicas that lack them
+	}
 	want := layout.ChunkCount(len(o.Value), o.Route.PG.payload())
 	for i := len(o.chunks); i < want; i++ {
 		code, _ := layout.CodeFor(layout.RecordLen(0, len(o.chunkOf(o.Value, i))))
@@ -191,7 +202,9 @@ func (o *Op) prepareChunks() Action {
 		}
 		o.chunks = append(o.chunks, layout.Chunk{Unit: unit, Code: code, Ver: ver})
 	}
-	o.chunkID = o.env.Version(0)
+	if d == nil || o.chunkID == 0 {
+		o.chunkID = o.env.Version(0)
+	}
 	return o.writeWindow(0)
 }
 
@@ -201,7 +214,7 @@ func (o *Op) writeWindow(first int) Action {
 	o.first = first
 	for i := first; i < min(first+chunkWindow, len(o.chunks)); i++ {
 		p, h := o.chunkOf(o.Value, i), layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
-			Expiry: uint64(i), Writer: o.env.Session()}
+			Expiry: uint64(o.base + i), Writer: o.env.Session()}
 		k, n, apart := i-first, layout.RecordLen(0, len(p)), uint8(0)
 		var b []byte
 		if n < o.from() {
@@ -227,6 +240,8 @@ func (o *Op) wroteWindow() Action {
 	}
 	o.chunksWritten = true
 	switch {
+	case o.draft() != nil:
+		return o.wrotePart()
 	case o.x == 0:
 		return o.lockGroup()
 	case o.Kind == Prepare:

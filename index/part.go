@@ -7,6 +7,8 @@ import (
 // Part asks a Get for some bytes of the value. If that is in chunks, those that the Part touches are read, and no
 // others. The bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without
 // a Part. Record.Flags has layout.FlagManifest in the first case.
+//
+// A Put with a Part is one of several that write a long value, see Draft.
 type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
 	Tail     bool   // the tail behind the user's value instead
@@ -16,6 +18,11 @@ type Part struct {
 	// Known, if not nil, is what an earlier Get of the key learnt. If its record is the one still, the Part takes one
 	// round trip. The Get leaves here what it has learnt itself, or nil.
 	Known *Long
+
+	// Draft is of a Put alone, and the other fields are of a Get. Value is the next bytes of the value, a whole number
+	// of chunks unless they are its last. With Link there is no Value: the Put is that of all that was written.
+	Draft *Draft
+	Link  bool
 }
 
 // Long is a value in chunks, as some Get found it. It does not change.
