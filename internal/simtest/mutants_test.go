@@ -244,7 +244,7 @@ var mutants = []mutant{
 		"	case w == o.x && w.Readable():\n		if o.gotApart(&r) {", "case true:\nif o.gotApart(&r) {"}}},
 	{"draft-survives-recall", "a value on its way is void when a place of it is recalled",
 		[]edit{{"index/draft.go", "		if pg.IsRecalled(c.Unit) {\n", "if false {\n"}}},
-	{"draft-in-another-epoch", "a value is linked in the placement group epoch in which its chunks were written", []edit{
+	{"draft-in-another-epoch", "a value is linked in the placement group epoch of its chunks", []edit{
 		{"index/draft.go", "d.mu.void || pg.Epoch != d.mu.at.Epoch", "d.mu.void"},
 		{"index/draft.go", "samePlaces(at, pg) && at.Epoch == pg.Epoch)", "samePlaces(at, pg))"}}},
 	{"draft-linked-and-given-back", "the places of a value that is linked are given back by nobody else", []edit{
