@@ -62,8 +62,8 @@ func (a *app) putCommand() *cobra.Command {
 		Short: "Set a key; the value comes from stdin if it is - or missing",
 		Long: `Set a key; the value comes from stdin if it is - or missing, or from --file.
 
-A file of more than 8 MiB, on stdin or by --file, is read a little at a time, and takes
-no more memory than that here. Nobody sees any of it before all is there.`,
+A file of more than 8 MiB, on stdin or by --file, is read in pieces of that length.
+Nobody sees any of it before all is there.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
