@@ -26,8 +26,9 @@ const (
 )
 
 // PutFrom is Put of the size bytes that r gives, up to its end. It needs memory of some 8 MiB, however long the value
-// is, and the store has the value's memory twice until it is there. Nobody sees any of it before all of it was read,
-// and after an error whose Outcome is No nothing has happened. r may be slow; OpTimeout bounds each 8 MiB and the end.
+// is. Nobody sees any of it before all of it was read; a TTL begins then, and an older value keeps its memory until
+// then. After an error whose Outcome is No nothing has happened. r may be slow: OpTimeout bounds each 8 MiB, and the
+// end.
 //
 // All that can be refused without the value is refused before r is read. It is an error if r fails, has fewer bytes
 // (io.ErrUnexpectedEOF) or has more (ErrInvalid). The store may take back memory meanwhile, or the session may be lost.
@@ -40,7 +41,7 @@ func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int6
 	if size < 0 {
 		return 0, fmt.Errorf("%w: size %d", ErrInvalid, size)
 	}
-	exp, err := expiry(o.TTL)
+	_, err := expiry(o.TTL)
 	if err = errors.Join(CheckLen(size, c.MaxValueLen()), err); err != nil {
 		return 0, err
 	}
@@ -61,7 +62,7 @@ func (c *Client) PutFrom(ctx context.Context, key []byte, r io.Reader, size int6
 		return 0, err
 	}
 	defer c.streams.give(size)
-	st := &stream{c: c, key: key, r: r, size: size, exp: exp}
+	st := &stream{c: c, key: key, r: r, size: size, ttl: o.TTL}
 	st.tail, st.flags = withTail(nil, o.Flags, 0, Plain)
 	if c.o.Events == nil {
 		return st.put(ctx)
@@ -78,7 +79,7 @@ type stream struct {
 	key   []byte
 	r     io.Reader
 	size  int64
-	exp   uint64
+	ttl   time.Duration
 	flags layout.RecordFlags
 	tail  []byte // behind the user's value
 	buf   []byte
@@ -158,7 +159,10 @@ func (s *stream) do(ctx context.Context, x *sess, part *index.Part, b []byte) (u
 	}
 	q := newCall(index.Put, s.key)
 	defer q.free()
-	q.Part, q.Value, q.Flags, q.Expiry = part, b, s.flags, s.exp
+	q.Part, q.Value, q.Flags = part, b, s.flags
+	if part.Link { // from now on
+		q.Expiry, _ = expiry(s.ttl)
+	}
 	q.ops[0], q.Asker = &q.Op, q
 	x.hashKey(q)
 	x.core.Do(ctx, q.ops[:])

@@ -88,14 +88,16 @@ func (d *Draft) Rests(pg, generation uint32) (units uint64) {
 	return units
 }
 
-// Drop makes d void, and hands over the places that rest in it: no word has ever named one of them.
+// Drop makes d void, and hands over the places that rest in it: no word has ever named one of them. d hears of no map
+// for them any more, so who takes them goes by no newer one before it has them.
 func (d *Draft) Drop(unuse func(*PG, layout.Word)) {
 	d.lock()
-	defer d.unlock()
-	for _, c := range d.mu.chunks {
-		unuse(d.mu.at, chunkWord(c))
-	}
+	at, chunks := d.mu.at, d.mu.chunks
 	d.mu.void, d.mu.chunks = true, nil
+	d.unlock()
+	for _, c := range chunks {
+		unuse(at, chunkWord(c))
+	}
 }
 
 // fits reports whether places of pg may come to those of d.
