@@ -110,6 +110,10 @@ var streamWide = map[string]Config{
 		Acts: []Act{{Recall, 1, 0}}, Epochs: 6, Scripts: [][]Step{
 			{k(Stream, 0), k(Put, 2), k(Stream, 0), k(Stream, 2)}, {k(Get, 0), k(Stream, 2), k(Put, 2), k(Get, 2)}},
 		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
+	"stream-fence": {Payload: streamPayload, Units: 24, Replicas: 2, Nodes: 3, TwoExtents: true, Janitors: 1, Pauses: 2,
+		Acts: []Act{{Recall, 1, 0}, {Drain, 1, 0}}, Epochs: 6, Scripts: [][]Step{
+			{k(Stream, 0), k(Put, 2), k(Stream, 0), k(Stream, 2)}, {k(Get, 0), k(Stream, 2), k(Stream, 0), k(Get, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
 	"stream-migrate": {Payload: streamPayload, Units: 96, PGs: 2, Janitors: 1, Children: 2,
 		Acts: []Act{{Migrate, 1, 2}}, Crashes: 1, Scripts: [][]Step{
 			{k(Stream, 0), k(Stream, 10), k(Del, 0), k(Stream, 0)},
@@ -130,7 +134,7 @@ func init() {
 	for name := range streamWide {
 		heavy[name] = 4
 	}
-	heavy["stream-loss"], heavy["stream-migrate"] = 8, 8
+	heavy["stream-loss"], heavy["stream-migrate"], heavy["stream-fence"] = 8, 8, 8
 }
 
 // TestStreams: among what the searches see are values that are linked, and values that are interrupted.
