@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
@@ -49,7 +50,8 @@ func TestMaxValue(t *testing.T) {
 			if testing.Short() {
 				t.Skip("moves hundreds of megabytes")
 			}
-			st, c := open(t, p.provider, devstore.Options{CapacityBytes: 2 << 30}, client.Options{})
+			st, c := open(t, p.provider, devstore.Options{CapacityBytes: 2 << 30},
+				client.Options{OpTimeout: time.Minute})
 			ctx, k := t.Context(), []byte("k")
 			if n := c.MaxValueLen(); n != client.DefaultMaxValueLen {
 				t.Fatalf("values of %d bytes", n)
@@ -79,6 +81,9 @@ func TestMaxValue(t *testing.T) {
 				if err := put(); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if err := c.Touch(ctx, k, time.Hour); err != nil { // which reads and writes all of it
+				t.Fatal(err)
 			}
 			dst := make([]byte, p.bytes)
 			if n, err := c.GetInto(ctx, k, dst); err != nil || n != len(want) || !bytes.Equal(dst, want) {
