@@ -79,7 +79,7 @@ func compareGrowing(t *testing.T, r *report, st *store) {
 func compareValues(t *testing.T, r *report, st *store) {
 	rd := startRedis(t)
 	ctx, key := t.Context(), []byte("large")
-	most := scaled(client.MaxValueLen, 1<<20)
+	most := scaled(client.DefaultMaxValueLen, 1<<20)
 	src, dst := make([]byte, most), make([]byte, most)
 	for i := range src {
 		src[i] = byte(i * 7)

@@ -220,7 +220,7 @@ func (c *Client) fill(q *call, o *Op) error {
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
 		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
-		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value))
+		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value, c.MaxValueLen()))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
 		return checkKey(o.Key)
@@ -229,7 +229,7 @@ func (c *Client) fill(q *call, o *Op) error {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
 		q.Kind, q.typed = index.Modify, o.Typed
-		q.update, q.Modify = o.Update, q.modify
+		q.update, q.Modify, q.most = o.Update, q.modify, uint32(c.MaxValueLen())
 		return checkKey(o.Key)
 	}
 	return fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
@@ -256,7 +256,7 @@ func (q *call) modify(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, e
 	case ch.Delete:
 		return nil, 0, 0, errDelete
 	}
-	if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value)); err != nil {
+	if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value, int64(q.most))); err != nil {
 		return nil, 0, 0, err
 	}
 	// cur is the Op's buffer, which goes on to other uses.

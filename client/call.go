@@ -32,16 +32,27 @@ func badKey(key []byte) error {
 	return fmt.Errorf("%w: key of %d bytes, want 1..%d", ErrInvalid, len(key), MaxKeyLen)
 }
 
-// checkValue refuses what no record can hold, before anything is done.
-func checkValue(key, value []byte) error {
+// checkValue refuses what no record can hold, or is longer than most bytes, before anything is done.
+func checkValue(key, value []byte, most int64) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	if len(value) > MaxValueLen {
-		return fmt.Errorf("%w: value of %s, at most %s", ErrInvalid, units.Bytes(len(value)), units.Bytes(MaxValueLen))
-	}
-	return nil
+	return CheckLen(int64(len(value)), most)
 }
+
+// CheckLen is nil if a namespace whose longest value has most bytes takes a value of n bytes, else ErrTooLarge with
+// ErrInvalid.
+func CheckLen(n, most int64) error {
+	if n <= most {
+		return nil
+	}
+	return fmt.Errorf("%w: %w: %s, and its namespace allows %s (kvctl namespace set --max-value, %s at most)",
+		ErrInvalid, ErrTooLarge, units.Bytes(n), units.Bytes(most), units.Bytes(MaxValueLen))
+}
+
+// MaxValueLen is the longest value that the Client's namespace allows, in bytes. It may change while the Client is
+// open.
+func (c *Client) MaxValueLen() int64 { return c.sess.Load().maxValue.Load() }
 
 // hash is the half of a key's hash that places it; the seed is the namespace's.
 func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
@@ -57,6 +68,7 @@ type call struct {
 	dst   []byte       // for the value
 	into  bool         // GetInto: dst is all there is
 	typed bool         // Op.Typed
+	most  uint32       // of an OpUpdate: the longest value that it may make, bytes
 	work  *repair.Work // of a janitor's kinds: where its caller wants what was found
 	page  func()       // of a scan: takes what was found
 

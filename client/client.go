@@ -18,11 +18,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -58,6 +60,11 @@ var (
 	ErrCorrupt = errors.New("corrupt memory")
 	// ErrInvalid: an argument is out of range; nothing was sent.
 	ErrInvalid = errors.New("invalid argument")
+	// ErrTooLarge: a value is longer than its namespace allows; nothing was sent. It comes with ErrInvalid.
+	ErrTooLarge = errors.New("value too large")
+	// ErrInterrupted: the store took back memory that held what a PutFrom had written so far, or its session was lost.
+	// Nothing was stored, and the same PutFrom may succeed with a reader that begins anew.
+	ErrInterrupted = errors.New("the value's memory was taken back while it was written")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
 	// ErrNoNamespace: the directory knows no such namespace. A Client whose
@@ -84,8 +91,11 @@ func Outcome(err error) rdma.Outcome {
 
 // Limits, in bytes.
 const (
-	MaxKeyLen   = 1<<16 - 1
-	MaxValueLen = 64 << 20
+	MaxKeyLen = 1<<16 - 1
+	// MaxValueLen is the most that a namespace may allow for a value, and DefaultMaxValueLen what it allows unless its
+	// operator says otherwise. Client.MaxValueLen is what a Client's namespace allows.
+	MaxValueLen        = layout.MaxValueLen
+	DefaultMaxValueLen = layout.DefaultMaxValue
 )
 
 // Options configure a Client. The zero value of every optional field is usable.
@@ -283,6 +293,8 @@ type API interface {
 	MultiCAS(ctx context.Context, ops []Op) error
 	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
 	Open(ctx context.Context, key []byte) (*Value, error)
+	MaxValueLen() int64
+	PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutOptions) (version uint64, err error)
 }
 
 var _ API = (*Client)(nil)

@@ -193,7 +193,7 @@ func TestSizes(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		sizes := []int{0, 1, 31, 32, 33, 100, 1000, 4096, 65535, 1 << 20, 3_900_000, 4 << 20, 10<<20 + 1}
 		if !testing.Short() {
-			sizes = append(sizes, client.MaxValueLen)
+			sizes = append(sizes, client.DefaultMaxValueLen)
 		}
 		for i, n := range sizes {
 			key := bytes.Repeat([]byte{byte(i)}, []int{1, 16, 255, 4000, client.MaxKeyLen}[i%5])
@@ -214,7 +214,8 @@ func TestSizes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, bad := range []struct{ k, v int }{{0, 1}, {client.MaxKeyLen + 1, 1}, {1, client.MaxValueLen + 1}} {
+		for _, bad := range []struct{ k, v int }{{0, 1}, {client.MaxKeyLen + 1, 1}, {1,
+			client.DefaultMaxValueLen + 1}} {
 			if _, err := c.Put(ctx, make([]byte, bad.k), make([]byte, bad.v), client.PutOptions{}); !errors.Is(
 				err, client.ErrInvalid) {
 				t.Errorf("key of %d, value of %d bytes: %v", bad.k, bad.v, err)

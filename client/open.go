@@ -44,6 +44,7 @@ type Client struct {
 	opened   []*rdma.Device // those of o.Devices that are the Client's own
 	bulkLane bool           // see lanesFor
 	arenas   arenas
+	streams  streams // values that PutFroms write
 
 	mu struct {
 		sync.Mutex

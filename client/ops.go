@@ -57,7 +57,7 @@ func (c *Client) CompareAndSwap(ctx context.Context, key []byte, version uint64,
 // put is all of Put, PutIfAbsent and CompareAndSwap: they differ in what must be there before.
 func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond index.Cond, version uint64) (
 	uint64, error) {
-	if err := checkValue(key, value); err != nil {
+	if err := checkValue(key, value, c.MaxValueLen()); err != nil {
 		return 0, err
 	}
 	exp, err := expiry(o.TTL)

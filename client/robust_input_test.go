@@ -59,7 +59,7 @@ func TestBadInput(t *testing.T) {
 		}
 	}
 
-	long, huge := make([]byte, client.MaxKeyLen+1), make([]byte, client.MaxValueLen+1)
+	long, huge := make([]byte, client.MaxKeyLen+1), make([]byte, client.DefaultMaxValueLen+1)
 	k := []byte("k")
 	if _, err := c.Put(ctx, k, k, client.PutOptions{}); err != nil {
 		t.Fatal(err)

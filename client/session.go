@@ -27,18 +27,20 @@ import (
 // goroutines that watch the map and perform the agenda: renew the lease, dial, fetch
 // memory. When the session is lost the Client opens another.
 type sess struct {
-	c      *Client
-	core   *engine.Core
-	id     uint32
-	nsID   uint32
-	seed   atomic.Uint64
-	limit  atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
-	evicts atomic.Bool   // the namespace is a cache
-	host   string        // hostid.ID()
-	renew  time.Duration
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
+	c        *Client
+	core     *engine.Core
+	id       uint32
+	nsID     uint32
+	seed     atomic.Uint64
+	limit    atomic.Uint64 // bytes that sessions may hold in the namespace; 0: all there are
+	evicts   atomic.Bool   // the namespace is a cache
+	payload  atomic.Uint32 // bytes in a chunk of a long value
+	maxValue atomic.Int64  // bytes that a value in the namespace may have
+	host     string        // hostid.ID()
+	renew    time.Duration
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -275,6 +277,7 @@ func (s *sess) end(ctx context.Context) {
 	s.core.Wait()
 	// From here on the lanes are nobody else's.
 	clean := graceful
+	lanes[0].GiveUpAll()
 	for _, l := range lanes {
 		l.Pump() // may bring a queue pair that was dialed meanwhile
 		if l.Active() > 0 {

@@ -1,10 +1,12 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/layout"
 )
 
 // watch follows the map for as long as the session lives, and installs every version that the directory sends.
@@ -39,6 +41,8 @@ func (s *sess) install(m *dirpb.Map) error {
 		if n.GetId() == s.nsID {
 			s.seed.Store(n.GetHashSeed())
 			s.limit.Store(n.GetLimitBytes())
+			s.payload.Store(cmp.Or(n.GetChunkPayload(), layout.ChunkSize))
+			s.maxValue.Store(int64(min(cmp.Or(n.GetMaxValueBytes(), DefaultMaxValueLen), MaxValueLen)))
 			s.evicts.Store(n.GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -149,10 +150,12 @@ func TestPartCosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const chunk = layout.ChunkPayload
 	for _, x := range []struct {
 		off, n         int
 		rounds, chunks uint64
-	}{{0, 1, 1, 1}, {2<<20 - 1, 2, 1, 2}, {4 << 20, 2 << 20, 1, 1}, {1, 8 << 20, 2, 5}, {0, 17 << 20, 3, 9}} {
+	}{{0, 1, 1, 1}, {chunk - 1, 2, 1, 2}, {2 * chunk, chunk, 1, 1}, {1, 4 * chunk, 2, 5},
+		{0, 17 << 20, 3, 9}} {
 		before := c.Stats()
 		mem := make([]byte, x.n)
 		if n, err := v.ReadAt(mem, int64(x.off)); err != nil || !bytes.Equal(mem, want[x.off:x.off+n]) {

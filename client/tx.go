@@ -457,7 +457,7 @@ func (tx *Tx) confirm() error {
 }
 
 // checkTxn refuses ops that no MultiCAS performs, before anything is done.
-func checkTxn(ops []Op) error {
+func checkTxn(ops []Op, longest int64) error {
 	most := MaxTxnKeys
 	if len(ops) > most && !slices.ContainsFunc(ops, func(o Op) bool { return o.Kind != OpKeep }) {
 		most = maxTxnKeeps
@@ -482,7 +482,7 @@ func checkTxn(ops []Op) error {
 			return fmt.Errorf("%w: key %q is there twice", ErrInvalid, shortKey(o.Key))
 		}
 		if o.Kind == OpPut {
-			if err := errors.Join(checkType(o.Type), checkValue(o.Key, o.Value)); err != nil {
+			if err := errors.Join(checkType(o.Type), checkValue(o.Key, o.Value, longest)); err != nil {
 				return err
 			}
 		}
@@ -510,4 +510,5 @@ func duplicates(ops []Op) func(i int) bool {
 }
 
 // CheckTxn is what MultiCAS refuses of ops before it does anything, for other implementations of API.
-func CheckTxn(ops []Op) error { return checkTxn(ops) }
+// longest is what a value may have, bytes.
+func CheckTxn(ops []Op, longest int64) error { return checkTxn(ops, longest) }

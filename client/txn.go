@@ -29,7 +29,7 @@ import (
 // With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the
 // answer.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
-	if err := checkTxn(ops); err != nil {
+	if err := checkTxn(ops, c.MaxValueLen()); err != nil {
 		return err
 	}
 	if looks := len(ops) == 0 || len(ops) == 1 && ops[0].Kind == OpKeep; c.o.ReadOnly && !looks {

@@ -7,9 +7,10 @@ import (
 // chunkWindow is how many chunks of an Op are under way at a time.
 const chunkWindow = 4
 
-// chunkOf is the part of value that its i-th chunk holds.
-func chunkOf(value []byte, i int) []byte {
-	return value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(value))]
+// chunkOf is the part of value that the i-th chunk holds which the Op writes.
+func (o *Op) chunkOf(value []byte, i int) []byte {
+	n := o.Route.PG.payload()
+	return value[i*n : min((i+1)*n, len(value))]
 }
 
 func (o *Op) readChunks(manifest []byte) Action {
@@ -41,7 +42,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 func (o *Op) chunksOf(m *layout.Manifest) {
 	o.need().readID = m.ID
 	o.slotRead, o.parts = false, nil
-	o.readLen, o.readOffs = int(m.Len), o.readOffs[:0]
+	o.readLen, o.payload, o.readOffs = int(m.Len), int(m.Payload), o.readOffs[:0]
 	for _, c := range m.Chunks {
 		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
 	}
@@ -52,7 +53,7 @@ func (o *Op) readBuffered() Action {
 	o.begin()
 	o.windowed = false
 	for i, off := range o.readOffs {
-		n := layout.RecordLen(0, min(o.readLen-i*layout.ChunkSize, layout.ChunkSize))
+		n := layout.RecordLen(0, min(o.readLen-i*o.payload, o.payload))
 		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: off, Buf: o.recBuf(1+i, n)})
 	}
 	return o.post(stepReadChunks)
@@ -63,8 +64,8 @@ func (o *Op) readBuffered() Action {
 func (o *Op) readWindow(first int) Action {
 	o.first, o.windowed = first, true
 	for i := first; i < o.windowEnd(); i++ {
-		k, lo := i-first, i*layout.ChunkSize
-		hi := min(lo+layout.ChunkSize, o.readLen)
+		k, lo := i-first, i*o.payload
+		hi := min(lo+o.payload, o.readLen)
 		a := Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: o.readOffs[i]}
 		if o.values[k] = (Value{}); o.inOne || lo < o.lo || hi > o.hi {
 			a.Buf = o.recBuf(1+k, layout.RecordLen(0, hi-lo))
@@ -79,7 +80,7 @@ func (o *Op) readWindow(first int) Action {
 
 // windowEnd is the chunk behind the window.
 func (o *Op) windowEnd() int {
-	return min(o.first+chunkWindow, (o.hi+layout.ChunkSize-1)/layout.ChunkSize)
+	return min(o.first+chunkWindow, (o.hi+o.payload-1)/o.payload)
 }
 
 // gotWindow judges the chunks of a window. If one that went to the caller is not as the manifest says, the window is
@@ -101,18 +102,18 @@ func (o *Op) gotWindow() Action {
 			continue
 		}
 		r, err := o.chunkAt(o.recAt(1+k), i, n)
-		if err == nil && len(r.Value) != min(layout.ChunkSize, o.readLen-i*layout.ChunkSize) {
+		if err == nil && len(r.Value) != min(o.payload, o.readLen-i*o.payload) {
 			err = &layout.CorruptError{What: "chunk", Check: "length", Got: uint64(len(r.Value)),
 				Want: uint64(o.readLen)}
 		}
 		if err != nil {
 			return o.mendChunk(k, i, n, o.readOffs[i], err)
 		}
-		at := i * layout.ChunkSize
+		at := i * o.payload
 		from, to := max(o.lo, at), min(o.hi, at+len(r.Value))
 		copy(o.whole[from-o.lo:to-o.lo], r.Value[from-at:to-at])
 	}
-	if next := o.windowEnd(); next*layout.ChunkSize < o.hi {
+	if next := o.windowEnd(); next*o.payload < o.hi {
 		o.begin()
 		return o.readWindow(next)
 	}
@@ -144,20 +145,28 @@ func (o *Op) gotChunks() Action {
 func (o *Op) chunkAt(b []byte, i, n int) (layout.Record, error) {
 	r, err := layout.ParseRecord(b)
 	if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
-		i < n-1 && len(r.Value) != layout.ChunkSize) {
+		i < n-1 && len(r.Value) != o.payload) {
 		err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
 	}
 	return r, err
 }
 
 func (o *Op) inChunks() bool {
+	if o.draft() != nil {
+		return true
+	}
 	n := layout.RecordLen(len(o.Key), len(o.Value))
 	return n > layout.MaxRecordSize || o.Whole != 0 && n > int(o.Whole)
 }
 
 func (o *Op) manifest() []byte {
 	m := make([]byte, layout.ManifestLen(len(o.chunks)))
-	layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(o.Value)), ID: o.chunkID, Chunks: o.chunks})
+	n := uint64(len(o.Value))
+	if d := o.draft(); d != nil {
+		n = d.Len
+	}
+	layout.EncodeManifest(m, layout.Manifest{Len: n, Payload: uint32(o.Route.PG.payload()), ID: o.chunkID,
+		Chunks: o.chunks})
 	return m
 }
 
@@ -179,9 +188,13 @@ func (o *Op) prepareChunks() Action {
 	if o.need().chunksWritten {
 		return 0
 	}
-	want := layout.ChunkCount(len(o.Value))
+	d := o.draft()
+	if d != nil && o.Part.Link {
+		return o.finish(ErrDraft) // another placement group epoch has replicas that lack them
+	}
+	want := layout.ChunkCount(len(o.Value), o.Route.PG.payload())
 	for i := len(o.chunks); i < want; i++ {
-		code, _ := layout.CodeFor(layout.RecordLen(0, len(chunkOf(o.Value, i))))
+		code, _ := layout.CodeFor(layout.RecordLen(0, len(o.chunkOf(o.Value, i))))
 		o.wantCode = code
 		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
@@ -189,7 +202,9 @@ func (o *Op) prepareChunks() Action {
 		}
 		o.chunks = append(o.chunks, layout.Chunk{Unit: unit, Code: code, Ver: ver})
 	}
-	o.chunkID = o.env.Version(0)
+	if d == nil || o.chunkID == 0 {
+		o.chunkID = o.env.Version(0)
+	}
 	return o.writeWindow(0)
 }
 
@@ -198,8 +213,8 @@ func (o *Op) writeWindow(first int) Action {
 	o.begin()
 	o.first = first
 	for i := first; i < min(first+chunkWindow, len(o.chunks)); i++ {
-		p, h := chunkOf(o.Value, i), layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
-			Expiry: uint64(i), Writer: o.env.Session()}
+		p, h := o.chunkOf(o.Value, i), layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
+			Expiry: uint64(o.base + i), Writer: o.env.Session()}
 		k, n, apart := i-first, layout.RecordLen(0, len(p)), uint8(0)
 		var b []byte
 		if n < o.from() {
@@ -225,6 +240,8 @@ func (o *Op) wroteWindow() Action {
 	}
 	o.chunksWritten = true
 	switch {
+	case o.draft() != nil:
+		return o.wrotePart()
 	case o.x == 0:
 		return o.lockGroup()
 	case o.Kind == Prepare:

@@ -110,8 +110,17 @@ type PG struct {
 	AccessOff uint64
 	// The heap, in units: records lie in [HeapLo, HeapHi).
 	HeapLo, HeapHi uint32
+	// ChunkPayload is what each chunk of a long value that is written holds, bytes. 0: layout.ChunkSize.
+	ChunkPayload uint32
 	// Recalled are the extents in which no place is taken or reused.
 	Recalled []uint32
+}
+
+func (p *PG) payload() int {
+	if p.ChunkPayload != 0 {
+		return int(p.ChunkPayload)
+	}
+	return layout.ChunkSize
 }
 
 // tail is where a write becomes visible.

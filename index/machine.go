@@ -182,7 +182,7 @@ func (o *Op) fault() Action {
 		o.written, o.locked = 0, false
 		o.adrift = true
 		if o.long() {
-			o.prepared, o.chunksWritten = false, false
+			o.prepared, o.chunksWritten = false, o.chunksWritten && o.draft() != nil && o.Part.Link
 		}
 		o.after = 0
 	}
@@ -296,6 +296,9 @@ func (o *Op) route() (r Route, ok bool) {
 	case o.Machine != nil:
 		return o.Machine.Where(o.env)
 	}
+	if d := o.draft(); d != nil && o.child == 0 {
+		o.child, o.sureChild = d.child, d.child != 0
+	}
 	if r, ok = o.env.Route(o.Hash); !ok || o.child == 0 {
 		return r, ok
 	}
@@ -393,6 +396,10 @@ func (o *Op) dispatch() Action {
 		return o.readGroup()
 	case Put:
 		switch {
+		case o.Part != nil && !o.Part.Link:
+			return o.writePart()
+		case o.Part != nil && !o.adopt():
+			return o.finish(ErrDraft)
 		case o.Cond == Always && !hinted:
 			return o.lockGroup()
 		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion &&

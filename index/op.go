@@ -23,7 +23,7 @@ type Op struct {
 	Modify    ModifyFunc // of a Modify, never nil then
 	Scan      *Page      // request and answer of a Scan
 	Raw       *RawRead   // request of a Raw
-	Part      *Part      // of a Get, nil: it wants the whole value
+	Part      *Part      // of a Get that wants a part of the value, or a Put of one; else nil
 	Machine   Machine    // of a janitor's kinds
 	Txn       *Txn       // of a transaction's kinds, in part an answer
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
@@ -145,9 +145,11 @@ type far struct {
 	// Long values: those written, then those read.
 	chunks        []layout.Chunk     // the Op's places; empty once a manifest that names them is published
 	chunkID       uint64             // that the chunks and their manifest carry, a version
+	base          int                // number of the first of chunks: 0, but for a part of a Draft
 	readID        uint64             // that the chunks which are read must carry
 	readOffs      []uint64           // of the chunks that are read, in the region
 	readLen       int                // bytes of what the chunks that are read hold
+	payload       int                // of that in each of them but the last, bytes
 	whole         []byte             // the caller's memory for bytes [lo, hi) of that
 	lo, hi        int                // likewise
 	windowed      bool               // the chunks are read to whole, a window at a time

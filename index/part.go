@@ -7,6 +7,8 @@ import (
 // Part asks a Get for some bytes of the value. If that is in chunks, those that the Part touches are read, and no
 // others. The bytes come to Env.Into's memory and are Op.Record.Value. A value in one record comes whole, as without
 // a Part. Record.Flags has layout.FlagManifest in the first case.
+//
+// A Put with a Part is one of several that write a long value, see Draft.
 type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
 	Tail     bool   // the tail behind the user's value instead
@@ -16,6 +18,11 @@ type Part struct {
 	// Known, if not nil, is what an earlier Get of the key learnt. If its record is the one still, the Part takes one
 	// round trip. The Get leaves here what it has learnt itself, or nil.
 	Known *Long
+
+	// Draft is of a Put alone, and the other fields are of a Get. Value is the next bytes of the value, a whole number
+	// of chunks unless they are its last. With Link there is no Value: the Put is that of all that was written.
+	Draft *Draft
+	Link  bool
 }
 
 // Long is a value in chunks, as some Get found it. It does not change.
@@ -62,7 +69,7 @@ func (o *Op) getPart(h Hint) Action {
 	o.slotRead = true
 	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
 	o.noteAccess(h.Slot, o.noteDue())
-	return o.readWindow(o.lo / layout.ChunkSize)
+	return o.readWindow(o.lo / o.payload)
 }
 
 // stale starts over without a hint if the slot, read before the chunks, does not hold the word that leads to them.
@@ -82,7 +89,7 @@ func (o *Op) gottenPart(m layout.Manifest) Action {
 		return o.finish(nil)
 	}
 	o.begin()
-	return o.readWindow(o.lo / layout.ChunkSize)
+	return o.readWindow(o.lo / o.payload)
 }
 
 // intoWhole has the bytes [lo, hi) of the value read to memory of the caller, or into a buffer if there is none. It is

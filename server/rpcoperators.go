@@ -41,6 +41,9 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if q.Nodes != 0 {
 		details = append(details, "nodes", q.Nodes)
 	}
+	if q.MaxValueBytes != 0 {
+		details = append(details, "max-value-bytes", q.MaxValueBytes)
+	}
 	res, err := n.do(ctx, l, audited(ctx, createNamespace(q), actCreateNamespace, q.Name, details...))
 	if err != nil {
 		return nil, err
@@ -66,6 +69,9 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 	}
 	if q.Nodes != 0 {
 		details = append(details, "nodes", q.Nodes)
+	}
+	if q.MaxValueBytes != 0 {
+		details = append(details, "max-value-bytes", q.MaxValueBytes)
 	}
 	details = append(append(details, "owner", q.Owner), quotaDetails(q.Quota)...)
 	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}},

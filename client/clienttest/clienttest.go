@@ -12,6 +12,7 @@ package clienttest
 
 import (
 	"bytes"
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -27,7 +28,6 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
-	"github.com/kvd-project/kvd/internal/units"
 )
 
 // Options configure a Store. The zero value is usable.
@@ -36,6 +36,8 @@ type Options struct {
 	Now func() time.Time
 	// MaxKeys and MaxBytes (of keys and values) bound what is kept. 0: no bound.
 	MaxKeys, MaxBytes int
+	// MaxValueLen is the longest value that is taken, bytes. 0: client.DefaultMaxValueLen.
+	MaxValueLen int64
 	// Evict makes room by dropping what was not used for longest, as a namespace in
 	// cache mode does. Without it, an operation that finds no room is answered with
 	// client.ErrFull.
@@ -98,6 +100,7 @@ func New(o Options) *Store {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	o.MaxValueLen = cmp.Or(o.MaxValueLen, client.DefaultMaxValueLen)
 	s := &Store{o: o}
 	for i := range s.mu.buckets {
 		s.mu.buckets[i] = make(map[string]*entry)
@@ -142,12 +145,11 @@ func checkKey(key []byte) error {
 	return nil
 }
 
-func checkValue(value []byte) error {
-	if len(value) > client.MaxValueLen {
-		return fmt.Errorf("%w: value of %s, at most %s", client.ErrInvalid, units.Bytes(len(value)),
-			units.Bytes(client.MaxValueLen))
-	}
-	return nil
+// MaxValueLen is as in client.API.
+func (s *Store) MaxValueLen() int64 { return s.o.MaxValueLen }
+
+func (s *Store) checkValue(value []byte) error {
+	return client.CheckLen(int64(len(value)), s.o.MaxValueLen)
 }
 
 // expiresIn is the time that a TTL ends at.
@@ -265,7 +267,7 @@ func (s *Store) sweepLocked() {
 
 func (s *Store) do(ctx context.Context, o *client.Op) {
 	o.Item = client.Item{}
-	if o.Err = check(o); o.Err != nil {
+	if o.Err = s.check(o); o.Err != nil {
 		return
 	}
 	applied, fault := s.ask(ctx, o)
@@ -277,11 +279,11 @@ func (s *Store) do(ctx context.Context, o *client.Op) {
 	}
 }
 
-func check(o *client.Op) error {
+func (s *Store) check(o *client.Op) error {
 	switch o.Kind {
 	case client.OpGet, client.OpDelete:
 	case client.OpPut:
-		if err := checkValue(o.Value); err != nil {
+		if err := s.checkValue(o.Value); err != nil {
 			return err
 		}
 	case client.OpUpdate:
@@ -365,7 +367,7 @@ func (s *Store) update(ctx context.Context, key []byte, typed bool, f client.Upd
 		if ch.Delete && !present {
 			return 0, client.ErrNotFound
 		}
-		if err := checkValue(ch.Value); err != nil {
+		if err := s.checkValue(ch.Value); err != nil {
 			return 0, err
 		}
 		value := bytes.Clone(ch.Value)

@@ -19,7 +19,7 @@ func (s *Store) Do(ctx context.Context, ops []client.Op) {
 
 // MultiCAS is as in client.API. The hook is asked about its ops before anything is done, and the first fault counts.
 func (s *Store) MultiCAS(ctx context.Context, ops []client.Op) error {
-	if err := client.CheckTxn(ops); err != nil {
+	if err := client.CheckTxn(ops, s.o.MaxValueLen); err != nil {
 		return err
 	}
 	for i := range ops {

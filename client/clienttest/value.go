@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/kvd-project/kvd/client"
 )
@@ -47,4 +48,26 @@ func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {
 		copy(p, now.Value[off:])
 		return nil
 	}), nil
+}
+
+// PutFrom is as in client.API, but for how much memory it takes. The hook is shown an OpPut.
+func (s *Store) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o client.PutOptions) (uint64,
+	error) {
+	if err := checkKey(key); err != nil {
+		return 0, err
+	}
+	if size < 0 {
+		return 0, fmt.Errorf("%w: size %d", client.ErrInvalid, size)
+	}
+	if err := client.CheckLen(size, s.o.MaxValueLen); err != nil {
+		return 0, err
+	}
+	if _, err := s.expiresIn(o.TTL); err != nil {
+		return 0, err
+	}
+	v := make([]byte, size)
+	if err := client.ReadAll(ctx, r, v, true); err != nil {
+		return 0, fmt.Errorf("put %q: %w", key, err)
+	}
+	return s.Put(ctx, key, v, o)
 }

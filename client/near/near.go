@@ -493,6 +493,13 @@ func one(key []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) { yield(key) }
 }
 
+// PutFrom is as in client.API. The value is not kept.
+func (c *Cache) PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o client.PutOptions) (
+	version uint64, err error) {
+	c.writing(one(key), func() { version, err = c.API.PutFrom(ctx, key, r, size, o) })
+	return version, err
+}
+
 // Delete is as in client.API.
 func (c *Cache) Delete(ctx context.Context, key []byte) (err error) {
 	c.writing(one(key), func() { err = c.API.Delete(ctx, key) })

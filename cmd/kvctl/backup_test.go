@@ -66,7 +66,7 @@ func TestBackup(t *testing.T) {
 		{Key: []byte("far"), Value: []byte("x"), Expires: time.UnixMilli(253402300800000)}, // the year 10000
 		{Key: []byte("farthest"), Value: []byte("x"), Expires: time.UnixMilli(1<<63 - 1)},
 		{Key: []byte("long"), Value: randomBytes(9<<20+5, 2), Flags: 9, Note: 8},
-		{Key: []byte("longest"), Value: bytes.Repeat([]byte{1}, client.MaxValueLen)},
+		{Key: []byte("longest"), Value: bytes.Repeat([]byte{1}, client.DefaultMaxValueLen)},
 	}
 	for i := range 300 { // more than scan lists by itself
 		ops = append(ops, client.Op{Key: fmt.Appendf(nil, "key:%04d", i), Value: randomBytes(i, uint64(i))})

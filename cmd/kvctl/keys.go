@@ -56,9 +56,14 @@ func (a *app) printVersion(k []byte, version uint64) error {
 func (a *app) putCommand() *cobra.Command {
 	var o client.PutOptions
 	var ifAbsent bool
+	var file string
 	c := &cobra.Command{
-		Use:               "put KEY [VALUE|-]",
-		Short:             "Set a key; the value comes from stdin if it is - or missing",
+		Use:   "put KEY [VALUE|-]",
+		Short: "Set a key; the value comes from stdin if it is - or missing",
+		Long: `Set a key; the value comes from stdin if it is - or missing, or from --file.
+
+A file of more than 8 MiB, on stdin or by --file, is read in pieces of that length.
+Nobody sees any of it before all is there.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -69,16 +74,37 @@ func (a *app) putCommand() *cobra.Command {
 			if o.TTL < 0 {
 				return usagef("--ttl %v: want > 0", o.TTL)
 			}
-			v, err := a.value(cmd.Context(), args, 1)
+			if file != "" && len(args) > 1 {
+				return usagef("--file %s: a value is given, too", file)
+			}
+			f, size, err := a.valueFile(args, file)
+			if err != nil {
+				return err
+			}
+			if file != "" {
+				defer f.Close()
+			}
+			stream := size > batchBytes && !ifAbsent
+			var v []byte
+			switch {
+			case f == nil:
+				v, err = a.value(cmd.Context(), args, 1)
+			case !stream:
+				v, err = readFile(f, f.Name(), size)
+			}
 			if err != nil {
 				return err
 			}
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
-				put := s.Put
-				if ifAbsent {
-					put = s.PutIfAbsent
+				var version uint64
+				switch {
+				case ifAbsent:
+					version, err = s.PutIfAbsent(cmd.Context(), k, v, o)
+				case stream:
+					version, err = s.PutFrom(cmd.Context(), k, f, size, o)
+				default:
+					version, err = s.Put(cmd.Context(), k, v, o)
 				}
-				version, err := put(cmd.Context(), k, v, o)
 				if err != nil {
 					return a.about(k, err)
 				}
@@ -88,6 +114,7 @@ func (a *app) putCommand() *cobra.Command {
 	}
 	c.Flags().DurationVar(&o.TTL, "ttl", 0, "time to live (default: for ever)")
 	c.Flags().BoolVar(&ifAbsent, "if-absent", false, "only if there is no such key")
+	c.Flags().StringVar(&file, "file", "", "a regular file that is the value")
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"unicode"
@@ -87,6 +88,27 @@ func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
 		return nil, usagef("value on stdin is longer than %s", units.Bytes(client.MaxValueLen))
 	}
 	return b, nil
+}
+
+// valueFile is the regular file that is the value, and how many bytes there are from where it is read: the one named,
+// else stdin if it is one and the value comes from there. nil: it is neither. A named one is the caller's to close.
+func (a *app) valueFile(args []string, name string) (f *os.File, size int64, err error) {
+	if name != "" {
+		return openFile(name, os.OpenFile)
+	}
+	f, ok := a.stdin.(*os.File)
+	if !ok || len(args) > 1 && args[1] != "-" {
+		return nil, 0, nil
+	}
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() {
+		return nil, 0, nil
+	}
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read value from stdin: %w", err)
+	}
+	return f, max(st.Size()-at, 0), nil
 }
 
 // show prints a key for people and for keys: itself if printable, else quoted.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -21,7 +22,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
-	var mode, size, limit string
+	var mode, size, limit, maxValue string
 	var ifNotExists bool
 	var quota quotaFlags
 	create := changes(&cobra.Command{
@@ -44,6 +45,9 @@ func (a *app) namespaceCommand() *cobra.Command {
 			}
 			if req.LimitBytes, err = parseBytes(limit); err != nil {
 				return usagef("--limit: %w", err)
+			}
+			if req.MaxValueBytes, err = parseMaxValue(maxValue); err != nil {
+				return err
 			}
 			if err := quota.check(); err != nil {
 				return err
@@ -84,6 +88,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
 	quota.add(f)
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
+	f.StringVar(&maxValue, "max-value", "", maxValueUsage)
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
 	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards grow and "+
@@ -161,6 +166,10 @@ func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest)
 		return nil, &exitError{exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(),
 			short(ns.GetMode()), ns.GetReplicas(), want)}
 	}
+	if req.GetMaxValueBytes() != 0 && maxValueOf(ns) != req.GetMaxValueBytes() {
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists with values of at most %s, want %s", ns.GetName(),
+			bytesText(maxValueOf(ns)), bytesText(req.GetMaxValueBytes()))}
+	}
 	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
 		return nil, &exitError{exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(),
 			req.GetOwner())}
@@ -176,6 +185,10 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	some := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetNodes() != 0 })
 	if some {
 		header = append(header, "Nodes")
+	}
+	long := slices.ContainsFunc(ns, func(n *dirpb.Namespace) bool { return n.GetMaxValueBytes() != 0 })
+	if long {
+		header = append(header, "Max value")
 	}
 	a.printTable(header, mapTo(ns, func(n *dirpb.Namespace) row {
 		limit := "-"
@@ -201,9 +214,36 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if some {
 			r = append(r, nodes)
 		}
+		if long {
+			r = append(r, bytesText(maxValueOf(n)))
+		}
 		return r
 	}))
 	return nil
+}
+
+// maxValueUsage is the help of --max-value.
+var maxValueUsage = fmt.Sprintf("longest value that may be put, %s at most; %s unless it is set",
+	bytesText(client.MaxValueLen), bytesText(client.DefaultMaxValueLen))
+
+// parseMaxValue reads --max-value; 0: it is not given.
+func parseMaxValue(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	n, err := parseBytes(s)
+	switch {
+	case err != nil:
+		return 0, usagef("--max-value: %w", err)
+	case n == 0 || n > client.MaxValueLen:
+		return 0, usagef("--max-value %s: want 1 to %s", s, bytesText(client.MaxValueLen))
+	}
+	return n, nil
+}
+
+// maxValueOf is the longest value that ns allows, bytes.
+func maxValueOf(ns *dirpb.Namespace) uint64 {
+	return cmp.Or(ns.GetMaxValueBytes(), client.DefaultMaxValueLen)
 }
 
 // parseBytes reads "4096", "64KiB", "1.5GiB"; KB, MB and GB mean the same.

@@ -240,6 +240,7 @@ func (a *app) printTenant(rep *dirpb.ShowNamespaceReply) {
 		{"bytes", bytesText(rep.GetGrantedBytes()), bound(ns.GetLimitBytes(), bytesText(ns.GetLimitBytes()))},
 		{"index", bytesText(rep.GetIndexBytes()), bound(q.GetIndexBytes(), bytesText(q.GetIndexBytes()))},
 		{"sessions", fmt.Sprint(rep.GetSessions()), bound(uint64(q.GetSessions()), fmt.Sprint(q.GetSessions()))},
+		{"max-value", "", bytesText(maxValueOf(ns))},
 		{"lanes", "", bound(uint64(q.GetLanes()), fmt.Sprintf("%d for each session to each memory node",
 			q.GetLanes()))},
 		{"tcp-ops", "", bound(q.GetTcpOpsPerSecond(), fmt.Sprintf("%d/s at each memory node", q.GetTcpOpsPerSecond()))},

@@ -417,7 +417,7 @@ func TestCheckFinds(t *testing.T) {
 	}
 	e.must(strings.Repeat("long", 2<<20), "put", "long")
 	rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--no-repair"))
-	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 4 ||
+	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 5 ||
 		rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
 		t.Fatalf("clean store: %+v", rep)
 	}

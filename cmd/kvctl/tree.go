@@ -279,8 +279,19 @@ func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte,
 			return fmt.Errorf("%q: key of %d bytes, at most %d: nothing of the file was stored", p, len(key),
 				client.MaxKeyLen)
 		}
-		v, err := readFile(root, p)
+		f, n, err := openFile(p, root.OpenFile)
 		if err != nil {
+			return err
+		}
+		if n > batchBytes {
+			err := errors.Join(flush(), t.putFile(ctx, s, key, f, n), f.Close())
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		v, err := readFile(f, p, n)
+		if err = errors.Join(err, f.Close()); err != nil {
 			return err
 		}
 		if size > 0 && size+len(v) > batchBytes {
@@ -301,32 +312,51 @@ func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte,
 	return flush()
 }
 
-// readFile reads a regular file of at most MaxValueLen bytes.
-func readFile(root *os.Root, p string) ([]byte, error) {
+// openFile opens a regular file of at most MaxValueLen bytes, and says how many there are.
+func openFile(p string, open func(string, int, os.FileMode) (*os.File, error)) (*os.File, int64, error) {
 	// Not to hang on a pipe that has taken the file's place.
-	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := open(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	defer f.Close()
 	st, err := f.Stat()
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+	case !st.Mode().IsRegular():
+		err = fmt.Errorf("%q: not a regular file", p)
+	case st.Size() > client.MaxValueLen:
+		err = tooLong(p, st.Size())
+	default:
+		return f, st.Size(), nil
 	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%q: not a regular file any more", p)
-	}
-	if st.Size() > client.MaxValueLen {
-		return nil, tooLong(p, st.Size())
-	}
-	v := make([]byte, 0, st.Size()+1)
-	b := bytes.NewBuffer(v)
+	return nil, 0, errors.Join(err, f.Close())
+}
+
+// readFile reads f, which was named p and had size bytes.
+func readFile(f io.Reader, p string, size int64) ([]byte, error) {
+	b := bytes.NewBuffer(make([]byte, 0, size+1))
 	if n, err := b.ReadFrom(io.LimitReader(f, client.MaxValueLen+1)); err != nil {
 		return nil, fmt.Errorf("%q: %w", p, err)
 	} else if n > client.MaxValueLen {
 		return nil, tooLong(p, n)
 	}
 	return b.Bytes(), nil
+}
+
+// putFile puts a file of size bytes, which is read a little at a time.
+func (t *tree) putFile(ctx context.Context, s store, key []byte, f *os.File, size int64) error {
+	err := persist(ctx, func() error {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		_, err := s.PutFrom(ctx, key, f, size, client.PutOptions{})
+		return err
+	})
+	if err != nil {
+		return t.a.about(key, err)
+	}
+	t.done(int(size))
+	return nil
 }
 
 func tooLong(p string, n int64) error {

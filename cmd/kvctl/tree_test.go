@@ -236,7 +236,7 @@ func TestImportRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := e.run("", "import", dir); r.code != exitOther ||
-		!strings.Contains(r.stderr, `"huge": file of 67108865 bytes, at most 64 MiB fit`) {
+		!strings.Contains(r.stderr, `"huge": file of 536870913 bytes, at most 512 MiB fit`) {
 		t.Errorf("%+v", r)
 	}
 	if r := e.run("", "import", filepath.Join(dir, "nothing")); r.code != exitOther ||

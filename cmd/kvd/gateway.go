@@ -317,6 +317,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		MaxConns:      maxConns,
 		MaxPerAddr:    c.MaxPerAddress,
 		Budget:        budget,
+		MaxValueBytes: int(c.ProtoMaxBulkLen),
 		ScriptTimeout: c.ScriptTimeout,
 		ScriptMemory:  int(c.ScriptMemory),
 		Peers:         g.peers,

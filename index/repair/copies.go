@@ -88,7 +88,8 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 				if err != nil {
 					return o.Finish(err)
 				}
-				layout.EncodeManifest(r.Value, layout.Manifest{Len: m.Len, ID: it.newID, Chunks: it.newChunks})
+				m.ID, m.Chunks = it.newID, it.newChunks
+				layout.EncodeManifest(r.Value, m)
 				layout.SetVersion(bufs[i], r.Version) // and the CRC
 			}
 		}

@@ -226,7 +226,7 @@ func (k *checker) belongs(hash uint64) string {
 func (k *checker) chunks(m layout.Manifest) (problem string, err error) {
 	left := m.Len
 	for i, c := range m.Chunks {
-		n := min(left, layout.ChunkSize)
+		n := min(left, uint64(m.Payload))
 		left -= n
 		b, err := k.bytes(k.repl, uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code))
 		if err != nil {

@@ -39,7 +39,7 @@ const (
 	maxDevNodes = 64
 	maxSocket   = 107 // bytes of a unix socket's path, unix(7)
 	// A longer value than maxItem does not fit a record of the store; memcached -I takes no less than minItem.
-	minItem, maxItem = Size(1 << 10), Size(64 << 20)
+	minItem, maxItem = Size(1 << 10), Size(512 << 20)
 )
 
 // Dev are the settings of `kvd dev`.
@@ -151,6 +151,7 @@ type Gateway struct {
 	ACLFile           string `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
 	MemcachedAuthFile string `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
 	MemcachedItemSize Size   `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
+	ProtoMaxBulkLen   Size   `mapstructure:"proto-max-bulk-len" usage:"longest value, or argument, of Redis's protocol, as its own setting; a namespace may allow less"`
 
 	// Bounds of what clients take: connections, memory in bytes, time.
 	MaxConnections int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
@@ -252,7 +253,8 @@ func DefaultGateway() *Gateway {
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified",
 		ListenMemcached: DefaultMemcached, ListenPeers: "127.0.0.1:0",
-		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second,
+		MemcachedItemSize: 1 << 20, ProtoMaxBulkLen: 64 << 20,
+		MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second,
 		ScriptMemory: 64 << 20,
 		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second, SlowlogTime: 10 * time.Millisecond, SlowlogMaxLen: 128,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
@@ -622,6 +624,9 @@ func (g *Gateway) Validate() error {
 	}
 	if s := g.MemcachedItemSize; s < minItem || s > maxItem {
 		c.bad("memcached-item-size", s, "want %v to %v", minItem, maxItem)
+	}
+	if s := g.ProtoMaxBulkLen; s < 1<<20 || s > maxItem {
+		c.bad("proto-max-bulk-len", s, "want %v to %v", Size(1<<20), maxItem)
 	}
 	if g.ListenPeers != Off {
 		c.listen("listen-peers", g.ListenPeers, "advertise-peers", g.AdvertisePeers, clear)

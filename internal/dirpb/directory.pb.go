@@ -973,8 +973,12 @@ type Namespace struct {
 	Rebalancing Rebalancing `protobuf:"varint,43,opt,name=rebalancing,proto3,enum=kvd.directory.v1.Rebalancing" json:"rebalancing,omitempty"`
 	// How many memory nodes arbitrate a placement group of it at most, 0: all there are; and whether the
 	// leader has it take further ones as it fills. Operators' alone, not shown to sessions.
-	Nodes         uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	Grows         bool   `protobuf:"varint,181,opt,name=grows,proto3" json:"grows,omitempty"`
+	Nodes uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Grows bool   `protobuf:"varint,181,opt,name=grows,proto3" json:"grows,omitempty"`
+	// The longest value that sessions may put, bytes. 0: 64 MiB. A longer one that is there already stays readable.
+	MaxValueBytes uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"`
+	// What each chunk of a long value holds that is written, bytes. 0: 2 MiB, as in namespaces made before level 2.
+	ChunkPayload  uint32 `protobuf:"varint,183,opt,name=chunk_payload,json=chunkPayload,proto3" json:"chunk_payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1126,6 +1130,20 @@ func (x *Namespace) GetGrows() bool {
 		return x.Grows
 	}
 	return false
+}
+
+func (x *Namespace) GetMaxValueBytes() uint64 {
+	if x != nil {
+		return x.MaxValueBytes
+	}
+	return 0
+}
+
+func (x *Namespace) GetChunkPayload() uint32 {
+	if x != nil {
+		return x.ChunkPayload
+	}
+	return 0
 }
 
 // Access gives an identity or a group a right in a namespace.
@@ -6897,6 +6915,7 @@ type CreateNamespaceRequest struct {
 	// Memory nodes to lay it out over, for good. 0: as many as it needs for its limit, or 8 without one, or all if
 	// there are no more than 8; it takes further ones as it fills.
 	Nodes         uint32 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	MaxValueBytes uint64 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"` // as in Namespace, 512 MiB at most
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7008,6 +7027,13 @@ func (x *CreateNamespaceRequest) GetNodes() uint32 {
 	return 0
 }
 
+func (x *CreateNamespaceRequest) GetMaxValueBytes() uint64 {
+	if x != nil {
+		return x.MaxValueBytes
+	}
+	return 0
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7058,12 +7084,13 @@ func (x *CreateNamespaceReply) GetNamespace() *Namespace {
 type SetNamespaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	LimitBytes    uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
-	Replicas      uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                      // 0: as it is
-	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`   // limit_bytes means nothing
-	Owner         string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // empty: as it is
-	Quota         *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                             // absent: as it is
-	Nodes         uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                           // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
+	LimitBytes    uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`              // as in Namespace
+	Replicas      uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                                   // 0: as it is
+	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`                // limit_bytes means nothing
+	Owner         string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                                          // empty: as it is
+	Quota         *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                                          // absent: as it is
+	Nodes         uint32                 `protobuf:"varint,180,opt,name=nodes,proto3" json:"nodes,omitempty"`                                        // as in CreateNamespaceRequest, and the leader spreads it over them; 0: as it is
+	MaxValueBytes uint64                 `protobuf:"varint,182,opt,name=max_value_bytes,json=maxValueBytes,proto3" json:"max_value_bytes,omitempty"` // as in CreateNamespaceRequest; 0: as it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7143,6 +7170,13 @@ func (x *SetNamespaceRequest) GetQuota() *Quota {
 func (x *SetNamespaceRequest) GetNodes() uint32 {
 	if x != nil {
 		return x.Nodes
+	}
+	return 0
+}
+
+func (x *SetNamespaceRequest) GetMaxValueBytes() uint64 {
+	if x != nil {
+		return x.MaxValueBytes
 	}
 	return 0
 }
@@ -9303,7 +9337,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xc2\x04\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x91\x05\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -9322,7 +9356,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12?\n" +
 	"\vrebalancing\x18+ \x01(\x0e2\x1d.kvd.directory.v1.RebalancingR\vrebalancing\x12\x15\n" +
 	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12\x15\n" +
-	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\"I\n" +
+	"\x05grows\x18\xb5\x01 \x01(\bR\x05grows\x12'\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\x12$\n" +
+	"\rchunk_payload\x18\xb7\x01 \x01(\rR\fchunkPayload\"I\n" +
 	"\x06Access\x12\x10\n" +
 	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
@@ -9824,7 +9860,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\x12\x12\n" +
 	"\x04boot\x18< \x01(\x04R\x04boot\"\x14\n" +
-	"\x12PublishRegionReply\"\xf9\x02\n" +
+	"\x12PublishRegionReply\"\xa2\x03\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -9837,9 +9873,10 @@ const file_directory_proto_rawDesc = "" +
 	"limitBytes\x12\x14\n" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
-	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\"Q\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xe1\x01\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x8a\x02\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
@@ -9849,7 +9886,8 @@ const file_directory_proto_rawDesc = "" +
 	"keep_limit\x18\x15 \x01(\bR\tkeepLimit\x12\x14\n" +
 	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
 	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\x12\x15\n" +
-	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\"N\n" +
+	"\x05nodes\x18\xb4\x01 \x01(\rR\x05nodes\x12'\n" +
+	"\x0fmax_value_bytes\x18\xb6\x01 \x01(\x04R\rmaxValueBytes\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +

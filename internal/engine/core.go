@@ -152,6 +152,7 @@ type Core struct {
 		notes             []*noteTable      // see notesOf
 	}
 	leaked atomic.Bool // memory was lost track of; stays true
+	drafts drafts
 	// exhaustedUntil is the number of the renewal from which on Exhausted is false of every placement group.
 	exhaustedUntil atomic.Uint64
 
@@ -300,6 +301,7 @@ func (c *Core) InstallView(v *View) {
 	if now.hints == nil {
 		now.hints = newWordCache(c.opts.CacheBytes, c.maps)
 	}
+	c.drafts.tell(v)
 	c.in.Store(now)
 }
 
@@ -673,6 +675,7 @@ func (c *Core) exhausted(pg uint32) uint64 {
 type Memory struct {
 	PG, Generation uint32
 	Heap           *heap.Heap
+	Drafts         uint64 // units that rest in drafts: linked by nobody yet
 }
 
 // Heaps lists the session's heaps, by placement group. They are shared with the lanes, and guard themselves.
@@ -680,7 +683,8 @@ func (c *Core) Heaps() (hs []Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, h := range c.mu.heaps {
-		hs = append(hs, Memory{PG: id, Generation: h.generation, Heap: h.heap})
+		hs = append(hs, Memory{PG: id, Generation: h.generation, Heap: h.heap,
+			Drafts: c.drafts.rests(id, h.generation)})
 	}
 	sort.Slice(hs, func(i, j int) bool { return hs[i].PG < hs[j].PG })
 	return hs

@@ -199,8 +199,10 @@ func place(w layout.Word) heap.Place {
 }
 
 // Unuse is index.Space: no word ever named the place, so that it may be used at once.
-func (t *Task) Unuse(pg *index.PG, w layout.Word) {
-	if m := t.lane.memOf(pg); m != nil && !t.lane.recalled(pg, w) {
+func (t *Task) Unuse(pg *index.PG, w layout.Word) { t.lane.unuse(pg, w) }
+
+func (l *Lane) unuse(pg *index.PG, w layout.Word) {
+	if m := l.memOf(pg); m != nil && !l.recalled(pg, w) {
 		m.cache.Unuse(place(w))
 		m.give(w.Units())
 	}

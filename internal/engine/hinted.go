@@ -104,7 +104,8 @@ func (l *Lane) touchHints(ops []*Op) {
 // hintOf finds where op's key is and the connection that reaches it, or nil.
 func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	looks := op.Kind == index.Modify || op.Kind == index.Put && op.Cond == index.IfVersion
-	if !looks && (op.Cond != index.Always || op.Kind != index.Put && op.Kind != index.Get) {
+	if op.Kind == index.Put && op.Part != nil || !looks &&
+		(op.Cond != index.Always || op.Kind != index.Put && op.Kind != index.Get) {
 		return nil
 	}
 	if !l.cache.find(&x.at, op.Check, layout.FP(op.Hash)) || epoch-x.at.seen() >= layout.WordLifeEpochs {

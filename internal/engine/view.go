@@ -104,6 +104,16 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving(),
 			n.GetLostVersion(), false}
 	}
+	var payload uint32
+	for _, n := range m.GetNamespaces() {
+		if n.GetId() != namespace {
+			continue
+		}
+		if payload = n.GetChunkPayload(); payload != 0 && !layout.IsPayload(payload) {
+			return nil, fmt.Errorf("map %d: chunks of %d bytes, want at most %d", m.GetVersion(), payload,
+				layout.ChunkPayload)
+		}
+	}
 	pgs := make(map[uint32]*PG)
 	var list []*PG
 	for _, p := range m.GetPgs() {
@@ -115,7 +125,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			return nil, fmt.Errorf("map %d: placement group %d with %d members", m.GetVersion(), p.GetId(), n)
 		}
 		pg := &PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(n), Joining: p.GetJoining(),
-			Generation: p.GetGeneration(), Recalled: p.GetRecalled()},
+			Generation: p.GetGeneration(), ChunkPayload: payload, Recalled: p.GetRecalled()},
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
 			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes(), AccessBytes: p.GetAccessBytes()}
 		for _, mb := range p.GetMembers() {

@@ -60,7 +60,7 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	sock = filepath.Join(dir, "redis")
 	args := append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir, "--proto-max-bulk-len",
-		strconv.Itoa(client.MaxValueLen)}, more...)
+		strconv.Itoa(client.DefaultMaxValueLen)}, more...)
 	cmd := exec.Command("redis-server", args...)
 	var out bytes.Buffer
 	cmd.Stdout = &out

@@ -65,8 +65,8 @@ type Options struct {
 	MaxConns int
 	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
 	MaxPerAddr int
-	// MaxValueBytes bounds a value, and any argument. Default and at most
-	// client.MaxValueLen.
+	// MaxValueBytes bounds a value, and any argument. Default client.DefaultMaxValueLen, at most client.MaxValueLen. A
+	// namespace may allow less; see client.ErrTooLarge.
 	MaxValueBytes int
 	// IdleTimeout closes connections that have sent nothing for this long; 0 disables it.
 	IdleTimeout time.Duration
@@ -118,7 +118,7 @@ type Options struct {
 // ensureDefaults fills in what is 0; see Options.
 func (o *Options) ensureDefaults() {
 	o.MaxConns = cmp.Or(o.MaxConns, 10_000)
-	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, client.MaxValueLen)
+	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, client.DefaultMaxValueLen)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
 	o.OutputBytes = cmp.Or(o.OutputBytes, 16<<20)
 	o.CommandTimeout = cmp.Or(o.CommandTimeout, 30*time.Second)

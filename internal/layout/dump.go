@@ -220,7 +220,7 @@ func (d *dumper) manifest(off int, v []byte) {
 	}
 	d.field(off, 8, "length", "%d bytes in all", m.Len)
 	d.field(off+8, 4, "n", "%d chunks", len(m.Chunks))
-	d.field(off+12, 4, "zero", "")
+	d.field(off+12, 4, "pay", "%d bytes in a chunk", m.Payload)
 	d.field(off+16, 8, "id", "%d", m.ID)
 	for i, c := range m.Chunks {
 		d.field(off+manifestHeaderSize+8*i, 8, fmt.Sprintf("chunk %d", i), "u%d v%d %dB at %#x",

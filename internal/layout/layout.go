@@ -38,12 +38,19 @@ const (
 	RecordHeaderSize = 32
 	MaxKeyLen        = 1<<16 - 1
 	MinKeyLen        = 1
-	MaxValueLen      = 64 << 20
+	// MaxValueLen is the longest value that a namespace may allow, and DefaultMaxValue what one allows that says
+	// nothing. Up to MaxTailLen bytes of a record's value are not the user's.
+	MaxValueLen     = 512 << 20
+	DefaultMaxValue = 64 << 20
+	MaxTailLen      = 12
 	// MaxRecordSize is the longest record one READ fetches.
 	MaxRecordSize = 31 << 17
-	// ChunkSize is the payload of one chunk record of a value too long for one
-	// record.
+	// ChunkSize is what a chunk record of a value too long for one record holds, unless its manifest says less.
 	ChunkSize = 2 << 20
+	// ChunkPayload is what it holds if it fills a place of 2 MiB.
+	ChunkPayload = ChunkSize - RecordHeaderSize
+	// MaxChunks bounds the chunks of a value.
+	MaxChunks = (MaxValueLen + MaxTailLen + ChunkPayload - 1) / ChunkPayload
 
 	VerMod = 1 << 10
 	// WordLifeEpochs is how long, in reclaim epochs, no slot repeats a word (I5)

@@ -224,7 +224,8 @@ func TestManifestVectors(t *testing.T) {
 		var out bytes.Buffer
 		switch d.Cmd {
 		case "encode":
-			m := Manifest{Len: num[uint64](t, d, "len", 0), ID: num[uint64](t, d, "id", 0)}
+			m := Manifest{Len: num[uint64](t, d, "len", 0), Payload: num[uint32](t, d, "payload", 0),
+				ID: num[uint64](t, d, "id", 0)}
 			for _, line := range strings.Split(strings.TrimSpace(d.Input), "\n") {
 				var c Chunk
 				if _, err := fmt.Sscanf(line, "unit=%d code=%d ver=%d", &c.Unit, &c.Code, &c.Ver); err != nil {
@@ -404,6 +405,11 @@ func FuzzParseManifest(f *testing.F) {
 		f.Add(b, uint32(0), uint32(1<<32-1))
 		f.Add(b, uint32(1), uint32(100000))
 	}
+	m := Manifest{Len: 3 * ChunkPayload, Payload: ChunkPayload, ID: 7, Chunks: []Chunk{{0, 0xf0, 1}, {32768, 0xf0, 2},
+		{65536, 0xf0, 3}}}
+	b := make([]byte, ManifestLen(3))
+	EncodeManifest(b, m)
+	f.Add(b, uint32(0), uint32(1<<32-1))
 	f.Fuzz(func(t *testing.T, b []byte, lo, hi uint32) {
 		m, err := ParseManifest(b, lo, hi)
 		if err != nil {
@@ -414,7 +420,7 @@ func FuzzParseManifest(f *testing.F) {
 		}
 		rest := m.Len
 		for i, c := range m.Chunks {
-			n := min(rest, ChunkSize)
+			n := min(rest, uint64(m.Payload))
 			rest -= n
 			if c.Unit < lo || uint64(c.Unit)+uint64(UnitsOf(c.Code)) > uint64(hi) {
 				t.Fatalf("chunk %+v outside [%d,%d)", c, lo, hi)

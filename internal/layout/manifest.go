@@ -15,17 +15,23 @@ type Chunk struct {
 //
 //	0        8    12   16       24
 //	+--------+----+----+--------+-----------------------+----
-//	| length | n  | 0  | id     | chunk 0               | …
+//	| length | n  | pay| id     | chunk 0               | …
 //	+--------+----+----+--------+-----------------------+----
 //	chunk:  unit u32 | code u8 | zero u8 | ver u16
 //
-//	id  the Version field of every chunk record, unique to this manifest
-//
-// Every chunk but the last holds ChunkSize bytes of the value.
+//	pay  bytes of the value in every chunk but the last; 0: ChunkSize. With a record's header they are whole units,
+//	     ChunkSize at most
+//	id   the Version field of every chunk record, unique to this manifest
 type Manifest struct {
-	Len    uint64
-	ID     uint64
-	Chunks []Chunk
+	Len     uint64
+	Payload uint32 // as pay, but for 0
+	ID      uint64
+	Chunks  []Chunk
+}
+
+// IsPayload reports whether n bytes, other than ChunkSize, may be what each chunk of a value holds.
+func IsPayload(n uint32) bool {
+	return n > 0 && n <= ChunkPayload && (n+RecordHeaderSize)%UnitSize == 0
 }
 
 const manifestHeaderSize = 24
@@ -33,8 +39,8 @@ const manifestHeaderSize = 24
 // ManifestLen is the encoded length for n chunks.
 func ManifestLen(n int) int { return manifestHeaderSize + 8*n }
 
-// ChunkCount is the number of chunks of a value of n bytes.
-func ChunkCount(n int) int { return (n + ChunkSize - 1) / ChunkSize }
+// ChunkCount is the number of chunks, of payload bytes each, of a value of n bytes.
+func ChunkCount(n, payload int) int { return (n + payload - 1) / payload }
 
 // EncodeManifest writes m to b and returns its length.
 func EncodeManifest(b []byte, m Manifest) int {
@@ -42,7 +48,7 @@ func EncodeManifest(b []byte, m Manifest) int {
 	_ = b[n-1]
 	binary.LittleEndian.PutUint64(b, m.Len)
 	binary.LittleEndian.PutUint32(b[8:], uint32(len(m.Chunks)))
-	binary.LittleEndian.PutUint32(b[12:], 0)
+	binary.LittleEndian.PutUint32(b[12:], m.Payload%ChunkSize)
 	binary.LittleEndian.PutUint64(b[16:], m.ID)
 	for i, c := range m.Chunks {
 		p := b[manifestHeaderSize+8*i:]
@@ -61,8 +67,13 @@ func ParseManifest(b []byte, lo, hi uint32) (Manifest, error) {
 	}
 	m := Manifest{Len: binary.LittleEndian.Uint64(b), ID: binary.LittleEndian.Uint64(b[16:])}
 	n := binary.LittleEndian.Uint32(b[8:])
-	if m.Len > MaxValueLen || uint64(n) != uint64(ChunkCount(int(m.Len))) || len(b) != ManifestLen(int(n)) ||
-		binary.LittleEndian.Uint32(b[12:]) != 0 {
+	if m.Payload = binary.LittleEndian.Uint32(b[12:]); m.Payload == 0 {
+		m.Payload = ChunkSize
+	} else if !IsPayload(m.Payload) {
+		return Manifest{}, corrupt("manifest", 12, "bytes in a chunk", uint64(m.Payload), ChunkPayload, b)
+	}
+	if m.Len > MaxValueLen+MaxTailLen || n > MaxChunks || int(n) != ChunkCount(int(m.Len), int(m.Payload)) ||
+		len(b) != ManifestLen(int(n)) {
 		return Manifest{}, corrupt("manifest", 8, "chunk count", uint64(n), m.Len, b)
 	}
 	m.Chunks = make([]Chunk, n)
@@ -73,7 +84,7 @@ func ParseManifest(b []byte, lo, hi uint32) (Manifest, error) {
 			return Manifest{}, corrupt("manifest", uint64(manifestHeaderSize+8*i), "chunk", uint64(c.Unit), uint64(hi),
 				b)
 		}
-		if need := RecordLen(0, min(int(m.Len)-i*ChunkSize, ChunkSize)); SizeOf(c.Code) < need {
+		if need := RecordLen(0, min(int(m.Len)-i*int(m.Payload), int(m.Payload))); SizeOf(c.Code) < need {
 			return Manifest{}, corrupt("manifest", uint64(manifestHeaderSize+8*i), "chunk's place, bytes",
 				uint64(SizeOf(c.Code)), uint64(need), b)
 		}

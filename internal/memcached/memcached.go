@@ -90,7 +90,7 @@ type Options struct {
 	MaxConns int
 	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
 	MaxPerAddr int
-	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most 64 MiB.
+	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most client.MaxValueLen.
 	MaxValueBytes int
 	// IOTimeout bounds the time from the first byte of a command to its last, the value's included.
 	// It also bounds the wait for a peer that does not read. A second for each MiB that has come,

@@ -97,7 +97,10 @@ func heldOf(m engine.Memory, f *engine.Flow) *dirpb.Held {
 	net, supply := f.Net(), uint64(max(f.Supply(), 0))
 	limbo := min(f.Limbo(), supply)
 	foreign := min(st.ForeignFree, supply-limbo)
-	return &dirpb.Held{PgId: m.PG, Generation: m.Generation, OwnUnits: st.Granted, FreeUnits: supply - limbo - foreign,
+	free := supply - limbo - foreign
+	// Nothing has linked the places of drafts yet. So they wait, and no count of what is linked finds them lost.
+	net, limbo = net-int64(m.Drafts), limbo+m.Drafts
+	return &dirpb.Held{PgId: m.PG, Generation: m.Generation, OwnUnits: st.Granted, FreeUnits: free,
 		ForeignUnits: foreign, LimboUnits: limbo, NetUnits: net}
 }
 

@@ -31,6 +31,7 @@ type cl struct {
 	run     []*running // under way and not answered
 	orphans []*running // answered and under way
 	scan    *scanning
+	stream  *streaming
 	rooms   []uint64 // groups of which one is to give up a slot, by their offset
 	evicts  int      // begun for want of memory or slots
 	vain    int      // of them since World.effects was vainAt

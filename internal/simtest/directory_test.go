@@ -99,6 +99,11 @@ func (w *World) view() *engine.View {
 		w.fail(fmt.Errorf("map: %w", err))
 		return w.views[len(w.views)-1]
 	}
+	for _, pg := range v.PGs {
+		if w.cfg.Payload != 0 {
+			pg.ChunkPayload = w.cfg.Payload
+		}
+	}
 	w.views = append(w.views, v)
 	return v
 }

@@ -86,7 +86,8 @@ func (c *cl) stopFibers() {
 
 // canBeginTwo reports whether the client's next two steps may share a chain.
 func (c *cl) canBeginTwo() bool {
-	if c.fibers == nil || c.w.cfg.Window < 2 || c.scan != nil || c.pos+1 >= len(c.script) || !c.canBegin() {
+	if c.fibers == nil || c.w.cfg.Window < 2 || c.scan != nil || c.stream != nil ||
+		c.pos+1 >= len(c.script) || !c.canBegin() {
 		return false
 	}
 	a, b := c.script[c.pos], c.script[c.pos+1]

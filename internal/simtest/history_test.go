@@ -30,7 +30,10 @@ func (o Outcome) String() string {
 func (v Verb) reads() bool { return v == Get || v == GetIf }
 
 // writes reports whether v leaves a value.
-func (v Verb) writes() bool { return v == Put || v == PutEx || v == Add || v == Incr || v == CAS }
+func (v Verb) writes() bool {
+	return v == Put || v == PutEx || v == Add || v == Incr || v == CAS ||
+		v == Stream
+}
 
 // Event is one operation of a history.
 type Event struct {
@@ -97,7 +100,7 @@ var model = porcupine.Model{
 				return v == "", v
 			}
 			return v != "" && v == e.Got, v
-		case Put, PutEx:
+		case Put, PutEx, Stream:
 			return true, e.Value
 		case Evict:
 			// It knows which record it removes.

@@ -683,7 +683,7 @@ func (w *World) checkScans() error {
 		for i := range w.hist {
 			e := &w.hist[i]
 			switch e.Verb {
-			case Put, PutEx, Add, Incr, CAS:
+			case Put, PutEx, Add, Incr, CAS, Stream:
 				if e.Out == OK && e.Return < s.call {
 					present[e.Key] = true
 				}

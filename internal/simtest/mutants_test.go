@@ -243,6 +243,14 @@ var mutants = []mutant{
 		[]edit{{"internal/engine/task.go", "		t.detach()\n		t.settleGiven()\n", "t.settleGiven()\n"}}},
 	{"apart-no-slot-check", "a value in a caller's memory counts if the slot holds the word", []edit{{op,
 		"	case w == o.x && w.Readable():\n		if o.gotApart(&r) {", "case true:\nif o.gotApart(&r) {"}}},
+	{"draft-survives-recall", "a value on its way is void when a place of it is recalled",
+		[]edit{{"index/draft.go", "		if pg.IsRecalled(c.Unit) {\n", "if false {\n"}}},
+	{"draft-in-another-epoch", "a value is linked in the placement group epoch of its chunks", []edit{
+		{"index/draft.go", "d.mu.void || pg.Epoch != d.mu.at.Epoch", "d.mu.void"},
+		{"index/draft.go", "samePlaces(at, pg) && at.Epoch == pg.Epoch)", "samePlaces(at, pg))"}}},
+	{"draft-linked-and-given-back", "the places of a value that is linked are given back by nobody else", []edit{
+		{"index/draft.go", "	d.mu.void, d.mu.chunks = true, nil\n	return to, d.mu.id, true\n",
+			"d.mu.void = true\nreturn to, d.mu.id, true\n"}}},
 	{"no-lease", "nothing is answered without a lease",
 		[]edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }

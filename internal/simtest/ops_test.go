@@ -19,6 +19,9 @@ func (c *cl) canBegin() bool {
 	if c.scan != nil {
 		return len(c.run) == 0
 	}
+	if c.stream != nil {
+		return len(c.run) == 0
+	}
 	if c.pos >= len(c.script) {
 		return false
 	}
@@ -29,7 +32,7 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Grant && !c.w.canInherit() {
 		return false
 	}
-	if s.Verb == Close || s.Verb == Scan {
+	if s.Verb == Close || s.Verb == Scan || s.Verb == Stream {
 		return len(c.run)+len(c.orphans) == 0
 	}
 	lane := c.laneFor(s.Key)
@@ -78,6 +81,10 @@ func (c *cl) next() *running {
 		c.scanPage()
 		return nil
 	}
+	if c.stream != nil {
+		c.streamPart()
+		return nil
+	}
 	s := c.script[c.pos]
 	c.pos++
 	switch s.Verb {
@@ -87,6 +94,9 @@ func (c *cl) next() *running {
 	case Scan:
 		c.scan = &scanning{call: w.tick(), found: map[int]bool{}}
 		c.scanPage()
+		return nil
+	case Stream:
+		c.beginStream(s)
 		return nil
 	case Evict, Expire:
 		c.beginEvict(s)
@@ -116,7 +126,7 @@ func (c *cl) next() *running {
 	c.lend(r)
 	switch s.Verb {
 	case Get:
-		if o.Kind = index.Get; c.w.cfg.Long != 0 && c.values%2 == 0 {
+		if o.Kind = index.Get; (c.w.cfg.Long != 0 || c.w.cfg.Payload != 0) && c.values%2 == 0 {
 			r.piece = index.Part{Len: 1 << 20, Known: c.known[s.Key]}
 			o.Part = &r.piece
 		}
@@ -230,6 +240,9 @@ func (c *cl) done(r *running) {
 func (c *cl) answer(r *running) {
 	w, e, op := c.w, r.e, &r.t.Op
 	err := op.Err
+	if c.streamed(r) {
+		return // it goes on
+	}
 	switch {
 	case err == nil:
 		e.Out = OK
@@ -248,7 +261,7 @@ func (c *cl) answer(r *running) {
 			if op.Part != nil {
 				c.known[e.Key] = op.Part.Known
 			}
-		case Put, PutEx, Add, CAS, Incr:
+		case Put, PutEx, Add, CAS, Incr, Stream:
 			c.seen[e.Key] = ref{op.Version, e.Value}
 			w.version(e.Key, op.Version, e.Value)
 		}
@@ -263,7 +276,7 @@ func (c *cl) answer(r *running) {
 	case errors.Is(err, index.ErrConflict):
 		e.Out = Conflict
 	case errors.Is(err, index.ErrFull), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn),
-		errors.Is(err, engine.ErrLease):
+		errors.Is(err, engine.ErrLease), errors.Is(err, index.ErrDraft):
 		e.Out = NotDone
 	default:
 		w.fail(fmt.Errorf("%v: %w", e, err))
@@ -310,6 +323,7 @@ func (c *cl) abandon(r *running, err error) {
 	case r.e == nil:
 		return // the page is read again
 	}
+	c.endStream(r)
 	if r.lent != nil {
 		if err := r.lent.returned(r.e.String(), ""); err != nil {
 			c.w.fail(err)

@@ -90,6 +90,13 @@ var byTest = []tested{
 	{"apart-crc-once", "internal/engine", "TestPutFromCaller",
 		[]edit{{"internal/engine/value.go", "x.Seal = layout.SealHead", "x.Seal = func(head []byte, crc uint32) {\n" +
 			"if [4]byte(head[24:28]) == [4]byte{} {\nlayout.SealHead(head, crc)\n}\n}"}}},
+	{"draft-left-by-an-older-map", "index", "TestDraftMeetsNewerMap",
+		[]edit{{"index/draft.go", "now == nil || !samePlaces(now, pg) || now.Epoch != pg.Epoch {\n", "now == nil {\n"},
+			{"index/draft.go", "if now.IsRecalled(c.Unit) {\n", "if c.Ver > 1<<15 {\n"}}},
+	{"draft-void-until-the-next-map", "index", "TestDraftVoid",
+		[]edit{{"index/draft.go", "d.mu.void || pg.Epoch != d.mu.at.Epoch", "pg.Epoch != d.mu.at.Epoch"}}},
+	{"drafts-not-told", "client", "TestPutFromInterrupted",
+		[]edit{{"internal/engine/core.go", "	c.drafts.tell(v)\n", ""}}},
 	{"lease-not-checked-after-post", "internal/engine", "TestLeaseEndsWithinPost",
 		[]edit{{"internal/engine/hinted.go", "valid := !ch.lease && !ch.notes || l.valid()", "valid := true"}}},
 	{"late-reply-shortens-lease", "internal/engine", "TestLateReply",

@@ -406,7 +406,7 @@ func checkJoint(h []Event) error {
 // names lists the words of the records that x names in r: its own, those of an intent, and the chunks of all of these.
 func (w *World) names(r *region, x layout.Word) []layout.Word {
 	list := w.records(r, x)
-	if w.cfg.Long == 0 {
+	if w.cfg.Long == 0 && w.cfg.Payload == 0 {
 		return list
 	}
 	for _, n := range list {

@@ -55,11 +55,13 @@ const (
 	Grant
 	// Look reads the keys of one of Config.Txns, as a transaction that only reads.
 	Look
+	// Stream is a Put of a long value by several operations, a chunk each and one that links them.
+	Stream
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -138,6 +140,8 @@ type Config struct {
 	Patient bool
 	// Long says which of each client's values go to chunks, however short they are: the n-th if bit n%8 is set.
 	Long uint8
+	// Payload is what each chunk of a long value holds, bytes. 0: as the directory says.
+	Payload uint32
 	// Apart says which of each client's values go straight from and to their caller's memory, likewise.
 	Apart uint8
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
@@ -314,12 +318,14 @@ type World struct {
 	effects int // changes of words, and of what else may end a wait
 	hist    []Event
 	scans   []scanned
-	lent    []*lent
-	histSum uint64
-	Trace   []string
-	tracing bool
-	reduce  bool // leave out choices whose order cannot matter
-	setup   bool
+	// streamed counts Streams that failed, and those that were linked
+	streamed [2]int
+	lent     []*lent
+	histSum  uint64
+	Trace    []string
+	tracing  bool
+	reduce   bool // leave out choices whose order cannot matter
+	setup    bool
 
 	events  []sim.Event
 	choices []choice

@@ -20,15 +20,17 @@ import (
 //	   say of boots and nonces; 65,536 sessions, and discriminators for those alone that may write; the commands Rebalance, Reign, Recover and
 //	   LoseMembers; placement groups that start over elsewhere (Spares), and sessions that are fenced where their namespace has memory
 //	   alone; namespaces of some memory nodes; directory nodes enter with the incarnation of their data folder
+//	2  namespaces say how long a value may be, and new ones have chunks that fill places of 2 MiB
 //
 // A change of what a command does, or of what a state may hold, belongs to a level above those that have been
 // released. The code asks Level, as it does for levelBoots, and goes the old way below. The rows of each
 // level stay readable until a release says that it takes over none of that level (oldestLevel).
 const (
-	Level       = levelBoots
+	Level       = levelLong
 	oldestLevel = 0
 
 	levelBoots = 1
+	levelLong  = 2
 )
 
 // ErrLevel says that a state or a command is of a level that this version does not know. Nothing was changed.
@@ -42,6 +44,9 @@ func (s *State) Level() uint32 { return s.level.GetLevel() }
 
 // KnowsBoots reports whether the state's level has memory nodes with boots.
 func (s *State) KnowsBoots() bool { return s.Level() >= levelBoots }
+
+// KnowsLong reports whether the state's level has namespaces that say how long a value may be.
+func (s *State) KnowsLong() bool { return s.Level() >= levelLong }
 
 func checkLevel(l *fsmpb.Level) error { return levelWithin(l, oldestLevel, Level) }
 

@@ -74,6 +74,30 @@ func layoutOf(q *dirpb.CreateNamespaceRequest) (mode dirpb.NamespaceMode, percen
 	return mode, percent, nil
 }
 
+// chunkPayload is what chunks of a namespace that is made now hold, bytes; 0: 2 MiB, as all versions read.
+func (s *State) chunkPayload() uint32 {
+	if !s.KnowsLong() {
+		return 0
+	}
+	return layout.ChunkPayload
+}
+
+// checkMaxValue returns why no namespace can have a longest value of n bytes; 0 asks for none.
+func (s *State) checkMaxValue(n uint64) error {
+	switch {
+	case n == 0:
+		return nil
+	case !s.KnowsLong():
+		return fmt.Errorf("%w: namespaces with a longest value of their own begin with level %d, and the directory is "+
+			"at level %d. Start this version of kvd on every directory node first",
+			ErrRefused, levelLong, s.Level())
+	case n > layout.MaxValueLen:
+		return fmt.Errorf("%w: longest value of %s, want 1B..%s", ErrInvalid, units.Bytes(n),
+			units.Bytes(uint64(layout.MaxValueLen)))
+	}
+	return nil
+}
+
 // lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half
 // of what is free; and the least of these.
 func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint64, err error) {
@@ -109,7 +133,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
 	mode, percent, err := layoutOf(q)
-	if err := errors.Join(err, checkTenancy(q.Owner)); err != nil {
+	if err := errors.Join(err, checkTenancy(q.Owner), s.checkMaxValue(q.MaxValueBytes)); err != nil {
 		return nil, err
 	}
 	all := s.placeable()
@@ -179,6 +203,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
 		Owner: q.Owner, Quota: quotaOf(q.Quota), Nodes: bound, Grows: grows,
+		MaxValueBytes: q.MaxValueBytes, ChunkPayload: s.chunkPayload(),
 	}
 	s.putNamespace(w)
 	for _, pg := range pgs {

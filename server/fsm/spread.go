@@ -300,7 +300,7 @@ func (s *State) freeText() string {
 	return strings.Join(out, ", ")
 }
 
-// setNamespace changes a namespace's limit, number of copies and number of memory nodes.
+// setNamespace changes what may change of a namespace.
 func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, error) {
 	old := s.NamespaceNamed(q.GetName())
 	if old == nil {
@@ -309,12 +309,16 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	if err := s.checkStays(old.Id); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner), s.checkNodes(old, q)); err != nil {
+	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner), s.checkNodes(old, q),
+		s.checkMaxValue(q.MaxValueBytes)); err != nil {
 		return nil, err
 	}
 	w := proto.CloneOf(old)
 	if q.Nodes != 0 && s.KnowsBoots() {
 		w.Nodes, w.Grows, w.Rebalancing = q.Nodes, false, dirpb.Rebalancing_REBALANCING_ON
+	}
+	if q.MaxValueBytes != 0 {
+		w.MaxValueBytes = q.MaxValueBytes
 	}
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes
