@@ -189,6 +189,7 @@ func (d *Device) Caps() driver.Caps {
 		SelfFencing:    true,
 		EnforcesRights: false,
 		ChoosesKeys:    true,
+		Maps:           true,
 	}
 }
 
@@ -252,6 +253,7 @@ type mapping struct {
 	key   mapKey
 	bytes []byte
 	refs  int
+	fd    int // for reading, see Map; -1: there is none. Guarded likewise
 }
 
 // mapLocked maps size bytes of fd, or finds the mapping that does. It does not
@@ -277,7 +279,7 @@ func (d *Device) mapLocked(fd int, size int64, writable bool) (*mapping, error) 
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{key: key, bytes: b, refs: 1}
+	m := &mapping{key: key, bytes: b, refs: 1, fd: -1}
 	d.mu.maps[key] = m
 	return m, nil
 }
@@ -286,5 +288,8 @@ func (d *Device) unmapLocked(m *mapping) {
 	if m.refs--; m.refs == 0 {
 		delete(d.mu.maps, m.key)
 		_ = mem.Unmap(m.bytes)
+		if m.fd >= 0 {
+			_ = unix.Close(m.fd)
+		}
 	}
 }

@@ -98,6 +98,7 @@ type Fabric struct {
 		busy      []*qp   // auto mode: those with an enabled event
 		scratch   []Event // auto mode
 		total     Counters
+		mapped    int // of Map, not released
 	}
 }
 
@@ -117,6 +118,7 @@ func New(o Options) *Fabric {
 		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
+		Maps:           !o.NoValues,
 	}}
 	if !o.NoValues {
 		f.caps.MaxSGE, f.caps.AnyMemory, f.caps.Sums = 2, true, true
