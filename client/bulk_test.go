@@ -3,6 +3,7 @@ package client_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -123,4 +124,48 @@ func unless(ok bool, format string, args ...any) string {
 		return ""
 	}
 	return fmt.Sprintf(format, args...)
+}
+
+// Over tcp alone a client has a lane more, which performs what is expected to be long, and nothing else.
+func TestLaneForBulk(t *testing.T) {
+	r := newRig(t, "tcp", 1, 5*time.Second)
+	o := r.options()
+	o.Lanes = 0
+	c := r.client(o)
+	if n := c.Lanes(); n != 1 {
+		t.Fatalf("keys hash to %d lanes, want 1", n)
+	}
+	value := bytes.Repeat([]byte("b"), 5<<20)
+	for _, x := range []struct {
+		what    string
+		do      func() error
+		on, off uint64 // operations of the first lane, and of the one for bulk
+	}{
+		{"a short put", func() error { return put(t, c, "a", value[:long/2]) }, 1, 0},
+		{"a short get", func() error { get(t, c, "a", value[:long/2]); return nil }, 1, 0},
+		{"a long put", func() error { return put(t, c, "b", value[:long]) }, 0, 1},
+		{"a long get", func() error { get(t, c, "b", value[:long]); return nil }, 0, 1},
+		{"a put in chunks", func() error { return put(t, c, "b", value) }, 0, 1},
+		{"a get of chunks", func() error { get(t, c, "b", value); return nil }, 0, 1},
+		{"a delete", func() error { return c.Delete(t.Context(), []byte("b")) }, 1, 0},
+		{"a batch of both", func() error {
+			ops := []client.Op{{Kind: client.OpPut, Key: []byte("c"), Value: value[:9]},
+				{Kind: client.OpPut, Key: []byte("d"), Value: value}, {Kind: client.OpGet, Key: []byte("a")}}
+			c.Do(t.Context(), ops)
+			return errors.Join(ops[0].Err, ops[1].Err, ops[2].Err)
+		}, 2, 1},
+	} {
+		was := c.Performed()
+		if err := x.do(); err != nil {
+			t.Fatalf("%s: %v", x.what, err)
+		}
+		if is := c.Performed(); len(is) != 2 || is[0]-was[0] != x.on || is[1]-was[1] != x.off {
+			t.Errorf("%s: lanes had performed %d and then %d, want %d and %d more", x.what, was, is, x.on, x.off)
+		}
+	}
+}
+
+func put(t *testing.T, c *client.Client, key string, v []byte) error {
+	_, err := c.Put(t.Context(), []byte(key), v, client.PutOptions{})
+	return err
 }

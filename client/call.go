@@ -65,7 +65,10 @@ type call struct {
 
 	item *Item // for what was found, also by modify: a batch's, or own
 	own  Item
-	n    int // GetInto: the value's length
+	n    int // GetInto: the value's length; of a part, the bytes in dst
+
+	part index.Part // Op.Part, if that is not nil
+	size int64      // of the whole value that it is of, bytes
 
 	ops [1]*engine.Op // itself, for a Do of one
 }
@@ -236,6 +239,8 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case r.Flags.TypeOf() != 0 && !q.typed:
 		isThere(q.dst, r.Value, 0)
 		q.Err = ErrWrongType
+	case q.Part != nil:
+		q.takePart(r)
 	case q.into:
 		q.takeInto(r, parts)
 	case parts == nil:
@@ -265,7 +270,7 @@ func joined(dst []byte, parts [][]byte) []byte {
 // Into is engine.Filler. It gives GetInto's memory. For other GETs it gives that to which the value is to be appended,
 // if there is room for nearly as much, else new memory. A value is at most a sixteenth shorter than n.
 func (q *call) Into(n int) []byte {
-	if q.into {
+	if q.into || q.Part != nil {
 		return q.dst[:min(n, len(q.dst))]
 	}
 	if cap(q.dst) < n-n/16-layout.UnitSize {

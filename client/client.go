@@ -106,8 +106,9 @@ type Options struct {
 	// ReadOnly asks for a session without rights to write.
 	ReadOnly bool
 	// Lanes is the number of queue pairs to each memory node. Over tcp and verbs each has a second one beside it once
-	// there was a value of 64 KiB or more. Default: 1 if every device is a tcp
-	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
+	// there was a value of 64 KiB or more. Default: GOMAXPROCS, at most 16. If every device is a tcp provider it is 1,
+	// since operations that share a connection share system calls. Values of 64 KiB and more then have a lane of their
+	// own beside it.
 	// A lane serves a goroutine at a time, so that many let many goroutines call at once. Over shm each processor
 	// has a lane for all keys that it knows a hint of, and a whole batch is one chain. All else goes to the lanes
 	// to which its keys hash.
@@ -280,6 +281,8 @@ type API interface {
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
 	Count(ctx context.Context) (keys uint64, err error)
 	MultiCAS(ctx context.Context, ops []Op) error
+	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
+	Open(ctx context.Context, key []byte) (*Value, error)
 }
 
 var _ API = (*Client)(nil)

@@ -34,7 +34,7 @@ func (c *Client) Buffered() (n uint64) {
 }
 
 // Lanes is how many the session has.
-func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }
+func (c *Client) Lanes() int { return c.sess.Load().core.KeyLanes() }
 
 // EndStatus leaves the session without status words, as if the directory had ended it and nobody had told.
 func (c *Client) EndStatus() { c.sess.Load().status.end() }
@@ -57,4 +57,12 @@ func (c *Client) StatusWords() (busy, aside int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.mu.busy, w.mu.aside
+}
+
+// Performed is how many operations each lane has ended. Nobody uses the Client meanwhile.
+func (c *Client) Performed() (n []uint64) {
+	for _, l := range c.sess.Load().core.Lanes() {
+		n = append(n, l.Performed())
+	}
+	return n
 }

@@ -38,10 +38,11 @@ type Client struct {
 	dir  *dirclient.Client
 	sess atomic.Pointer[sess]
 
-	policy *evict.Policy
-	hot    *hotkeys.Keys // nil: nobody wants to know
-	stats  counts
-	opened []*rdma.Device // those of o.Devices that are the Client's own
+	policy   *evict.Policy
+	hot      *hotkeys.Keys // nil: nobody wants to know
+	stats    counts
+	opened   []*rdma.Device // those of o.Devices that are the Client's own
+	bulkLane bool           // see lanesFor
 
 	mu struct {
 		sync.Mutex
@@ -194,7 +195,9 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		}
 		c.o.Devices = c.opened
 	}
-	c.o.Lanes = cmp.Or(o.Lanes, lanesFor(c.o.Devices))
+	if c.o.Lanes == 0 {
+		c.o.Lanes, c.bulkLane = lanesFor(c.o.Devices)
+	}
 	// A session may be lost before its first map, on a machine that stands still.
 	for _, err = c.openSession(ctx, 0); errors.Is(err, errSessionLost) && ctx.Err() == nil; {
 		_, err = c.openSession(ctx, 0)
@@ -205,11 +208,12 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	return c, nil
 }
 
-func lanesFor(devices []*rdma.Device) int {
+// lanesFor is how many lanes keys hash to, and whether there is one for bulk beside them.
+func lanesFor(devices []*rdma.Device) (lanes int, bulk bool) {
 	if !slices.ContainsFunc(devices, func(d *rdma.Device) bool { return d.Name() != "tcp" }) {
-		return 1
+		return 1, true
 	}
-	return min(runtime.GOMAXPROCS(0), engine.MaxLanes)
+	return min(runtime.GOMAXPROCS(0), engine.MaxLanes), false
 }
 
 // release gives back what Open took, when there is no session any more.

@@ -106,7 +106,8 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = engine.NewCore(engine.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
+		Lanes: lanes, BulkLane: c.bulkLane && (rep.MaxLanes == 0 || lanes < int(rep.MaxLanes)),
+		CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
 		FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
@@ -125,7 +126,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		SplitPause: int64(100 * time.Millisecond),
 		DialPause:  int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond),
 		DownPause: int64(20 * time.Millisecond)})
-	s.expiries = make([]expiries, lanes)
+	s.expiries = make([]expiries, len(s.core.Lanes()))
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if !c.o.ReadOnly && !c.o.NoEviction {
 		s.evictor = newEvictor(s)

@@ -81,7 +81,7 @@ func (o *Op) LenOf(a *Access) int {
 // readRecord is where the READ of w's record is to put it, and its Apart.
 func (o *Op) readRecord(w layout.Word) (rec []byte, apart uint8) {
 	n := w.ReadLen()
-	if n >= o.from() && o.Kind == Get && o.Cond == Always && o.into(n) {
+	if n >= o.from() && o.Kind == Get && o.Cond == Always && o.Part == nil && o.into(n) {
 		return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), 1
 	}
 	return o.recBuf(0, n), 0

@@ -22,24 +22,35 @@ func (o *Op) readChunks(manifest []byte) Action {
 		// Nothing would be posted; no writer makes one.
 		return o.finish(&layout.CorruptError{What: "manifest", Off: 8, Check: "chunk count", Want: 1})
 	}
-	o.need().readID = m.ID
 	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
-	o.readLen, o.readOffs = int(m.Len), o.readOffs[:0]
-	for _, c := range m.Chunks {
-		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
+	o.chunksOf(&m)
+	if o.Part != nil {
+		return o.gottenPart(m)
 	}
-	if o.Kind == Get && o.readLen >= o.from() && !o.inOne {
+	if o.Kind == Get && o.readLen >= o.from() {
 		if b := o.env.Into(o, o.readLen); len(b) >= o.readLen {
-			o.whole = b[:o.readLen]
+			o.whole, o.lo, o.hi = b[:o.readLen], 0, o.readLen
+			o.begin()
 			return o.readWindow(0)
 		}
 	}
 	return o.readBuffered()
 }
 
+// chunksOf makes the chunks of m those that are read.
+func (o *Op) chunksOf(m *layout.Manifest) {
+	o.need().readID = m.ID
+	o.slotRead, o.parts = false, nil
+	o.readLen, o.readOffs = int(m.Len), o.readOffs[:0]
+	for _, c := range m.Chunks {
+		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
+	}
+}
+
 // readBuffered reads all chunks at once, into buffers of the Op.
 func (o *Op) readBuffered() Action {
 	o.begin()
+	o.windowed = false
 	for i, off := range o.readOffs {
 		n := layout.RecordLen(0, min(o.readLen-i*layout.ChunkSize, layout.ChunkSize))
 		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: off, Buf: o.recBuf(1+i, n)})
@@ -47,31 +58,62 @@ func (o *Op) readBuffered() Action {
 	return o.post(stepReadChunks)
 }
 
-// readWindow reads the chunks from first on that fit the window, each straight to its part of the caller's memory.
+// readWindow reads the chunks from first on that fit the window, in the round that has begun. A chunk that is wanted
+// whole goes straight to its part of the caller's memory; another one, to a buffer, since its CRC covers all of it.
 func (o *Op) readWindow(first int) Action {
-	o.begin()
-	o.first, o.apartRead = first, true
-	for i := first; i < min(first+chunkWindow, len(o.readOffs)); i++ {
-		k := i - first
-		o.values[k] = Value{Bytes: chunkOf(o.whole, i), chunk: true, id: o.readID, index: uint64(i)}
-		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: o.readOffs[i],
-			Buf: o.recBuf(1+k, layout.RecordHeaderSize), Apart: uint8(1 + k)})
+	o.first, o.windowed = first, true
+	for i := first; i < o.windowEnd(); i++ {
+		k, lo := i-first, i*layout.ChunkSize
+		hi := min(lo+layout.ChunkSize, o.readLen)
+		a := Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: o.readOffs[i]}
+		if o.values[k] = (Value{}); o.inOne || lo < o.lo || hi > o.hi {
+			a.Buf = o.recBuf(1+k, layout.RecordLen(0, hi-lo))
+		} else {
+			o.values[k] = Value{Bytes: o.whole[lo-o.lo : hi-o.lo], chunk: true, id: o.readID, index: uint64(i)}
+			a.Buf, a.Apart = o.recBuf(1+k, layout.RecordHeaderSize), uint8(1+k)
+		}
+		o.add(a)
 	}
 	return o.post(stepReadChunks)
 }
 
-// gotWindow judges the chunks of a window. If one is not as the manifest says all are read once more, to where a
-// damaged one can be mended.
+// windowEnd is the chunk behind the window.
+func (o *Op) windowEnd() int {
+	return min(o.first+chunkWindow, (o.hi+layout.ChunkSize-1)/layout.ChunkSize)
+}
+
+// gotWindow judges the chunks of a window. If one that went to the caller is not as the manifest says, the window is
+// read once more, to where a damaged one can be mended.
 func (o *Op) gotWindow() Action {
-	next := min(o.first+chunkWindow, len(o.readOffs))
-	for i := o.first; i < next; i++ {
-		v, r := &o.values[i-o.first], layout.Record{}
-		if v.N != len(v.Bytes) || r.ParseApart(o.recAt(1+i-o.first), v.Bytes, v.CRC) != nil {
-			o.inOne = true
-			return o.readBuffered()
-		}
+	if o.stale() {
+		o.env.Forget(o)
+		return o.readGroup()
 	}
-	if next < len(o.readOffs) {
+	n := len(o.readOffs)
+	for i := o.first; i < o.windowEnd(); i++ {
+		k := i - o.first
+		if v := &o.values[k]; v.Bytes != nil {
+			if r := (layout.Record{}); v.N != len(v.Bytes) || r.ParseApart(o.recAt(1+k), v.Bytes, v.CRC) != nil {
+				o.inOne = true
+				o.begin()
+				return o.readWindow(o.first)
+			}
+			continue
+		}
+		r, err := o.chunkAt(o.recAt(1+k), i, n)
+		if err == nil && len(r.Value) != min(layout.ChunkSize, o.readLen-i*layout.ChunkSize) {
+			err = &layout.CorruptError{What: "chunk", Check: "length", Got: uint64(len(r.Value)),
+				Want: uint64(o.readLen)}
+		}
+		if err != nil {
+			return o.mendChunk(k, i, n, o.readOffs[i], err)
+		}
+		at := i * layout.ChunkSize
+		from, to := max(o.lo, at), min(o.hi, at+len(r.Value))
+		copy(o.whole[from-o.lo:to-o.lo], r.Value[from-at:to-at])
+	}
+	if next := o.windowEnd(); next*layout.ChunkSize < o.hi {
+		o.begin()
 		return o.readWindow(next)
 	}
 	o.Record.Value = o.whole
@@ -79,7 +121,7 @@ func (o *Op) gotWindow() Action {
 }
 
 func (o *Op) gotChunks() Action {
-	if o.isApartRead() {
+	if o.windowed {
 		return o.gotWindow()
 	}
 	n := len(o.readOffs)
@@ -87,7 +129,7 @@ func (o *Op) gotChunks() Action {
 	for i := range n {
 		r, err := o.chunkAt(o.recAt(1+i), i, n)
 		if err != nil {
-			return o.mendChunk(i, n, o.readOffs[i], err)
+			return o.mendChunk(i, i, n, o.readOffs[i], err)
 		}
 		o.parts = append(o.parts, r.Value)
 	}

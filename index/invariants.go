@@ -17,6 +17,7 @@ func (o *Op) checkRequest() {
 	a(len(o.Accesses) == 0, "with accesses under way")
 	a(o.Kind != Scan || o.Scan != nil, "without a page")
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
+	a(o.Part == nil || o.Kind == Get, "with a part of what it does not read")
 	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
 	a(o.Kind.isTxn() == (o.Txn != nil), "without a transaction, or with one that is not its")

@@ -268,6 +268,8 @@ func (o *Op) gotten(r *layout.Record) Action {
 		return o.finish(ErrNotFound)
 	case o.Cond == IfVersion && r.Version == o.IfVersion:
 		return o.finish(ErrUnchanged)
+	case o.Part != nil && o.Part.Version != 0 && o.Part.Version != r.Version:
+		return o.finish(ErrConflict)
 	}
 	o.Record = *r
 	if r.Flags&layout.FlagManifest != 0 {

@@ -380,6 +380,8 @@ func (o *Op) dispatch() Action {
 		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 &&
 			!o.Route.PG.Joining:
 			return o.checkSlot(h)
+		case hinted && o.knows(&h):
+			return o.getPart(h)
 		case hinted:
 			return o.getCached(h)
 		}

@@ -206,8 +206,8 @@ func (o *Op) overRuin(slot uint8, x *ruin) Action {
 	return o.update()
 }
 
-// mendChunk looks for a good copy of the i-th chunk of the value that is being read, then goes on.
-func (o *Op) mendChunk(i, of int, off uint64, err error) Action {
+// mendChunk looks for a good copy of the i-th chunk of the value that is being read, in buffer 1+k, then goes on.
+func (o *Op) mendChunk(k, i, of int, off uint64, err error) Action {
 	good := func(b []byte) []byte {
 		r, err := o.chunkAt(b, i, of)
 		if err != nil {
@@ -215,7 +215,7 @@ func (o *Op) mendChunk(i, of int, off uint64, err error) Action {
 		}
 		return b[:layout.RecordLen(0, len(r.Value))]
 	}
-	return o.mend(mending{slot: o.slot, word: o.x, off: off, into: o.recAt(1 + i), good: good,
+	return o.mend(mending{slot: o.slot, word: o.x, off: off, into: o.recAt(1 + k), good: good,
 		then: func(gone bool) Action {
 			if gone {
 				o.parts = nil

@@ -23,6 +23,7 @@ type Op struct {
 	Modify    ModifyFunc // of a Modify, never nil then
 	Scan      *Page      // request and answer of a Scan
 	Raw       *RawRead   // request of a Raw
+	Part      *Part      // of a Get, nil: it wants the whole value
 	Machine   Machine    // of a janitor's kinds
 	Txn       *Txn       // of a transaction's kinds, in part an answer
 	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0:
@@ -147,7 +148,10 @@ type far struct {
 	readID        uint64             // that the chunks which are read must carry
 	readOffs      []uint64           // of the chunks that are read, in the region
 	readLen       int                // bytes of what the chunks that are read hold
-	whole         []byte             // the caller's memory for that
+	whole         []byte             // the caller's memory for bytes [lo, hi) of that
+	lo, hi        int                // likewise
+	windowed      bool               // the chunks are read to whole, a window at a time
+	slotRead      bool               // the slot was read before them, in the same chain
 	first         int                // chunk that the window begins with
 	values        [chunkWindow]Value // of the accesses whose values are apart, by Access.Apart - 1
 	chunksWritten bool               // every replica of this placement group epoch has chunks

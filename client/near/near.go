@@ -107,7 +107,7 @@ func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
 
 // Cache is a near cache. It implements client.API.
 type Cache struct {
-	client.API // what is not cached: Scan, Count
+	client.API // what is not cached: Scan, Count, GetRange, Open
 	o          Options
 	entries    *otter.Cache[name, *entry]
 	stripes    [256]stripe

@@ -35,7 +35,7 @@ import (
 type Options struct {
 	Session       uint32
 	Discriminator uint32 // < 4096
-	Lanes         int    // at most MaxLanes
+	Lanes         int    // to which keys hash; at most MaxLanes
 	CacheBytes    int    // of all lanes
 	Devices       []*rdma.Device
 	Control       Control
@@ -59,6 +59,9 @@ type Options struct {
 	// BulkFrom is from how many bytes on a chain goes by the second queue pair to its memory node, where
 	// Caps.SharedWire makes that worth while. Default 64 KiB.
 	BulkFrom int
+	// BulkLane: one more lane, the last of at most MaxLanes, performs what is expected to move BulkFrom bytes or more.
+	// So its copies hold up no short operation.
+	BulkLane bool
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
@@ -103,7 +106,7 @@ type Control interface {
 // Core is what the lanes of a session share.
 type Core struct {
 	opts  Options // set by NewCore
-	lanes []*Lane // set by NewCore: opts.Lanes of them, by id
+	lanes []*Lane // set by NewCore, by id: opts.Lanes of them, and perhaps one for bulk
 
 	in   atomic.Pointer[installed] // the map in force; never nil, replaced under taking
 	maps *mappedTables             // of hints; set by NewCore
@@ -176,6 +179,9 @@ func NewCore(o Options) (*Core, error) {
 	if o.Lanes < 1 || o.Lanes > MaxLanes {
 		return nil, fmt.Errorf("engine: %d lanes, want 1..%d", o.Lanes, MaxLanes)
 	}
+	if o.BulkLane && o.Lanes == MaxLanes {
+		return nil, fmt.Errorf("engine: %d lanes leave no room for another", o.Lanes)
+	}
 	if o.Session == 0 || o.Discriminator >= 4096 || len(o.Devices) == 0 {
 		return nil, fmt.Errorf("engine: id %d discriminator %d with %d devices", o.Session, o.Discriminator,
 			len(o.Devices))
@@ -208,7 +214,11 @@ func NewCore(o Options) (*Core, error) {
 	c.near.New = func() any { return c.lanes[(c.nextNear.Add(1)-1)%uint32(c.nears)] }
 	c.maps = newMappedTables(o.Devices[0])
 	c.in.Store(&installed{hints: newWordCache(o.CacheBytes, c.maps)})
-	for i := range o.Lanes {
+	lanes := o.Lanes
+	if o.BulkLane {
+		lanes++
+	}
+	for i := range lanes {
 		l, err := newLane(c, i)
 		if l != nil {
 			c.lanes = append(c.lanes, l)
@@ -236,6 +246,9 @@ func (c *Core) Broken(err error) {
 
 // Lanes are the session's lanes, by ID. The list is Core's, and must not be changed.
 func (c *Core) Lanes() []*Lane { return c.lanes }
+
+// KeyLanes is how many of the lanes, the first ones, keys hash to. It does not change.
+func (c *Core) KeyLanes() int { return c.opts.Lanes }
 
 // View is the map in force, nil before the first. Any goroutine may call it; lanes may still go by an older one.
 func (c *Core) View() *View { return c.in.Load().View }

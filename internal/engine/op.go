@@ -27,6 +27,7 @@ type Op struct {
 	Modify    index.ModifyFunc
 	Scan      *index.Page
 	Raw       *index.RawRead
+	Part      *index.Part
 	Machine   index.Machine
 	Txn       *index.Txn // of a transaction's kinds. It stays with the lane if the Op ends with index.ErrUnknown
 
@@ -40,7 +41,8 @@ type Op struct {
 	Err     error
 	Version uint64
 	Rounds  int32
-	over    bool // finished
+	over    bool  // finished
+	lane    *Lane // in batch.spread
 	w       *waiter
 	flown   int32       // round trips before that of a Task or of a chain that ends it
 	found   layout.Word // in Lane.Hinted: of the record that the change is of; 0: none
@@ -64,15 +66,28 @@ type Asker interface {
 
 // LaneOf is the number of the lane that performs what is about the key with these hash bits.
 func (c *Core) LaneOf(check uint64) int {
-	return int((check >> 32) * uint64(len(c.lanes)) >> 32)
+	return int((check >> 32) * uint64(c.opts.Lanes) >> 32)
 }
 
-// laneOf is the lane of op's key, or the one that op names. All Tasks of a key by one session are on one lane.
+// laneOf is the lane of op's key, or the one that op names, or that for bulk. It may be another one the next time.
 func (c *Core) laneOf(op *Op) *Lane {
-	if op.Lane != 0 {
+	switch {
+	case op.Lane != 0:
 		return c.lanes[op.Lane-1]
+	case c.opts.BulkLane && c.isLong(op):
+		return c.lanes[c.opts.Lanes]
 	}
 	return c.lanes[c.LaneOf(op.Check)]
+}
+
+// isLong reports whether op writes a long value, or reads what a hint says is one.
+func (c *Core) isLong(op *Op) bool {
+	if op.Kind != index.Get {
+		return len(op.Value) >= c.opts.BulkFrom
+	}
+	var x cached
+	return c.in.Load().hints.find(&x, op.Check, layout.FP(op.Hash)) &&
+		(layout.Word(x.word).ReadLen() >= c.opts.BulkFrom || x.flags()&index.HintManifest != 0)
 }
 
 // Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under
@@ -228,7 +243,8 @@ func (b *batch) spread(c *Core, ops []*Op, left int) {
 	first := -1
 	for _, op := range ops {
 		if !op.over {
-			i := c.laneOf(op).id
+			op.lane = c.laneOf(op)
+			i := op.lane.id
 			b.shares[i].n++
 			if first < 0 {
 				first = i
@@ -243,7 +259,7 @@ func (b *batch) spread(c *Core, ops []*Op, left int) {
 	}
 	for _, op := range ops {
 		if !op.over {
-			s := &b.shares[c.laneOf(op).id]
+			s := &b.shares[op.lane.id]
 			s.ops = append(s.ops, op)
 		}
 	}

@@ -133,6 +133,7 @@ func (l *Lane) startFor(op *Op, t *Task) {
 		op.Check
 	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan,
 		op.Raw, op.Machine, op.Txn
+	o.Part = op.Part
 	t.Filler, _ = op.Asker.(Filler)
 	t.asked, t.Done = op, answer
 	op.task = t

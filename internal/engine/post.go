@@ -70,7 +70,7 @@ func (l *Lane) post(t *Task) bool {
 		l.finish(t, ErrLease)
 		return true
 	}
-	if t.bulk = 0; long != 0 {
+	if t.bulk = 0; long != 0 && l.id < l.core.opts.Lanes {
 		l.takeBulk(t, &conns, long)
 	}
 	t.pg, t.leased = pg, leased

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
@@ -35,6 +36,7 @@ type cl struct {
 	vain    int      // of them since World.effects was vainAt
 	vainAt  int
 	seen    map[int]ref
+	known   map[int]*index.Long // manifests that Gets of parts have met
 	values  int
 	status  []*statusWord
 	txns    []*transaction
@@ -75,6 +77,7 @@ type running struct {
 	evict *evicting
 	txn   *transaction
 	part  int         // of txn's, -1: the decision
+	piece index.Part  // that a Get asks for
 	grant *statusWord // that is read since it was granted
 	look  *looking
 	lent  *lent // of a GET whose value goes there
@@ -173,7 +176,7 @@ func (c *cl) underWay() string {
 
 func (w *World) addClient(janitor bool) error {
 	i := len(w.cls)
-	c := &cl{w: w, i: i, janitor: janitor, seen: map[int]ref{},
+	c := &cl{w: w, i: i, janitor: janitor, seen: map[int]ref{}, known: map[int]*index.Long{},
 		granted: map[uint32]uint32{}, growth: map[uint32]uint64{}}
 	epoch, _ := w.ld.Epochs()
 	res := w.apply(&fsmpb.Command{

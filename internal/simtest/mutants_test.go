@@ -110,6 +110,8 @@ var mutants = []mutant{
 		{op, "	o.Version, o.atA = r.Version, true\n	// Nobody learns",
 			"o.Version, o.atA = r.Version, true\no.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: " +
 				"o.Route.Shard, Slot: o.slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})\n// Nobody learns"}}},
+	{"part-any-slot", "chunks that are known from before count if the slot, read before them, leads to them",
+		[]edit{{op, "return was && wordAt(o.word(0)) != o.x", "return false && was"}}},
 	// Modulo 4, so that it repeats soon.
 	{"ver-is-epoch", "ver counts lives", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true",

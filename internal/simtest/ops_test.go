@@ -116,7 +116,10 @@ func (c *cl) next() *running {
 	c.lend(r)
 	switch s.Verb {
 	case Get:
-		o.Kind = index.Get
+		if o.Kind = index.Get; c.w.cfg.Long != 0 && c.values%2 == 0 {
+			r.piece = index.Part{Len: 1 << 20, Known: c.known[s.Key]}
+			o.Part = &r.piece
+		}
 	case GetIf:
 		o.Kind = index.Get
 		if ref, ok := c.seen[s.Key]; ok {
@@ -242,6 +245,9 @@ func (c *cl) answer(r *running) {
 		switch e.Verb {
 		case Get, GetIf:
 			c.seen[e.Key] = ref{op.Version, e.Got}
+			if op.Part != nil {
+				c.known[e.Key] = op.Part.Known
+			}
 		case Put, PutEx, Add, CAS, Incr:
 			c.seen[e.Key] = ref{op.Version, e.Value}
 			w.version(e.Key, op.Version, e.Value)

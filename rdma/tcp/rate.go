@@ -170,12 +170,4 @@ func (a *agent) sleep(l *limit, until time.Duration) (limited bool, err error) {
 }
 
 // hungUp says whether the other side of a socket has closed, or the connection is gone.
-func hungUp(fd uintptr) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	for {
-		n, err := unix.Poll(p, 0)
-		if err != unix.EINTR {
-			return n > 0 || err != nil
-		}
-	}
-}
+func hungUp(fd uintptr) bool { return isReady(fd, unix.POLLRDHUP) }
