@@ -12,8 +12,8 @@ import (
 
 // Map implements driver.Mapper. The first one of a region asks the memory node's process for its memfd, and maps that
 // without the right to write. All QPs of the device share this mapping. It stays until they have forgotten the region
-// and every Mapping is released. Memory in huge pages is not shown: who touches a hole in it may get SIGBUS, and
-// memory nodes punch one when they free a region.
+// and every Mapping is released. Memory in huge pages is not shown. A hole in it may give SIGBUS, and memory
+// nodes punch one when they free a region.
 func (q *QP) Map(rkey, addr uint64, n int) (*driver.Mapping, bool, error) {
 	// As in PostSend: Close waits until the QP's mappings are not in use.
 	c, seq := q.cell, q.seq
