@@ -336,13 +336,13 @@ func BenchmarkTCPValues(b *testing.B) {
 	st.namespace(b, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 1 << 30, Shards: 1,
 		Segments: 1, IndexPercent: 1})
 	c := st.open(b, "tcp", "values")
-	key, v := []byte("large"), make([]byte, 4<<20)
+	key, v := []byte("large"), make([]byte, 16<<20)
 	for range scaled(2048, 1) {
 		if _, err := c.Put(b.Context(), key, v[:1<<20], client.PutOptions{}); err != nil {
 			b.Fatal(err)
 		}
 	}
-	for _, size := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+	for _, size := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20} {
 		for _, x := range []struct {
 			name string
 			do   func(ctx context.Context) error

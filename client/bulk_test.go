@@ -22,7 +22,7 @@ func bulkClient(t *testing.T) (*client.Client, *proxy, []byte) {
 	c, p := r.client(o), r.nodes[0].proxy
 	put := func(key string, v []byte) {
 		t.Helper()
-		if _, err := c.Put(t.Context(), []byte(key), v, client.PutOptions{}); err != nil {
+		if err := put(t, c, key, v); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -67,9 +67,6 @@ type call struct {
 	own  Item
 	n    int // GetInto: the value's length; of a part, the bytes in dst
 
-	part index.Part // Op.Part, if that is not nil
-	size int64      // of the whole value that it is of, bytes
-
 	ops [1]*engine.Op // itself, for a Do of one
 }
 

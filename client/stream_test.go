@@ -39,6 +39,17 @@ func testStreams(t *testing.T, c client.API) {
 			testStream(t, c, n, flags)
 		}
 	}
+	v, err := c.Open(t.Context(), []byte("1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("1"), Value: []byte("x"), Type: client.Hash}}
+	if c.Do(t.Context(), ops); ops[0].Err != nil {
+		t.Fatal(ops[0].Err)
+	}
+	if _, err := v.ReadAt(make([]byte, 1), 0); !errors.Is(err, client.ErrConflict) {
+		t.Errorf("replaced by a collection: %v", err)
+	}
 	if _, _, err := c.GetRange(t.Context(), []byte("absent"), 0, nil); !errors.Is(err, client.ErrNotFound) {
 		t.Errorf("a part of an absent key: %v", err)
 	}
@@ -106,8 +117,21 @@ func testStream(t *testing.T, c client.API, n int, flags uint32) {
 			}
 		}
 	}
-	if err := v.Close(); err != nil {
+	v, err = c.Open(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n > 1 {
+		_, err = v.Read(make([]byte, 1)) // which reads ahead
+	}
+	if err := errors.Join(err, v.Close()); err != nil {
 		t.Error(err)
+	}
+	if k, err := v.Read(make([]byte, 1)); k != 0 || !errors.Is(err, client.ErrClosed) {
+		t.Errorf("Read after Close: %d, %v", k, err)
+	}
+	if k, err := v.WriteTo(io.Discard); k != 0 || !errors.Is(err, client.ErrClosed) {
+		t.Errorf("WriteTo after Close: %d, %v", k, err)
 	}
 	if _, err := v.ReadAt(make([]byte, 1), 0); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("after Close: %v", err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +22,7 @@ type Info struct {
 
 // Value is one version of a key's value, which is read by parts; see [Client.Open]. It holds no memory of
 // the store. Once the key has been written or deleted the next part that is read says ErrConflict. ReadAt may be
-// called concurrently; Read and WriteTo go on from the same place, and belong to one goroutine.
+// called concurrently; Read, WriteTo and Close go on from the same place, and belong to one goroutine.
 type Value struct {
 	Info
 	Flags uint32 // as in Item
@@ -34,10 +33,7 @@ type Value struct {
 	buf    []byte                          // for WriteTo, and for short Reads
 	lo, hi int64                           // the part of the value that buf holds
 
-	mu struct {
-		sync.Mutex
-		closed bool
-	}
+	closed atomic.Bool
 }
 
 var _ interface {
@@ -70,16 +66,16 @@ func (v *Value) ReadAt(p []byte, off int64) (int, error) {
 
 // part is how many bytes of p the value fills from off on.
 func (v *Value) part(p []byte, off int64) (int, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	switch {
-	case v.mu.closed:
-		return 0, fmt.Errorf("%w: the value is closed", ErrClosed)
+	case v.closed.Load():
+		return 0, errValueClosed
 	case off < 0:
 		return 0, fmt.Errorf("%w: offset %d", ErrInvalid, off)
 	}
 	return int(min(int64(len(p)), max(0, v.Size-off))), nil
 }
+
+var errValueClosed = fmt.Errorf("%w: the value is closed", ErrClosed)
 
 // aheadBytes is how much of a value Read and WriteTo read at a time.
 const aheadBytes = 8 << 20
@@ -87,6 +83,8 @@ const aheadBytes = 8 << 20
 // Read is as in io.Reader. Short reads are served from a buffer of 8 MiB at most.
 func (v *Value) Read(p []byte) (int, error) {
 	switch {
+	case v.closed.Load():
+		return 0, errValueClosed
 	case len(p) == 0:
 		return 0, nil
 	case v.off >= v.Size:
@@ -120,6 +118,9 @@ func (v *Value) ahead() ([]byte, error) {
 
 // WriteTo is as in io.WriterTo: it writes what Read has not come to. It has a buffer of 8 MiB at most.
 func (v *Value) WriteTo(w io.Writer) (n int64, err error) {
+	if v.closed.Load() {
+		return 0, errValueClosed
+	}
 	for v.off < v.Size {
 		b, err := v.ahead()
 		if err != nil {
@@ -139,9 +140,8 @@ func (v *Value) WriteTo(w io.Writer) (n int64, err error) {
 
 // Close ends the use of the Value: reads that follow return ErrClosed. Its buffer goes. The error is nil.
 func (v *Value) Close() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.mu.closed = true
+	v.closed.Store(true)
+	v.buf, v.lo, v.hi = nil, 0, 0
 	return nil
 }
 
@@ -153,44 +153,43 @@ func (c *Client) GetRange(ctx context.Context, key []byte, off int64, dst []byte
 	if off < 0 {
 		return 0, Info{}, fmt.Errorf("%w: offset %d", ErrInvalid, off)
 	}
-	q, in, err := c.part(ctx, key, index.Part{Off: uint64(off), Len: uint64(len(dst))}, dst)
+	q, in, err := c.part(ctx, key, &index.Part{Off: uint64(off), Len: uint64(len(dst))}, dst)
 	defer q.free()
 	return q.n, in, err
 }
 
 // part reads p to dst. The call is freed by who calls part.
-func (c *Client) part(ctx context.Context, key []byte, p index.Part, dst []byte) (*call, Info, error) {
+func (c *Client) part(ctx context.Context, key []byte, p *index.Part, dst []byte) (*call, Info, error) {
 	q := newCall(index.Get, key)
 	if q.Err = checkKey(key); q.Err != nil {
 		return q, Info{}, q.Err
 	}
-	q.part, q.dst = p, dst
-	q.Part = &q.part
+	q.Part, q.dst = p, dst
 	if err := c.do(ctx, q); err != nil {
 		q.n = 0
 		return q, Info{}, err
 	}
-	return q, Info{Size: q.size, Version: q.own.Version, Expires: q.own.Expires}, nil
+	return q, Info{Size: int64(p.Size), Version: q.own.Version, Expires: q.own.Expires}, nil
 }
 
 // takePart takes what was found for a Part: the whole of a record's value, or of one in chunks what was asked for.
 func (q *call) takePart(r *layout.Record) {
 	p := q.Part
 	if p.Version != 0 && p.Version != r.Version {
+		isThere(q.dst, r.Value, 0)
 		q.Err = ErrConflict
 		return
 	}
 	q.own = Item{Version: r.Version, Expires: expires(r.Expiry)}
 	if r.Flags&layout.FlagManifest == 0 {
 		v, flags, note := splitTail(r.Value, r.Flags)
-		q.own.Flags, q.own.Note, q.size, q.n, p.Known = flags, note, int64(len(v)), 0, nil
+		q.own.Flags, q.own.Note, p.Size, q.n, p.Known = flags, note, uint64(len(v)), 0, nil
 		if p.Off < uint64(len(v)) {
 			q.n = copy(q.dst, v[p.Off:])
 		}
 		return
 	}
-	q.size, q.n = int64(p.Known.Size()), len(r.Value)
-	if p.Tail {
+	if q.n = len(r.Value); p.Tail {
 		_, q.own.Flags, q.own.Note = splitTail(r.Value, r.Flags)
 		q.n = 0
 	} else if !isThere(q.dst, r.Value, q.n) {
@@ -202,23 +201,24 @@ func (q *call) takePart(r *layout.Record) {
 // reads of the Value, too; each of them ends after Options.OpTimeout at the latest. A part of a value in chunks
 // takes one round trip while the key's hint is remembered.
 func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
-	q, in, err := c.part(ctx, key, index.Part{Tail: true}, make([]byte, maxTail))
+	p := &index.Part{Tail: true}
+	q, in, err := c.part(ctx, key, p, make([]byte, maxTail))
 	defer q.free()
 	if err != nil {
 		return nil, err
 	}
 	key = bytes.Clone(key)
 	var known atomic.Pointer[index.Long]
-	known.Store(q.part.Known)
-	return NewValue(in, q.own.Flags, q.own.Note, func(p []byte, off int64) error {
-		at := index.Part{Off: uint64(off), Len: uint64(len(p)), Version: in.Version, Known: known.Load()}
-		q, _, err := c.part(ctx, key, at, p)
+	known.Store(p.Known)
+	return NewValue(in, q.own.Flags, q.own.Note, func(b []byte, off int64) error {
+		p := &index.Part{Off: uint64(off), Len: uint64(len(b)), Version: in.Version, Known: known.Load()}
+		q, _, err := c.part(ctx, key, p, b)
 		defer q.free()
 		switch {
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrWrongType):
 			return ErrConflict
-		case err == nil && q.part.Known != nil:
-			known.Store(q.part.Known)
+		case err == nil && p.Known != nil:
+			known.Store(p.Known)
 		}
 		return err
 	}), nil

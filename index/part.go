@@ -11,6 +11,8 @@ type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
 	Tail     bool   // the tail behind the user's value instead
 	Version  uint64 // that the record has to have, or the Get ends with ErrConflict; 0: any
+	// Size is the length of the user's value, bytes: an answer, of a value in chunks.
+	Size uint64
 	// Known, if not nil, is what an earlier Get of the key learnt. If its record is the one still, the Part takes one
 	// round trip. The Get leaves here what it has learnt itself, or nil.
 	Known *Long
@@ -24,13 +26,10 @@ type Long struct {
 	pg, generation uint32
 }
 
-// Size is the length of the user's value, bytes.
-func (l *Long) Size() uint64 { return l.Len - min(l.Len, uint64(l.Flags.TailLen())) }
-
-// span is which bytes of l, its tail included, p asks for.
+// span is which bytes of l, its tail included, p asks for. It sets Size.
 func (p *Part) span(l *Long) (lo, hi int) {
-	size := l.Size()
-	if p.Tail {
+	size := l.Len - min(l.Len, uint64(l.Flags.TailLen()))
+	if p.Size = size; p.Tail {
 		return int(size), int(l.Len)
 	}
 	at := min(p.Off, size)

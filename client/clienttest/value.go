@@ -38,7 +38,8 @@ func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {
 	return client.NewValue(infoOf(&it), it.Flags, it.Note, func(p []byte, off int64) error {
 		now, err := s.Get(ctx, key)
 		switch {
-		case errors.Is(err, client.ErrNotFound), err == nil && now.Version != it.Version:
+		case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrWrongType),
+			err == nil && now.Version != it.Version:
 			return client.ErrConflict
 		case err != nil:
 			return err

@@ -18,6 +18,8 @@ type Op struct {
 	Kind      index.Kind
 	Cond      index.Cond
 	Flags     layout.RecordFlags
+	over      bool  // finished
+	lane      uint8 // in batch.spread: the number of its lane
 	Key       []byte
 	Value     []byte
 	Hash      uint64
@@ -41,10 +43,8 @@ type Op struct {
 	Err     error
 	Version uint64
 	Rounds  int32
-	over    bool  // finished
-	lane    *Lane // in batch.spread
+	flown   int32 // round trips before that of a Task or of a chain that ends it
 	w       *waiter
-	flown   int32       // round trips before that of a Task or of a chain that ends it
 	found   layout.Word // in Lane.Hinted: of the record that the change is of; 0: none
 	learnt  index.Hint  // by the last of them; Word 0: nothing
 	task    *Task
@@ -243,8 +243,8 @@ func (b *batch) spread(c *Core, ops []*Op, left int) {
 	first := -1
 	for _, op := range ops {
 		if !op.over {
-			op.lane = c.laneOf(op)
-			i := op.lane.id
+			i := c.laneOf(op).id
+			op.lane = uint8(i)
 			b.shares[i].n++
 			if first < 0 {
 				first = i
@@ -259,7 +259,7 @@ func (b *batch) spread(c *Core, ops []*Op, left int) {
 	}
 	for _, op := range ops {
 		if !op.over {
-			s := &b.shares[op.lane.id]
+			s := &b.shares[op.lane]
 			s.ops = append(s.ops, op)
 		}
 	}
