@@ -117,6 +117,8 @@ type Options struct {
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
+	// ViewBytes is how much Views that are not released may have together, bytes. Default 1 GiB.
+	ViewBytes int
 	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless
 	// its context says how much it has. Default 10 s.
 	OpTimeout time.Duration
@@ -283,6 +285,7 @@ type API interface {
 	MultiCAS(ctx context.Context, ops []Op) error
 	GetRange(ctx context.Context, key []byte, off int64, dst []byte) (n int, in Info, err error)
 	Open(ctx context.Context, key []byte) (*Value, error)
+	View(ctx context.Context, key []byte, o ViewOptions) (*View, error)
 }
 
 var _ API = (*Client)(nil)

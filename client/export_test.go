@@ -66,3 +66,6 @@ func (c *Client) Performed() (n []uint64) {
 	}
 	return n
 }
+
+// Holds is how many Views are not released.
+func (c *Client) Holds() int { return c.sess.Load().core.Holds() }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 )
@@ -27,6 +28,28 @@ func (s *Store) GetRange(ctx context.Context, key []byte, off int64, dst []byte)
 func infoOf(it *client.Item) client.Info {
 	return client.Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}
 }
+
+// View is as in client.API. The hook is shown an OpGet. The View has a copy, which expires when o.Hold is over.
+func (s *Store) View(ctx context.Context, key []byte, o client.ViewOptions) (*client.View, error) {
+	it, err := s.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if o.Hold <= 0 {
+		o.Hold = time.Second
+	}
+	var parts [][]byte
+	if len(it.Value) > 0 {
+		parts = [][]byte{it.Value}
+	}
+	return client.NewView(infoOf(&it), it.Flags, it.Note, parts, until(time.Now().Add(o.Hold))), nil
+}
+
+// until is a client.ViewHolder of what stands until then.
+type until time.Time
+
+func (t until) Stands() bool  { return time.Now().Before(time.Time(t)) }
+func (t until) Release() bool { return t.Stands() }
 
 // Open is as in client.API. The hook is shown an OpGet, also for each part that is read.
 func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {
