@@ -136,33 +136,39 @@ func (t *Task) hideShown() {
 	t.shown = t.shown[:0]
 }
 
-// keep makes a Hold for op, a GET in place that has succeeded. t is its Task, nil if it had none. The reclaim epoch of
-// its start is still published for the lane.
+// keep makes a Hold for op, a GET in place that has succeeded. t is its Task, nil if it had none.
 func (l *Lane) keep(op *Op, t *Task) error {
 	k, ok := op.Asker.(Keeper)
 	if !ok {
 		return nil
 	}
-	h := k.Keep()
-	h.epoch, h.hash, h.bytes, h.shown = math.MaxUint64, op.Hash, 0, nil
-	pg := (*index.PG)(nil)
-	if s := l.view.ShardOf(op.Hash); s != nil {
-		pg = &s.PG.PG
-	}
 	if t != nil {
-		pg = t.Op.Route.PG
+		return l.Hold(t, k.Keep())
 	}
-	if op.Part.Shown && t != nil {
+	h := k.Keep()
+	h.epoch, h.hash = math.MaxUint64, op.Hash
+	s := l.view.ShardOf(op.Hash)
+	if s == nil {
+		return ErrMapChanged
+	}
+	return l.core.hold(h, &s.PG.PG)
+}
+
+// Hold makes h the Hold of t, a GET in place that has succeeded. Task.Done calls it: then the reclaim epoch in which t
+// began is published for the lane still.
+func (l *Lane) Hold(t *Task, h *Hold) error {
+	h.epoch, h.hash = math.MaxUint64, t.Op.Hash
+	if t.Op.Part.Shown {
 		h.epoch, h.shown = t.epoch, t.shown
 		for _, m := range h.shown {
 			h.bytes += len(m.Bytes)
 		}
 	}
-	if err := l.core.hold(h, pg); err != nil {
-		h.shown = nil
+	if err := l.core.hold(h, t.Op.Route.PG); err != nil {
+		h.bytes, h.shown = 0, nil
 		return err
 	}
-	if h.shown != nil {
+	if t.Op.Part.Shown {
 		t.shown = nil // they are h's now
 	}
 	return nil
@@ -181,9 +187,6 @@ func (c *Core) hold(h *Hold, pg *index.PG) error {
 	case h.bytes > c.opts.HoldBytes-c.holds.bytes:
 		return fmt.Errorf("%w: %s of values are not released, %s more are wanted, at most %s are allowed", ErrHolds,
 			units.Bytes(c.holds.bytes), units.Bytes(h.bytes), units.Bytes(c.opts.HoldBytes))
-	}
-	if pg == nil {
-		return ErrMapChanged
 	}
 	h.pg, h.pgEpoch, h.generation = pg.ID, pg.Epoch, pg.Generation
 	if !h.stands(c.View()) {

@@ -55,11 +55,13 @@ const (
 	Grant
 	// Look reads the keys of one of Config.Txns, as a transaction that only reads.
 	Look
+	// Watch is a Get whose value is looked at where it is, as in a View of the library, until that is released.
+	Watch
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "expired"}
+	"evict", "expire", "txn", "grant", "look", "watch", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -314,6 +316,7 @@ type World struct {
 	effects int // changes of words, and of what else may end a wait
 	hist    []Event
 	scans   []scanned
+	held    held
 	lent    []*lent
 	histSum uint64
 	Trace   []string
@@ -950,6 +953,9 @@ func (w *World) Sum() uint64 {
 		}
 		if c.ranOut {
 			mix(3)
+		}
+		for _, x := range c.watched {
+			mix(x.began<<4 | uint64(b2i(x.hold.Stands()))<<1 | uint64(b2i(x.hold.For != 0)) | 4)
 		}
 	}
 	return h
