@@ -13,8 +13,8 @@ import (
 )
 
 var (
-	// ErrViewExpired: what was read through a View may be other bytes than the value's. Whatever was made of them is to
-	// be thrown away.
+	// ErrViewExpired: what was read through a View may be other bytes than the value's. It is to be thrown away, with
+	// all that was made of it.
 	ErrViewExpired = errors.New("view expired")
 	// ErrTooManyViews: the Client has 16 Views that are not released, or they have Options.ViewBytes together.
 	ErrTooManyViews = engine.ErrHolds
@@ -25,9 +25,9 @@ type ViewOptions struct {
 	// Hold is for how long the View should stand. Until then memory that is overwritten anywhere in the namespace
 	// waits for it. Default 1 s, at most 10 s.
 	Hold time.Duration
-	// Unchecked leaves the CRC out: the bytes are the record's, and nobody has looked whether memory has kept them. The
-	// caller has to have a checksum of its own. Else View takes the CRC, or has taken it of this version in the last ten
-	// seconds.
+	// Unchecked leaves the CRC out: the bytes are the record's, and nobody has looked whether memory has kept them.
+	// The caller has to have a checksum of its own. Else View takes the CRC, or has taken it of this version in the
+	// last ten seconds.
 	Unchecked bool
 }
 
@@ -39,9 +39,9 @@ const (
 // View is one version of a key's value, where it is in the memory of the memory node; see [Client.View]. Use
 // what it shows, then Release it, and believe what was made of the bytes only if that returns nil. Overwriting or
 // deleting the key, and whatever else happens to it, leaves the bytes as they are. The View expires once it is older
-// than ViewOptions.Hold and its bytes are needed, or older than 100 ms while memory is short. It expires, too, when the
-// copies of the value's memory change, and with the Client's session. Its methods belong to one goroutine at a time; the
-// bytes to any number of them.
+// than ViewOptions.Hold and its bytes are needed, or older than 100 ms while memory is short. It expires, too, when
+// the copies of the value's memory change, and with the Client's session. Its methods belong to one goroutine at a
+// time; the bytes to any number of them.
 type View struct {
 	Info
 	Flags uint32 // as in Item
@@ -71,10 +71,10 @@ func NewView(info Info, flags uint32, note uint64, parts [][]byte, h ViewHolder)
 	return &View{Info: info, Flags: flags, Note: note, parts: parts, holder: h}
 }
 
-// View shows the value of key where it is, without a copy, or returns ErrNotFound. Its memory node must be reached by the
-// shm provider. Then acquiring takes one pass over the bytes, or none; see ViewOptions. Elsewhere, and for values of
-// less than 8 KiB, the View has a copy of its own, with the same outcome. A Client has 16 Views at most that are not
-// released, of Options.ViewBytes together.
+// View shows the value of key where it is, without a copy, or returns ErrNotFound. Its memory node must be reached by
+// the shm provider. Then acquiring takes one pass over the bytes, or none; see ViewOptions. Elsewhere, and for values
+// of less than 8 KiB, the View has a copy of its own, with the same outcome. A Client has 16 Views at most that are
+// not released, of Options.ViewBytes together.
 func (c *Client) View(ctx context.Context, key []byte, o ViewOptions) (*View, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err
@@ -140,8 +140,8 @@ func (v *View) cut(n int) (tail []byte) {
 	return tail
 }
 
-// Parts are the bytes of the value, in order: all of them in one part, or in parts of 2 MiB and a shorter one. They must
-// not be written to, which may end the program, nor be touched after Release. An empty value has none. While the
+// Parts are the bytes of the value, in order: all of them in one part, or in parts of 2 MiB and a shorter one. They
+// must not be written to, which may end the program, nor be touched after Release. An empty value has none. While the
 // View stands they are the value of View.Version; afterwards they may be anything.
 func (v *View) Parts() [][]byte { return v.parts }
 

@@ -91,7 +91,7 @@ func TestViewsCopyNothing(t *testing.T) {
 	}
 }
 
-// What a View needs ends it: its Hold; and the Client.
+// A View expires when its Hold is over, and with its Client.
 func TestViewsExpire(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
 		_, c := open(t, p, devstore.Options{CapacityBytes: 64 << 20}, client.Options{})

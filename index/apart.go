@@ -115,7 +115,7 @@ func (o *Op) into(n int) bool {
 func (o *Op) gotApart(r *layout.Record) bool {
 	v := &o.values[0]
 	if v.shown {
-		o.judge(v, o.rec)
+		o.judgeShown(v, o.rec)
 	}
 	return v.N >= 0 && r.ParseApart(o.rec, v.Bytes[:v.N], v.CRC) == nil && bytes.Equal(r.Key, o.Key)
 }

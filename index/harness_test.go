@@ -176,7 +176,9 @@ func (c *client) Show(o *index.Op, off uint64, n int) []byte {
 	return w.region[o.Route.PG.Reader()][off:][:n:n]
 }
 
-func (c *client) SumShown(_ *index.Op, _, _ uint64, crc uint32, b []byte) uint32 { return layout.ValueCRC(crc, b) }
+func (c *client) SumShown(_ *index.Op, _, _ uint64, crc uint32, b []byte) uint32 {
+	return layout.ValueCRC(crc, b)
+}
 
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	n := layout.UnitsOf(code)

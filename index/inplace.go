@@ -27,8 +27,8 @@ func (o *Op) show(w layout.Word) bool {
 	return true
 }
 
-// judge makes v, whose header and key were read to head, what a READ of all of it would have made it.
-func (o *Op) judge(v *Value, head []byte) {
+// judgeShown makes v, whose header and key were read to head, what a READ of all of it would have made it.
+func (o *Op) judgeShown(v *Value, head []byte) {
 	n, crc := v.Start(head)
 	switch v.N = n; {
 	case n < 0:
@@ -72,7 +72,7 @@ func (o *Op) gotShown() Action {
 	o.chunksShown = false
 	for i, b := range o.parts {
 		v, head := Value{Bytes: b, off: o.readOffs[i], chunk: true, id: o.readID, index: uint64(i)}, o.recAt(1+i)
-		o.judge(&v, head)
+		o.judgeShown(&v, head)
 		if r := (layout.Record{}); v.N != len(b) || r.ParseApart(head, b, v.CRC) != nil {
 			o.parts = nil
 			return o.copyChunks()

@@ -14,12 +14,12 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// A Hold is what remains of a GET whose caller looks at the value where it is. To the store that GET is in flight until
+// Hold is what remains of a GET whose caller looks at the value where it is. To the store that GET is in flight until
 // the Hold is over: renewals report the reclaim epoch in which it began (OldestHeld). So its bytes do not change (I4).
 // A Hold is over for good when it is released or expires, whichever is first, and its state says which. It expires
-// before anything happens that lets its bytes change: before a report that does not count it is sent, before a map
-// that changes its placement group is in force, and at the session's end. Its caller learns that on Release, after
-// its last look at the bytes. A lease that is over by then makes them worth nothing, as after any READ.
+// before a report that does not count it is sent. It expires before a map that changes its placement group is in
+// force, and at the session's end. Its caller learns that on Release, after its last look at the bytes. A lease that
+// is over by then makes them worth nothing, as after any READ.
 type Hold struct {
 	For int64 // how long its caller wants it, nanoseconds; set before the GET
 
@@ -34,7 +34,8 @@ type Hold struct {
 	from       int64 // Options.Nanos
 	bytes      int
 	shown      []*rdma.Mapping
-	onExpiry   func() // runs before whatever the expiry allows; nil: nothing
+	one        [1]*rdma.Mapping // shown, if it is one
+	onExpiry   func()           // runs before whatever the expiry allows; nil: nothing
 }
 
 const (
@@ -69,7 +70,7 @@ type holds struct {
 	sync.Mutex
 	list   []*Hold
 	bytes  int
-	summed [256]summed // see Task.SumShown
+	summed [1 << 8]summed // see Task.SumShown
 }
 
 // summed is a CRC of bytes in place.
@@ -105,13 +106,14 @@ func (t *Task) Show(o *index.Op, off uint64, n int) []byte {
 	return m.Bytes
 }
 
-// SumShown is index.Env. It remembers some CRCs for a while. A version lies in its place unchanged, and a CRC that is not
-// of these bytes fits no header.
+// SumShown is index.Env. It remembers some CRCs for a while. A version lies in its place unchanged, and a CRC that is
+// not of these bytes fits no header.
 func (t *Task) SumShown(o *index.Op, off, version uint64, crc uint32, b []byte) uint32 {
 	c, pg := t.lane.core, o.Route.PG
 	key := summed{pg: pg.ID, pgEpoch: pg.Epoch, generation: pg.Generation, crc: crc, n: len(b), off: off,
 		version: version}
-	x := &c.holds.summed[(off/layout.UnitSize^version/layout.VersionStep)%uint64(len(c.holds.summed))]
+	// Chunks of a value have one version, and lie at distances that are alike.
+	x := &c.holds.summed[(off/layout.UnitSize^version)*0x9e3779b97f4a7c15>>56]
 	now := c.opts.Nanos()
 	c.holds.Lock()
 	was := *x
@@ -168,7 +170,11 @@ func (l *Lane) Hold(t *Task, h *Hold) error {
 		h.bytes, h.shown = 0, nil
 		return err
 	}
-	if t.Op.Part.Shown {
+	switch {
+	case len(h.shown) == 1:
+		h.one[0] = h.shown[0]
+		h.shown, t.shown = h.one[:], t.shown[:0]
+	case len(h.shown) > 0:
 		t.shown = nil // they are h's now
 	}
 	return nil
@@ -223,9 +229,9 @@ func (c *Core) endHoldsLocked(f func(*Hold) bool) {
 	}
 }
 
-// OldestHeld expires what is due, and gives the least reclaim epoch at the start of a Hold that is not over, if there is
-// one. A renewal asks after it has asked all lanes, since a GET ends when there is a Hold in its place. It reports no
-// later epoch. Due is what is as old as its caller wanted; and, while memory is short, what is 100 ms old.
+// OldestHeld expires those that are due, and gives the least reclaim epoch at the start of a Hold that is not over. A
+// renewal asks after it has asked all lanes, since a GET ends when there is a Hold in its place. It reports no later
+// epoch. A Hold is due when its caller's time for it is over, or when it is 100 ms old and memory is short.
 func (c *Core) OldestHeld() (epoch uint64, ok bool) {
 	c.holds.Lock()
 	defer c.holds.Unlock()
@@ -249,15 +255,15 @@ func (c *Core) Holds() int {
 	return len(c.holds.list)
 }
 
-// Stands reports whether what was read of h's bytes before the call was the value's. One goroutine at a time calls
-// methods of a Hold.
+// Stands reports whether what was read of h's bytes before the call was the value's. Methods of a Hold belong to one
+// goroutine at a time.
 func (h *Hold) Stands() bool {
 	// A read-modify-write: what was read before it was read before any expiry that it does not see.
 	return h.state.CompareAndSwap(holdOn, holdOn) && h.core.LeaseValid()
 }
 
 // Release ends h and gives its bytes back, which must not be touched any more. It reports what Stands would have. Only
-// the first call counts. Of a Hold that there never was it does nothing.
+// the first call counts. It does nothing for a Hold that there never was.
 func (h *Hold) Release() bool {
 	if h.core == nil {
 		return false

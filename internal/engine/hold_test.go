@@ -61,7 +61,7 @@ func (r *rig) report() uint64 {
 	return e
 }
 
-// Whatever is not in this table ends no View.
+// The table says of each thing that may happen whether it ends a View.
 func TestWhatEndsAView(t *testing.T) {
 	value := longOf('a')
 	for name, tc := range map[string]struct {
@@ -225,7 +225,8 @@ func TestViewIsNobodyElses(t *testing.T) {
 						t.Fatalf("at %d: in place %v, %v", at, v.part.Shown, v.err)
 					case v.err == nil && string(v.seen) != value:
 						t.Fatalf("at %d: other bytes", at)
-					case (name == "lease over" || name == "session over") && !over && !errors.Is(v.err, engine.ErrLease):
+					case (name == "lease over" || name == "session over") && !over &&
+						!errors.Is(v.err, engine.ErrLease):
 						t.Fatalf("at %d: ended with %v", at, v.err)
 					}
 					if v.hold.Release(); r.fab.Mapped() != 0 || r.core.Holds() != 0 {

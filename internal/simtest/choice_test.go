@@ -471,8 +471,8 @@ func (w *World) do(ch choice) {
 		}
 	}
 	switch ch.kind {
-	case chBegin, chBeginTwo, chRelease, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork, chGone,
-		chLearn, chResume:
+	case chBegin, chBeginTwo, chRelease, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork,
+		chGone, chLearn, chResume:
 		c.doOwn(ch)
 	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
 		c.doRenewal(ch)

@@ -127,8 +127,8 @@ func (w *World) before(c *cl, ev sim.Event) {
 			return
 		}
 		if x := w.watchedBefore(u.step); x != nil {
-			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked when %s, which stands, had begun", ev,
-				c.i, u.word, x.what))
+			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked when %s, which stands, had "+
+				"begun", ev, c.i, u.word, x.what))
 			return
 		}
 		delete(w.unlinked, p) // past limbo: the place lives again

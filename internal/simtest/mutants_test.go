@@ -281,7 +281,8 @@ func TestMutants(t *testing.T) {
 // TestMutantsApply: mutants whose text is not in the tree any more show nothing.
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
-	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants)}
+	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants,
+		watchMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

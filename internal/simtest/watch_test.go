@@ -76,8 +76,8 @@ func (c *cl) watchedSince() (epoch uint64, ok bool) {
 	return epoch, ok
 }
 
-// checkWatched checks the Views that stand: their bytes are the value's, and their clients have acknowledged no map that
-// changes what they are of.
+// checkWatched checks the Views that stand: their bytes are the value's, and their clients go by no map that changes
+// what they are of.
 func (w *World) checkWatched() {
 	for _, c := range w.cls {
 		if c.life != live || w.fenced(c) {
