@@ -342,13 +342,13 @@ func (w *World) enabledRenewal(c *cl) {
 	}
 }
 
-// enabledFaults: an operation of c is under way, and something happens to c.
+// enabledFaults: an operation of c is under way, or a View, and something happens to c.
 func (w *World) enabledFaults(c *cl) {
-	if len(c.run) == 0 {
+	if len(c.run)+len(c.watched) == 0 {
 		return
 	}
 	cfg := &w.cfg
-	if w.dead < cfg.Deadlines && !c.run[0].quick && !c.within(c.run[0].lane) {
+	if w.dead < cfg.Deadlines && len(c.run) > 0 && !c.run[0].quick && !c.within(c.run[0].lane) {
 		w.put(choice{kind: chDeadline, c: c.i})
 	}
 	if w.crashes < cfg.Crashes {

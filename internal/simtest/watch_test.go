@@ -80,7 +80,7 @@ func (c *cl) watchedSince() (epoch uint64, ok bool) {
 // what they are of.
 func (w *World) checkWatched() {
 	for _, c := range w.cls {
-		if c.life != live || w.fenced(c) {
+		if c.life != live {
 			continue
 		}
 		for _, x := range c.watched {
@@ -100,7 +100,7 @@ func (w *World) checkWatched() {
 // watchedBefore finds a View that stands and began before a step.
 func (w *World) watchedBefore(step int) *watched {
 	for _, c := range w.cls {
-		if c.life != live || w.fenced(c) {
+		if c.life != live {
 			continue
 		}
 		for _, x := range c.watched {
@@ -120,6 +120,9 @@ var watchWide = map[string]Config{
 		Setup: k0(0), Warm: true},
 	"watch-reuse": {Units: 4, Epochs: 16, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0)}, {k(Watch, 0), k(Watch, 0), k(Watch, 0)}},
+		Setup: one, Warm: true},
+	"watch-zombie": {Units: 4, Epochs: 24, Pauses: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0), k(Put, 0)}, {k(Watch, 0), k(Watch, 0)}},
 		Setup: one, Warm: true},
 	"watch-long": {Long: 0xb6, Units: 96, Replicas: 2, Epochs: 8, Pauses: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Watch, 0), k(Watch, 0), k(Incr, 0), k(Watch, 0)}},
