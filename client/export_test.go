@@ -69,3 +69,6 @@ func (c *Client) Performed() (n []uint64) {
 
 // Holds is how many Views are not released.
 func (c *Client) Holds() int { return c.sess.Load().core.Holds() }
+
+// LoseSession has the session be lost.
+func (c *Client) LoseSession() { c.sess.Load().lost(errSessionLost) }

@@ -56,6 +56,7 @@ type View struct {
 	part index.Part
 	hold engine.Hold
 	one  [1][]byte
+	page *statePage // nil: nobody has asked for a Handle
 }
 
 // ViewHolder keeps what a View shows; see [NewView].
@@ -162,6 +163,10 @@ func (v *View) Release() error {
 	if !v.over {
 		if v.over, v.parts = true, nil; !v.holder.Release() {
 			v.err = ErrViewExpired
+		}
+		if v.page != nil {
+			v.page.unmap()
+			v.page = nil
 		}
 	}
 	return v.err

@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
@@ -133,6 +136,89 @@ func TestViewsExpire(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 	})
+}
+
+// Whoever has a View's Handle sees the value in the memory's file, until the state's word says that the View is over.
+func TestViewHandle(t *testing.T) {
+	_, c := open(t, "shm", devstore.Options{CapacityBytes: 128 << 20}, client.Options{})
+	ctx := t.Context()
+	for _, n := range []int{100_000, 9 << 20} {
+		for _, released := range []bool{true, false} {
+			key, want := fmt.Appendf(nil, "%d", n), valueOf('v', n)
+			if _, err := c.Put(ctx, key, want, client.PutOptions{Flags: 7}); err != nil {
+				t.Fatal(err)
+			}
+			v, err := c.View(ctx, key, client.ViewOptions{Hold: 10 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := v.Handle()
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := v.Handle()
+			if err != nil || again.Deadline < h.Deadline || again.Close() != nil {
+				t.Fatalf("again: %+v, %v", again, err)
+			}
+			var got []byte
+			for _, r := range h.Parts {
+				b := make([]byte, r.Len)
+				if _, err := h.Memory.ReadAt(b, r.Off); err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, b...)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%d bytes: %d others in the file", n, len(got))
+			}
+			for _, f := range []*os.File{h.Memory, h.State} {
+				if m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+					t.Errorf("%s can be mapped for writing", f.Name())
+					_ = unix.Munmap(m)
+				}
+			}
+			var now unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil || h.Deadline <= now.Nano() {
+				t.Errorf("Deadline %d, the clock is at %v, %v", h.Deadline, now, err)
+			}
+			state := func() byte {
+				b := make([]byte, 4)
+				if _, err := h.State.ReadAt(b, 0); err != nil {
+					t.Fatal(err)
+				}
+				return b[0]
+			}
+			if state() != 0 {
+				t.Error("over before its end")
+			}
+			if released {
+				err = v.Release()
+			} else {
+				c.LoseSession()
+			}
+			if err != nil || state() != 1 {
+				t.Errorf("released %v: state %d, %v", released, state(), err)
+			}
+			if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+			_ = v.Release()
+			if _, err := v.Handle(); !errors.Is(err, client.ErrViewExpired) {
+				t.Errorf("over: %v", err)
+			}
+		}
+	}
+	if _, err := c.Put(ctx, []byte("short"), []byte("v"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	v, err := c.View(ctx, []byte("short"), client.ViewOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.Handle(); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("of a copy: %v", err)
+	}
+	_ = v.Release()
 }
 
 // Views are few, and their bytes bounded.

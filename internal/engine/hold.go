@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/invariants"
@@ -35,7 +36,7 @@ type Hold struct {
 	bytes      int
 	shown      []*rdma.Mapping
 	one        [1]*rdma.Mapping // shown, if it is one
-	onExpiry   func()           // runs before whatever the expiry allows; nil: nothing
+	onEnd      func()           // runs before whatever the end allows; nil: nothing
 }
 
 const (
@@ -215,8 +216,8 @@ func (h *Hold) stands(v *View) bool {
 
 // expireLocked ends h, unless it is over.
 func (h *Hold) expireLocked() {
-	if h.state.CompareAndSwap(holdOn, holdExpired) && h.onExpiry != nil {
-		h.onExpiry()
+	if h.state.CompareAndSwap(holdOn, holdExpired) && h.onEnd != nil {
+		h.onEnd()
 	}
 }
 
@@ -262,14 +263,46 @@ func (h *Hold) Stands() bool {
 	return h.state.CompareAndSwap(holdOn, holdOn) && h.core.LeaseValid()
 }
 
+// Where finds a part of h's bytes in the memory that they are shown of: by a descriptor that is the provider's until
+// Release, and an offset. ok is false if there is none.
+func (h *Hold) Where(part []byte) (fd int, off int64, ok bool) {
+	p := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
+	for _, m := range h.shown {
+		at := p - uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes)))
+		if at < uintptr(len(m.Bytes)) && m.FD >= 0 {
+			return m.FD, m.Off + int64(at), true
+		}
+	}
+	return -1, 0, false
+}
+
+// OnEnd has f called before h's bytes may change, perhaps by another goroutine: by Release, too. f must not block. It
+// is false, and f is not called, if h is over. left is for how long the lease goes on at least, nanoseconds.
+func (h *Hold) OnEnd(f func()) (left int64, ok bool) {
+	h.core.holds.Lock()
+	defer h.core.holds.Unlock()
+	left = h.core.leaseEnd.Load() - h.core.opts.Nanos()
+	if h.state.Load() != holdOn || left <= 0 {
+		return 0, false
+	}
+	h.onEnd = f
+	return left, true
+}
+
 // Release ends h and gives its bytes back, which must not be touched any more. It reports what Stands would have. Only
 // the first call counts. It does nothing for a Hold that there never was.
 func (h *Hold) Release() bool {
 	if h.core == nil {
 		return false
 	}
-	ok := h.state.CompareAndSwap(holdOn, holdReleased) && h.core.LeaseValid()
 	c := h.core
+	c.holds.Lock()
+	if h.onEnd != nil {
+		h.onEnd() // first: once the state has changed no report counts h
+		h.onEnd = nil
+	}
+	c.holds.Unlock()
+	ok := h.state.CompareAndSwap(holdOn, holdReleased) && h.core.LeaseValid()
 	c.holds.Lock()
 	for i, x := range c.holds.list {
 		if x == h {
