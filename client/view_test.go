@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -20,51 +21,61 @@ import (
 func TestViews(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
 		_, c := open(t, p, devstore.Options{CapacityBytes: 128 << 20}, client.Options{})
-		ctx := t.Context()
-		if _, err := c.View(ctx, []byte("none"), client.ViewOptions{}); !errors.Is(err, client.ErrNotFound) {
-			t.Errorf("view of nothing: %v", err)
-		}
-		for _, n := range []int{0, 1, 8000, 8192, 100_000, 3 << 20, 4<<20 - 3, 9 << 20} {
-			for _, flags := range []uint32{0, 7} {
-				key, want := fmt.Appendf(nil, "%d", n), valueOf('v', n)
-				ver, err := c.Put(ctx, key, want, client.PutOptions{Flags: flags})
-				if err != nil {
-					t.Fatal(err)
-				}
-				var vs []*client.View
-				for _, unchecked := range []bool{true, false, false} {
-					v, err := c.View(ctx, key, client.ViewOptions{Unchecked: unchecked, Hold: 10 * time.Second})
-					if err != nil {
-						t.Fatalf("%d bytes: %v", n, err)
-					}
-					vs = append(vs, v)
-				}
-				if _, err := c.Put(ctx, key, valueOf('w', n), client.PutOptions{}); err != nil {
-					t.Fatal(err)
-				}
-				if err := c.Delete(ctx, key); err != nil {
-					t.Fatal(err)
-				}
-				for _, v := range vs {
-					if got := bytes.Join(v.Parts(), nil); !bytes.Equal(got, want) || v.Size != int64(n) ||
-						v.Version != ver || v.Flags != flags {
-						t.Errorf("%d bytes: %d, version %d of %d, flags %d", n, v.Size, v.Version, ver, v.Flags)
-					}
-					if err := v.Err(); err != nil {
-						t.Errorf("%d bytes: %v", n, err)
-					}
-					for range 2 {
-						if err := v.Release(); err != nil || v.Err() != nil || v.Parts() != nil {
-							t.Errorf("%d bytes: released: %v, %v", n, err, v.Err())
-						}
-					}
-				}
-			}
-		}
+		testViews(t, c)
 		if n := c.Holds(); n != 0 {
 			t.Errorf("%d Views are left", n)
 		}
 	})
+	t.Run("fake", func(t *testing.T) { testViews(t, clienttest.New(clienttest.Options{})) })
+}
+
+func testViews(t *testing.T, c client.API) {
+	ctx := t.Context()
+	if _, err := c.View(ctx, []byte("none"), client.ViewOptions{}); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("view of nothing: %v", err)
+	}
+	for _, d := range []time.Duration{-1, 11 * time.Second} {
+		if _, err := c.View(ctx, []byte("none"), client.ViewOptions{Hold: d}); !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("Hold %v: %v", d, err)
+		}
+	}
+	for _, n := range []int{0, 1, 8000, 8192, 100_000, 3 << 20, 4<<20 - 3, 9 << 20} {
+		for _, flags := range []uint32{0, 7} {
+			key, want := fmt.Appendf(nil, "%d", n), valueOf('v', n)
+			ver, err := c.Put(ctx, key, want, client.PutOptions{Flags: flags})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var vs []*client.View
+			for _, unchecked := range []bool{true, false, false} {
+				v, err := c.View(ctx, key, client.ViewOptions{Unchecked: unchecked, Hold: 10 * time.Second})
+				if err != nil {
+					t.Fatalf("%d bytes: %v", n, err)
+				}
+				vs = append(vs, v)
+			}
+			if _, err := c.Put(ctx, key, valueOf('w', n), client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Delete(ctx, key); err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range vs {
+				if got := bytes.Join(v.Parts(), nil); !bytes.Equal(got, want) || v.Size != int64(n) ||
+					v.Version != ver || v.Flags != flags {
+					t.Errorf("%d bytes: %d, version %d of %d, flags %d", n, v.Size, v.Version, ver, v.Flags)
+				}
+				if err := v.Err(); err != nil {
+					t.Errorf("%d bytes: %v", n, err)
+				}
+				for range 2 {
+					if err := v.Release(); err != nil || v.Err() != nil || v.Parts() != nil {
+						t.Errorf("%d bytes: released: %v, %v", n, err, v.Err())
+					}
+				}
+			}
+		}
+	}
 }
 
 // A View of a long value over shm copies nothing: the region is mapped once, and READs bring headers alone.
@@ -138,7 +149,7 @@ func TestViewsExpire(t *testing.T) {
 	})
 }
 
-// Whoever has a View's Handle sees the value in the memory's file, until the state's word says that the View is over.
+// A View's Handle has the value in the memory's file, until the state's word says that the View is over.
 func TestViewHandle(t *testing.T) {
 	_, c := open(t, "shm", devstore.Options{CapacityBytes: 128 << 20}, client.Options{})
 	ctx := t.Context()
@@ -248,11 +259,6 @@ func TestViewLimits(t *testing.T) {
 		}
 		if c.Holds() != 0 {
 			t.Errorf("%d Views are left", c.Holds())
-		}
-	}
-	for _, d := range []time.Duration{-1, 11 * time.Second} {
-		if _, err := c.View(ctx, key, client.ViewOptions{Hold: d}); !errors.Is(err, client.ErrInvalid) {
-			t.Errorf("Hold %v: %v", d, err)
 		}
 	}
 	over, cancel := context.WithCancel(ctx)

@@ -11,9 +11,9 @@ import (
 )
 
 // ViewHandle is what another process of this machine, or a device, needs to look at a View's bytes. Its files may be
-// sent to that process over a unix socket. It looks, and believes what it saw if afterwards the first word of State,
-// 32 bits, is 0 and CLOCK_MONOTONIC is before Deadline, read in this order. The handle is the caller's, who closes it;
-// that ends nothing. Whoever has Memory can read all values that lie in it.
+// sent to that process over a unix socket. It looks, and then reads the first word of State, of 32 bits, and after that
+// CLOCK_MONOTONIC. It believes what it saw if the word is 0 and the clock is before Deadline. The handle is the
+// caller's, who closes it; that ends nothing. A process that has Memory can read all values that lie in it.
 type ViewHandle struct {
 	Memory *os.File    // for reading
 	Parts  []ViewRange // as in View.Parts

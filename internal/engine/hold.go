@@ -263,8 +263,8 @@ func (h *Hold) Stands() bool {
 	return h.state.CompareAndSwap(holdOn, holdOn) && h.core.LeaseValid()
 }
 
-// Where finds a part of h's bytes in the memory that they are shown of: by a descriptor that is the provider's until
-// Release, and an offset. ok is false if there is none.
+// Where finds a part of h's bytes in the memory that they are shown of: by a descriptor and an offset. The descriptor
+// is the provider's until Release. ok is false if there is none.
 func (h *Hold) Where(part []byte) (fd int, off int64, ok bool) {
 	p := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
 	for _, m := range h.shown {
