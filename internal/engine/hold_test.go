@@ -180,6 +180,15 @@ func TestViewEndsBeforeTheLeaseIsSeen(t *testing.T) {
 	}
 }
 
+// leaseEndsAt has the lease end when the clock is looked at for the n-th time from now on.
+func (r *rig) leaseEndsAt(n int) {
+	r.atLook = func() {
+		if n--; n == 0 {
+			r.now += rigLease
+		}
+	}
+}
+
 // A View shows the value, or there is none, whatever happens while it is acquired.
 func TestViewIsNobodyElses(t *testing.T) {
 	value := longOf('a')
@@ -196,7 +205,10 @@ func TestViewIsNobodyElses(t *testing.T) {
 		"flipped at the end":    func(r *rig) { r.record()[layout.RecordHeaderSize+longLen] ^= 1 },
 		"lease over":            func(r *rig) { r.now += rigLease },
 		"changed":               func(r *rig) { r.epoch++; r.offer(nil) },
-		"session over":          func(r *rig) { r.core.End() },
+		"lease over at the 1st look at the clock": func(r *rig) { r.leaseEndsAt(1) },
+		"lease over at the 2nd look at the clock": func(r *rig) { r.leaseEndsAt(2) },
+		"lease over at the 3rd look at the clock": func(r *rig) { r.leaseEndsAt(3) },
+		"session over": func(r *rig) { r.core.End() },
 	} {
 		for _, hinted := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, hinted %v", name, hinted), func(t *testing.T) {
@@ -223,6 +235,8 @@ func TestViewIsNobodyElses(t *testing.T) {
 						t.Fatalf("at %d: step %v", at, v.Op.Step())
 					case name == "nothing" && (v.err != nil || !v.part.Shown):
 						t.Fatalf("at %d: in place %v, %v", at, v.part.Shown, v.err)
+					case v.err == nil && !v.hold.Stands():
+						t.Fatalf("at %d: acquired, and over", at)
 					case v.err == nil && string(v.seen) != value:
 						t.Fatalf("at %d: other bytes", at)
 					case (name == "lease over" || name == "session over") && !over &&
@@ -252,6 +266,9 @@ func TestCheckedVersions(t *testing.T) {
 		v := r.view("a")
 		v.part.Unchecked = unchecked
 		r.settleLane()
+		if v.err == nil && !v.part.Shown {
+			t.Error("not in place")
+		}
 		v.hold.Release()
 		return v.err
 	}

@@ -106,8 +106,6 @@ var byTest = []tested{
 			"c.endHoldsLocked(func(h *Hold) bool { return false })"}}},
 	{"view-of-what-is-lost", "internal/engine", "TestViewIsNobodyElses",
 		[]edit{{"internal/engine/hold.go", "case c.dead.Load() || !c.LeaseValid():", "case c.dead.Load():"}}},
-	{"view-crc-of-another-version", "internal/engine", "TestCheckedVersions",
-		[]edit{{"internal/engine/hold.go", "key.sum, key.at = was.sum, was.at\n", "key = was\n"}}},
 	{"apart-crc-once", "internal/engine", "TestPutFromCaller",
 		[]edit{{"internal/engine/value.go", "x.Seal = layout.SealHead", "x.Seal = func(head []byte, crc uint32) {\n" +
 			"if [4]byte(head[24:28]) == [4]byte{} {\nlayout.SealHead(head, crc)\n}\n}"}}},
