@@ -370,3 +370,44 @@ func benchmarkValues(b *testing.B, provider string, most int) {
 		}
 	}
 }
+
+// BenchmarkShmViews is GetInto of values over shm, and a View of a version that was checked a moment ago.
+func BenchmarkShmViews(b *testing.B) {
+	st := startStore(b, 1<<30)
+	c := st.open(b, "shm", "default")
+	key, v := []byte("large"), make([]byte, 16<<20)
+	for _, size := range []int{64 << 10, 1 << 20, 16 << 20} {
+		if _, err := c.Put(b.Context(), key, v[:size], client.PutOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		for _, x := range []struct {
+			name string
+			do   func(ctx context.Context) error
+		}{
+			{"GetInto", func(ctx context.Context) error { _, err := c.GetInto(ctx, key, v); return err }},
+			{"View", func(ctx context.Context) error { return viewed(ctx, c, key, client.ViewOptions{}) }},
+			{"View unchecked", func(ctx context.Context) error {
+				return viewed(ctx, c, key, client.ViewOptions{Unchecked: true})
+			}},
+		} {
+			b.Run(fmt.Sprintf("%s of %d KiB", x.name, size>>10), func(b *testing.B) {
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := x.do(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// viewed acquires a View of key and releases it.
+func viewed(ctx context.Context, c *client.Client, key []byte, o client.ViewOptions) error {
+	v, err := c.View(ctx, key, o)
+	if err != nil {
+		return err
+	}
+	return v.Release()
+}

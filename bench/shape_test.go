@@ -143,6 +143,12 @@ func compareValues(t *testing.T, r *report, st *store) {
 					}
 					return err
 				})
+			if provider == "shm" {
+				what := fmt.Sprintf("shm View of a checked version of %d MiB, bytes/s, against GetInto", size>>20)
+				r.contest(what, gigs, nil,
+					bytesPerSecond(func() error { return viewed(ctx, c, key, client.ViewOptions{}) }),
+					bytesPerSecond(func() error { _, err := c.GetInto(ctx, key, dst); return err }))
+			}
 			if it, err := c.Get(ctx, key); err != nil || !bytes.Equal(it.Value, v) {
 				t.Fatalf("%s: a value of %d MiB came back otherwise: %v", provider, size>>20, err)
 			}

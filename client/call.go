@@ -13,7 +13,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
-	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -65,12 +64,12 @@ func (s *sess) hashKey(q *call) {
 // call is an operation of the API on its way through the engine.
 type call struct {
 	engine.Op
-	dst   []byte       // for the value
-	into  bool         // GetInto: dst is all there is
-	typed bool         // Op.Typed
-	most  uint32       // of an OpUpdate: the longest value that it may make, bytes
-	work  *repair.Work // of a janitor's kinds: where its caller wants what was found
-	page  func()       // of a scan: takes what was found
+	dst   []byte // for the value
+	into  bool   // GetInto: dst is all there is
+	typed bool   // Op.Typed
+	most  uint32 // of an OpUpdate: the longest value that it may make, bytes
+	page  func() // of a scan, and of a janitor's kinds: takes what was found
+	view  *View  // of a GET in place
 
 	update  UpdateFunc // of an OpUpdate
 	changed []byte     // what it made, kept for the next call while it is short
@@ -99,7 +98,8 @@ func (q *call) free() {
 
 // retryable reports that req did not happen and another session or map may do.
 func retryable(err error) bool {
-	return errors.Is(err, engine.ErrLease) && !errors.Is(err, ErrUnknownOutcome)
+	return errors.Is(err, engine.ErrLease) && !errors.Is(err, ErrUnknownOutcome) ||
+		errors.Is(err, engine.ErrMapChanged)
 }
 
 // do performs one call, and leaves its error in it, as the caller of the API gets it.
@@ -207,7 +207,7 @@ func (c *Client) public(s *sess, q *call) error {
 	case errors.As(err, &tooLarge):
 		return &inside.TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),
-		errors.Is(err, engine.ErrBuffer):
+		errors.Is(err, engine.ErrBuffer), errors.Is(err, engine.ErrMapChanged):
 		s.mu.Lock()
 		for n, e := range s.mu.connErr {
 			if e != nil {
@@ -232,8 +232,6 @@ func shortKey(k []byte) []byte {
 // Take is engine.Asker.
 func (q *call) Take(r *layout.Record, parts [][]byte) {
 	switch {
-	case q.work != nil:
-		*q.work = q.Machine.(*repair.Op).Work
 	case q.page != nil:
 		q.page()
 	case q.Kind == index.Raw:
@@ -248,6 +246,8 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case r.Flags.TypeOf() != 0 && !q.typed:
 		isThere(q.dst, r.Value, 0)
 		q.Err = ErrWrongType
+	case q.view != nil:
+		q.view.take(q, r, parts)
 	case q.Part != nil:
 		q.takePart(r)
 	case q.into:
@@ -279,7 +279,7 @@ func joined(dst []byte, parts [][]byte) []byte {
 // Into is engine.Filler. It gives GetInto's memory. For other GETs it gives that to which the value is to be appended,
 // if there is room for nearly as much, else new memory. A value is at most a sixteenth shorter than n.
 func (q *call) Into(n int) []byte {
-	if q.into || q.Part != nil {
+	if q.into || q.Part != nil && q.view == nil {
 		return q.dst[:min(n, len(q.dst))]
 	}
 	if cap(q.dst) < n-n/16-layout.UnitSize {

@@ -127,6 +127,8 @@ type Options struct {
 	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
 	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
+	// ViewBytes is how much Views that are not released may have together, bytes. Default 1 GiB.
+	ViewBytes int
 	// OpTimeout bounds every operation; its context may end it earlier. A Txn as a whole has so much time, too, unless
 	// its context says how much it has. Default 10 s.
 	OpTimeout time.Duration
@@ -295,6 +297,7 @@ type API interface {
 	Open(ctx context.Context, key []byte) (*Value, error)
 	MaxValueLen() int64
 	PutFrom(ctx context.Context, key []byte, r io.Reader, size int64, o PutOptions) (version uint64, err error)
+	View(ctx context.Context, key []byte, o ViewOptions) (*View, error)
 }
 
 var _ API = (*Client)(nil)

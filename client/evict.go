@@ -655,7 +655,9 @@ func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*re
 	ops := make([]*engine.Op, len(works))
 	for i, w := range works {
 		q := &store[i]
-		q.Kind, q.Lane, q.Machine, q.work, q.Asker = kind, 1+i%s.core.KeyLanes(), repair.New(kind, w), w, q
+		m := repair.New(kind, w)
+		q.Kind, q.Lane, q.Machine, q.Asker = kind, 1+i%s.core.KeyLanes(), m, q
+		q.page = func() { *w = m.Work }
 		ops[i] = &q.Op
 	}
 	s.core.Do(ctx, ops)

@@ -67,5 +67,8 @@ func (c *Client) Performed() (n []uint64) {
 	return n
 }
 
+// Holds is how many Views are not released.
+func (c *Client) Holds() int { return c.sess.Load().core.Holds() }
+
 // LoseSession ends the session, as when the directory says that it is over.
 func (c *Client) LoseSession() { c.sess.Load().lost(errSessionLost) }

@@ -176,6 +176,10 @@ func (s *sess) oldest() (epoch uint64, ok bool) {
 			epoch, ok = e, true
 		}
 	}
+	// Then Views: a GET that was over for its lane when that was asked has become one by now.
+	if e, some := s.core.OldestHeld(); some && (!ok || e < epoch) {
+		epoch, ok = e, true
+	}
 	return epoch, ok
 }
 

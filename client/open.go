@@ -107,6 +107,9 @@ func (o *Options) Validate() error {
 	if o.CacheBytes < 0 {
 		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)
 	}
+	if o.ViewBytes < 0 {
+		bad("ViewBytes: %d, want >= 0 bytes", o.ViewBytes)
+	}
 	if o.OpTimeout < 0 {
 		bad("OpTimeout: %v, want > 0", o.OpTimeout)
 	}

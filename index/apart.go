@@ -29,6 +29,9 @@ type Value struct {
 	CRC uint32
 	N   int // result of a READ: how many of Bytes are the value; -1: Start refused it
 
+	shown bool   // a READ brings the header and the key alone: Bytes are where the record is
+	off   uint64 // of that, likewise
+
 	chunk     bool // it is the index-th of the chunks that id names, of exactly the length of Bytes
 	id, index uint64
 }
@@ -81,8 +84,13 @@ func (o *Op) LenOf(a *Access) int {
 // readRecord is where the READ of w's record is to put it, and its Apart.
 func (o *Op) readRecord(w layout.Word) (rec []byte, apart uint8) {
 	n := w.ReadLen()
-	if n >= o.from() && o.Kind == Get && o.Cond == Always && o.Part == nil && o.into(n) {
-		return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), 1
+	if n >= o.from() && o.Kind == Get && o.Cond == Always && (o.Part == nil || o.Part.InPlace) {
+		switch {
+		case o.show(w):
+			return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), 0
+		case o.into(n):
+			return o.recBuf(0, layout.RecordLen(len(o.Key), 0)), 1
+		}
 	}
 	return o.recBuf(0, n), 0
 }
@@ -106,6 +114,9 @@ func (o *Op) into(n int) bool {
 // gotApart judges the record that was read with its value apart, but for its slot.
 func (o *Op) gotApart(r *layout.Record) bool {
 	v := &o.values[0]
+	if v.shown {
+		o.judgeShown(v, o.rec)
+	}
 	return v.N >= 0 && r.ParseApart(o.rec, v.Bytes[:v.N], v.CRC) == nil && bytes.Equal(r.Key, o.Key)
 }
 

@@ -25,9 +25,17 @@ func (o *Op) readChunks(manifest []byte) Action {
 	}
 	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
 	o.chunksOf(&m)
-	if o.Part != nil {
+	switch {
+	case o.InPlace() && o.showChunks():
+		return o.post(stepReadChunks)
+	case o.Part != nil && !o.Part.InPlace:
 		return o.gottenPart(m)
 	}
+	return o.copyChunks()
+}
+
+// copyChunks reads the chunks to memory of the caller, or into buffers.
+func (o *Op) copyChunks() Action {
 	if o.Kind == Get && o.readLen >= o.from() {
 		if b := o.env.Into(o, o.readLen); len(b) >= o.readLen {
 			o.whole, o.lo, o.hi = b[:o.readLen], 0, o.readLen
@@ -41,7 +49,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 // chunksOf makes the chunks of m those that are read.
 func (o *Op) chunksOf(m *layout.Manifest) {
 	o.need().readID = m.ID
-	o.slotRead, o.parts = false, nil
+	o.slotRead, o.windowed, o.chunksShown, o.parts = false, false, false, nil
 	o.readLen, o.payload, o.readOffs = int(m.Len), int(m.Payload), o.readOffs[:0]
 	for _, c := range m.Chunks {
 		o.readOffs = append(o.readOffs, uint64(c.Unit)*layout.UnitSize)
@@ -122,8 +130,11 @@ func (o *Op) gotWindow() Action {
 }
 
 func (o *Op) gotChunks() Action {
-	if o.windowed {
+	switch {
+	case o.windowed:
 		return o.gotWindow()
+	case o.chunksShown:
+		return o.gotShown()
 	}
 	n := len(o.readOffs)
 	o.parts = o.parts[:0]

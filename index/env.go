@@ -62,6 +62,12 @@ type Places interface {
 	// may be shorter, if the value may be. It is the memory given before, unless that was too short.
 	Into(o *Op, n int) []byte
 
+	// Show shows the n bytes at off of the reader's region, in the Op's placement group, as they are there, or gives
+	// nil. They may change once the Op is over, unless its caller sees to it, and must not be written to.
+	Show(o *Op, off uint64, n int) []byte
+	// SumShown is crc gone on over b, the value of the record of version at off. b is what Show has shown there.
+	SumShown(o *Op, off, version uint64, crc uint32, b []byte) uint32
+
 	// Alloc takes a place for a record of size code; ver and size are what its slot word
 	// must carry. size may be larger than code: a READ of the record brings more than it.
 	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool)

@@ -170,6 +170,16 @@ func (c *client) Buf(_ *index.Op, n int) []byte { return make([]byte, n, (n+7)&^
 // Into has memory for every GET.
 func (c *client) Into(_ *index.Op, n int) []byte { return make([]byte, n) }
 
+// Show shows what the reader's region has.
+func (c *client) Show(o *index.Op, off uint64, n int) []byte {
+	w := c.w.of(o.Route.PG.ID)
+	return w.region[o.Route.PG.Reader()][off:][:n:n]
+}
+
+func (c *client) SumShown(_ *index.Op, _, _ uint64, crc uint32, b []byte) uint32 {
+	return layout.ValueCRC(crc, b)
+}
+
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	n := layout.UnitsOf(code)
 	w := c.w.of(pg.ID)

@@ -275,6 +275,7 @@ func (o *Op) gotten(r *layout.Record) Action {
 	if r.Flags&layout.FlagManifest != 0 {
 		return o.readChunks(r.Value)
 	}
+	o.shown()
 	return o.finish(nil)
 }
 

@@ -153,6 +153,7 @@ type far struct {
 	whole         []byte             // the caller's memory for bytes [lo, hi) of that
 	lo, hi        int                // likewise
 	windowed      bool               // the chunks are read to whole, a window at a time
+	chunksShown   bool               // parts are where the chunks are, and their headers alone are read
 	slotRead      bool               // the slot was read before them, in the same chain
 	first         int                // chunk that the window begins with
 	values        [chunkWindow]Value // of the accesses whose values are apart, by Access.Apart - 1

@@ -12,7 +12,11 @@ import (
 type Part struct {
 	Off, Len uint64 // bytes of the user's value; those behind its end are left out
 	Tail     bool   // the tail behind the user's value instead
-	Version  uint64 // that the record has to have, or the Get ends with ErrConflict; 0: any
+	// InPlace: instead of all that, the whole value is wanted where it is, if Env.Show shows that; see inplace.go.
+	InPlace, Unchecked bool
+	// Shown is an answer: the value lies in memory that Env.Show has shown. False: as without a Part.
+	Shown   bool
+	Version uint64 // that the record has to have, or the Get ends with ErrConflict; 0: any
 	// Size is the length of the user's value, bytes: an answer, of a value in chunks.
 	Size uint64
 	// Known, if not nil, is what an earlier Get of the key learnt. If its record is the one still, the Part takes one

@@ -42,6 +42,7 @@ type (
 	AllocOptions = driver.AllocOptions
 	QPState      = driver.QPState
 	AtomicFunc   = driver.AtomicFunc
+	Mapping      = driver.Mapping
 )
 
 const (
@@ -69,6 +70,8 @@ var (
 	ErrClosed    = driver.ErrClosed
 	ErrQPError   = driver.ErrQPError
 	ErrRefused   = driver.ErrRefused
+	// ErrNotSupport is of calls for what a provider does not do.
+	ErrNotSupport = driver.ErrNotSupport
 	// ErrBadWR means a WR's form is wrong (a bug in the caller); nothing of the
 	// PostSend was posted.
 	ErrBadWR = errors.New("malformed work request")
@@ -374,6 +377,7 @@ type Counters struct {
 	Verbs      [driver.NumOpcodes]uint64
 	ReadBytes  uint64
 	WriteBytes uint64
+	Mapped     uint64 // mappings that Map has made
 }
 
 // Add accumulates o into c.
@@ -385,6 +389,7 @@ func (c *Counters) Add(o *Counters) {
 	}
 	c.ReadBytes += o.ReadBytes
 	c.WriteBytes += o.WriteBytes
+	c.Mapped += o.Mapped
 }
 
 // Total is the number of verbs of every kind.
@@ -439,6 +444,19 @@ func (q *QP) Abort() error {
 func (q *QP) AtomicsByAgent() bool {
 	a, ok := q.d.(driver.AgentAtomics)
 	return ok && a.AtomicsByAgent()
+}
+
+// Map shows remote memory without READs; see driver.Mapper. It is ErrNotSupport without Caps.Maps.
+func (q *QP) Map(rkey, addr uint64, n int) (*Mapping, error) {
+	d, ok := q.d.(driver.Mapper)
+	if !ok {
+		return nil, driver.ErrNotSupport
+	}
+	m, made, err := d.Map(rkey, addr, n)
+	if made {
+		q.count.Mapped++
+	}
+	return m, err
 }
 
 // PostSend posts wrs behind one doorbell and returns how many were taken; see

@@ -111,6 +111,23 @@ func TestBounds(t *testing.T) {
 	wantGet(t, s, "c", "12345678")
 }
 
+// A View expires by the test's clock.
+func TestViewExpires(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s := clienttest.New(clienttest.Options{Now: func() time.Time { return now }})
+	if _, err := s.Put(t.Context(), []byte("k"), []byte("v"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.View(t.Context(), []byte("k"), client.ViewOptions{Hold: time.Minute / 10})
+	if err != nil || v.Err() != nil || string(v.Parts()[0]) != "v" {
+		t.Fatalf("%v, %v", err, v)
+	}
+	now = now.Add(time.Minute / 10)
+	if err := v.Release(); !errors.Is(err, client.ErrViewExpired) {
+		t.Errorf("its Hold is over: %v", err)
+	}
+}
+
 func TestFail(t *testing.T) {
 	ctx := t.Context()
 	s := clienttest.New(clienttest.Options{})

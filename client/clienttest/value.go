@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 )
@@ -28,6 +29,35 @@ func (s *Store) GetRange(ctx context.Context, key []byte, off int64, dst []byte)
 func infoOf(it *client.Item) client.Info {
 	return client.Info{Size: int64(len(it.Value)), Version: it.Version, Expires: it.Expires}
 }
+
+// View is as in client.API. The hook is shown an OpGet. The View has a copy, which expires when o.Hold is
+// over by the Store's clock.
+func (s *Store) View(ctx context.Context, key []byte, o client.ViewOptions) (*client.View, error) {
+	if o.Hold < 0 || o.Hold > 10*time.Second {
+		return nil, fmt.Errorf("%w: Hold %v", client.ErrInvalid, o.Hold)
+	}
+	it, err := s.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if o.Hold == 0 {
+		o.Hold = time.Second
+	}
+	var parts [][]byte
+	if len(it.Value) > 0 {
+		parts = [][]byte{it.Value}
+	}
+	return client.NewView(infoOf(&it), it.Flags, it.Note, parts, &held{s.o.Now, s.o.Now().Add(o.Hold)}), nil
+}
+
+// held is a client.ViewHolder of a View that stands until some time.
+type held struct {
+	now   func() time.Time
+	until time.Time
+}
+
+func (h *held) Stands() bool  { return h.now().Before(h.until) }
+func (h *held) Release() bool { return h.Stands() }
 
 // Open is as in client.API. The hook is shown an OpGet, also for each part that is read.
 func (s *Store) Open(ctx context.Context, key []byte) (*client.Value, error) {

@@ -107,7 +107,7 @@ func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
 
 // Cache is a near cache. It implements client.API.
 type Cache struct {
-	client.API // what is not cached: Scan, Count, GetRange, Open
+	client.API // what is not cached: Scan, Count, GetRange, Open, View
 	o          Options
 	entries    *otter.Cache[name, *entry]
 	stripes    [256]stripe

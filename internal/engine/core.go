@@ -65,6 +65,8 @@ type Options struct {
 	// BulkLane: one more lane, the last of at most MaxLanes, performs what is expected to move BulkFrom bytes or more.
 	// So its copies hold up no short operation.
 	BulkLane bool
+	// HoldBytes is how many bytes Holds may show together. Default 1 GiB.
+	HoldBytes int
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
 	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
@@ -159,6 +161,7 @@ type Core struct {
 	// The end, which is final.
 	shut, dead atomic.Bool    // no operation begins any more; and none goes on
 	over       chan struct{}  // closed once dead
+	holds      holds          // guards itself
 	drivers    sync.WaitGroup // goroutines that own a lane on behalf of callers that have gone
 	bufs       bufPool        // registered memory of all lanes; guards itself
 
@@ -192,6 +195,9 @@ func NewCore(o Options) (*Core, error) {
 	}
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
+	}
+	if o.HoldBytes <= 0 {
+		o.HoldBytes = 1 << 30
 	}
 	if o.BulkFrom <= 0 {
 		o.BulkFrom = 64 << 10
@@ -302,6 +308,9 @@ func (c *Core) InstallView(v *View) {
 		now.hints = newWordCache(c.opts.CacheBytes, c.maps)
 	}
 	c.drafts.tell(v)
+	c.holds.Lock()
+	defer c.holds.Unlock()
+	c.endHoldsLocked(func(h *Hold) bool { return !h.stands(v) })
 	c.in.Store(now)
 }
 

@@ -416,7 +416,11 @@ func (l *Lane) answers(r *layout.Record) bool {
 
 func (l *Lane) answerGet(op *Op, r *layout.Record) {
 	op.Version = r.Version
-	if op.Asker != nil {
+	if op.Part != nil && op.Part.InPlace {
+		op.Part.Shown = false
+		op.Err = l.keep(op, nil)
+	}
+	if op.Asker != nil && op.Err == nil {
 		op.Asker.Take(r, nil)
 	}
 	l.finished(op)

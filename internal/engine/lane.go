@@ -348,6 +348,7 @@ func (l *Lane) closeBuffers() {
 			l.core.bufs.put(b)
 		}
 		t.big = nil
+		t.hideShown()
 	}
 	for _, b := range l.slabs {
 		_ = b.free()

@@ -145,6 +145,9 @@ func answer(t *Task) {
 	l, o := t.lane, &t.Op
 	if op := t.asked; op != nil {
 		op.Err, op.Version, op.Rounds = o.Err, o.Version, op.flown+o.Rounds
+		if op.Err == nil && o.InPlace() {
+			op.Err = l.keep(op, t)
+		}
 		if op.Err == nil && op.Asker != nil {
 			op.Asker.Take(&o.Record, o.Parts())
 		}
@@ -527,6 +530,9 @@ func (c *Core) End() bool {
 		return false
 	}
 	close(c.over)
+	c.holds.Lock()
+	c.endHoldsLocked(func(*Hold) bool { return true })
+	c.holds.Unlock()
 	for _, l := range c.lanes {
 		l.Kick() // see waitOnCQ
 	}

@@ -46,8 +46,8 @@ func (l *Lane) post(t *Task) bool {
 	}
 	var conns [maxReplicas]*conn
 	var last, bytes [maxReplicas]int
-	long := uint8(0) // bit per replica
-	leased := pg.Replicas > 1
+	long := uint8(0)                            // bit per replica
+	leased := pg.Replicas > 1 || t.Op.InPlace() // memory that is shown fences nobody
 	for i := range t.Op.Accesses {
 		r := t.Op.Accesses[i].Replica
 		if bytes[r] += t.Op.LenOf(&t.Op.Accesses[i]); bytes[r] >= l.core.opts.BulkFrom {

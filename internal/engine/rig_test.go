@@ -30,6 +30,7 @@ const (
 // which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
 	looks  int // at a clock
+	atLook func()
 	closed bool
 	t      *testing.T
 	fab    *sim.Fabric
@@ -100,6 +101,11 @@ func (q *wireQP) PostSend(wrs []driver.WR) (n int, err error) {
 	return n, err
 }
 
+// Map is driver.Mapper.
+func (q *wireQP) Map(rkey, addr uint64, n int) (*driver.Mapping, bool, error) {
+	return q.QP.(driver.Mapper).Map(rkey, addr, n)
+}
+
 // fire has all take effect that is under way.
 func fire(f *sim.Fabric) (any bool) {
 	for {
@@ -129,6 +135,9 @@ func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 		Hash:    func(key []byte) uint64 { return rigHash(string(key)) },
 		Control: r, SlabTasks: 8, Nanos: func() int64 {
 			r.looks++
+			if r.atLook != nil {
+				r.atLook()
+			}
 			return r.now
 		}, Millis: func() uint64 { r.looks++; return r.millis }})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/units"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 // Errors with which a lane ends an operation from outside.
@@ -92,7 +93,8 @@ type Task struct {
 	activeAt int
 	values   []*value // those of the round under way first
 	valueN   int      // of these
-	given    []byte   // the caller's memory that READs may have changed, from its start on
+	shown    []*rdma.Mapping
+	given    []byte // the caller's memory that READs may have changed, from its start on
 }
 
 // Waiting is what the task waits for: 0 while it is ready, posted or done.
@@ -175,6 +177,7 @@ func (l *Lane) Recycle(t *Task) {
 	}
 	clear(t.big)
 	t.big = t.big[:0]
+	t.hideShown()
 	t.Op.Reset()
 	t.gen++
 	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved,

@@ -129,6 +129,12 @@ func EncodeHead(b []byte, h RecordHeader, key []byte, valueLen int) {
 // HeadCRC is what the CRC of a record's value goes on from: head is its header and its key.
 func HeadCRC(head []byte) uint32 { return recordCRC(head) }
 
+// ValueCRC is crc, which HeadCRC or an earlier part has brought, gone on over a part of the record's value.
+func ValueCRC(crc uint32, part []byte) uint32 { return bulk.CRC(crc, part) }
+
+// HeadSum is the CRC of the whole record that its header says.
+func HeadSum(head []byte) uint32 { return binary.LittleEndian.Uint32(head[24:]) }
+
 // SealHead completes a header with the CRC of the whole record.
 func SealHead(head []byte, crc uint32) { binary.LittleEndian.PutUint32(head[24:], crc) }
 

@@ -29,6 +29,7 @@ const (
 	chEvict
 	chBegin
 	chBeginTwo
+	chRelease
 	chLearn
 	chRenewSend
 	chRenewServe
@@ -118,7 +119,7 @@ func (ch choice) String() string {
 }
 
 var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job",
-	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two",
+	chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two", chRelease: "releases",
 	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served",
 	chRenewReply: "renewal answered",
 	chResume:     "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses",
@@ -274,6 +275,9 @@ func (w *World) enabledOps(c *cl) {
 	if c.canBeginTwo() {
 		w.put(choice{kind: chBeginTwo, c: c.i})
 	}
+	if len(c.watched) > 0 {
+		w.put(choice{kind: chRelease, c: c.i})
+	}
 	if w.cfg.Cache && c.mustEvict() {
 		w.put(choice{kind: chEvict, c: c.i})
 	}
@@ -338,13 +342,13 @@ func (w *World) enabledRenewal(c *cl) {
 	}
 }
 
-// enabledFaults: an operation of c is under way, and something happens to c.
+// enabledFaults: an operation of c is under way, or a View, and something happens to c.
 func (w *World) enabledFaults(c *cl) {
-	if len(c.run) == 0 {
+	if len(c.run)+len(c.watched) == 0 {
 		return
 	}
 	cfg := &w.cfg
-	if w.dead < cfg.Deadlines && !c.run[0].quick && !c.within(c.run[0].lane) {
+	if w.dead < cfg.Deadlines && len(c.run) > 0 && !c.run[0].quick && !c.within(c.run[0].lane) {
 		w.put(choice{kind: chDeadline, c: c.i})
 	}
 	if w.crashes < cfg.Crashes {
@@ -467,8 +471,8 @@ func (w *World) do(ch choice) {
 		}
 	}
 	switch ch.kind {
-	case chBegin, chBeginTwo, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork, chGone,
-		chLearn, chResume:
+	case chBegin, chBeginTwo, chRelease, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork,
+		chGone, chLearn, chResume:
 		c.doOwn(ch)
 	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
 		c.doRenewal(ch)
@@ -488,6 +492,7 @@ func (w *World) do(ch choice) {
 			o.pump() // a fence, or a crash, may have ended what it waits for
 		}
 	}
+	w.checkWatched()
 }
 
 // doOwn makes a choice happen that is c's own.
@@ -498,6 +503,8 @@ func (c *cl) doOwn(ch choice) {
 		c.begin()
 	case chBeginTwo:
 		c.beginTwo()
+	case chRelease:
+		c.unwatch()
 	case chEvict:
 		c.evictForNeed()
 	case chWake:

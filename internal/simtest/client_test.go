@@ -64,6 +64,7 @@ type cl struct {
 
 	sum                   uint64     // of everything it was told
 	renew                 renewal    // the latest
+	watched               []*watched // Views that are not released
 	late                  []*renewal // whose sender has given up: on their way, or answered
 	limbo                 uint64     // what was in it when a renewal was sent last
 	dirAcked, dirQuiesced uint64     // what the present leader has of it
@@ -82,12 +83,14 @@ type running struct {
 	grant *statusWord // that is read since it was granted
 	look  *looking
 	lent  *lent // of a GET whose value goes there
-	work  int   // of janitors: which of the plan
-	step  Step
-	over  bool   // the Op is done
-	err   error  // its error
-	quick bool   // not started yet: it is tried without its task
-	epoch uint64 // of a quick one: the reclaim epoch at its beginning
+	// of a Watch
+	watched *watched
+	work    int // of janitors: which of the plan
+	step    Step
+	over    bool   // the Op is done
+	err     error  // its error
+	quick   bool   // not started yet: it is tried without its task
+	epoch   uint64 // of a quick one: the reclaim epoch at its beginning
 }
 
 func (r *running) String() string {

@@ -27,7 +27,7 @@ func (o Outcome) String() string {
 }
 
 // reads reports whether v changes nothing.
-func (v Verb) reads() bool { return v == Get || v == GetIf }
+func (v Verb) reads() bool { return v == Get || v == GetIf || v == Watch }
 
 // writes reports whether v leaves a value.
 func (v Verb) writes() bool {
@@ -92,7 +92,7 @@ var model = porcupine.Model{
 		v, e := state.(string), in.(*Event)
 		unknown := e.Out == Unknown
 		switch e.Verb {
-		case Get, GetIf:
+		case Get, GetIf, Watch:
 			if unknown {
 				return true, v
 			}

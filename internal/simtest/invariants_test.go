@@ -126,6 +126,11 @@ func (w *World) before(c *cl, ev sim.Event) {
 				"under way, had begun", ev, c.i, u.word, x, o.i))
 			return
 		}
+		if x := w.watchedBefore(u.step); x != nil {
+			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked when %s, which stands, had "+
+				"begun", ev, c.i, u.word, x.what))
+			return
+		}
 		delete(w.unlinked, p) // past limbo: the place lives again
 	}
 }

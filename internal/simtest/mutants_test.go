@@ -262,7 +262,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("builds a program and searches for minutes: make mutants")
 	}
 	root := tree(t)
-	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants)
+	all := slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants, watchMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -272,7 +272,7 @@ func TestMutants(t *testing.T) {
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
 		}
-		for _, scopes := range []string{"restart", "rejoin", "beside"} {
+		for _, scopes := range []string{"restart", "rejoin", "beside", "watch"} {
 			if strings.HasPrefix(m.rule, scopes) {
 				args = append(args, "-hunt-in", scopes)
 			}
@@ -290,7 +290,8 @@ func TestMutants(t *testing.T) {
 // TestMutantsApply: mutants whose text is not in the tree any more show nothing.
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
-	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants)}
+	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants, rejoinMutants, besideMutants,
+		watchMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

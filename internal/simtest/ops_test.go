@@ -130,6 +130,8 @@ func (c *cl) next() *running {
 			r.piece = index.Part{Len: 1 << 20, Known: c.known[s.Key]}
 			o.Part = &r.piece
 		}
+	case Watch:
+		c.beginWatch(r)
 	case GetIf:
 		o.Kind = index.Get
 		if ref, ok := c.seen[s.Key]; ok {
@@ -256,6 +258,12 @@ func (c *cl) answer(r *running) {
 			}
 		}
 		switch e.Verb {
+		case Watch:
+			if err := c.watch(r); errors.Is(err, engine.ErrLease) || errors.Is(err, engine.ErrMapChanged) {
+				e.Out = NotDone
+			} else if err != nil {
+				w.fail(err)
+			}
 		case Get, GetIf:
 			c.seen[e.Key] = ref{op.Version, e.Got}
 			if op.Part != nil {

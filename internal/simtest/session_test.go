@@ -130,10 +130,22 @@ func (c *cl) oldest() (epoch uint64, ok bool) {
 	return epoch, ok
 }
 
+// oldestWithHeld is oldest, and that of Views, of which those that are due expire.
+func (c *cl) oldestWithHeld() (epoch uint64, ok bool) {
+	epoch, ok = c.oldest()
+	if e, some := c.core.OldestHeld(); some && (!ok || e < epoch) {
+		epoch, ok = e, true
+	}
+	return epoch, ok
+}
+
 // reportNow is what the client's next renewal says.
 func (c *cl) reportNow() uint64 {
 	e := c.core.Epoch()
 	if o, ok := c.oldest(); ok && o < e {
+		e = o
+	}
+	if o, ok := c.watchedSince(); ok && o < e {
 		e = o
 	}
 	return e
@@ -160,7 +172,7 @@ func (c *cl) inLimbo() (n uint64) {
 
 func (c *cl) sendRenewal() {
 	c.agenda.Hurry()
-	ask, ok := c.agenda.DueRenewal(c.oldest)
+	ask, ok := c.agenda.DueRenewal(c.oldestWithHeld)
 	if !ok {
 		c.w.fail(errors.New("no renewal is due, but one was hurried"))
 		return
@@ -291,6 +303,9 @@ func (c *cl) crash() {
 // close ends the session in good order.
 func (c *cl) close() {
 	w := c.w
+	for len(c.watched) > 0 {
+		c.unwatch()
+	}
 	for _, q := range c.conns {
 		if q.open {
 			_ = w.fab.Fence(q.num)

@@ -57,11 +57,13 @@ const (
 	Look
 	// Stream is a Put of a long value by several operations, a chunk each and one that links them.
 	Stream
+	// Watch is a Get whose value is looked at where it is, as in a View of the library, until that is released.
+	Watch
 	expired // in histories only: what the clock did to a PutEx
 )
 
 var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex",
-	"evict", "expire", "txn", "grant", "look", "stream", "expired"}
+	"evict", "expire", "txn", "grant", "look", "stream", "watch", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -320,6 +322,7 @@ type World struct {
 	scans   []scanned
 	// streamed counts Streams that failed, and those that were linked
 	streamed [2]int
+	held     held
 	lent     []*lent
 	histSum  uint64
 	Trace    []string
@@ -956,6 +959,9 @@ func (w *World) Sum() uint64 {
 		}
 		if c.ranOut {
 			mix(3)
+		}
+		for _, x := range c.watched {
+			mix(x.began<<4 | uint64(b2i(x.hold.Stands()))<<1 | uint64(b2i(x.hold.For != 0)) | 4)
 		}
 	}
 	return h

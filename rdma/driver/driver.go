@@ -193,6 +193,8 @@ type Caps struct {
 	// SharedWire: the WRs of a QP take turns on one stream, so a short one waits for the long ones in front of it. A
 	// second QP to the same target has a stream of its own.
 	SharedWire bool
+	// Maps: QPs are Mappers.
+	Maps bool
 }
 
 // LeastWholeBytes is the longest READ of index words that users of providers may rely on, bytes.
@@ -257,6 +259,8 @@ var (
 	ErrQPError    = errors.New("QP in error state")
 	ErrRefused    = errors.New("connection refused by the memory node")
 	ErrNotSupport = errors.New("not supported by the provider")
+	// ErrNoAccess is Mapper's: what RemAccessErr is to a READ.
+	ErrNoAccess = errors.New("access refused by the memory node")
 )
 
 // Device is one opened provider instance.

@@ -21,6 +21,7 @@ var (
 	inline         = capability{"MaxInline", func(c rdma.Caps) bool { return c.MaxInline > 0 }}
 	choosesKeys    = capability{"ChoosesKeys", func(c rdma.Caps) bool { return c.ChoosesKeys }}
 	sums           = capability{"Sums", func(c rdma.Caps) bool { return c.Sums }}
+	maps           = capability{"Maps", func(c rdma.Caps) bool { return c.Maps }}
 	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
 )
 
@@ -64,6 +65,11 @@ var cases = []struct {
 	{"value-under-way-at-a-deregistration", valueDeregister, nil},
 	{"value-outstanding-at-a-close", valueClose, nil},
 	{"value-of-a-failed-wr-is-the-callers", valueOfFailedWR, nil},
+
+	// Mappings.
+	{"mapping-shows-what-is-written", mapShows, []capability{maps}},
+	{"mapping-needs-the-right-to-read", mapRights, []capability{maps}},
+	{"mapping-outlives-region-and-connection", mapOutlives, []capability{maps}},
 
 	// Atomics.
 	{"cas-swaps-only-if-equal", casBasics, []capability{atomics}},

@@ -190,6 +190,7 @@ func (d *Device) Caps() driver.Caps {
 		SelfFencing:    true,
 		EnforcesRights: false,
 		ChoosesKeys:    true,
+		Maps:           true,
 	}
 }
 
@@ -255,6 +256,7 @@ type mapping struct {
 	refs  int
 	// populated has a bit for each granule that populate has seen.
 	populated []atomic.Uint64
+	fd        int // for reading, see Map; -1: there is none. Guarded likewise
 }
 
 // mapLocked maps size bytes of fd, or finds the mapping that does. It does not
@@ -280,7 +282,7 @@ func (d *Device) mapLocked(fd int, size int64, writable bool) (*mapping, error) 
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{key: key, bytes: b, refs: 1, populated: granules(len(b))}
+	m := &mapping{key: key, bytes: b, refs: 1, populated: granules(len(b)), fd: -1}
 	d.mu.maps[key] = m
 	return m, nil
 }
@@ -289,5 +291,8 @@ func (d *Device) unmapLocked(m *mapping) {
 	if m.refs--; m.refs == 0 {
 		delete(d.mu.maps, m.key)
 		_ = mem.Unmap(m.bytes)
+		if m.fd >= 0 {
+			_ = unix.Close(m.fd)
+		}
 	}
 }

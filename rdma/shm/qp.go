@@ -34,6 +34,7 @@ type remoteMR struct {
 	slot   uint32
 	gen    uint64
 	m      *mapping
+	shown  *mapping // for reading alone, see Map; nil: not asked for yet
 }
 
 const localCache = 8 // a power of two; LKeys are consecutive numbers
@@ -368,6 +369,9 @@ func (q *QP) recheckRemote() {
 	for i := range q.remote {
 		if r := &q.remote[i]; r.rkey != 0 && atomic.LoadUint64(&q.table[r.slot]) != r.gen {
 			q.release(r.m)
+			if r.shown != nil && r.shown != hidden {
+				q.release(r.shown)
+			}
 			*r = remoteMR{}
 			dead++
 		}
@@ -378,8 +382,23 @@ func (q *QP) recheckRemote() {
 	}
 }
 
-// resolve asks the passive side for an rkey, once per rkey and QP.
+// resolve asks the passive side for an rkey, once per rkey and QP, and maps what it may use.
 func (q *QP) resolve(rkey uint64) (remoteMR, driver.Status) {
+	a, status := q.ask(rkey)
+	if status != driver.Success {
+		return remoteMR{}, status
+	}
+	defer a.close()
+	m, err := q.hold(a.fd, a.fileBytes, writable(a.access))
+	if err != nil {
+		return remoteMR{}, driver.GeneralErr
+	}
+	return remoteMR{rkey: rkey, base: unsafe.Pointer(&m.bytes[a.off]), n: a.n,
+		access: a.access, slot: a.slot, gen: a.gen, m: m}, driver.Success
+}
+
+// ask is one request to the passive side. Of an answer that is a success the caller closes the descriptor.
+func (q *QP) ask(rkey uint64) (answer, driver.Status) {
 	q.lastReq++
 	if q.asks != q.seq {
 		q.asks, q.askUntil = q.seq, time.Now().Add(q.d.o.RequestTimeout)
@@ -388,31 +407,27 @@ func (q *QP) resolve(rkey uint64) (remoteMR, driver.Status) {
 	defer t.Stop()
 	_ = q.conn.SetWriteDeadline(q.askUntil)
 	if _, err := q.conn.Write(request{id: q.lastReq, rkey: rkey}.encode()); errors.Is(err, os.ErrDeadlineExceeded) {
-		return remoteMR{}, driver.RetryExcErr
+		return answer{}, driver.RetryExcErr
 	} else if err != nil {
-		return remoteMR{}, driver.WRFlushErr
+		return answer{}, driver.WRFlushErr
 	}
 	var a answer
 	select {
 	case a = <-q.answers:
 	case <-q.gone:
-		return remoteMR{}, driver.WRFlushErr
+		return answer{}, driver.WRFlushErr
 	case <-t.C:
-		return remoteMR{}, driver.RetryExcErr
+		return answer{}, driver.RetryExcErr
 	}
-	defer a.close()
 	if a.id != q.lastReq {
-		return remoteMR{}, driver.GeneralErr
+		a.close()
+		return answer{}, driver.GeneralErr
 	}
 	if a.status != driver.Success {
-		return remoteMR{}, a.status
+		a.close()
+		return answer{}, a.status
 	}
-	m, err := q.hold(a.fd, a.fileBytes, writable(a.access))
-	if err != nil {
-		return remoteMR{}, driver.GeneralErr
-	}
-	return remoteMR{rkey: rkey, base: unsafe.Pointer(&m.bytes[a.off]), n: a.n,
-		access: a.access, slot: a.slot, gen: a.gen, m: m}, driver.Success
+	return a, driver.Success
 }
 
 // hold maps a memfd of the passive side until release or Close.

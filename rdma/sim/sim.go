@@ -101,6 +101,7 @@ type Fabric struct {
 		busy      []*qp   // auto mode: those with an enabled event
 		scratch   []Event // auto mode
 		total     Counters
+		mapped    int // of Map, not released
 	}
 }
 
@@ -120,6 +121,7 @@ func New(o Options) *Fabric {
 		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
+		Maps:           !o.NoValues,
 	}}
 	switch {
 	case o.NoValues:
