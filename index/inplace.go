@@ -50,7 +50,7 @@ func (o *Op) shown() {
 func (o *Op) showChunks() bool {
 	o.Part.Shown = false
 	for i, off := range o.readOffs {
-		n := min(o.readLen-i*layout.ChunkSize, layout.ChunkSize)
+		n := min(o.readLen-i*o.payload, o.payload)
 		b := o.env.Show(o, off+layout.RecordHeaderSize, n)
 		if b == nil {
 			o.parts = nil

@@ -121,7 +121,7 @@ func New(o Options) *Fabric {
 		SharedWire:     o.SharedWire && !o.Synchronous,
 		Synchronous:    o.Synchronous,
 		SelfFencing:    o.Synchronous,
-		Maps:           !o.NoValues,
+		Maps:           !o.NoValues && o.SGEs == 0,
 	}}
 	switch {
 	case o.NoValues:
