@@ -64,7 +64,7 @@ type Options struct {
 	SharedWire bool
 	// NoValues withdraws MaxSGE 2, AnyMemory and Sums: package rdma makes up for that.
 	NoValues bool
-	// SGEs, if not 0, is MaxSGE of fabrics that withdraw AnyMemory and Sums, as adapters do. Then WRs name registered
+	// SGEs, if not 0, is MaxSGE of fabrics that withdraw AnyMemory, Sums and Maps, as adapters do. WRs name registered
 	// memory alone, which is read and written until they are over.
 	SGEs int
 	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
