@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/units"
 )
 
 func changes(c *cobra.Command) *cobra.Command {
@@ -133,7 +136,14 @@ func (a *app) getCommand() *cobra.Command {
 				return err
 			}
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
-				it, err := s.Get(cmd.Context(), k)
+				ctx := cmd.Context()
+				if !a.json() {
+					ctx = inside.LimitMemory(ctx, longValue)
+				}
+				it, err := s.Get(ctx, k)
+				if errors.As(err, new(*inside.TooLargeError)) {
+					return a.about(k, printLong(cmd.Context(), s, k, a.stdout))
+				}
 				if err != nil {
 					return a.about(k, err)
 				}
@@ -149,6 +159,28 @@ func (a *app) getCommand() *cobra.Command {
 				return nil
 			})
 		},
+	}
+}
+
+// longValue is the bytes from which on a value is read by parts.
+const longValue = 8 << 20
+
+// printLong writes a long value to w by parts. All of them are of one version.
+func printLong(ctx context.Context, s store, k []byte, w io.Writer) error {
+	for {
+		v, err := s.Open(ctx, k)
+		if err != nil {
+			return err
+		}
+		n, err := v.WriteTo(w)
+		v.Close()
+		switch {
+		case err == nil || !errors.Is(err, client.ErrConflict):
+			return err
+		case n > 0:
+			return fmt.Errorf("%s of %s of version %d were printed, and the value has changed meanwhile: %w",
+				units.Bytes(n), units.Bytes(v.Size), v.Version, err)
+		}
 	}
 }
 

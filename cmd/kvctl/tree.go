@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/units"
 )
 
@@ -498,14 +500,25 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 		err := persist(ctx, func() error {
 			var again [][]byte
 			var first error
-			for i, r := range s.MultiGet(ctx, keys) {
-				switch {
-				case r.Err == nil:
+			for i, r := range s.MultiGet(inside.LimitMemory(ctx, longValue), keys) {
+				p := filepath.FromSlash(string(keys[i][prefixLen:]))
+				if large := (*inside.TooLargeError)(nil); errors.As(r.Err, &large) {
+					most = max(most, longValue)
+					var stop error
+					if r.Err, stop = t.stream(ctx, s, root, made, p, keys[i]); stop != nil {
+						return stop
+					}
+				} else if r.Err == nil {
 					most = max(most, len(r.Value))
-					if err := t.write(root, made, filepath.FromSlash(string(keys[i][prefixLen:])), r.Value); err !=
-						nil {
+					if err := t.write(root, made, p, func(w io.Writer) (int64, error) {
+						n, err := w.Write(r.Value)
+						return int64(n), err
+					}); err != nil {
 						return err
 					}
+				}
+				switch {
+				case r.Err == nil:
 				case errors.Is(r.Err, client.ErrNotFound):
 					t.skipped.Add(1)
 				case errors.Is(r.Err, client.ErrWrongType):
@@ -530,12 +543,53 @@ func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders
 	return most, nil
 }
 
-// write writes one file. A key that cannot be a file beside the others (a/b when
+// stream writes the file of a long value, which it reads by parts, all of one version. failed is what the key answers,
+// stop what ends the export.
+func (t *tree) stream(ctx context.Context, s store, root *os.Root, made *folders, p string, key []byte) (failed,
+	stop error) {
+	for {
+		v, err := s.Open(ctx, key)
+		if err != nil {
+			return err, nil
+		}
+		r := &remembering{r: v}
+		stop = t.write(root, made, p, func(w io.Writer) (int64, error) { return io.Copy(w, r) })
+		v.Close()
+		switch {
+		case r.err == nil:
+			return nil, stop
+		case !errors.Is(r.err, client.ErrConflict):
+			return r.err, nil
+		}
+	}
+}
+
+// remembering keeps an error of r, which is not one of where its bytes go.
+type remembering struct {
+	r   io.Reader
+	err error
+}
+
+func (r *remembering) Read(b []byte) (n int, err error) {
+	if n, err = r.r.Read(b); err != io.EOF {
+		r.err = err
+	}
+	return n, err
+}
+
+// write writes one file, which has its name once it is whole. A key that cannot be a file beside the others (a/b when
 // a is a file) is refused; a full or broken disk ends the export.
-func (t *tree) write(root *os.Root, made *folders, p string, v []byte) error {
+func (t *tree) write(root *os.Root, made *folders, p string, fill func(w io.Writer) (int64, error)) error {
+	var n int64
 	err := made.make(root, filepath.Dir(p))
 	if err == nil {
-		err = root.WriteFile(p, v, 0o666)
+		part := filepath.Join(filepath.Dir(p), fmt.Sprintf(".kvctl-%016x", rand.Uint64()))
+		if n, err = fillFile(root, part, fill); err == nil {
+			err = root.Rename(part, p)
+		}
+		if err != nil {
+			_ = root.Remove(part)
+		}
 	}
 	for _, e := range []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENAMETOOLONG, syscall.EINVAL,
 		syscall.EILSEQ} {
@@ -545,9 +599,21 @@ func (t *tree) write(root *os.Root, made *folders, p string, v []byte) error {
 		}
 	}
 	if err == nil {
-		t.done(len(v))
+		t.done(int(n))
 	}
 	return err
+}
+
+func fillFile(root *os.Root, name string, fill func(w io.Writer) (int64, error)) (int64, error) {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return 0, err
+	}
+	n, err := fill(f)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return n, err
 }
 
 // folders remembers which folders exist, so that each is made once.
