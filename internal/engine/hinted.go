@@ -418,9 +418,12 @@ func (l *Lane) answerGet(op *Op, r *layout.Record) {
 	op.Version = r.Version
 	if op.Part != nil && op.Part.InPlace {
 		op.Part.Shown = false
-		op.Err = l.keep(op, nil)
+		if op.Err = l.keep(op, nil); op.Err != nil {
+			l.finished(op)
+			return
+		}
 	}
-	if op.Asker != nil && op.Err == nil {
+	if op.Asker != nil {
 		op.Asker.Take(r, nil)
 	}
 	l.finished(op)
