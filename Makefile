@@ -52,7 +52,7 @@ ARM64 = ./internal/bulk ./internal/layout ./internal/mem ./rdma/shm ./index
 # qemu-user does not execute an arm64 program that a test starts, keeps descriptors open that do not fit in a message, and answers
 # MADV_POPULATE_WRITE as if it had been done. Of index not
 # what takes minutes there: it has neither unsafe nor atomics.
-ARM64_SKIP = ^Test(DialerKilledInsideVerb|StoppedInsideVerbIsUnconfirmed|ContinuedPeerIsFenced|ListenerCloseGivesUp|MemoryNodeKilled|Populate)$$|^TestHostileWelcome$$/^too_many_to_read$$|^Test(Move|SettleAll)|Crash
+ARM64_SKIP = ^Test(DialerKilledInsideVerb|StoppedInsideVerbIsUnconfirmed|ContinuedPeerIsFenced|ListenerCloseGivesUp|MemoryNodeKilled|Populate|LongWritesPopulate)$$|^TestHostileWelcome$$/^too_many_to_read$$|^Test(Move|SettleAll)|Crash
 
 .PHONY: qemu-user
 qemu-user:
