@@ -53,6 +53,7 @@ func TestRatios(t *testing.T) {
 		{"values", compareValues},
 		{"long", compareLong},
 		{"gateway", compareGateway},
+		{"crowd", compareCrowd},
 	} {
 		r.part(t, p.name, func(t *testing.T) { p.f(t, r, st) })
 	}
