@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -204,6 +205,7 @@ type Gateway struct {
 	started time.Time          // New, for INFO
 	runID   string             // 40 hexadecimal digits, random for each start, as Redis's run_id
 	lastID  atomic.Int64       // of conn.id
+	turns   chan struct{}      // takes one of each that copies a long value; see conn.longTurn
 	idle    atomic.Int64       // IdleTimeout as CONFIG SET has it, ns
 	dbs     []database         // Options.Databases
 	calm    int                // loop.Calm, but for tests
@@ -250,7 +252,8 @@ func New(o Options) (*Gateway, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{o: o, started: time.Now(), dbs: placeDatabases(o.Databases), calm: loop.Calm}
+	g := &Gateway{o: o, started: time.Now(), dbs: placeDatabases(o.Databases), calm: loop.Calm,
+		turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
 	g.users = acl.NewUsers(catalog, o.Password)
 	if err := g.ReloadPassword(); err != nil {
 		return nil, err

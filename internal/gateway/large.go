@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -80,6 +81,7 @@ func (b *batch) keep(u *unit, held int64) int64 {
 // has that part alone.
 func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	c := b.c
+	c.link.Waits()
 	if u.track {
 		c.out.cork()
 		defer b.endTrackingOf(u)
@@ -98,7 +100,9 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 		}
 		held = max(held, n)
 		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
-		c.in.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
+		ctx, over := c.longTurn(u.large)
+		c.in.api.Do(ctx, op[:])
+		over()
 		u.takeAnswer(op[0].Item, op[0].Err)
 		var large *inside.TooLargeError
 		if !errors.As(u.err, &large) {
@@ -118,6 +122,15 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 		u.k.value = nil
 		c.share.Drop(held - held/2)
 	}
+}
+
+// longTurn waits until few others copy long values, and makes a context for an operation that does and may have n bytes.
+// The turn is over when the operation waits for the network, or with over. Half of the processors serve requests that
+// need microseconds meanwhile: whoever is ready to run gets his time behind all who were before.
+func (c *conn) longTurn(n int) (ctx context.Context, over func()) {
+	c.g.turns <- struct{}{}
+	over = sync.OnceFunc(func() { <-c.g.turns })
+	return inside.OnWait(inside.LimitMemory(c.g.ctx, n), over), over
 }
 
 // readPart reads what an entry's command needs of a value; see readLarge for paid and give. It reports false if that
