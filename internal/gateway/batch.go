@@ -112,6 +112,7 @@ type unit struct {
 	out     resp.Writer       // replies of an update, see entry.lo
 	outRoom int               // bytes that out may have
 	into    []byte            // where the value is read to
+	frame   []byte            // where a long one is read to, to be the reply; see replyHead
 	large   int               // of a read that is put off until its reply: bytes to read it to
 	apply   client.UpdateFunc // b's u.change
 	err     error             // not an answer, such as ErrNotFound
@@ -732,6 +733,9 @@ func (b *batch) reply(e *entry) error {
 		paid, give := b.readLarge(e, u)
 		cur.late = true
 		defer give()
+		if b.framed(u) {
+			return b.replyFramed(e, u, paid)
+		}
 		b.tell(e, u)
 		if w.Len() > sendFrom {
 			cur.streamed = true

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 
@@ -92,14 +93,22 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 		}
 	}
 	held, more := int64(0), int64(0)
+	frames := b.frames(e, u)
 	for range largeTries {
 		n := 2 * int64(u.large)
+		if frames {
+			n = int64(u.large) + replyFrame // what it is read to becomes the reply
+		}
 		if err := c.take(n - held); err != nil {
 			u.takeAnswer(client.Item{}, err)
 			break
 		}
 		held = max(held, n)
 		op := [1]client.Op{{Kind: client.OpGet, Key: b.c.in.stored(u.name), Typed: u.kind == read}}
+		if frames {
+			u.frame = make([]byte, u.large+replyFrame)
+			op[0].Into = u.frame[replyHead : replyHead : replyHead+u.large]
+		}
 		ctx, over := c.longTurn(u.large)
 		c.in.api.Do(ctx, op[:])
 		over()
@@ -109,6 +118,9 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 			break
 		}
 		u.large = large.Want
+	}
+	if b.framed(u) {
+		return held, func() { u.k.value, u.frame = nil, nil }
 	}
 	if u.err == nil && u.k.typ != client.Plain {
 		more = (framing - 1) * int64(len(u.k.value))
@@ -124,6 +136,46 @@ func (b *batch) readLarge(e *entry, u *unit) (paid int64, give func()) {
 	}
 }
 
+const (
+	// replyHead is room for the head of a bulk string before its bytes, and replyFrame for its end, too.
+	replyHead  = 24
+	replyFrame = replyHead + 2
+)
+
+// frames reports whether the reply to a command can be the memory that its value is read to. To a client that tracks
+// what it reads it goes with those before it, so that no invalidation comes in between.
+func (b *batch) frames(e *entry, u *unit) bool { return e.cmd.plain && !u.track }
+
+// framed reports whether u's value was read to its frame, so that this can be the reply.
+func (b *batch) framed(u *unit) bool {
+	return u.err == nil && u.k.present && u.k.typ == client.Plain && len(u.k.value) > 0 && len(u.frame) > 0 &&
+		&u.k.value[0] == &u.frame[replyHead]
+}
+
+// replyFramed replies with u's value where it was read to. paid stands for that memory.
+func (b *batch) replyFramed(e *entry, u *unit, paid int64) error {
+	n := len(u.k.value)
+	head := fmt.Appendf(nil, "$%d\r\n", n)
+	p := u.frame[replyHead-len(head) : replyHead+n+2]
+	copy(p, head)
+	copy(p[len(p)-2:], "\r\n")
+	if e.cmd.lookup {
+		b.lookups[1]++
+	}
+	b.cur.streamed = true
+	if b.w.Len() > 0 {
+		if err := b.c.push(&b.w, 0); err != nil {
+			b.c.share.Drop(paid)
+			return err
+		}
+	}
+	if parts, _ := b.c.out.pending(); parts == 0 { // else it may wait
+		b.c.g.turns <- struct{}{}
+		defer func() { <-b.c.g.turns }()
+	}
+	return b.c.out.send(p, paid)
+}
+
 // longTurn waits until few others copy long values, and makes a context for an operation that does and may have n bytes.
 // The turn is over when the operation waits for the network, or with over. Half of the processors serve requests that
 // need microseconds meanwhile: whoever is ready to run gets his time behind all who were before.
@@ -137,10 +189,14 @@ func (c *conn) longTurn(n int) (ctx context.Context, over func()) {
 // changes all the time, or is a collection's: then the value is read as a whole.
 func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 	c, name := b.c, b.c.in.stored(u.name)
-	held := int64(0)
+	held, times := int64(0), int64(2) // the part, and its reply
+	frames := b.frames(e, u)
+	if frames {
+		times = 1
+	}
 	give = func() {
-		u.k.value = nil
-		c.share.Drop(held - held/2)
+		u.k.value, u.frame = nil, nil
+		c.share.Drop(held - held/times)
 	}
 	for range largeTries {
 		ctx := inside.LimitMemory(c.ctx, u.large) // a record is read as a whole
@@ -151,10 +207,13 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 			from, to = e.cmd.part(e.args, int(in.Size))
 		}
 		if from < to {
-			need := 2 * int64(to-from) // the part, and its reply
+			need := times * int64(to-from+replyFrame)
 			if err = c.take(need - held); err == nil {
 				held = max(held, need)
-				it.Value = make([]byte, to-from)
+				frame := make([]byte, to-from+replyFrame)
+				if it.Value = frame[replyHead : replyHead+to-from]; frames {
+					u.frame = frame
+				}
 				var n int
 				var now client.Info
 				n, now, err = c.in.api.GetRange(ctx, name, int64(from), it.Value)
@@ -176,7 +235,7 @@ func (b *batch) readPart(e *entry, u *unit) (paid int64, give func(), ok bool) {
 		if u.takeAnswer(it, err); u.stored && err == nil {
 			u.k.from, u.k.whole = from, int(in.Size)
 		}
-		return held / 2, give, true
+		return held / times, give, true
 	}
 	c.share.Drop(held)
 	return 0, nil, false

@@ -52,6 +52,7 @@ type command struct {
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
 	part  partFunc                                     // beside key: which bytes of a long value it needs; nil: all
+	plain bool                                         // beside key: it replies with the plain value, or that part
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
@@ -170,6 +171,11 @@ func (cmd *command) needing(f partFunc) *command {
 	return cmd
 }
 
+func (cmd *command) replyingValue() *command {
+	cmd.plain = true
+	return cmd
+}
+
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
@@ -241,7 +247,7 @@ func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 // their kind says what the store does for them, their fold how the replies for several keys make one.
 func valueCommands() []*command {
 	return []*command{
-		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key."),
+		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key.").replyingValue(),
 		keyed("set", -3, 1, update, cmdSet, "Sets the value of a key, its expiry with it.").with(plainSet),
 		keyed("setnx", 3, 1, putIf, cmdSetNX, "Sets a key that does not exist.").with(setNX),
 		keyed("setex", 4, 1, put, cmdSetEX, "Sets a value and its expiry in seconds.").with(setFor1000),
@@ -251,8 +257,8 @@ func valueCommands() []*command {
 		keyed("getex", -2, 1, update, cmdGetEX, "Returns the value and sets the expiry."),
 		keyed("append", 3, 1, update, cmdAppend, "Appends to the value."),
 		keyed("strlen", 2, 1, readValue, cmdStrlen, "Returns the length of the value.").needing(lengthPart),
-		keyed("getrange", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart),
-		keyed("substr", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart),
+		keyed("getrange", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart).replyingValue(),
+		keyed("substr", 4, 1, readValue, cmdGetRange, "Returns a part of the value.").needing(rangePart).replyingValue(),
 		keyed("setrange", 4, 1, update, cmdSetRange, "Overwrites a part of the value."),
 		keyed("incr", 2, 1, update, cmdIncr, "Adds one to an integer."),
 		keyed("decr", 2, 1, update, cmdDecr, "Takes one from an integer."),
