@@ -32,15 +32,22 @@ func compareCrowd(t *testing.T, r *report, st *store) {
 	small := func() benchmarked {
 		return redisBenchmark(t, "get", scaled(20_000, 500), "-h", host, "-p", port, "-d", "100", "-P", "1", "-c", "10")
 	}
+	rd := startRedis(t)
+	if err := rd.open(t, 1).Set(t.Context(), "large", bytes.Repeat([]byte{7}, size), 0).Err(); err != nil {
+		t.Fatal(err)
+	}
 	for _, x := range []struct {
-		what  string
-		reads bool
-	}{{"read them", true}, {"leave them", false}} {
+		what, addr string
+		reads      bool
+	}{
+		{"read them", g.redis, true}, {"leave them", g.redis, false},
+		{"read them, of a redis-server", rd.addr, true}, // which take processors alone
+	} {
 		beside := func() (b benchmarked) {
 			var wg sync.WaitGroup
 			var conns []net.Conn
 			for range crowd {
-				conn, err := net.Dial("tcp", g.redis)
+				conn, err := net.Dial("tcp", x.addr)
 				if err != nil {
 					t.Fatal(err)
 				}
