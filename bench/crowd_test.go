@@ -62,8 +62,8 @@ func compareCrowd(t *testing.T, r *report, st *store) {
 			return b
 		}
 		d := takeTurns(rounds(), beside, small)
-		what := fmt.Sprintf("gateway GET, 10 clients, beside %d that ask for %d MiB and %s, against none, ", crowd, size>>20,
-			x.what)
+		what := fmt.Sprintf("gateway GET, 10 clients, beside %d that ask for %d MiB and %s, against none, ", crowd,
+			size>>20, x.what)
 		d.row(r, what+"p50", micros, func(b benchmarked) float64 { return b.p50 }, nil)
 		d.row(r, what+"p99", micros, func(b benchmarked) float64 { return b.p99 }, atMost(2))
 	}

@@ -48,7 +48,7 @@ func TestMaxValue(t *testing.T) {
 	}{{"shm", 300 << 20}, {"tcp", 100 << 20}} {
 		t.Run(p.provider, func(t *testing.T) {
 			if testing.Short() {
-				t.Skip("moves hundreds of megabytes")
+				t.Skip("moves hundreds of megabytes: make test does, without -short")
 			}
 			st, c := open(t, p.provider, devstore.Options{CapacityBytes: 2 << 30},
 				client.Options{OpTimeout: time.Minute})

@@ -153,7 +153,7 @@ func (f after) Read([]byte) (int, error) {
 func TestPutFromTogether(t *testing.T) {
 	st, c := open(t, "shm", devstore.Options{CapacityBytes: 3 << 30}, client.Options{OpTimeout: time.Minute})
 	if testing.Short() {
-		t.Skip("moves gigabytes")
+		t.Skip("moves gigabytes: make test does, without -short")
 	}
 	allow(t, st, c, client.MaxValueLen)
 	const n, size = 4, 200 << 20

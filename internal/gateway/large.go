@@ -176,7 +176,7 @@ func (b *batch) replyFramed(e *entry, u *unit, paid int64) error {
 	return b.c.out.send(p, paid)
 }
 
-// longTurn waits until few others copy long values, and makes a context for an operation that does and may have n bytes.
+// longTurn waits until few others copy long values. It makes a context for an operation that does and may have n bytes.
 // The turn is over when the operation waits for the network, or with over. Half of the processors serve requests that
 // need microseconds meanwhile: whoever is ready to run gets his time behind all who were before.
 func (c *conn) longTurn(n int) (ctx context.Context, over func()) {

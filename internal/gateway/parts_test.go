@@ -23,8 +23,9 @@ func TestParts(t *testing.T) {
 	if _, err := c.Put(t.Context(), []byte("v"), value, client.PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Databases: []Database{{"default", c}}, Budget: netsrv.NewBudget(size)} // too little for all of it
-	p := dial(t, "tcp", serve(t, o))
+	o := Options{Databases: []Database{{"default", c}}, Budget: netsrv.NewBudget(size + 1<<20)} // not for two
+	addr, g := start(t, o)
+	p := dial(t, "tcp", addr)
 	num := func() int {
 		n := []int{0, 1, 4095, 4096, 2<<20 - 1, 2 << 20, 2<<20 + 1, size - 1, size, size + 1}[rand.IntN(10)]
 		if rand.IntN(2) == 0 {
@@ -53,6 +54,9 @@ func TestParts(t *testing.T) {
 		{":-1\r\n", "TTL", "v"}, {":1\r\n", "OBJECT", "REFCOUNT", "v"}} {
 		p.want(t, cmd[0], cmd[1:]...)
 	}
+	for range 3 {
+		p.want(t, bulk(string(value)), "GET", "v")
+	}
 	// Of one key, in one batch.
 	p.send(t, []string{"GETRANGE", "v", "5", "8"}, []string{"STRLEN", "v"}, []string{"SUBSTR", "v", "-1", "-1"},
 		[]string{"GETRANGE", "v", "x", "8"}, []string{"GETRANGE", "v", "3", "2"}, []string{"EXISTS", "v"})
@@ -62,5 +66,6 @@ func TestParts(t *testing.T) {
 			t.Errorf("got %.100q, want %.100q", got, want)
 		}
 	}
+	testutil.UntilNone(t, "turns that are not over", func() int { return len(g.turns) })
 	testutil.UntilNone(t, "bytes of the budget that are still taken", o.Budget.Used)
 }
