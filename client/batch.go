@@ -60,7 +60,8 @@ type Op struct {
 	Typed bool
 
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
-	// again need not allocate. nil: it allocates.
+	// again need not allocate. nil: it allocates. All of its capacity is the Client's until Do returns. A byte of it
+	// behind the value is then zero or what it was before; after an error that holds for each byte.
 	Into []byte
 
 	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
