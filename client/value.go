@@ -217,6 +217,10 @@ func (c *Client) Open(ctx context.Context, key []byte) (*Value, error) {
 		switch {
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrWrongType):
 			return ErrConflict
+		case err == nil && q.n < len(b):
+			clear(b[:q.n])
+			return fmt.Errorf("get %q: %w: version %d has fewer bytes than it had", shortKey(key), ErrCorrupt,
+				in.Version)
 		case err == nil && p.Known != nil:
 			known.Store(p.Known)
 		}
