@@ -104,7 +104,7 @@ Nobody sees any of it before all is there.`,
 				case ifAbsent:
 					version, err = s.PutIfAbsent(cmd.Context(), k, v, o)
 				case stream:
-					version, err = s.PutFrom(cmd.Context(), k, f, size, o)
+					version, err = putFile(cmd.Context(), s, k, f, size, o)
 				default:
 					version, err = s.Put(cmd.Context(), k, v, o)
 				}

@@ -118,6 +118,19 @@ func (a *app) valueFile(args []string, name string) (f *os.File, size int64, err
 	return f, size, nil
 }
 
+// putFile puts the size bytes of f from where it is read, and goes there. What comes to f meanwhile is left out.
+func putFile(ctx context.Context, s store, key []byte, f *os.File, size int64, o client.PutOptions) (version uint64,
+	err error) {
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, err
+	}
+	if version, err = s.PutFrom(ctx, key, io.NewSectionReader(f, at, size), size, o); err == nil {
+		_, _ = f.Seek(at+size, io.SeekStart) // the value is there in any case
+	}
+	return version, err
+}
+
 // show prints a key for people and for keys: itself if printable, else quoted.
 func (a *app) show(b []byte) string {
 	if a.hex {
