@@ -118,7 +118,7 @@ func (a *app) valueFile(args []string, name string) (f *os.File, size int64, err
 	return f, size, nil
 }
 
-// putFile puts the size bytes of f from where it is read, and goes there. What comes to f meanwhile is left out.
+// putFile puts the size bytes of f from where it is read, and goes there. Bytes that come to f meanwhile are left out.
 func putFile(ctx context.Context, s store, key []byte, f *os.File, size int64, o client.PutOptions) (version uint64,
 	err error) {
 	at, err := f.Seek(0, io.SeekCurrent)
