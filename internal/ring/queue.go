@@ -22,7 +22,7 @@ func LayoutOf(depth uint32) Layout {
 	return l
 }
 
-// ValidDepth reports whether a queue may have so many entries.
+// ValidDepth reports whether a queue may have n entries.
 func ValidDepth(n uint32) bool { return n >= MinDepth && n <= MaxDepth && n&(n-1) == 0 }
 
 // Format writes the header of a new ring to memory of l.Len bytes that is all zeroes.
@@ -57,8 +57,8 @@ func ParseHeader(mem []byte) (l Layout, err error) {
 	case !ValidDepth(l.Depth):
 		return l, protocolError("a ring of depth %d", l.Depth)
 	case l != LayoutOf(l.Depth):
-		return l, protocolError("a ring of depth %d with parts at %d, %d, %d, and %d bytes", l.Depth, l.SQ, l.CQ, l.Slots,
-			l.Len)
+		return l, protocolError("a ring of depth %d with parts at %d, %d, %d, and %d bytes", l.Depth, l.SQ, l.CQ,
+			l.Slots, l.Len)
 	case l.Len > uint64(len(mem)):
 		return l, protocolError("a ring of %d bytes in %d", l.Len, len(mem))
 	}

@@ -2,8 +2,8 @@
 // The rings are after io_uring's, between a program and a kernel. There is one of submissions and one of completions,
 // and each end says when it sleeps.
 //
-// The package does no I/O, and has no goroutines. All integers are little-endian. Nothing of the other end's is believed
-// before it is checked, and it is copied first, since that end may change it meanwhile.
+// The package does no I/O, and has no goroutines. All integers are little-endian. Nothing of the other end's is
+// believed before it is checked. It is copied first, since that end may change it meanwhile.
 package ring
 
 import (
