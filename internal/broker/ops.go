@@ -255,7 +255,8 @@ func codeOf(err error) ring.Code {
 	}{
 		{client.ErrNotFound, ring.NotFound}, {client.ErrExists, ring.Condition}, {client.ErrConflict, ring.Condition},
 		{io.ErrShortBuffer, ring.ShortBuffer}, {client.ErrTooLarge, ring.TooLarge},
-		{client.ErrWrongType, ring.WrongType}, {client.ErrNotInteger, ring.WrongType}, {client.ErrOverflow, ring.WrongType}, {client.ErrFull, ring.Full},
+		{client.ErrWrongType, ring.WrongType}, {client.ErrNotInteger, ring.WrongType},
+		{client.ErrOverflow, ring.WrongType}, {client.ErrFull, ring.Full},
 		{client.ErrForbidden, ring.Denied}, {client.ErrCorrupt, ring.Corrupt}, {client.ErrInvalid, ring.Argument},
 		{client.ErrViewExpired, ring.ViewExpired}, {context.DeadlineExceeded, ring.Timeout},
 		{context.Canceled, ring.Closed}, {client.ErrUnavailable, ring.Unavailable},
