@@ -104,8 +104,8 @@ var imports = []row{
 		"pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
-	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode " +
-		"server", "it shows what the parts tell, and starts none of them"},
+	{"internal/metrics", "client client/prom internal/broker internal/certs internal/dirpb internal/netsrv " +
+		"internal/overview internal/ring memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
 
