@@ -63,6 +63,11 @@ type Op struct {
 	// again need not allocate. nil: it allocates. All of its capacity is the Client's until Do returns. A byte of it
 	// behind the value is then zero or what it was before; after an error that holds for each byte.
 	Into []byte
+	// OpGet with Fixed: the capacity of Into is all the memory that there is for the value. A longer one is
+	// io.ErrShortBuffer. Memory behind the value is as with Client.GetInto.
+	Fixed bool
+	// Size is the bytes of the value that an OpGet with Fixed found, also of one that is longer.
+	Size int
 
 	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
 	// record written.
@@ -197,7 +202,8 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
-		return // it is there
+		o.Size = q.n
+		return // the rest is there
 	}
 	was := o.Item.Version // modify's
 	o.Item.Version = q.Version
@@ -217,6 +223,9 @@ func (c *Client) fill(q *call, o *Op) error {
 	switch o.Kind {
 	case OpGet:
 		q.Kind, q.dst, q.typed = index.Get, o.Into, o.Typed
+		if o.Fixed {
+			q.dst, q.into, q.told = o.Into[:cap(o.Into)], true, true
+		}
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)

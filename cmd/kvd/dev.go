@@ -73,14 +73,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	defer closing(web.Close)
 	l := make(listeners)
 	defer closing(func() error { return l.close() }) // the gateway did, unless it never began
-	for _, x := range []struct{ name, addr string }{{"redis", c.Redis}, {"memcached", c.Memcached}} {
-		if x.addr == config.Off {
-			continue
-		}
-		if l[x.name], err = a.devListen(ctx, x.name, x.addr, log); err != nil {
-			delete(l, x.name)
-			return err
-		}
+	if err := a.devListeners(ctx, c, l, log); err != nil {
+		return err
 	}
 	raft := metrics.Raft() // before raft has begun
 	namespaces := []devstore.Namespace{
@@ -115,12 +109,17 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	defer closing(g.close)
 	defer notify(log, daemon.SdNotifyStopping)
+	b, err := a.serveDevBroker(ctx, c, g, log)
+	if err != nil {
+		return err
+	}
+	defer closing(b.close)
 	g.serve(l)
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d),
-		metrics.Listeners(doors))
+	cs := append(append(g.collectors(), b.collectors()...), raft, jobs, metrics.RaftLog(d),
+		metrics.Directory("d1", d), metrics.Renewals(d), metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}
@@ -129,10 +128,10 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
 	web.Serving(stopping(ctx, func() error {
-		return errors.Join(directoryReady(d), g.ready())
-	}), withTables(directoryPage(d), g.tables))
+		return errors.Join(directoryReady(d), g.ready(), b.ready())
+	}), withTables(directoryPage(d), func() []httpd.Table { return append(g.tables(), b.tables()...) }))
 	if len(a.command) > 0 {
-		return a.runCommand(ctx, s.Directory())
+		return a.runCommand(ctx, s.Directory(), b.path())
 	}
 	addrs, err := devEndpoints(ctx, s)
 	if err != nil {
@@ -142,7 +141,8 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
-		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
+		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "broker", b.path(),
+		"http", web.Addr()); err != nil {
 		return err
 	}
 	wait, cancel := context.WithCancel(ctx)
@@ -153,6 +153,21 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		g.drain()
 	}
 	return err
+}
+
+// devListeners adds those of Redis's and memcached's protocol to l.
+func (a *app) devListeners(ctx context.Context, c *config.Dev, l listeners, log *slog.Logger) error {
+	for _, x := range []struct{ name, addr string }{{"redis", c.Redis}, {"memcached", c.Memcached}} {
+		if x.addr == config.Off {
+			continue
+		}
+		lis, err := a.devListen(ctx, x.name, x.addr, log)
+		if err != nil {
+			return err
+		}
+		l[x.name] = lis
+	}
+	return nil
 }
 
 // peersOf is where other gateways call the one that has these listeners: nowhere if it has no clients.
@@ -170,7 +185,8 @@ func (a *app) serveNothing(c *config.Dev) {
 		"listen": func() {
 			c.Listen = anyPort
 		}, "redis": func() { c.Redis = config.Off }, "memcached": func() { c.Memcached = config.Off },
-		"http": func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
+		"broker": func() { c.Broker = config.Off },
+		"http":   func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
 	} {
 		if !a.given(key) {
 			set()
@@ -183,9 +199,12 @@ const commandPatience = 10 * time.Second
 
 // runCommand runs the command that the store is for, until it ends. Its failure is an *exec.ExitError,
 // which run makes the exit status.
-func (a *app) runCommand(ctx context.Context, directory []string) error {
+func (a *app) runCommand(ctx context.Context, directory []string, socket string) error {
 	cmd := exec.CommandContext(ctx, a.command[0], a.command[1:]...)
 	cmd.Env = append(os.Environ(), "KVD_DIRECTORY="+strings.Join(directory, ","))
+	if socket != "" {
+		cmd.Env = append(cmd.Env, "KVD_BROKER="+socket)
+	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, a.stdout, a.stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = commandPatience

@@ -28,6 +28,8 @@ type row struct {
 // imports is first match first. Tests may import what they like.
 var imports = []row{
 	{"internal/bulk", "", "it moves bytes, whatever they mean"},
+	{"internal/ring", "", "the bytes that a broker shares with C programs know neither the store nor sockets"},
+	{"internal/broker", "client internal/ring rdma", "it performs what rings ask for as any user of the library would"},
 	{"internal/layout", "internal/bulk", "the bytes are defined once, below everything but what takes their CRC"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
 		"that simulators can drive it"},
@@ -102,8 +104,8 @@ var imports = []row{
 		"pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview",
 		"it reads bytes wherever its caller gets them: from a store, or from the simulator"},
-	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode " +
-		"server", "it shows what the parts tell, and starts none of them"},
+	{"internal/metrics", "client client/prom internal/broker internal/certs internal/dirpb internal/netsrv " +
+		"internal/overview internal/ring memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "internal/certs internal/identity internal/spelling",
 		"settings are plain values; roles fill Options from them"},
 
