@@ -734,7 +734,7 @@ func (b *batch) reply(e *entry) error {
 		cur.late = true
 		defer give()
 		if b.framed(u) {
-			return b.replyFramed(e, u, paid)
+			return b.replyFramed(e, u)
 		}
 		b.tell(e, u)
 		if w.Len() > sendFrom {
