@@ -34,6 +34,8 @@ const (
 	OpDelete
 	OpUpdate
 	OpKeep // MultiCAS alone: the key stays as it is, if Cond holds
+	// OpExists tells that the key is there, of whatever Type, as Client.Exists does. An absent key is ErrNotFound.
+	OpExists
 )
 
 // Op is one operation of a batch; see [Client.Do].
@@ -63,8 +65,8 @@ type Op struct {
 	// again need not allocate. nil: it allocates.
 	Into []byte
 
-	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
-	// record written.
+	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpExists: Version and Expires alone. OpPut,
+	// OpUpdate: Version alone, of the record written.
 	Item Item
 	Err  error
 }
@@ -195,7 +197,7 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 }
 
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
-	if o.Kind == OpGet {
+	if o.Kind == OpGet || o.Kind == OpExists {
 		return // it is there
 	}
 	was := o.Item.Version // modify's
@@ -209,13 +211,16 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 }
 
 func (c *Client) fill(q *call, o *Op) error {
-	if o.Kind != OpGet && c.o.ReadOnly {
+	if o.Kind != OpGet && o.Kind != OpExists && c.o.ReadOnly {
 		return errReadOnly
 	}
 	q.Key = o.Key
 	switch o.Kind {
 	case OpGet:
 		q.Kind, q.dst, q.typed = index.Get, o.Into, o.Typed
+		return checkKey(o.Key)
+	case OpExists:
+		q.Kind = index.Exists
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
