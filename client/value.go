@@ -15,7 +15,7 @@ import (
 
 // Info is what the store knows of a value, besides its bytes.
 type Info struct {
-	Size    int64     // bytes of the whole value
+	Size    int64     // bytes of the whole value; -1, of an Exists: not known
 	Version uint64    // as in Item
 	Expires time.Time // as in Item
 }
