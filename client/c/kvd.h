@@ -191,7 +191,7 @@ int kvd_alloc(kvd_client *client, uint64_t bytes, void **address, kvd_error *err
 
 /*
  * kvd_free gives back what kvd_alloc or kvd_get gave. It answers KVD_BUSY, and does nothing, while an operation uses
- * the bytes, and KVD_ARGUMENT for an address that neither gave. NULL is allowed.
+ * the bytes, and KVD_ARGUMENT for an address in the arena that neither gave. NULL is allowed.
  */
 int kvd_free(kvd_client *client, void *address);
 
