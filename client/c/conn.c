@@ -12,14 +12,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
 
 enum { MESSAGE = 4096, HEADER = 16, MAX_FDS = 8, REPLY_MS = 2000, SLOW_REPLY_MS = 60000 };
 
@@ -338,7 +333,7 @@ static int dial(kvd_client *c, int64_t deadline, kvd_error *error) {
     int sock = open_socket(c->path, deadline);
     if (sock < 0)
         return kvd__fail(error, KVD_NO, errno == EACCES ? KVD_DENIED : KVD_UNAVAILABLE, errno, "no broker listens there");
-    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    int self = kvd__pidfd();
     if (self < 0) {
         int e = errno;
         close(sock);

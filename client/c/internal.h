@@ -216,6 +216,9 @@ int kvd__region_register(kvd_client *c, struct region *r, kvd_error *error);
 int kvd__region_deregister(kvd_client *c, uint32_t number, kvd_error *error);
 int kvd__wake(int fd);
 
+/* pidfd.c */
+int kvd__pidfd(void);
+
 /* ring.c */
 int kvd__queue_map(struct queue *q, int fd, uint32_t depth);
 void kvd__queue_unmap(struct queue *q);
