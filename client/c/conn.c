@@ -88,11 +88,11 @@ static int send_message(int sock, struct message *m) {
     struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
     if (m->nfds != 0) {
         h.msg_control = control.bytes;
-        h.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)m->nfds);
+        h.msg_controllen = (socklen_t)CMSG_SPACE(sizeof(int) * (size_t)m->nfds);
         struct cmsghdr *c = CMSG_FIRSTHDR(&h);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)m->nfds);
+        c->cmsg_len = (socklen_t)CMSG_LEN(sizeof(int) * (size_t)m->nfds);
         memcpy(CMSG_DATA(c), m->fds, sizeof(int) * (size_t)m->nfds);
     }
     ssize_t n;

@@ -145,10 +145,10 @@ static int pieces(kvd_client *c, const void *key, uint64_t key_bytes, unsigned c
             return code;
         if (first.length > capacity)
             return kvd__fail(error, KVD_NO, KVD_SHORT_BUFFER, 0, NULL);
-        uint64_t done = 0, step = PIECE;
+        uint64_t done = 0, step = PIECE, n = 0;
         while (done < first.length) {
             kvd_record part = {.size = sizeof part};
-            uint64_t n = first.length - done < step ? first.length - done : step;
+            n = first.length - done < step ? first.length - done : step;
             code = run_get(c, KVD_OP_GET_RANGE, key, key_bytes, done, buffer + done, n, &part, error);
             if ((code == KVD_BUSY || code == KVD_TOO_LARGE) && step > LEAST_PIECE) {
                 step /= 2;
@@ -160,7 +160,7 @@ static int pieces(kvd_client *c, const void *key, uint64_t key_bytes, unsigned c
         }
         if (done == first.length)
             return kvd__ok(error);
-        memset(buffer, 0, done);
+        memset(buffer, 0, done + n); /* the last piece may be of another version */
         if (code != KVD_OK)
             return code;
     }
