@@ -17,7 +17,7 @@
  *
  * Memory. Values in the arena (kvd_alloc) or in registered memory (kvd_register) are moved without a copy here.
  * Small values in other memory go by the ring, larger ones through free bytes of the arena. After a failure the bytes
- * of a destination are as before or zero, never those of another value.
+ * of a destination are untouched or zero, never those of another value.
  *
  * Threads. All functions may be called from any thread, except that two calls on one kvd_batch must not overlap.
  * kvd_close must not overlap any other call. Calls are not async-signal-safe.

@@ -1,6 +1,6 @@
 /*
  * main.c - runs tests against a stand-in of a broker, or against a real one.
- * usage: kvd_test fake PROGRAM [TEST…], kvd_test real SOCKET NAMESPACE [TEST…]
+ * usage: kvd_test fake PROGRAM [TEST…], kvd_test real SOCKET NAMESPACE [TEST…], or see kills.c
  */
 #include "test.h"
 
@@ -31,7 +31,7 @@ kvd_client *open_client(struct broker *b, uint32_t queues, uint64_t arena) {
     return c;
 }
 
-static int listens(const char *path) {
+int listens(const char *path) {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
     int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -156,6 +156,8 @@ int main(int argc, char **argv) {
     int n = 0, from = 4;
     if (argc < 3)
         return 2;
+    if (strcmp(argv[1], "kills") == 0)
+        return argc < 6 ? 2 : kills(argv[2], argv[3], atoi(argv[4]), argv + 5);
     if (strcmp(argv[1], "fake") == 0) {
         from = 3;
         fake_program = argv[2];

@@ -52,6 +52,8 @@ struct test {
 extern const struct test calls_tests[], batch_tests[], state_tests[], fuzz_tests[];
 
 kvd_client *open_client(struct broker *b, uint32_t queues, uint64_t arena);
+int listens(const char *path);
+int kills(const char *path, const char *namespace_name, int rounds, char **argv);
 void fake_start(struct broker *b);
 void fake_kill(struct broker *b);
 void fake_mode(struct broker *b, enum fake_mode mode);
