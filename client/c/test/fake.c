@@ -421,9 +421,12 @@ static void answer(struct conn *c, struct queue *q, const struct kvd_ring_submis
         complete(c, q, &e);
         return;
     }
-    e.code = act(c, s, slot, &e);
+    uint32_t code = atomic_load(&fake->code);
+    e.code = code != 0 ? (uint8_t)code : act(c, s, slot, &e);
+    if (code == SHORT)
+        e.length = s->length + 7;
     if (e.code != OK) {
-        e.outcome = 1;
+        e.outcome = code != 0 ? (uint8_t)atomic_load(&fake->outcome) : 1;
         if (e.code != SHORT)
             e.length = (uint64_t)snprintf((char *)slot, 1024, "fake: code %u", e.code);
     }
