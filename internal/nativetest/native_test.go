@@ -53,8 +53,8 @@ func start(t *testing.T) *store {
 		t.Skipf("%s is not set; run make test-native", envBin)
 	}
 	s := &store{bin: bin, namespace: "cache"}
-	s.directory = ready(t, exec.Command(filepath.Join(bin, "kvd"), "dev", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0",
-		"--redis", "127.0.0.1:0", "--memcached", "127.0.0.1:0", "--memory", "1GiB"))["grpc"]
+	s.directory = ready(t, exec.Command(filepath.Join(bin, "kvd"), "dev", "--listen", "127.0.0.1:0", "--http", "off",
+		"--redis", "off", "--memcached", "off", "--memory", "1GiB"))["directory"]
 	return s
 }
 
