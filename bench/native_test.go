@@ -29,8 +29,8 @@ func TestNative(t *testing.T) {
 	r := &report{tb: t}
 	began := time.Now()
 	st := startStore(t, scaled[int64](4<<30, 1<<30))
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "native", Replicas: 1, BytesPerNode: scaled[uint64](2<<30, 512<<20),
-		Shards: 1, Segments: 1, IndexPercent: 1})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "native", Replicas: 1,
+		BytesPerNode: scaled[uint64](2<<30, 512<<20), Shards: 1, Segments: 1, IndexPercent: 1})
 	n := startNative(t, st)
 	small := func(what string, entries int, of string, want float64) {
 		n.ask("kvd prepare", 100, entries)
