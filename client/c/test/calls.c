@@ -226,6 +226,7 @@ static void test_lengths(struct broker *b) {
                 memset(where[to], 0x77, n + 8);
                 WANT(KVD_SHORT_BUFFER, KVD_NO, kvd_get_into(c, "len", 3, where[to], n - 1, &got, &r, &e));
                 CHECK(got == n && (all(where[to], n - 1, 0x77) || all(where[to], n - 1, 0)) && all(where[to] + n - 1, 9, 0x77));
+                memset(where[to], 0x77, n + 8);
                 WANT(KVD_NOT_FOUND, KVD_NO, kvd_get_into(c, "absent", 6, where[to], n, &got, &r, &e));
                 CHECK((all(where[to], n, 0x77) || all(where[to], n, 0)) && got == 0);
                 void *v;
