@@ -114,11 +114,14 @@ int kills(const char *path, const char *namespace_name, int rounds, char **argv)
     for (int round = 0; round < rounds; round++) {
         memset(arena, 0x5a, (size_t)N / 4 * LONG);
         fill_batch(t, round, arena);
+        kvd_exists(c, "kills:long", 10, NULL, &e); /* connected, if it can be */
+        if (round % 3 == 1)
+            kill(pid, SIGSTOP); /* what is submitted stays in the ring, but for what a thread of the broker has begun */
         int64_t end = now_ms() + 60000;
         while (kvd_batch_submit(t, &e) != KVD_OK)
             CHECK((e.code == KVD_UNAVAILABLE || e.code == KVD_CLOSED) && now_ms() < end);
         seed = seed * 1103515245 + 12345;
-        struct timespec pause = {0, (long)(seed >> 8) % 3000000};
+        struct timespec pause = {0, (long)(seed >> 8) % 20000000};
         nanosleep(&pause, NULL);
         if (round % 3 == 2) {
             kill(pid, SIGSTOP);
