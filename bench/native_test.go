@@ -80,7 +80,7 @@ func startNative(t *testing.T, st *store) *native {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	sock := filepath.Join(t.TempDir(), "broker")
-	startKvd(t, "broker", "--directory", st.directory, "--socket", sock)
+	startKvd(t, "broker", "--directory", st.directory, "--listen", sock, "--namespaces", "native")
 	cmd := exec.Command(filepath.Join(c, "build/bench"), sock, "native", startRedis(t).sock)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

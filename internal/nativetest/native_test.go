@@ -54,12 +54,14 @@ func start(t *testing.T) *store {
 	}
 	s := &store{bin: bin, namespace: "cache"}
 	s.directory = ready(t, exec.Command(filepath.Join(bin, "kvd"), "dev", "--listen", "127.0.0.1:0", "--http", "off",
-		"--redis", "off", "--memcached", "off", "--memory", "1GiB"))["directory"]
+		"--redis", "off", "--memcached", "off", "--broker", "off", "--memory",
+		"1GiB"))["directory"]
 	return s
 }
 
 func (s *store) brokerArgs(sock string) []string {
-	return []string{filepath.Join(s.bin, "kvd"), "broker", "--directory", s.directory, "--socket", sock}
+	return []string{filepath.Join(s.bin, "kvd"), "broker", "--directory", s.directory, "--listen", sock,
+		"--namespaces", s.namespace}
 }
 
 func (s *store) broker(t *testing.T, sock string) {

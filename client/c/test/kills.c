@@ -34,6 +34,8 @@ static pid_t start(char **argv, const char *path) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        if (freopen("/dev/null", "w", stdout) == NULL)
+            _exit(126);
         execvp(argv[0], argv);
         _exit(127);
     }
