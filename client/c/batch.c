@@ -141,7 +141,7 @@ PUBLIC int kvd_batch_add_delete(kvd_batch *b, const void *key, uint64_t key_byte
         return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "what is absent cannot be deleted");
     struct op *op = add(b, KVD_OP_DELETE, key, key_bytes, &e);
     if (op != NULL) {
-        op->flags = (uint8_t)w.condition;
+        op->flags = w.condition == KVD_IF_VERSION ? KVD_IF_VERSION : 0; /* each delete is of what is present */
         op->word = w.version;
         op->timeout_ms = w.timeout_ms;
     }

@@ -299,7 +299,7 @@ PUBLIC int kvd_delete_if(kvd_client *c, const void *key, uint64_t key_bytes, con
     if (w.condition == KVD_IF_ABSENT)
         return kvd__fail(error, KVD_NO, KVD_ARGUMENT, 0, "what is absent cannot be deleted");
     struct op op = make(KVD_OP_DELETE, key, key_bytes);
-    op.flags = (uint8_t)w.condition;
+    op.flags = w.condition == KVD_IF_VERSION ? KVD_IF_VERSION : 0; /* each delete is of what is present */
     op.word = w.version;
     op.timeout_ms = w.timeout_ms;
     code = kvd__run(c, &op, error);

@@ -136,8 +136,7 @@ static void test_conditions(struct broker *b) {
     char out[8];
     uint64_t n;
     kvd_delete(c, "cond", 4, &e);
-    CHECK(kvd_put_if(c, "cond", 4, "a", 1, &w, &r, &e) == KVD_CONDITION || e.code == KVD_NOT_FOUND);
-    CHECK(e.outcome == KVD_NO);
+    WANT(KVD_CONDITION, KVD_NO, kvd_put_if(c, "cond", 4, "a", 1, &w, &r, &e));
     w.condition = KVD_IF_ABSENT;
     GOOD(kvd_put_if(c, "cond", 4, "a", 1, &w, &r, &e));
     WANT(KVD_CONDITION, KVD_NO, kvd_put_if(c, "cond", 4, "b", 1, &w, NULL, &e));
@@ -151,6 +150,12 @@ static void test_conditions(struct broker *b) {
     w = (kvd_write){.size = sizeof w, .condition = KVD_IF_VERSION, .version = version};
     WANT(KVD_CONDITION, KVD_NO, kvd_delete_if(c, "cond", 4, &w, &e));
     w.version = r.version;
+    GOOD(kvd_delete_if(c, "cond", 4, &w, &e));
+    WANT(KVD_NOT_FOUND, KVD_NO, kvd_delete_if(c, "cond", 4, &w, &e));
+    WANT(KVD_NOT_FOUND, KVD_NO, kvd_cas(c, "cond", 4, version, "e", 1, NULL, &e));
+    w.condition = KVD_IF_PRESENT;
+    WANT(KVD_NOT_FOUND, KVD_NO, kvd_delete_if(c, "cond", 4, &w, &e));
+    GOOD(kvd_put(c, "cond", 4, "f", 1, NULL, &e));
     GOOD(kvd_delete_if(c, "cond", 4, &w, &e));
     w.condition = KVD_IF_ABSENT;
     WANT(KVD_ARGUMENT, KVD_NO, kvd_delete_if(c, "cond", 4, &w, &e));
