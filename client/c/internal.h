@@ -24,6 +24,11 @@
 #include "kvd.h"
 #include "kvd_ring.h"
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rings are little endian");
+_Static_assert(sizeof(struct kvd_ring_submission) == 64 && sizeof(struct kvd_ring_completion) == 64 &&
+                   sizeof(struct kvd_ring_header) == 48,
+               "entries have no padding");
+
 #define PUBLIC __attribute__((visibility("default")))
 
 enum { PAGE = 4096, MAX_REGIONS = 64, CALL_TRIES = 16 };
@@ -243,6 +248,15 @@ int kvd__key(const void *key, uint64_t key_bytes, uint64_t least, kvd_error *err
 int kvd__how(const kvd_write *how, kvd_write *out, kvd_error *error);
 int kvd__op_error(struct op *op, kvd_error *error);
 void kvd__op_free(struct op *op);
+
+/*
+ * kvd__copy_in copies bytes that the broker may change meanwhile. The barrier keeps the compiler from reading them once
+ * more where the copy is used.
+ */
+static inline void kvd__copy_in(void *to, const void *from, size_t size) {
+    memcpy(to, from, size);
+    __asm__ volatile("" ::: "memory");
+}
 
 static inline _Atomic uint32_t *kvd__word(struct queue *q, size_t offset) {
     return (_Atomic uint32_t *)(void *)(q->base + offset);

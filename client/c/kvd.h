@@ -20,7 +20,8 @@
  * of a destination are untouched or zero, never those of another value.
  *
  * Threads. All functions may be called from any thread, except that two calls on one kvd_batch must not overlap.
- * kvd_close must not overlap any other call. Calls are not async-signal-safe.
+ * kvd_close must not overlap any other call. Calls are not async-signal-safe, and a thread must not be cancelled
+ * inside of them.
  *
  * Fork. In a child of fork the handle is of no use: each call answers KVD_FORKED, and bytes of the arena stay
  * readable. The child may open a client of its own, and may kvd_close the parent's, which unmaps the child's copy.

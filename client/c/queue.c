@@ -258,7 +258,7 @@ static int success(struct op *op, const struct kvd_ring_completion *e, const uns
         char text[24];
         if (e->length >= sizeof text)
             return -1;
-        memcpy(text, slot, e->length);
+        kvd__copy_in(text, slot, e->length);
         if (number(text, e->length, &op->number) != 0)
             return -1;
         break;
@@ -281,7 +281,7 @@ static int failure(struct op *op, const struct kvd_ring_completion *e, const uns
         if (e->length > KVD_RING_SLOT)
             return -1;
         n = e->length < room - 1 ? (size_t)e->length : room - 1;
-        memcpy(text, slot, n);
+        kvd__copy_in(text, slot, n);
     }
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)text[i] < 32 || text[i] == 127)
@@ -331,7 +331,7 @@ int kvd__reap(struct queue *q) {
     uint64_t before = q->reaped;
     for (uint32_t i = 0; i < n && !q->broken; i++) {
         struct kvd_ring_completion e;
-        memcpy(&e, &q->completions[q->cq_head & (q->depth - 1)], sizeof e);
+        kvd__copy_in(&e, &q->completions[q->cq_head & (q->depth - 1)], sizeof e);
         if (complete(q, &e) != 0)
             q->broken = 1;
         else

@@ -25,7 +25,7 @@ int kvd__queue_map(struct queue *q, int fd, uint32_t depth) {
     unsigned char *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return -1;
-    memcpy(&h, base, sizeof h);
+    kvd__copy_in(&h, base, sizeof h);
     /* Without the broker's ring a child cannot disturb its parent. */
     if (madvise(base, size, MADV_DONTFORK) != 0 || h.magic != KVD_RING_MAGIC || h.major != KVD_RING_MAJOR ||
         h.depth != depth || h.bytes > size || !inside(h.sq_offset, n * 64, PAGE, h.bytes) ||
