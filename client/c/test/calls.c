@@ -404,7 +404,11 @@ static void test_threads(struct broker *b) {
             pthread_join(id[i], NULL);
         GOOD(kvd_incr(c, "sum", 3, 0, &v, NULL, &e));
         CHECK(v == THREADS * 300);
-        CHECK(kvd_close(c) == KVD_OK);
+        void *whole, *base;
+        uint64_t bytes;
+        GOOD(kvd_arena(c, &base, &bytes, &e));
+        GOOD(kvd_alloc(c, bytes, &whole, &e)); /* all that went through the arena came back */
+        CHECK(whole == base && kvd_free(c, whole) == KVD_OK && kvd_close(c) == KVD_OK);
     }
 }
 
