@@ -80,7 +80,9 @@ type tenant struct {
 	Socket
 	b     *Broker
 	stats Counters
-	mu    struct {
+	// copies bounds the PUTs that are copied first, at a time: each may be as long as a value.
+	copies chan struct{}
+	mu     struct {
 		sync.Mutex
 		conns map[*conn]struct{}
 		arena int64 // bytes
@@ -112,7 +114,7 @@ func New(sockets []Socket, log *slog.Logger) (*Broker, error) {
 		if s.UIDs == nil {
 			s.UIDs = []uint32{0, uint32(os.Geteuid())}
 		}
-		t := &tenant{Socket: s, b: b}
+		t := &tenant{Socket: s, b: b, copies: make(chan struct{}, 4)}
 		t.mu.conns = map[*conn]struct{}{}
 		b.tenants = append(b.tenants, t)
 	}
@@ -173,10 +175,8 @@ func (t *tenant) accept() {
 		}
 		c := &conn{t: t, nc: nc}
 		c.ctx, c.cancel = context.WithCancelCause(context.Background())
-		if err := t.add(c); err != nil {
+		if !t.add(c) {
 			t.stats.Refused.Add(1)
-			refuse := ring.Refused{Outcome: ring.No, Code: ring.Busy, Text: err.Error()}
-			_ = c.send(refuse.Message(0), nil)
 			_ = nc.Close()
 			continue
 		}
@@ -184,22 +184,26 @@ func (t *tenant) accept() {
 	}
 }
 
+// maxLate is how many connections beyond a socket's limit may be there, to hear of it.
+const maxLate = 16
+
 // add makes c one of the tenant's, if there may be another.
-func (t *tenant) add(c *conn) error {
+func (t *tenant) add(c *conn) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
 	case <-t.b.done:
-		return errClosing
+		return false
 	default:
 	}
-	if len(t.mu.conns) >= t.Limits.Clients {
-		return fmt.Errorf("%d programs are connected, which is this socket's limit", len(t.mu.conns))
+	if len(t.mu.conns) >= t.Limits.Clients+maxLate {
+		return false
 	}
+	c.late = len(t.mu.conns) >= t.Limits.Clients
 	t.mu.conns[c] = struct{}{}
 	t.stats.Clients.Add(1)
 	t.stats.Accepted.Add(1)
-	return nil
+	return true
 }
 
 func (t *tenant) remove(c *conn) {

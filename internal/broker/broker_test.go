@@ -351,12 +351,15 @@ func TestOperations(t *testing.T) {
 	}
 	c, _ = p.one(ring.Submission{Op: ring.OpTouch, TTL: 60_000}, "a", "")
 	p.want("touch", c, ring.Yes, ring.OK)
+	version = c.Version
 	c, _ = p.one(ring.Submission{Op: ring.OpExists}, "a", "")
-	if c.Expires < uint64(time.Now().UnixMilli()) {
-		t.Errorf("it expires at %d", c.Expires)
+	if c.Expires < uint64(time.Now().UnixMilli()) || c.Version != version || version == 0 {
+		t.Errorf("it expires at %d, version %d, want %d", c.Expires, c.Version, version)
 	}
+	c, _ = p.one(ring.Submission{Op: ring.OpPut, Flags: ring.FlagIfPresent, Length: 1}, "absent", "x")
+	p.want("put if present of nothing", c, ring.No, ring.Condition)
 	c, got = p.one(ring.Submission{Op: ring.OpIncr, Word: uint64(1<<64 - 3)}, "n", "")
-	if p.want("incr", c, ring.Yes, ring.OK); string(got[:c.Length]) != "-3" {
+	if p.want("incr", c, ring.Yes, ring.OK); string(got[:c.Length]) != "-3" || c.Version == 0 {
 		t.Errorf("%q", got[:c.Length])
 	}
 	c, _ = p.one(ring.Submission{Op: ring.OpIncr, Word: 1}, "a", "")
@@ -591,7 +594,9 @@ func TestDoor(t *testing.T) {
 		testutil.UntilNone(t, "programs that were refused", func() int64 { return w.b.tenants[0].stats.Clients.Load() })
 		one, two := w.open(t, "default", 4096, ring.Hello{}), w.open(t, "default", 0, ring.Hello{})
 		p = w.dial(t, "default")
+		p.send((&ring.Hello{}).Message(1), p.self())
 		p.refusal("one too many", ring.Busy)
+		p.ended("one too many")
 		p.close()
 		if all := w.b.Clients(); len(all) != 2 || all[0].Namespace != "default" || all[0].PID != int32(os.Getpid()) {
 			t.Errorf("%+v", all)

@@ -28,8 +28,10 @@ type conn struct {
 	nc     *net.UnixConn
 	ctx    context.Context // of its operations
 	cancel context.CancelCauseFunc
-	ended  atomic.Bool // no queue takes anything more
-	wg     sync.WaitGroup
+	ended  atomic.Bool    // no queue takes anything more
+	wg     sync.WaitGroup // whoever may touch what it shares with the program
+	pidfd  sync.WaitGroup // who watches the program
+	late   bool           // the socket's programs are enough without it
 
 	// Set by the hello.
 	client    *client.Client
@@ -67,12 +69,19 @@ func refused(code ring.Code, format string, args ...any) error {
 // maxMemories is how many memories a program may register.
 const maxMemories = 256
 
-// end has the connection drain; serve does the rest.
+// end has the connection drain; serve does the rest. A program that lives, and broke nothing, hears how what is under
+// way ends. The socket stays: its end tells the program that nobody writes to its memory any more.
 func (c *conn) end(cause error) {
-	c.ended.Store(true)
-	c.cancel(cause)
-	_ = c.nc.Close()
+	if c.ended.Store(true); !errors.Is(cause, errClosing) && !errors.Is(cause, errBye) {
+		c.cancel(cause)
+	}
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
 }
+
+var errBye = errors.New("the program said good-bye")
+
+// grace is how long operations under way may take when the broker stops, or the program says good-bye.
+const grace = 2 * time.Second
 
 func (c *conn) describe() (Client, bool) {
 	if !c.described.Load() {
@@ -88,7 +97,9 @@ func (c *conn) describe() (Client, bool) {
 func (c *conn) serve() {
 	log := c.t.b.log.With("socket", c.t.Name)
 	err := c.converse()
-	c.end(err)
+	if !c.ended.Load() {
+		c.end(err)
+	}
 	if cause := context.Cause(c.ctx); cause != nil && !errors.Is(err, io.EOF) {
 		err = cause
 	}
@@ -100,6 +111,7 @@ func (c *conn) serve() {
 		log.Debug("a program is gone", "pid", c.peer.Pid, "program", c.hello.Name, "err", err)
 	}
 	c.takeDown()
+	_ = c.nc.Close()
 	c.t.remove(c)
 }
 
@@ -110,6 +122,8 @@ func (c *conn) takeDown() {
 		c.wg.Wait()
 		close(done)
 	}()
+	late := time.AfterFunc(grace, func() { c.cancel(errClosing) })
+	defer late.Stop()
 	// A program that is alive may have a queue's goroutine wait once more after it was called, so it is called again.
 	for called := false; ; called = true {
 		for _, q := range c.mu.queues {
@@ -126,6 +140,8 @@ func (c *conn) takeDown() {
 		}
 		break
 	}
+	c.cancel(errClosing)
+	c.pidfd.Wait()
 	for _, q := range c.mu.queues {
 		q.close()
 	}
@@ -135,7 +151,7 @@ func (c *conn) takeDown() {
 	}
 }
 
-// release unmaps memory that nobody can name any more.
+// release unmaps memory that nobody uses any more.
 func (c *conn) release(m *memory) {
 	n := int64(len(m.mem))
 	if err := m.unmap(); err != nil {
@@ -154,7 +170,7 @@ func (c *conn) converse() (err error) {
 			c.t.b.log.Error("the broker's own fault ended a connection", "err", err, "stack", string(debug.Stack()))
 		}
 	}()
-	if err := c.nc.SetReadDeadline(time.Now().Add(c.t.Limits.HelloTime)); err != nil {
+	if err := c.until(time.Now().Add(c.t.Limits.HelloTime)); err != nil {
 		return err
 	}
 	h, body, files, err := c.receive()
@@ -164,9 +180,10 @@ func (c *conn) converse() (err error) {
 	err = c.greet(h, body, files)
 	closeAll(files)
 	if err != nil {
+		c.t.stats.Refused.Add(1)
 		return c.refuse(h, err)
 	}
-	if err := c.nc.SetReadDeadline(time.Time{}); err != nil {
+	if err := c.until(time.Time{}); err != nil {
 		return err
 	}
 	for {
@@ -189,9 +206,18 @@ func (c *conn) converse() (err error) {
 	}
 }
 
+// until bounds reading. If end was before, it stays the end.
+func (c *conn) until(t time.Time) error {
+	err := c.nc.SetReadDeadline(t)
+	if c.ended.Load() {
+		err = errors.Join(err, c.nc.SetReadDeadline(time.Unix(1, 0)))
+	}
+	return err
+}
+
 // refuse tells why the connection ends, unless it has ended, and returns that.
 func (c *conn) refuse(h ring.Head, err error) error {
-	if errors.Is(err, io.EOF) || c.ended.Load() {
+	if errors.Is(err, io.EOF) || errors.Is(err, errBye) || c.ended.Load() {
 		return err
 	}
 	x := ring.Refused{Outcome: ring.No, Code: ring.Internal, Text: err.Error()}
@@ -293,6 +319,9 @@ func (c *conn) greet(h ring.Head, body []byte, files []int) error {
 	if err := want(files, n); err != nil {
 		return err
 	}
+	if c.late {
+		return refused(ring.Busy, "%d programs are connected, which is this socket's limit", c.t.Limits.Clients)
+	}
 	if err := c.admit(&hello); err != nil {
 		return err
 	}
@@ -371,7 +400,7 @@ func (c *conn) watch(fd int) error {
 		return errors.Join(err, f.Close())
 	}
 	stop := context.AfterFunc(c.ctx, func() { _ = f.Close() })
-	c.wg.Go(func() {
+	c.pidfd.Go(func() {
 		defer stop()
 		defer f.Close()
 		err := raw.Read(func(fd uintptr) bool {
@@ -429,13 +458,14 @@ func (c *conn) request(h ring.Head, body []byte, files []int) error {
 		if m == nil {
 			return refused(ring.Argument, "there is no memory %d", number)
 		}
+		m.unused()
 		c.release(m)
 		return c.send(ring.Numbered(ring.Head{Kind: ring.KindDone, Serial: h.Serial}, number), nil)
 	case ring.KindBye:
 		if err := ring.ParseBare(body); err != nil {
 			return err
 		}
-		return io.EOF
+		return errBye
 	}
 	return fmt.Errorf("%w: a message of kind %d", ring.ErrProtocol, h.Kind)
 }

@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"strconv"
 	"sync"
 	"time"
 	"unsafe"
@@ -29,9 +30,8 @@ type group struct {
 
 	mu      sync.Mutex
 	working bool
-	handed  bool // another goroutine takes by now
-	single  bool // tag is all of it
-	tag     uint32
+	handed  bool     // another goroutine takes by now
+	tags    []uint32 // of what is under way
 }
 
 // item is an operation under way.
@@ -40,6 +40,7 @@ type item struct {
 	key []byte
 	m   *memory // in use; nil: the slot
 	buf []byte  // where the value is, or goes
+	sum *int64  // of an INCR
 }
 
 func newGroup(q *queue) *group {
@@ -59,19 +60,39 @@ func (g *group) end() (handed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	handed = g.handed
-	g.working, g.handed, g.single = false, false, false
+	g.working, g.handed = false, false
 	return handed
 }
 
-// cancellable lets the submission of a group of one be cancelled, once that takes long. The group is locked.
+// cancellable lets submissions be cancelled, once they take long. Those that are performed together end when each of
+// them was. The group is locked.
 func (g *group) cancellable() {
-	if !g.single {
-		return
-	}
-	q := g.q
+	q, left, cancel := g.q, len(g.tags), g.cancel
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.running[g.tag] = g.cancel
+	for _, tag := range g.tags {
+		q.running[tag] = func() { // once, and locked
+			if left--; left == 0 {
+				cancel()
+			}
+		}
+	}
+}
+
+// underWay notes what is performed, or that it is over. Whoever cancels learns of it if others take by now.
+func (g *group) underWay(items []item) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.tags = g.tags[:0]
+	for i := range items {
+		g.tags = append(g.tags, items[i].sub.Tag)
+	}
+	if g.handed {
+		g.cancellable()
+	}
+	if len(items) == 0 && g.ctx.Err() != nil && g.q.c.ctx.Err() == nil { // by a cancel
+		g.ctx, g.cancel = context.WithCancel(g.q.c.ctx)
+	}
 }
 
 // perform does all and completes it.
@@ -105,7 +126,8 @@ func (g *group) prepare() {
 		}
 		c.t.stats.Ops[s.Op].Add(1)
 		op, ok := it.op()
-		if !ok || s.Op == ring.OpPut && it.m != nil && c.foreign || s.Timeout != 0 && len(g.subs) > 1 {
+		if !ok || s.Op == ring.OpPut && it.m != nil && c.foreign ||
+			len(g.items) > 0 && s.Timeout != g.items[0].sub.Timeout {
 			q.alone(it)
 			continue
 		}
@@ -171,6 +193,11 @@ func (it *item) op() (op client.Op, ok bool) {
 		}
 	case ring.OpDelete:
 		op.Kind = client.OpDelete
+	case ring.OpTouch:
+		op.Kind, op.Typed, op.Update = client.OpUpdate, true, touched(s)
+	case ring.OpIncr:
+		it.sum = new(int64)
+		op.Kind, op.Update = client.OpUpdate, added(int64(s.Word), it.sum)
 	default:
 		return op, false
 	}
@@ -194,11 +221,9 @@ func ttl(s *ring.Submission) time.Duration {
 // together performs ops.
 func (g *group) together() {
 	c := g.q.c
+	g.underWay(g.items)
 	ctx := g.ctx
-	g.mu.Lock()
-	g.single, g.tag = len(g.items) == 1, g.items[0].sub.Tag
-	g.mu.Unlock()
-	if t := g.items[0].sub.Timeout; t != 0 { // it is alone
+	if t := g.items[0].sub.Timeout; t != 0 { // all have the same
 		var stop context.CancelFunc
 		ctx, stop = c.limited(ctx, t)
 		defer stop()
@@ -208,9 +233,7 @@ func (g *group) together() {
 	for i := range g.ops {
 		g.done = append(g.done, *g.q.answer(&g.items[i], &g.ops[i]))
 	}
-	if g.ctx.Err() != nil && c.ctx.Err() == nil { // by a cancel
-		g.ctx, g.cancel = context.WithCancel(c.ctx)
-	}
+	g.underWay(nil)
 }
 
 // limited bounds a context by a submission's timeout.
@@ -232,9 +255,15 @@ func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
 	if op.Err != nil {
 		return q.failed(s, op.Err, op.Size)
 	}
-	q.c.t.stats.Bytes.Add(uint64(len(it.buf)))
+	if s.Op == ring.OpPut {
+		q.c.t.stats.Bytes.Add(s.Length)
+	}
 	if s.Op == ring.OpGet {
+		q.c.t.stats.Bytes.Add(uint64(op.Size))
 		x.Length, x.ValueFlags, x.Expires = uint64(op.Size), op.Item.Flags, unixMS(op.Item.Expires)
+	}
+	if it.sum != nil {
+		x.Length = uint64(len(strconv.AppendInt(q.server.Slot(s.Tag)[:0], *it.sum, 10)))
 	}
 	return x
 }
@@ -261,18 +290,15 @@ func (q *queue) complete(all []ring.Completion) {
 	}
 }
 
-// copies bounds the PUTs that are copied first, at a time, of all programs: each may be as long as a value.
-var copies = make(chan struct{}, 4)
-
 // alone performs an item in a goroutine of its own. Its key is copied again, since the group's memory is used again.
 func (q *queue) alone(it item) {
 	it.key = bytes.Clone(it.key)
+	ctx, stop := q.c.limited(q.c.ctx, it.sub.Timeout)
+	q.mu.Lock()
+	q.running[it.sub.Tag] = stop
+	q.mu.Unlock()
 	q.c.wg.Go(func() {
-		ctx, stop := q.c.limited(q.c.ctx, it.sub.Timeout)
 		defer stop()
-		q.mu.Lock()
-		q.running[it.sub.Tag] = stop
-		q.mu.Unlock()
 		var x *ring.Completion
 		if err := recoverFrom(func() { x = q.perform(ctx, &it) }); err != nil {
 			q.c.t.b.log.Error("the broker's own fault ended a connection", "err", err)

@@ -72,10 +72,14 @@ func (m *memory) drop() {
 	}
 }
 
-// unmap waits until nothing touches the memory, and gives it up.
-func (m *memory) unmap() error {
+// unused waits until nothing touches the memory.
+func (m *memory) unused() {
 	m.drop()
 	<-m.released
+}
+
+// unmap gives it up. Nothing touches it.
+func (m *memory) unmap() error {
 	if m.arena != nil {
 		_ = m.arena.Deregister() // the Client may be closed
 	}

@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"strconv"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/ring"
@@ -19,7 +21,7 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 	x := &ring.Completion{Tag: s.Tag}
 	var err error
 	switch s.Op {
-	case ring.OpGet, ring.OpPut, ring.OpDelete:
+	case ring.OpGet, ring.OpPut, ring.OpDelete, ring.OpTouch, ring.OpIncr:
 		return q.lone(ctx, it)
 	case ring.OpExists:
 		var in client.Info
@@ -34,26 +36,23 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 		n, in, err = cl.GetRange(ctx, it.key, int64(s.Word), it.buf)
 		x.Length, x.Version, x.Expires = uint64(n), in.Version, unixMS(in.Expires)
 		q.c.t.stats.Bytes.Add(uint64(n))
-	case ring.OpTouch:
-		err = cl.Touch(ctx, it.key, ttl(s))
-	case ring.OpIncr:
-		var n int64
-		if n, err = cl.Incr(ctx, it.key, int64(s.Word)); err == nil {
-			x.Length = uint64(len(strconv.AppendInt(q.server.Slot(s.Tag)[:0], n, 10)))
-		}
 	case ring.OpScan:
 		return q.scan(ctx, it)
 	case ring.OpDeletePrefix:
 		x.Version, err = deletePrefix(ctx, cl, it.key)
 		if err != nil {
 			no := q.failed(s, err, 0)
+			if x.Version > 0 {
+				no.Outcome = ring.Unknown // of some keys it happened
+			}
 			no.Version = x.Version
 			return no
 		}
 	case ring.OpCancel:
 		q.mu.Lock()
-		if stop := q.running[uint32(s.Word)]; stop != nil && s.Word <= 1<<32-1 {
-			stop()
+		if tag := uint32(s.Word); uint64(tag) == s.Word && q.running[tag] != nil {
+			q.running[tag]()
+			delete(q.running, tag)
 		}
 		q.mu.Unlock()
 	case ring.OpNop:
@@ -70,8 +69,8 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 func (q *queue) lone(ctx context.Context, it *item) *ring.Completion {
 	if it.sub.Op == ring.OpPut && it.m != nil && q.c.foreign {
 		select {
-		case copies <- struct{}{}:
-			defer func() { <-copies }()
+		case q.c.t.copies <- struct{}{}:
+			defer func() { <-q.c.t.copies }()
 		case <-ctx.Done():
 			return q.failed(&it.sub, ctx.Err(), 0)
 		}
@@ -85,6 +84,39 @@ func (q *queue) lone(ctx context.Context, it *item) *ring.Completion {
 	x := q.answer(it, &ops[0])
 	it.m = m
 	return x
+}
+
+// touched gives a key another time to live, or none.
+func touched(s *ring.Submission) client.UpdateFunc {
+	var expires time.Time
+	if s.TTL != 0 {
+		expires = time.Now().Add(ttl(s))
+	}
+	return func(cur client.Item, present bool) (client.Change, error) {
+		if !present {
+			return client.Change{}, client.ErrNotFound
+		}
+		return client.Change{Value: cur.Value, Expires: expires, Flags: cur.Flags, Note: cur.Note, Type: cur.Type}, nil
+	}
+}
+
+// added adds delta to a number in decimal digits; an absent one is 0. Its sum is the last call's.
+func added(delta int64, sum *int64) client.UpdateFunc {
+	return func(cur client.Item, present bool) (client.Change, error) {
+		old := int64(0)
+		if present {
+			var err error
+			if old, err = strconv.ParseInt(string(cur.Value), 10, 64); err != nil {
+				return client.Change{}, client.ErrNotInteger
+			}
+		}
+		if delta > 0 && old > math.MaxInt64-delta || delta < 0 && old < math.MinInt64-delta {
+			return client.Change{}, client.ErrOverflow
+		}
+		*sum = old + delta
+		return client.Change{Value: strconv.AppendInt(nil, *sum, 10), Expires: cur.Expires, Flags: cur.Flags,
+			Note: cur.Note}, nil
+	}
 }
 
 // deletePrefix deletes all keys that begin with a prefix, and returns how many these were.
@@ -222,6 +254,9 @@ func (q *queue) failed(s *ring.Submission, err error, size int) *ring.Completion
 	code := codeOf(err)
 	if errors.Is(err, context.Canceled) && q.c.ctx.Err() == nil {
 		code = ring.Cancelled
+	}
+	if code == ring.NotFound && s.Op == ring.OpPut && s.Flags == ring.FlagIfPresent {
+		code = ring.Condition
 	}
 	outcome := ring.No
 	if client.Outcome(err) == rdma.Unknown && !reads(s.Op) {

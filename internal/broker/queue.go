@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ type queue struct {
 
 	mu      sync.Mutex // over server, in all but Idle and Awake
 	server  *ring.Server
-	running map[uint32]context.CancelFunc // by tag: operations that are alone
+	running map[uint32]func() // by tag: cancels, once, what is under way for long; called with mu
 }
 
 const (
@@ -39,7 +38,7 @@ const (
 )
 
 func newQueue(c *conn, number uint32) (q *queue, err error) {
-	q = &queue{c: c, number: number, running: map[uint32]context.CancelFunc{}}
+	q = &queue{c: c, number: number, running: map[uint32]func(){}}
 	l := ring.LayoutOf(c.hello.Depth)
 	if q.ring, err = newRing(l); err != nil {
 		return nil, err
