@@ -347,6 +347,8 @@ class Client:
         k = key_bytes(key)
         if offset < 0 or length < 0:
             raise ValueError("offset and length count bytes from 0 on")
+        if length == 0:
+            return b"" if self.exists(key) else None
         core = self._core
         call = core.take()
         try:
@@ -478,12 +480,12 @@ class Client:
     def delete_many(self, keys: Iterable[Key]) -> List[Result]:
         """Deletes many records at once: a Result per key, in order; Code.NOT_FOUND: there was none."""
         ks = [key_bytes(k) for k in keys]
-        return self._run(lambda b: [b.delete(k) for k in ks], len(ks))
+        return self._run(lambda b: b.delete_all(ks), len(ks))
 
     def exists_many(self, keys: Iterable[Key]) -> List[Result]:
         """Asks for many records at once: a Result per key, in order, which is true if there is one."""
         ks = [key_bytes(k) for k in keys]
-        return self._run(lambda b: [b.exists(k) for k in ks], len(ks))
+        return self._run(lambda b: b.exists_all(ks), len(ks))
 
     def _run(self, add: Callable[[Batch], object], n: int) -> List[Result]:
         if n == 0:
@@ -577,7 +579,7 @@ class Client:
             raise TypeError("objects of Python cannot be in the arena")
         dims = dimensions(shape)
         memory = self._core.alloc(math.prod(dims) * kind.itemsize)
-        return numpy.ndarray(dims, kind, buffer=memory)
+        return numpy.ndarray(dims, kind, buffer=memoryview(memory))
 
     def _alloc_view(self, shape: Union[int, Sequence[int]], dtype: Any) -> memoryview:
         form = _FORMATS.get(dtype, dtype) if isinstance(dtype, str) else ""
@@ -588,7 +590,7 @@ class Client:
         view = memoryview(self._core.alloc(n * struct.calcsize(form))).cast("B")
         if n == 0 or len(dims) == 0:
             return view.cast(form)
-        return view.cast(form, dims)  # type: ignore[call-overload, no-any-return]
+        return view.cast(form, dims)
 
     def arena(self) -> Tuple[int, int]:
         """Gives address and bytes of the arena, as for registering it with a device; 0 bytes if there is none."""
@@ -652,7 +654,7 @@ class Places:
 
     def __init__(self, capacities: List[int]) -> None:
         small = sum(c <= _lib.SMALL for c in capacities)
-        self._block = (ctypes.c_char * (small * _lib.SMALL))()
+        self._block: Any = (ctypes.c_char * (small * _lib.SMALL))()
         self._capacities = capacities
         self._made: List[Optional[bytes]] = [None if c <= _lib.SMALL else new_bytes(c) for c in capacities]
 

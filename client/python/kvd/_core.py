@@ -30,7 +30,9 @@ class Call:
         "result",
         "bytes",
         "address",
+        "__weakref__",
     )
+    bytes: Any  # a slice of it is bytes, which its type does not tell
 
     def __init__(self) -> None:
         self.error = _lib.ErrorStruct(size=ctypes.sizeof(_lib.ErrorStruct))
@@ -50,7 +52,8 @@ class Call:
 class Core:
     """A kvd_client. It is closed when its Client is, no call runs and nobody looks at its arena.
 
-    A call takes a Call of `free` and puts it back. So nobody is inside the library once all that were made are back.
+    A call takes a Call of `free` and puts it back, a batch when it is freed. So nobody is inside the library once all
+    that live are back. An interrupt that comes between two lines may lose one, which then dies.
     """
 
     def __init__(self, options: _lib.Options) -> None:
@@ -65,8 +68,8 @@ class Core:
         self.registered: Dict[int, _buffers.Pinned] = {}
         self.at_end: List[Callable[[], object]] = []  # called before the arena goes
         self.closed = False
-        self._made = 0
-        self._holders = 0  # batches and pieces of the arena
+        self._calls: "weakref.WeakSet[Call]" = weakref.WeakSet()
+        self._pieces = 0  # of the arena, that somebody looks at
         self._lock = threading.RLock()  # a finalizer may come in while its thread has it
 
     def take(self) -> Call:
@@ -86,26 +89,13 @@ class Core:
         with self._lock:
             if self.closed:
                 raise _closed()
-            self._made += 1
-        return Call()
+            call = Call()
+            self._calls.add(call)
+            return call
 
     def give(self, call: Call) -> None:
         """Takes a Call back."""
         self.free.append(call)
-        if self.closed:
-            self._end()
-
-    def hold(self) -> None:
-        """Keeps the connection and the arena until `unhold`. The caller has a Call."""
-        with self._lock:
-            self._holders += 1
-
-    def unhold(self) -> None:
-        """Ends what `hold` began."""
-        if os.getpid() != self.pid:
-            return
-        with self._lock:
-            self._holders -= 1
         if self.closed:
             self._end()
 
@@ -131,7 +121,7 @@ class Core:
                     calls.append(self.free.pop())
                 except IndexError:  # somebody was faster, and will find the client closed
                     break
-            if len(calls) < self._made or self._holders > 0 or self.handle is None:
+            if len(calls) < len(self._calls) or self._pieces > 0 or self.handle is None:
                 self.free.extend(calls)
                 return
             handle, self.handle = self.handle, None
@@ -145,7 +135,7 @@ class Core:
     def _end_in_child(self) -> None:
         """Unmaps a forked child's copy, which nobody looks at. Threads of the parent are not here, so no lock is needed."""
         self.closed = True
-        if self._holders == 0 and self.handle is not None:
+        if self._pieces == 0 and self.handle is not None:
             handle, self.handle = self.handle, None
             _lib.kvd_close(handle)
 
@@ -164,19 +154,24 @@ class Core:
             address = ctypes.c_void_p()
             if _lib.kvd_alloc(self.handle, max(length, 1), ctypes.byref(address), call.error_ref) != 0:
                 raise _errors.from_struct(call.error)
-            self.hold()
-            memory = (ctypes.c_ubyte * length).from_address(address.value or 0)
-            weakref.finalize(memory, _give_back, self, address.value).atexit = False
+            at = address.value or 0
+            with self._lock:
+                self._pieces += 1
+            memory = (ctypes.c_ubyte * length).from_address(at)
+            weakref.finalize(memory, self._give_back, at).atexit = False
             return memory
         finally:
             self.give(call)
 
-
-def _give_back(core: Core, address: int) -> None:
-    """Frees a piece of the arena. Operations that use it hold the object that it belongs to, so it is not busy."""
-    if os.getpid() == core.pid:
-        _lib.kvd_free(core.handle, address)
-    core.unhold()
+    def _give_back(self, address: int) -> None:
+        """Frees a piece of the arena. Operations that use it hold the object that it belongs to, so it is not busy."""
+        if os.getpid() != self.pid:
+            return
+        _lib.kvd_free(self.handle, address)
+        with self._lock:
+            self._pieces -= 1
+        if self.closed:
+            self._end()
 
 
 def _closed() -> _errors.Error:
@@ -230,18 +225,14 @@ class Batch:
     __slots__ = ("core", "handle", "n", "_holds", "_call", "__weakref__")
 
     def __init__(self, core: Core, capacity: int) -> None:
-        self.handle: Optional[int] = None
+        self.handle = ctypes.c_void_p()  # the library fills it in, so that no interrupt comes in between
         self.core = core
         self.n = 0
         self._holds: List[Any] = []
         self._call: Optional[Call] = core.take()
-        core.hold()
         if core.orphans:
             core.sweep()
-        handle = ctypes.c_void_p()
-        code = _lib.kvd_batch_new(core.handle, capacity, ctypes.byref(handle), self._call.error_ref)
-        self.handle = handle.value
-        if code != 0:
+        if _lib.kvd_batch_new(core.handle, capacity, ctypes.byref(self.handle), self._call.error_ref) != 0:
             error = _errors.from_struct(self._call.error)
             self._let_go()
             raise error
@@ -277,10 +268,20 @@ class Batch:
         call = self._own()
         self._added(_lib.kvd_batch_add_delete(self.handle, key, len(key), how, call.error_ref))
 
+    def delete_all(self, keys: List[bytes]) -> None:
+        """Adds a DELETE for each key."""
+        for key in keys:
+            self.delete(key)
+
     def exists(self, key: bytes) -> None:
         """Adds a question whether there is a record."""
         call = self._own()
         self._added(_lib.kvd_batch_add_exists(self.handle, key, len(key), call.error_ref))
+
+    def exists_all(self, keys: List[bytes]) -> None:
+        """Adds a question for each key."""
+        for key in keys:
+            self.exists(key)
 
     def touch(self, key: bytes, ttl_ms: int) -> None:
         """Adds a new time to live; 0: for ever."""
@@ -339,33 +340,31 @@ class Batch:
 
     def cancel(self) -> None:
         """Asks to end entries that have no verdict; each still gets one."""
-        if self.handle is not None:
+        if self.handle:
             _lib.kvd_batch_cancel(self.handle, None)
 
     def end(self) -> None:
         """Frees the batch, or leaves it to the core if it is under way. It may be called again."""
-        handle = self.handle
-        if handle is None:
+        if not self.handle:
             return
         if os.getpid() != self.core.pid:  # the child's copy of the handle is of no use, and its memory is small
-            self.handle = None
+            self.handle.value = None
             return
-        code = _lib.kvd_batch_free(handle)
-        if code == _errors.Code.BUSY:
+        if _lib.kvd_batch_free(self.handle) == _errors.Code.BUSY:
             self.cancel()
-            self.core.orphans.append(self)
             if self.core.closed:
                 self.finish()
+            else:
+                self.core.orphans.append(self)
             return
-        self.handle = None
+        self.handle.value = None
         self._let_go()
 
     def finish(self) -> None:
         """Waits until the batch is over and frees it; the broker ends each operation in its time."""
-        handle = self.handle
-        while handle is not None and _lib.kvd_batch_free(handle) == _errors.Code.BUSY:
-            _lib.kvd_batch_wait(handle, SLICE_MS, None)
-        self.handle = None
+        while self.handle and _lib.kvd_batch_free(self.handle) == _errors.Code.BUSY:
+            _lib.kvd_batch_wait(self.handle, SLICE_MS, None)
+        self.handle.value = None
         self._let_go()
 
     def _let_go(self) -> None:
@@ -375,9 +374,8 @@ class Batch:
             if isinstance(h, _buffers.Pinned):
                 h.release()
         if call is not None:
-            self.core.unhold()
             self.core.give(call)
 
     def __del__(self) -> None:
-        if self.handle is not None and not sys.is_finalizing():
+        if self.handle and not sys.is_finalizing():
             self.end()

@@ -191,6 +191,8 @@ class Client:
         k = _client.key_bytes(key)
         if offset < 0 or length < 0:
             raise ValueError("offset and length count bytes from 0 on")
+        if length == 0:
+            return b"" if await self.exists(k) else None
         value = new_bytes(max(length, 2))
 
         def add(b: Batch) -> None:
@@ -286,12 +288,12 @@ class Client:
     async def delete_many(self, keys: Iterable[Key]) -> List[Result]:
         """Deletes many records at once: a Result per key, in order."""
         ks = [_client.key_bytes(k) for k in keys]
-        return await self._batch(lambda b: [b.delete(k) for k in ks], len(ks), Batch.results) if ks else []
+        return await self._batch(lambda b: b.delete_all(ks), len(ks), Batch.results) if ks else []
 
     async def exists_many(self, keys: Iterable[Key]) -> List[Result]:
         """Asks for many records at once: a Result per key, in order, which is true if there is one."""
         ks = [_client.key_bytes(k) for k in keys]
-        return await self._batch(lambda b: [b.exists(k) for k in ks], len(ks), Batch.results) if ks else []
+        return await self._batch(lambda b: b.exists_all(ks), len(ks), Batch.results) if ks else []
 
     async def exists_prefix(self, keys: Iterable[Key]) -> int:
         """Tells how many of the keys there are, from the first one on without a gap."""
@@ -305,10 +307,11 @@ class Client:
     async def scan(self, prefix: Key = b"") -> AsyncIterator[bytes]:
         """Lists keys that begin with a prefix, in no order. A thread of the loop's executor asks for them."""
         pages = self._opened()._pages(b"" if not prefix else _client.key_bytes(prefix))
-        while True:
-            page = await self._aside(next, pages, None)
-            if page is None:
-                return
+
+        def turn() -> Optional[List[bytes]]:
+            return next(pages, None)
+
+        while (page := await self._aside(turn)) is not None:
             for k in page:
                 yield k
 

@@ -92,4 +92,5 @@ def register(client: Client) -> bool:
 
 def _bytes(dtype: "torch.dtype") -> int:
     """Gives the bytes of an element."""
-    return torch.empty(0, dtype=dtype).element_size()
+    size: int = torch.empty(0, dtype=dtype).element_size()
+    return size

@@ -8,6 +8,9 @@ It speaks the ring of client/c/kvd_ring.h, and keys tell it to misbehave:
     lost:…     a write happens, and is answered with "unknown"
     CODE/…     is answered with that code, a number
     die:…      the broker exits, with the entry taken
+
+Some say what it has seen: "held" is how many entries are held, "moves" the memory and offset of the last GETs and
+PUTs, as lines of "op memory offset".
 """
 
 import collections
@@ -186,6 +189,13 @@ class Connection:
             return
         if e.key.startswith(b"die:"):
             os._exit(0)
+        if e.key == b"held":
+            n = sum(len(c.held) for c in self.broker.connections.values())
+            self.broker.store.put(e.key, b"%d" % n, 0, 0)
+        elif e.key == b"moves":
+            self.broker.store.put(e.key, b"\n".join(self.broker.moves), 0, 0)
+        elif e.op in (GET, PUT):
+            self.broker.moves.append(b"%d %d %d" % (e.op, e.memory, e.offset))
         if e.key.startswith(b"hold:"):
             self.held.append((q, e))
             return
@@ -272,6 +282,7 @@ class Broker:
     def __init__(self, path):
         self.pidfd = os.pidfd_open(os.getpid())
         self.store, self.connections = Store(), {}
+        self.moves = collections.deque(maxlen=32)
         self.poll = select.poll()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(path)
