@@ -216,7 +216,8 @@ class Result:
         return self
 
 
-_SILENT = (_errors.Code.OK, _errors.Code.NOT_FOUND, _errors.Code.CONDITION, _errors.Code.SHORT_BUFFER)
+# Verdicts whose text tells nothing more, so nobody asks for it.
+_SILENT = (_errors.Code.OK, _errors.Code.NOT_FOUND, _errors.Code.SHORT_BUFFER)
 
 
 class Batch:
@@ -350,21 +351,25 @@ class Batch:
         if os.getpid() != self.core.pid:  # the child's copy of the handle is of no use, and its memory is small
             self.handle.value = None
             return
-        if _lib.kvd_batch_free(self.handle) == _errors.Code.BUSY:
+        if self.pending() != 0:
             self.cancel()
             if self.core.closed:
                 self.finish()
             else:
                 self.core.orphans.append(self)
             return
-        self.handle.value = None
-        self._let_go()
+        self._free()
 
     def finish(self) -> None:
         """Waits until the batch is over and frees it; the broker ends each operation in its time."""
-        while self.handle and _lib.kvd_batch_free(self.handle) == _errors.Code.BUSY:
+        while self.pending() != 0:
             _lib.kvd_batch_wait(self.handle, SLICE_MS, None)
-        self.handle.value = None
+        self._free()
+
+    def _free(self) -> None:
+        """Frees a batch that is over. The handle is forgotten first: an interrupt in between must not free it twice."""
+        handle, self.handle.value = self.handle.value, None
+        _lib.kvd_batch_free(handle)
         self._let_go()
 
     def _let_go(self) -> None:

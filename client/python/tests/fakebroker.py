@@ -5,6 +5,7 @@
 It speaks the ring of client/c/kvd_ring.h, and keys tell it to misbehave:
 
     hold:…     is answered only after somebody has put the key "release"
+    stuck:…    likewise, and is not cancelled either
     lost:…     a write happens, and is answered with "unknown"
     CODE/…     is answered with that code, a number
     die:…      the broker exits, with the entry taken
@@ -183,6 +184,8 @@ class Connection:
     def act(self, q, e):
         if e.op == CANCEL:
             for held in [h for h in self.held if h[0] is q and h[1].tag == e.word]:
+                if held[1].key.startswith(b"stuck:"):
+                    continue
                 self.held.remove(held)
                 q.answer(held[1].tag, 1, CANCELLED)
             q.answer(e.tag, 0, OK)
@@ -196,7 +199,7 @@ class Connection:
             self.broker.store.put(e.key, b"\n".join(self.broker.moves), 0, 0)
         elif e.op in (GET, PUT):
             self.broker.moves.append(b"%d %d %d" % (e.op, e.memory, e.offset))
-        if e.key.startswith(b"hold:"):
+        if e.key.startswith((b"hold:", b"stuck:")):
             self.held.append((q, e))
             return
         self.carry_out(q, e)

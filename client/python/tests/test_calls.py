@@ -2,11 +2,12 @@
 
 import array
 import datetime
+import fcntl
 import os
 import threading
+import time
 import unittest
 
-import support
 from support import Case, Dev, Fake, until
 
 import kvd
@@ -267,8 +268,6 @@ class Calls:
         fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, 1 << 20)
-        import fcntl
-
         fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
         self.client.put("reg", value(500_000))
         with self.client.register(fd) as registered:
@@ -300,6 +299,34 @@ class Calls:
         for t in threads:
             t.join()
         self.assertEqual(failed, [])
+
+
+    def test_counting_goes_on(self):
+        """Another thread runs during calls. How fast is printed and not held: the machine does other things, too."""
+        stop, counts = threading.Event(), [0]
+
+        def count():
+            while not stop.is_set():
+                counts[0] += 1
+
+        def rate(work):
+            before, began = counts[0], time.perf_counter()
+            work()
+            return (counts[0] - before) / (time.perf_counter() - began)
+
+        self.client.put("count", value(4 << 20))
+        buffer = self.client.alloc(4 << 20)
+        thread = threading.Thread(target=count)
+        thread.start()
+        try:
+            alone = rate(lambda: time.sleep(0.3))
+            small = rate(lambda: [self.client.get_range("count", 0, 100) for _ in range(100)])
+            large = rate(lambda: [self.client.get_into("count", buffer) for _ in range(30)])
+        finally:
+            stop.set()
+            thread.join()
+        print(f"\na counting thread, against alone: {small / alone:.2f} during small gets, {large / alone:.2f} during large")
+        self.assertGreater(min(small, large), 0)
 
 
 class FakeCalls(Calls, Case):
