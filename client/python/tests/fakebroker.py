@@ -38,6 +38,17 @@ UNSUPPORTED = 19
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+ONE = struct.pack("=Q", 1)
+
+
+def eventfd(flags):
+    """Makes an eventfd, as os.eventfd does from Python 3.10 on."""
+    fd = libc.eventfd(0, flags | os.O_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "eventfd")
+    return fd
+
+
 class Failure(Exception):
     """An answer that is not OK: outcome, code, length."""
 
@@ -82,7 +93,7 @@ class Queue:
         self.sq, self.cq, self.slots = PAGE, PAGE + DEPTH * 64, PAGE + 2 * DEPTH * 64
         struct.pack_into("<IHHIIQQQQ", self.map, 0, MAGIC, 1, 0, DEPTH, 0, self.sq, self.cq, self.slots, size)
         self.words[BROKER_CPU] = 0xFFFFFFFE
-        self.submit, self.complete = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0)
+        self.submit, self.complete = eventfd(os.O_NONBLOCK), eventfd(0)
         self.head = self.tail = 0
 
     def seal(self):
@@ -112,7 +123,7 @@ class Queue:
         self.words[CQ_TAIL] = self.tail
         if self.words[CLIENT_SLEEPS]:
             self.words[CLIENT_SLEEPS] = 0
-        os.eventfd_write(self.complete, 1)  # always: there are no fences here
+        os.write(self.complete, ONE)  # always: there are no fences here
 
 
 class Connection:
@@ -175,7 +186,7 @@ class Connection:
         for q in self.queues:
             q.words[BROKER_SLEEPS] = 1
             try:
-                os.eventfd_read(q.submit)
+                os.read(q.submit, 8)
             except BlockingIOError:
                 pass
             for e in q.take():

@@ -59,6 +59,11 @@ class Dev:
 
     name = "kvd dev"
 
+    @staticmethod
+    def there():
+        """Tells whether KVD names a program with a broker."""
+        return bool(os.environ.get("KVD"))
+
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="kvd-python-")
         self.path = os.path.join(self.folder, "broker.sock")
@@ -85,7 +90,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        if cls.broker_kind is Dev and not os.environ.get("KVD"):
+        if cls.broker_kind is Dev and not Dev.there():
             raise unittest.SkipTest("KVD does not name a program with a broker")
         cls.broker = cls.broker_kind()
         cls.addClassCleanup(lambda: cls.broker.stop())
