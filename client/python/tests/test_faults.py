@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import unittest
+import warnings
 import weakref
 
 import support
@@ -119,7 +120,9 @@ class Death(Base):
 class Forks(Base):
     def in_child(self, check):
         """Runs a check in a forked child, and holds that it passes."""
-        pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are other threads, which is the point
+            pid = os.fork()
         if pid == 0:
             code = 1
             try:
