@@ -27,6 +27,7 @@ from typing import (
     Type,
     TypeVar,
     Union,
+    overload,
 )
 
 from . import _client, _errors, _lib
@@ -46,7 +47,7 @@ class Client:
     All of it belongs to the loop's thread. Arguments are those of kvd.Client.
     """
 
-    def __init__(self, path: Optional[str] = None, namespace: Optional[str] = None, **options: Any) -> None:
+    def __init__(self, path: Optional[_client.Path] = None, namespace: Optional[str] = None, **options: Any) -> None:
         self._path, self._namespace, self._options = path, namespace, options
         self._client: Optional[_client.Client] = None
         self._flight: Dict[Batch, "asyncio.Future[None]"] = {}
@@ -166,6 +167,12 @@ class Client:
         return (await self._batch(add, 1, Batch.results))[0]
 
     # Values
+
+    @overload
+    async def get(self, key: Key) -> Optional[bytes]: ...
+
+    @overload
+    async def get(self, key: Key, default: T) -> Union[bytes, T]: ...
 
     async def get(self, key: Key, default: Any = None) -> Any:
         """Gives a value as bytes, or `default` if there is no such key."""

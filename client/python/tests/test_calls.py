@@ -3,7 +3,9 @@
 import array
 import datetime
 import fcntl
+import mmap
 import os
+import tempfile
 import threading
 import time
 import unittest
@@ -274,9 +276,28 @@ class Calls:
             self.assertEqual(self.client.get_into("reg", registered.buffer[4096:]), 500_000)
             self.assertEqual(bytes(registered.buffer[4096:504_096]), value(500_000))
             self.client.put("reg2", registered.buffer[4096:504_096])
+            self.raises(kvd.Busy, Outcome.NO, self.client.register, fd, registered.buffer)
         self.assertEqual(self.client.get("reg2"), value(500_000))
         registered.close()
         self.assertEqual(self.client.get_into("reg", registered.buffer[8192:]), 500_000)  # by way of the arena
+
+    def test_register_of_a_mapping(self):
+        with tempfile.TemporaryFile(dir="/dev/shm") as file, self.open() as client:
+            file.truncate(1 << 20)
+            mapping = mmap.mmap(file.fileno(), 1 << 20)
+            client.put("reg3", value(50_000))
+            try:
+                registered = client.register(file.fileno(), memoryview(mapping)[4096:], offset=4096)
+            except kvd.Error as e:  # a broker may want memory that is sealed
+                self.assertIs(e.outcome, Outcome.NO)
+                return
+            self.assertEqual(client.get_into("reg3", registered.buffer), 50_000)
+            self.assertEqual(mapping[4096:54_096], value(50_000))
+            with self.assertRaises(BufferError):
+                mapping.close()
+            for wrong in ({"offset": -1}, {"length": 1 << 21}):
+                with self.assertRaises(ValueError):
+                    client.register(file.fileno(), mapping, **wrong)
 
     def test_threads(self):
         failed = []
