@@ -121,7 +121,7 @@ wheel: libkvd-for-python ## the wheel of kvd for Python in dist/python, with lib
 
 .PHONY: python-tools
 python-tools:
-	@$(PYTHON) -c 'import numpy, venv, ensurepip' && command -v mypy >/dev/null || { apt-get update && \
+	@$(PYTHON) -c 'import numpy, venv, ensurepip' 2>/dev/null && command -v mypy >/dev/null || { apt-get update && \
 		apt-get install --yes --no-install-recommends python3 python3-numpy python3-venv mypy; }
 
 .PHONY: test-python

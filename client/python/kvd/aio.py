@@ -12,6 +12,7 @@ let go of it, too.
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import TracebackType
 from typing import (
     Any,
@@ -155,12 +156,9 @@ class Client:
                     raise
             await asyncio.sleep(_client.DIAL_PAUSE)
 
-    async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls something that waits, in a thread. It may take what others wait for, so these are told then."""
-        try:
-            return await self._loop.run_in_executor(None, function, *arguments)
-        finally:
-            self._pump()
+    async def _aside(self, function: Callable[[], T]) -> T:
+        """Calls something that waits, in a thread of the loop's executor."""
+        return await self._loop.run_in_executor(None, function)
 
     async def _one(self, add: Callable[[Batch], object]) -> Result:
         """Carries out a batch of one."""
@@ -324,7 +322,7 @@ class Client:
 
     async def delete_prefix(self, prefix: Key) -> int:
         """Deletes the records whose keys begin with a prefix, and tells how many. It runs in a thread, too."""
-        return await self._aside(self._opened().delete_prefix, prefix)
+        return await self._aside(functools.partial(self._opened().delete_prefix, prefix))
 
     # Memory
 
