@@ -451,6 +451,10 @@ func (d *Dev) Validate() error {
 			c.bad(l.key, l.addr, "kvd dev serves its own machine: want 127.0.0.1 or off")
 		}
 	}
+	if d.Broker != Off && d.Broker != Auto && !filepath.IsAbs(d.Broker) {
+		c.bad("broker", d.Broker, "want an absolute path, auto or off")
+	}
+	c.socket("broker", d.Broker)
 	c.buffers(d.BufferMemory)
 	c.log(d.Log)
 	return c.err()
