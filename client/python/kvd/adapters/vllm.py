@@ -163,9 +163,10 @@ class KvdTier(SecondaryTierManager):
             told = {"job_id": job_id, "success": all(good), "transfer_time": seconds,
                     "transfer_bytes": sum(good) * self._row_bytes}
             if keys is not None and not all(good):
-                told["successful_keys"] = tuple(key for key, ok in zip(keys, good) if ok) or None
-                for key, ok in zip(keys, good):
-                    if not ok and key in self._verdicts:
+                failed = {key for key, ok in zip(keys, good) if not ok}  # of a key with two rows, both count
+                told["successful_keys"] = tuple(key for key in keys if key not in failed) or None
+                for key in failed:
+                    if key in self._verdicts:
                         self._verdicts[key].there = False
             results.append(JobResult(**{name: value for name, value in told.items() if name in _RESULT_FIELDS}))
 
