@@ -6,8 +6,6 @@ miss, and is counted. Bytes of a load that failed belong to nobody.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -29,29 +27,11 @@ class _Verdict:
         self.name, self.outcome, self.code, self.length = name, outcome, code, -1
 
 
-def bytes_of(buffer: Any) -> memoryview:
-    """Returns a buffer as a row of bytes. It raises TypeError or ValueError if it is none."""
-    view = memoryview(buffer)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-@functools.lru_cache(maxsize=None)
-def _array_of(size: int) -> Any:
-    return ctypes.c_ubyte * size  # ctypes never frees such a type, so each is made once
-
-
-def memory_at(address: int, size: int) -> memoryview:
-    """Returns the bytes at an address, which its owner must keep. ValueError: that cannot be memory."""
-    if address <= 0 or size <= 0:
-        raise ValueError("%d bytes at address %d" % (size, address))
-    return memoryview(_array_of(size).from_address(address)).cast("B")
-
-
 class Blocks:
     """Loads and stores blocks, and counts what became of them. Its methods never raise. Safe for threads.
 
     pin_seconds is how long a pin lasts; 0 is no pin. Counters have a name per verdict: load.ok, load.not_found,
-    load.timeout and so on; load.length is a value of another length than the block; likewise exists, store, delete, pin.
+    load.timeout and so on; load.length is a value of another length than the block. So have exists, store, delete.
     """
 
     def __init__(self, opener: Opener, counters: Counters, pin_seconds: float = 0) -> None:
@@ -62,8 +42,8 @@ class Blocks:
 
         A key of None is one that cannot be a key of the store; it is a miss."""
         good = [False] * len(keys)
-        for i, got in self._ask("load", keys, lambda store, at: store.get_many_into([keys[j] for j in at],
-                                                                                     [buffers[j] for j in at])):
+        for i, got in self._ask("load", keys, lambda store, at: store.get_many([keys[j] for j in at],
+                                                                              [buffers[j] for j in at])):
             if got.outcome == YES and got.code == OK and got.length != len(buffers[i]):
                 # Another layout's block. What was written must not stay there for somebody to mistake it.
                 buffers[i][:] = bytes(len(buffers[i]))
@@ -85,9 +65,8 @@ class Blocks:
             else:
                 self._count("store", got)
         absent = [keys[i] for i in missing]
-        for n, got in self._ask("store", absent, lambda store, at: store.put_many([absent[j] for j in at],
-                                                                                  [values[missing[j]] for j in at]),
-                                write=True):
+        for n, got in self._ask("store", absent, lambda store, at: store.put_many(
+                [(absent[j], values[missing[j]]) for j in at]), write=True):
             if self._count("store", got):
                 out[missing[n]] = SAVED
             elif got.outcome == UNKNOWN:
@@ -139,7 +118,7 @@ class Blocks:
         return True
 
     def pin(self, keys: Sequence[bytes]) -> None:
-        """Asks the store to keep blocks for pin_seconds. A store that cannot pin, or does not, costs a miss at worst."""
+        """Asks the store to keep blocks for pin_seconds. If it does not, that costs a miss at worst."""
         if self._pin_seconds > 0 and keys:
             self._hint("pin", "pin_many", keys, self._pin_seconds)
 
@@ -176,8 +155,8 @@ class Blocks:
             except Exception as err:
                 complain(log, "%s of %d blocks: %s", what, len(at), err)
                 # A client raises before it has begun, unless it says otherwise.
-                answer = [_Verdict(code_name(getattr(err, "code", None)), getattr(err, "outcome", UNKNOWN if write else NO),
-                                   -1)] * len(at)
+                outcome = getattr(err, "outcome", UNKNOWN if write else NO)
+                answer = [_Verdict(code_name(getattr(err, "code", None)), outcome, -1)] * len(at)
             yield from zip(at, answer)
 
     def _count(self, what: str, got: Any) -> bool:

@@ -13,7 +13,7 @@ _last_said = [float("-inf")]
 
 
 def complain(log: logging.Logger, text: str, *args: Any) -> None:
-    """Logs a warning, unless there was one a moment ago: a store that is away fails each call. The counters have all."""
+    """Logs a warning, unless there was one a moment ago: a store that is away fails each call."""
     now = time.monotonic()
     if now - _last_said[0] >= _SECONDS_BETWEEN:
         _last_said[0] = now

@@ -34,7 +34,7 @@ def block_key(salt: str, model: str, rank: str, group: str, digest: bytes) -> by
     """
     key = key_prefix((salt.encode(), model.encode(), rank.encode(), group.encode(), digest))
     if len(key) > MAX_KEY:
-        raise ValueError("a key has %d bytes, want at most %d: shorten the model's name or the salt" % (len(key), MAX_KEY))
+        raise ValueError("a key has %d bytes, want at most %d: shorten the model's name" % (len(key), MAX_KEY))
     return key
 
 

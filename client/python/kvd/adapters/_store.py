@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Optional, Sequence
-
-try:
-    from typing import Protocol
-except ImportError:  # never on a Python that kvd supports; keeps old type checkers quiet
-    Protocol = object  # type: ignore
+from typing import Any, Callable, Optional, Protocol, Sequence, Tuple
 
 # Whether an operation happened.
 YES, NO, UNKNOWN = 0, 1, 2
@@ -50,11 +45,11 @@ class Store(Protocol):
     most, and may be made from any thread. They raise if none of the batch was started.
     """
 
-    def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> Sequence[Verdict]:
+    def get_many(self, keys: Sequence[bytes], into: Sequence[Any]) -> Sequence[Verdict]:
         """Reads values into writable buffers."""
 
-    def put_many(self, keys: Sequence[bytes], values: Sequence[Any]) -> Sequence[Verdict]:
-        """Writes values."""
+    def put_many(self, items: Sequence[Tuple[bytes, Any]]) -> Sequence[Verdict]:
+        """Writes keys with their values."""
 
     def exists_many(self, keys: Sequence[bytes]) -> Sequence[Verdict]:
         """Tells which keys there are, and the lengths of their values. It moves no value."""
@@ -65,8 +60,8 @@ class Store(Protocol):
     def delete_many(self, keys: Sequence[bytes]) -> Sequence[Verdict]:
         """Deletes keys."""
 
-    def register(self, buffer: Any) -> Any:
-        """Lets values move straight to and from a buffer."""
+    def register(self, fd: int, buffer: Any, *, offset: int) -> Any:
+        """Lets values move straight to and from a buffer, where a file is mapped from an offset on."""
 
     def close(self) -> None:
         """Ends the connection."""

@@ -1,7 +1,8 @@
 """An L2 adapter of LMCache that keeps objects in a kvd store.
 
-It follows L2AdapterInterface of LMCache (lmcache/v1/distributed/l2_adapters/base.py) at commit 000e8777, with L2StoreResult, and
-takes the second argument that submit_lookup_and_lock_task has at commit 0b43a455. LMCache loads it as a plug-in:
+It follows L2AdapterInterface of LMCache (lmcache/v1/distributed/l2_adapters/base.py) at commit 000e8777, with
+L2StoreResult. It takes the second argument that submit_lookup_and_lock_task has at commit 0b43a455.
+LMCache loads it as a plug-in:
 
     --l2-adapter '{"type": "plugin", "module_path": "kvd.adapters.lmcache", "class_name": "KvdL2Adapter",
                    "adapter_params": {"path": "/run/kvd/broker.sock", "namespace": "kv"}}'
@@ -18,9 +19,10 @@ from lmcache.v1.distributed.api import KeyEntry, KeyListPage
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
-from ._blocks import PRESENT, SAVED, Blocks, bytes_of, memory_at
+from ._blocks import PRESENT, SAVED, Blocks
 from ._counters import Counters, complain
 from ._key import block_key
+from ._memory import bytes_of, memory_at, register
 from ._notify import Notifier
 from ._store import Opener, Store, connect
 from ._worker import Worker
@@ -191,8 +193,8 @@ class KvdL2Adapter(L2AdapterInterface):
             found = list(itertools.islice(((key, number, size) for key, (number, size) in self._sizes.items()
                                            if number > after and model_name in (None, key.model_name)), page_size + 1))
         page = found[:page_size]
-        return KeyListPage(entries=tuple(KeyEntry(key=key.to_encoded_object_key(), size_bytes=size) for key, _, size in page),
-                           next_page_token=str(page[-1][1]) if len(found) > page_size else None)
+        entries = tuple(KeyEntry(key=key.to_encoded_object_key(), size_bytes=size) for key, _, size in page)
+        return KeyListPage(entries=entries, next_page_token=str(page[-1][1]) if len(found) > page_size else None)
 
     def report_status(self) -> Dict[str, Any]:
         """Returns the counters. is_healthy says whether there is a connection."""
@@ -256,7 +258,8 @@ class KvdL2Adapter(L2AdapterInterface):
         self.counters.add(what + ".abandoned", len(args[0]))
         return result
 
-    def _prepare(self, what: str, keys: List[Any], objects: List[Any]) -> Tuple[List[memoryview], List[Optional[bytes]]]:
+    def _prepare(self, what: str, keys: List[Any],
+                 objects: List[Any]) -> Tuple[List[memoryview], List[Optional[bytes]]]:
         """Returns the objects' bytes and their keys in the store; the key is None if either cannot be had."""
         if len(keys) != len(objects):
             raise ValueError("%s of %d keys with %d objects" % (what, len(keys), len(objects)))
@@ -282,7 +285,7 @@ class KvdL2Adapter(L2AdapterInterface):
 
     def _register(self, store: Store, memory: Any) -> None:
         try:
-            store.register(memory_at(memory.ptr, memory.size))
+            register(store, memory_at(memory.ptr, memory.size))
             self.counters.add("register.ok")
         except Exception as err:  # values are copied then
             log.warning("L1 memory is not registered: %s", err)

@@ -1,7 +1,7 @@
 """A storage backend of SGLang's HiCache that keeps pages in a kvd store.
 
-It follows HiCacheStorage of SGLang as of November 2026 (python/sglang/srt/mem_cache/hicache_storage.py, with interface v2 and the
-stop points that PoolTransferResult may have). SGLang loads it by its name:
+It follows HiCacheStorage of SGLang (python/sglang/srt/mem_cache/hicache_storage.py) at commit 001067ff, with interface
+v2. It gives the stop points that PoolTransferResult has at commit 00fe477f. SGLang loads it by its name:
 
     --hicache-storage-backend dynamic --hicache-mem-layout page_first --hicache-storage-backend-extra-config
     '{"backend_name": "kvd", "module_path": "kvd.adapters.sglang", "class_name": "KvdHiCache", "interface_v1": 1,
@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
-from ._blocks import PRESENT, SAVED, Blocks, memory_at
+from ._blocks import PRESENT, SAVED, Blocks
 from ._counters import Counters, complain
 from ._key import block_key, key_prefix
+from ._memory import memory_at, register
 from ._store import Opener, Store, connect
 
 log = logging.getLogger("kvd.adapters.sglang")
@@ -95,7 +96,7 @@ class KvdHiCache(HiCacheStorage):
                     at = (id(store), int(buffer.data_ptr()))
                     if at not in self._registered:
                         self._registered.add(at)
-                        store.register(_tensor(buffer))
+                        register(store, _tensor(buffer))
                         self.counters.add("register.ok")
             except Exception as err:  # values are copied then
                 log.warning("pool %s is not registered: %s", name, err)
@@ -223,7 +224,8 @@ class KvdHiCache(HiCacheStorage):
         """Writes a page from a tensor."""
         return self.batch_set([key], [value])
 
-    def batch_set(self, keys: List[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
+    def batch_set(self, keys: List[str], values: Any = None, target_locations: Any = None,
+                  target_sizes: Any = None) -> bool:
         """Writes pages from tensors. True: it is certain that all of them are stored."""
         values = list(values or [])
         if len(values) != len(keys):

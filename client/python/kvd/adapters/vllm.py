@@ -1,7 +1,7 @@
 """A secondary tier of vLLM that keeps chunks of its CPU tier in a kvd store.
 
-It follows SecondaryTierManager of vLLM 0.32 (vllm/v1/kv_offload/tiering/base.py), and takes jobs that name rows by block_ids, as up
-to 0.26, too. vLLM loads it by its name:
+It follows SecondaryTierManager of vLLM 0.32 (vllm/v1/kv_offload/tiering/base.py), and takes jobs that name rows by
+block_ids, as up to 0.26, too. vLLM loads it by its name:
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
         "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240,
@@ -20,12 +20,18 @@ import queue
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
-from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext, get_offload_block_hash, get_offload_group_idx
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    RequestOffloadingContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from ._blocks import PRESENT, SAVED, Blocks
 from ._counters import Counters
 from ._key import block_key
+from ._memory import register
 from ._store import Opener, Store, connect
 from ._worker import Worker
 
@@ -53,10 +59,10 @@ class KvdTier(SecondaryTierManager):
     chunks that wait to be stored; more are not stored. store and clock are for tests.
     """
 
-    def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
-                 path: Optional[str] = None, namespace: Optional[str] = None, salt: str = "", lookup_seconds: float = 1.0,
-                 pin_seconds: float = 0, backlog: int = 4096, store: Optional[Callable[[], Store]] = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str,
+                 backpressure_detector: Any = None, path: Optional[str] = None, namespace: Optional[str] = None,
+                 salt: str = "", lookup_seconds: float = 1.0, pin_seconds: float = 0, backlog: int = 4096,
+                 store: Optional[Callable[[], Store]] = None, clock: Callable[[], float] = time.monotonic) -> None:
         given = {} if backpressure_detector is None else {"backpressure_detector": backpressure_detector}
         super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **given)
         if primary_kv_view.ndim != 2 or not primary_kv_view.c_contiguous:
@@ -90,8 +96,9 @@ class KvdTier(SecondaryTierManager):
     # ---- Lookups ----
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
-        """Says HIT or MISS, or RETRY while the store has not answered. A chunk whose load failed is a MISS from then on,
-        for the requests that asked for it, so that they do not try for ever."""
+        """Says HIT or MISS, or RETRY while the store has not answered.
+
+        A chunk whose load failed is a MISS for the requests that asked for it, so that they do not try for ever."""
         self._take_answers()
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -151,7 +158,9 @@ class KvdTier(SecondaryTierManager):
         self._loads.submit((job_metadata.job_id, keys, _rows(job_metadata)))
 
     def get_finished_jobs(self) -> List[Any]:
-        """Returns the jobs that have ended since the last call. A load that failed in part names the keys that it has."""
+        """Returns the jobs that have ended since the last call.
+
+        A load that failed in part names the keys that it has."""
         results: List[Any] = []
         while True:
             try:
@@ -209,7 +218,8 @@ class KvdTier(SecondaryTierManager):
             for key, row in zip(keys, row_ids):
                 inside = 0 <= row < len(self._memory) // self._row_bytes
                 names.append(self._block_key(key) if inside else None)
-                rows.append(self._memory[row * self._row_bytes:(row + 1) * self._row_bytes] if inside else memoryview(b""))
+                at = row * self._row_bytes if inside else 0
+                rows.append(self._memory[at:at + self._row_bytes] if inside else memoryview(b""))
             if len(row_ids) == len(keys):
                 good = move(names, rows)
             else:
@@ -235,11 +245,12 @@ class KvdTier(SecondaryTierManager):
                     verdict.there = there
 
     def _block_key(self, key: bytes) -> bytes:
-        return block_key(self._salt, self._model, self._rank, str(get_offload_group_idx(key)), get_offload_block_hash(key))
+        group = str(get_offload_group_idx(key))
+        return block_key(self._salt, self._model, self._rank, group, get_offload_block_hash(key))
 
     def _register(self, store: Store) -> None:
         try:
-            store.register(self._memory)
+            register(store, self._memory)
             self.counters.add("register.ok")
         except Exception as err:  # values are copied then
             log.warning("the CPU tier's memory is not registered: %s", err)
@@ -256,12 +267,17 @@ def _identity(spec: Any) -> Any:
     """Returns the name of the model, with all that makes its bytes, and that of the part of it."""
     config = spec.config
     parallel = config.parallel
-    agnostic = bool(getattr(parallel, "is_parallelism_agnostic", False)) or bool(getattr(config, "replicated_layout", False))
+    replicated = bool(getattr(config, "replicated_layout", False))
+    agnostic = bool(getattr(parallel, "is_parallelism_agnostic", False)) or replicated
+    canonical = str(config.kv_cache_layout) if getattr(config, "canonical_layout", False) else None
     layout = {
-        "model": config.model.name, "dtype": str(config.model.dtype), "tokens_per_hash": config.cache.tokens_per_hash,
-        "blocks_per_chunk": spec.blocks_per_chunk, "canonical": str(getattr(config, "kv_cache_layout", None))
-        if getattr(config, "canonical_layout", False) else None, "format": getattr(spec, "storage_format", None),
-        "replicated": bool(getattr(config, "replicated_layout", False)),
+        "model": config.model.name,
+        "dtype": str(config.model.dtype),
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": spec.blocks_per_chunk,
+        "canonical": canonical,
+        "format": getattr(spec, "storage_format", None),
+        "replicated": replicated,
         "groups": [[group.tokens_per_block, list(group.layer_names)] for group in config.groups],
     }
     sizes = ["tp_size", "pp_size", "pcp_size", "dcp_size"]

@@ -1,6 +1,7 @@
 """A store in memory that fails as a real one may, and worse, and that keeps account of it."""
 
 import collections
+import mmap
 import os
 import random
 import threading
@@ -91,12 +92,12 @@ class FakeStore:
             self.told["%s.%s" % (what, name)] += 1
         return verdicts
 
-    def get_many_into(self, keys, buffers):
-        assert len(keys) == len(buffers)
+    def get_many(self, keys, into):
+        assert len(keys) == len(into)
         with self.lock:
             short = self._begin("load", keys)
             verdicts, names = [], []
-            for key, buffer in zip(keys, buffers):
+            for key, buffer in zip(keys, into):
                 verdict, name = self._get(key, buffer)
                 verdicts.append(verdict)
                 names.append(name)
@@ -129,12 +130,11 @@ class FakeStore:
         buffer[:len(value)] = value
         return Verdict(length=len(value)), "ok" if len(value) == len(buffer) else "length"
 
-    def put_many(self, keys, values):
-        assert len(keys) == len(values)
+    def put_many(self, items):
         with self.lock:
-            short = self._begin("put", keys)
+            short = self._begin("put", [key for key, _ in items])
             verdicts, names = [], []
-            for key, value in zip(keys, values):
+            for key, value in items:
                 fault = self.faults.key(("full", "lost", "done", "partial"))
                 if fault in ("", "done"):
                     self.values[key] = bytes(value)
@@ -195,8 +195,10 @@ class FakeStore:
         with self.lock:
             self.pinned.difference_update(keys)
 
-    def register(self, buffer):
-        self.registered.append(memoryview(buffer).nbytes)
+    def register(self, fd, buffer, *, offset):
+        size = memoryview(buffer).nbytes
+        assert offset % mmap.PAGESIZE == size % mmap.PAGESIZE == 0 and offset + size <= os.fstat(fd).st_size
+        self.registered.append((os.pread(fd, 8, offset), bytes(buffer[:8]), size))
 
     def close(self):
         self.closed = True

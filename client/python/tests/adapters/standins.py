@@ -1,12 +1,13 @@
 """Stand-ins for the classes of LMCache, SGLang and vLLM that the adapters derive from.
 
-They have the names, arguments and promises of the versions that the adapters name, in words of our own, and nothing of what
-the servers do with them.
+They have the names, arguments and promises of the versions that the adapters name, in words of our own, and nothing
+of what the servers do with them.
 """
 
 import abc
 import dataclasses
 import enum
+import os
 import sys
 import threading
 import types
@@ -23,6 +24,10 @@ def module(name, **contents):
         if parent not in sys.modules:
             module(parent)
         setattr(sys.modules[parent], child, made)
+
+
+# The adapters do not need the client's library as long as they do not connect.
+module("kvd", __path__=[os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "kvd")])
 
 
 def abstract(*names):
@@ -95,8 +100,8 @@ def _accessed(self, keys):
 
 L2AdapterInterface = abc.ABCMeta("L2AdapterInterface", (), dict(
     abstract("get_store_event_fd", "get_lookup_and_lock_event_fd", "get_load_event_fd", "submit_store_task",
-             "pop_completed_store_tasks", "submit_lookup_and_lock_task", "query_lookup_and_lock_result", "submit_unlock",
-             "submit_load_task", "query_load_result", "close"),
+             "pop_completed_store_tasks", "submit_lookup_and_lock_task", "query_lookup_and_lock_result",
+             "submit_unlock", "submit_load_task", "query_load_result", "close"),
     __init__=_l2_init,
     _notify_keys_stored=lambda self, keys, sizes: _account(self, keys, sizes, 1),
     _notify_keys_deleted=lambda self, keys, sizes: _account(self, keys, sizes, -1),
@@ -234,7 +239,8 @@ def offloading_spec(model="model", rank=0, tp_size=1, dtype="bfloat16", agnostic
     """What vLLM says of the model and its parts."""
     ns = types.SimpleNamespace
     return ns(blocks_per_chunk=1, storage_format=None, config=ns(
-        model=ns(name=model, dtype=dtype), cache=ns(tokens_per_hash=16), canonical_layout=False, replicated_layout=False,
+        model=ns(name=model, dtype=dtype), cache=ns(tokens_per_hash=16), canonical_layout=False,
+        replicated_layout=False,
         groups=[ns(tokens_per_block=16, layer_names=["a", "b"])],
         parallel=ns(tp_size=tp_size, pp_size=1, pcp_size=1, dcp_size=1, rank=rank, is_parallelism_agnostic=agnostic)))
 

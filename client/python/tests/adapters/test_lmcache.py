@@ -1,9 +1,12 @@
 """LMCache's L2 adapter, through its life and against a store that fails."""
 
+import ctypes
 import hashlib
+import mmap
 import os
 import random
 import select
+import tempfile
 import threading
 import unittest
 
@@ -154,14 +157,14 @@ class Life(unittest.TestCase):
         d = self.driver(store)
         keys = keys_of(3)
         d.save(keys)
-        store.get_many_into = lambda keys, buffers: [Verdict(1, DENIED) for _ in keys]
+        store.get_many = lambda keys, into: [Verdict(1, DENIED) for _ in keys]
         self.assertEqual(d.load(keys), ([False] * 3, 0))
         self.assertEqual(d.adapter.counters.snapshot()["load.denied"], 3)
 
     def test_unsure_stores_are_no_success_and_counted(self):
         store = FakeStore()
         d = self.driver(store)
-        store.put_many = lambda keys, values: [Verdict(2, 6) for _ in keys]
+        store.put_many = lambda items: [Verdict(2, 6) for _ in items]
         self.assertFalse(d.save(keys_of(3)))
         self.assertEqual(d.adapter.counters.snapshot()["store.unknown"], 3)
         self.assertEqual(d.adapter.used, {})
@@ -247,6 +250,28 @@ class Life(unittest.TestCase):
             self.assertIsNotNone(a.query_load_result(task))
         self.assertTrue(store.closed)
 
+    def test_memory_is_registered(self):
+        private = bytearray(1 << 20)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(private))
+
+        class Desc:
+            ptr, size = at + 100, (1 << 20) - 200
+        store = FakeStore()
+        adapter = KvdL2Adapter({}, l1_memory_desc=Desc, store=lambda: store)
+        self.addCleanup(adapter.close)
+        adapter.report_status()
+        self.assertEqual(adapter.counters.snapshot(), {"register.failed": 1}, "memory of no file")
+        with tempfile.NamedTemporaryFile() as file:
+            file.truncate(1 << 20)
+            memory = mmap.mmap(file.fileno(), 1 << 20)
+            memory[4096:4104] = b"here I a"
+            Desc.ptr = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + 100
+            adapter = KvdL2Adapter({}, l1_memory_desc=Desc, store=lambda: store)
+            self.addCleanup(adapter.close)
+            adapter.report_status()
+        self.assertEqual(adapter.counters.snapshot(), {"register.ok": 1})
+        self.assertEqual(store.registered, [(b"here I a", b"here I a", (1 << 20) - 2 * 4096)])
+
     def test_parameters(self):
         self.assertRaises(ValueError, KvdL2Adapter, {"pathh": "/tmp/x"})
         self.assertEqual(self.driver(FakeStore(), max_capacity_gb=0.5).adapter.max_capacity_bytes, 1 << 29)
@@ -260,7 +285,8 @@ class Soak(unittest.TestCase):
         d = Driver(store)
         self.addCleanup(d.adapter.close)
         r = random.Random(2)
-        pool = [key for salt in ("", "a", "b") for group in (0, 1) for key in keys_of(200, cache_salt=salt, object_group_id=group)]
+        pool = [key for salt in ("", "a", "b") for group in (0, 1)
+                for key in keys_of(200, cache_salt=salt, object_group_id=group)]
         loads = wrong = hits = 0
         while loads < LOADS:
             keys = r.sample(pool, 16)

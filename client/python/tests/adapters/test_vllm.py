@@ -1,7 +1,9 @@
 """vLLM's secondary tier, through its life and against a store that fails."""
 
 import hashlib
+import mmap
 import random
+import tempfile
 import threading
 import unittest
 
@@ -15,7 +17,7 @@ from standins import JobMetadata, LookupResult, ReqContext, TransferJob, offload
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 ROW = 64
-ROWS = 64
+ROWS = 64  # a page in all
 
 
 def key_of(i, group=0):
@@ -30,7 +32,9 @@ class Driver:
     """Does as vLLM's scheduler and its CPU tier do."""
 
     def __init__(self, store, spec=None, job=TransferJob, **params):
-        self.memory = bytearray(ROWS * ROW)
+        self.file = tempfile.NamedTemporaryFile()  # as vLLM's region is a file
+        self.file.truncate(ROWS * ROW)
+        self.memory = mmap.mmap(self.file.fileno(), ROWS * ROW)
         view = memoryview(self.memory).cast("B", (ROWS, ROW))
         self.salt, self.job = params.get("salt", ""), job
         self.tier = KvdTier(offloading_spec=spec or offloading_spec(), primary_kv_view=view, tier_type="KvdTier",
@@ -104,7 +108,7 @@ class Life(unittest.TestCase):
             d.tier.on_request_finished(ReqContext("r"))
             self.assertEqual(d.look(keys), [HIT] * 8 + [MISS] * 2)
             self.assertEqual(d.load(keys[:8]), (keys[:8], 0))
-            self.assertEqual(store.registered[-1], ROWS * ROW)
+            self.assertEqual(store.registered[-1], (bytes(8), bytes(8), ROWS * ROW))
             d.tier.on_request_finished(ReqContext("r"))
             self.assertEqual((d.tier._verdicts, d.tier._asked), ({}, {}))
 
@@ -113,7 +117,8 @@ class Life(unittest.TestCase):
         keys = [key_of(i) for i in range(4)]
         d.save(keys[:3])
         result = d.end(d.submit(d.tier.submit_load, keys, [0, 1, 2, 3]))
-        self.assertEqual((result.success, result.successful_keys, result.transfer_bytes), (False, tuple(keys[:3]), 3 * ROW))
+        self.assertEqual((result.success, result.successful_keys), (False, tuple(keys[:3])))
+        self.assertEqual(result.transfer_bytes, 3 * ROW)
         result = d.end(d.submit(d.tier.submit_load, keys[3:], [0]))
         self.assertEqual((result.success, result.successful_keys), (False, None))
 
@@ -210,7 +215,8 @@ class Life(unittest.TestCase):
         self.assertEqual(self.driver(store).look(keys), [HIT] * 3)
         # Ranks that have the same bytes share them.
         self.driver(store, spec=offloading_spec(rank=0, tp_size=2, agnostic=True)).save(keys)
-        self.assertEqual(self.driver(store, spec=offloading_spec(rank=3, tp_size=4, agnostic=True)).look(keys), [HIT] * 3)
+        other = offloading_spec(rank=3, tp_size=4, agnostic=True)
+        self.assertEqual(self.driver(store, spec=other).look(keys), [HIT] * 3)
 
     def test_rows_outside_memory(self):
         d = self.driver(FakeStore())
@@ -218,7 +224,7 @@ class Life(unittest.TestCase):
         for rows in ([0, -1, ROWS], [0]):
             for start in (d.tier.submit_store, d.tier.submit_load):
                 self.assertFalse(d.end(d.submit(start, keys, rows)).success)
-        self.assertEqual(bytes(d.memory), bytes(ROWS * ROW))
+        self.assertEqual(d.memory[:], bytes(ROWS * ROW))
 
     def test_pins_by_touch(self):
         store = FakeStore()
@@ -238,12 +244,14 @@ class Life(unittest.TestCase):
         self.assertFalse(d.save(keys))
         self.assertEqual(d.look(keys), [MISS] * 3)
         self.assertEqual(d.load(keys), ([], 0))
-        self.assertEqual(d.tier.counters.snapshot(), {"store.unavailable": 3, "exists.unavailable": 3, "load.unavailable": 3})
+        self.assertEqual(d.tier.counters.snapshot(),
+                         {"store.unavailable": 3, "exists.unavailable": 3, "load.unavailable": 3})
 
     def test_shutdown_ends_every_job(self):
         store = FakeStore()
         d = Driver(store)
         keys = [key_of(i) for i in range(3)]
+        d.save(keys)
         store.gate.clear()
         for _ in range(3):
             d.submit(d.tier.submit_load, keys, [0, 1, 2])
@@ -252,7 +260,7 @@ class Life(unittest.TestCase):
         store.gate.set()
         closing.join(30)
         self.assertFalse(closing.is_alive())
-        self.assertEqual([r.job_id for r in d.tier.get_finished_jobs()], [1, 2, 3])
+        self.assertEqual([r.job_id for r in d.tier.get_finished_jobs()], [2, 3, 4])
         self.assertTrue(store.closed)
 
 
