@@ -221,7 +221,7 @@ class Life(unittest.TestCase):
     def test_rows_outside_memory(self):
         d = self.driver(FakeStore())
         keys = [key_of(i) for i in range(3)]
-        for rows in ([0, -1, ROWS], [0]):
+        for rows in ([0, 1, -1], [0, 1, ROWS], [0]):
             for start in (d.tier.submit_store, d.tier.submit_load):
                 self.assertFalse(d.end(d.submit(start, keys, rows)).success)
         self.assertEqual(d.memory[:], bytes(ROWS * ROW))
