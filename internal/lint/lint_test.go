@@ -28,6 +28,7 @@ type row struct {
 // imports is first match first. Tests may import what they like.
 var imports = []row{
 	{"internal/bulk", "", "it moves bytes, whatever they mean"},
+	{"internal/ring", "", "the bytes that a broker shares with C programs know neither the store nor sockets"},
 	{"internal/layout", "internal/bulk", "the bytes are defined once, below everything but what takes their CRC"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
 		"that simulators can drive it"},

@@ -1,0 +1,3 @@
+package ring
+
+//go:generate go test -run TestHeader -rewrite .
