@@ -42,8 +42,8 @@ class Blocks:
 
         A key of None is one that cannot be a key of the store; it is a miss."""
         good = [False] * len(keys)
-        for i, got in self._ask("load", keys, lambda store, at: store.get_many([keys[j] for j in at],
-                                                                              [buffers[j] for j in at])):
+        for i, got in self._ask("load", keys, lambda store, names, at: store.get_many(
+                names, [buffers[j] for j in at])):
             if got.outcome == YES and got.code == OK and got.length != len(buffers[i]):
                 # Another layout's block. What was written must not stay there for somebody to mistake it.
                 buffers[i][:] = bytes(len(buffers[i]))
@@ -56,7 +56,7 @@ class Blocks:
         """Writes the blocks that are not there. It returns SAVED, PRESENT, FAILED or UNSURE for each."""
         out = [FAILED] * len(keys)
         missing: List[int] = []
-        for i, got in self._ask("store", keys, lambda store, at: store.exists_many([keys[j] for j in at])):
+        for i, got in self._ask("store", keys, lambda store, names, at: store.exists_many(names)):
             if got.outcome == YES and got.code == OK and got.length == len(values[i]):
                 out[i] = PRESENT
                 self._counters.add("store.present")
@@ -65,8 +65,8 @@ class Blocks:
             else:
                 self._count("store", got)
         absent = [keys[i] for i in missing]
-        for n, got in self._ask("store", absent, lambda store, at: store.put_many(
-                [(absent[j], values[missing[j]]) for j in at]), write=True):
+        for n, got in self._ask("store", absent, lambda store, names, at: store.put_many(
+                [(name, values[missing[j]]) for name, j in zip(names, at)]), write=True):
             if self._count("store", got):
                 out[missing[n]] = SAVED
             elif got.outcome == UNKNOWN:
@@ -76,7 +76,7 @@ class Blocks:
     def exists(self, keys: Sequence[Optional[bytes]]) -> List[Optional[bool]]:
         """Tells which blocks there are. None: the store did not say."""
         there: List[Optional[bool]] = [None] * len(keys)
-        for i, got in self._ask("exists", keys, lambda store, at: store.exists_many([keys[j] for j in at])):
+        for i, got in self._ask("exists", keys, lambda store, names, at: store.exists_many(names)):
             there[i] = True if self._count("exists", got) else False if got.code == NOT_FOUND else None
         return there
 
@@ -103,7 +103,7 @@ class Blocks:
     def remove(self, keys: Sequence[Optional[bytes]]) -> List[bool]:
         """Deletes blocks. True: it is certain that there is none now."""
         gone = [False] * len(keys)
-        for i, got in self._ask("delete", keys, lambda store, at: store.delete_many([keys[j] for j in at]), write=True):
+        for i, got in self._ask("delete", keys, lambda store, names, at: store.delete_many(names), write=True):
             gone[i] = self._count("delete", got) or got.code == NOT_FOUND
         return gone
 
@@ -140,16 +140,19 @@ class Blocks:
             return
         self._counters.add(what + ".ok", len(keys))
 
-    def _ask(self, what: str, keys: Sequence[Optional[bytes]], call: Callable[[Store, List[int]], Sequence[Any]],
+    def _ask(self, what: str, keys: Sequence[Optional[bytes]],
+             call: Callable[[Store, List[bytes], List[int]], Sequence[Any]],
              write: bool = False) -> Iterator[Tuple[int, Any]]:
-        """Makes calls for all keys but None, and gives each key's place with its verdict, exactly once."""
-        valid = [i for i, key in enumerate(keys) if key is not None]
+        """Makes calls for all keys but None, and gives each key's place with its verdict, exactly once.
+
+        call is given the store, and the keys of a batch with their places."""
+        valid = [(i, key) for i, key in enumerate(keys) if key is not None]
         self._counters.add(what + ".argument", len(keys) - len(valid))
         for start in range(0, len(valid), BATCH):
-            at = valid[start:start + BATCH]
+            at = [i for i, _ in valid[start:start + BATCH]]
             answer: Sequence[Any]
             try:
-                answer = call(self._opener.store(), at)
+                answer = call(self._opener.store(), [key for _, key in valid[start:start + BATCH]], at)
                 if len(answer) != len(at):  # verdicts that cannot be told apart are none
                     answer = [_Verdict("protocol", UNKNOWN if write else NO, -1)] * len(at)
             except Exception as err:

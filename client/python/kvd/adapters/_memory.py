@@ -81,4 +81,4 @@ def _open(device: str, inode: int, path: str) -> Optional[int]:
 
 
 def _is(status: os.stat_result, want: Any) -> bool:
-    return ((os.major(status.st_dev), os.minor(status.st_dev)), status.st_ino) == want
+    return bool(((os.major(status.st_dev), os.minor(status.st_dev)), status.st_ino) == want)

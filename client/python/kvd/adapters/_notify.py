@@ -6,19 +6,15 @@ import ctypes
 import os
 import sys
 
-_NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
-
 
 class Notifier:
     """An eventfd. It is readable from notify on until somebody reads it."""
 
     def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:  # Python 3.9
-            self._fd = ctypes.CDLL(None, use_errno=True).eventfd(0, _NONBLOCK | _CLOEXEC)
-            if self._fd < 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        # os.eventfd is there from Python 3.10 on.
+        self._fd = int(ctypes.CDLL(None, use_errno=True).eventfd(0, os.O_NONBLOCK | os.O_CLOEXEC))
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def fileno(self) -> int:
         """Returns the descriptor, which stays the notifier's. -1 after close."""

@@ -32,9 +32,17 @@ def code_name(code: Any) -> str:
 class Verdict(Protocol):
     """What became of one key of a batch."""
 
-    outcome: int  # YES, NO or UNKNOWN
-    code: int  # OK, or why not
-    length: int  # bytes of the record's value; of a read and of exists
+    @property
+    def outcome(self) -> int:
+        """YES, NO or UNKNOWN."""
+
+    @property
+    def code(self) -> int:
+        """OK, or why not."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the record's value, of a read and of exists."""
 
 
 class Store(Protocol):

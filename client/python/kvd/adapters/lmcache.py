@@ -99,16 +99,16 @@ class KvdL2Adapter(L2AdapterInterface):
 
     def __init__(self, params: Optional[Dict[str, Any]] = None, l1_memory_desc: Any = None,
                  store: Optional[Callable[[], Store]] = None, **_later: Any) -> None:
-        params = dict(params or {})
-        unknown = set(params) - _PARAMS
+        given: Dict[str, Any] = dict(params or {})
+        unknown = set(given) - _PARAMS
         if unknown:
             raise ValueError("adapter_params has %s; it may have %s" % (sorted(unknown), sorted(_PARAMS)))
-        super().__init__(max_capacity_bytes=int(float(params.get("max_capacity_gb", 0)) * (1 << 30)))
+        super().__init__(max_capacity_bytes=int(float(given.get("max_capacity_gb", 0)) * (1 << 30)))
         self.counters = Counters()
-        self._salt = str(params.get("salt", ""))
-        self._tracked_keys = int(params.get("tracked_keys", 1 << 20))
-        self._opener = Opener(store or (lambda: connect(params.get("path"), params.get("namespace"))))
-        self._blocks = Blocks(self._opener, self.counters, float(params.get("pin_seconds", 60)))
+        self._salt = str(given.get("salt", ""))
+        self._tracked_keys = int(given.get("tracked_keys", 1 << 20))
+        self._opener = Opener(store or (lambda: connect(given.get("path"), given.get("namespace"))))
+        self._blocks = Blocks(self._opener, self.counters, float(given.get("pin_seconds", 60)))
         if l1_memory_desc is not None:
             self._opener.on_open(lambda opened: self._register(opened, l1_memory_desc))
 
@@ -232,14 +232,15 @@ class KvdL2Adapter(L2AdapterInterface):
             return None
         there = self._blocks.exists(names)
         bits = Bitmap(len(keys))
-        found, pinned = [], []
+        found: List[Any] = []
+        pinned: List[bytes] = []
         self._forget([key for key, is_there in zip(keys, there) if is_there is False])  # evicted
         with self._lock:
-            for i, key in enumerate(keys):
-                if there[i]:
+            for i, (key, name) in enumerate(zip(keys, names)):
+                if there[i] and name is not None:
                     bits.set(i)
                     found.append(key)
-                    pinned.append(names[i])
+                    pinned.append(name)
                     self._locks[key] = self._locks.get(key, 0) + 1
         self._blocks.pin(pinned)
         self._notify_keys_accessed(found)

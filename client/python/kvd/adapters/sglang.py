@@ -32,7 +32,7 @@ _WHOLE = "page"  # the group of pages that come as one tensor
 _EXTRA = frozenset(("path", "namespace", "salt", "pin_seconds"))
 
 
-class _Indices(list):
+class _Indices(List[int]):
     """Indices as pools take them, who expect a tensor."""
 
     def tolist(self) -> List[int]:

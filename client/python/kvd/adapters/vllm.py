@@ -71,7 +71,7 @@ class KvdTier(SecondaryTierManager):
         self._salt, self._lookup_seconds, self._clock = salt, lookup_seconds, clock
         self._model, self._rank = _identity(offloading_spec)
         self._block_key(bytes(36))  # a name that is too long shows here, rather than later
-        self._row_bytes = primary_kv_view.nbytes // max(1, primary_kv_view.shape[0])
+        self._row_bytes = primary_kv_view.nbytes // max(1, len(primary_kv_view))
         self._memory = primary_kv_view.cast("B")
 
         self._opener = Opener(store or (lambda: connect(path, namespace)))

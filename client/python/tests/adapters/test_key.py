@@ -3,6 +3,8 @@
 import itertools
 import unittest
 
+import standins  # noqa: F401, so that kvd is found without its library
+
 from kvd.adapters import _key
 
 

@@ -28,7 +28,7 @@ class Driver:
     """Does as LMCache's controllers do."""
 
     def __init__(self, store, **params):
-        self.adapter = KvdL2Adapter(params, store=lambda: store)
+        self.adapter = KvdL2Adapter(params, store=store if callable(store) else lambda: store)
 
     def wait(self, fd):
         ready, _, _ = select.select([fd], [], [], 30)
@@ -176,11 +176,9 @@ class Life(unittest.TestCase):
             if away[0]:
                 raise Gone("no broker")
             return store
-        adapter = KvdL2Adapter({}, store=connect)
+        d = self.driver(connect)
+        adapter = d.adapter
         adapter._opener._retry = 0
-        self.addCleanup(adapter.close)
-        d = Driver.__new__(Driver)
-        d.adapter = adapter
         keys = keys_of(3)
         self.assertFalse(d.save(keys))
         self.assertEqual(d.find(keys), [False] * 3)
