@@ -1,9 +1,10 @@
 """vLLM's secondary tier, through its life and against a store that fails."""
 
+import fcntl
 import hashlib
 import mmap
+import os
 import random
-import tempfile
 import threading
 import unittest
 
@@ -32,9 +33,11 @@ class Driver:
     """Does as vLLM's scheduler and its CPU tier do."""
 
     def __init__(self, store, spec=None, job=TransferJob, **params):
-        self.file = tempfile.NamedTemporaryFile()  # as vLLM's region is a file
-        self.file.truncate(ROWS * ROW)
-        self.memory = mmap.mmap(self.file.fileno(), ROWS * ROW)
+        fd = os.memfd_create("rows", os.MFD_ALLOW_SEALING)
+        os.truncate(fd, ROWS * ROW)
+        fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
+        self.memory = mmap.mmap(fd, ROWS * ROW)
+        os.close(fd)
         view = memoryview(self.memory).cast("B", (ROWS, ROW))
         self.salt, self.job = params.get("salt", ""), job
         self.tier = KvdTier(offloading_spec=spec or offloading_spec(), primary_kv_view=view, tier_type="KvdTier",
