@@ -5,6 +5,8 @@ Without KVD the broker is the client tests' own, which keeps values in a map.
 
 import os
 import random
+import re
+import subprocess
 import sys
 import unittest
 
@@ -17,7 +19,7 @@ if os.environ.get("KVD_LIBRARY"):
 import test_lmcache
 import test_sglang
 import test_vllm
-from fake import LOADS
+from fake import LOADS, failed
 from kvd.adapters._store import connect
 from test_vllm import HIT
 
@@ -109,6 +111,80 @@ class Live(unittest.TestCase):
             self.broker.start()
             self.assertEqual(d.load(keys), ([False] * 8, 0))
             support.until(lambda: d.find(keys) == [False] * 8 and d.save(keys), "the adapter has the next broker")
+
+
+class Killed(test_lmcache.Driver):
+    """An adapter at a broker that is a process of its own, and is killed."""
+
+    def __init__(self, dev):
+        ready = support.until(lambda: self.find_ready(dev), "kvd dev is ready")
+        directory = ready.group(1)
+        self.path = os.path.join(dev.folder, "killed.sock")
+        self.command = [os.environ["KVD"], "broker", "--directory", directory, "--listen", self.path,
+                        "--namespaces", "cache"]
+        self.log = open(os.path.join(dev.folder, "killed.log"), "w", encoding="utf-8")
+        self.start()
+        super().__init__(lambda: connect(self.path, None), pin_seconds=0)
+
+    @staticmethod
+    def find_ready(dev):
+        with open(os.path.join(dev.folder, "log"), encoding="utf-8") as log:
+            return re.search(r"^ready .*directory=(\S+)", log.read(), re.M)
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log)
+        support.until(lambda: os.path.exists(self.path), "the broker listens")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        os.unlink(self.path)
+
+    def stop(self):
+        self.adapter.close()
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@unittest.skipIf(not os.environ.get("KVD") or not os.environ.get("KVD_LIBRARY"), "KVD is not set; run make test-python")
+class Nemesis(unittest.TestCase):
+    """A store that evicts, and a broker that is killed with loads and stores under way."""
+
+    SIZE = 256 << 10
+
+    def test_no_wrong_success(self):
+        dev = support.Dev()
+        self.addCleanup(dev.stop)
+        d = Killed(dev)
+        self.addCleanup(d.stop)
+        r = random.Random(7)
+        pool = test_lmcache.keys_of(3000)  # more than the namespace holds
+        a, hits, loads, cut = d.adapter, 0, 0, 0
+        content = test_lmcache.content
+        for i in range(60):
+            keys, want = r.sample(pool, 40), r.sample(pool, 16)
+            objects = [standins.MemoryObject(b"\xee" * self.SIZE) for _ in want]
+            values = [standins.MemoryObject(content(key, self.SIZE)) for key in keys]
+            storing, loading = a.submit_store_task(keys, values), a.submit_load_task(want, objects)
+            if i % 4 == 3:
+                d.kill()
+                d.start()
+                cut += 1
+            bits = d.until(a.get_load_event_fd(), lambda: a.query_load_result(loading)).bits
+            stored = d.until(a.get_store_event_fd(), lambda: a.pop_completed_store_tasks() or None)
+            self.assertEqual(list(stored), [storing])
+            for good, obj, key in zip(bits, objects, want):
+                self.assertTrue(not good or bytes(obj.byte_array) == content(key, self.SIZE))
+            more = r.sample(keys, 16)
+            support.until(lambda: a.report_status()["is_healthy"], "there is a broker")
+            found, wrong = d.load(more, size=self.SIZE)
+            self.assertEqual(wrong, 0)
+            hits, loads = hits + sum(bits) + sum(found), loads + 32
+        counts = a.counters.snapshot()
+        self.assertEqual((counts["load.ok"], failed(a.counters, "load")), (hits, loads - hits))
+        self.assertGreater(hits, loads // 4)
+        self.assertGreater(counts["load.not_found"], 0)
 
 
 if __name__ == "__main__":
