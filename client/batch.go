@@ -62,6 +62,11 @@ type Op struct {
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
 	Into []byte
+	// OpGet with Fixed: the capacity of Into is all the memory that there is for the value. A longer one is
+	// io.ErrShortBuffer. Memory behind the value is as with Client.GetInto.
+	Fixed bool
+	// Size is the bytes of the value that an OpGet with Fixed found, also of one that is longer.
+	Size int
 
 	// Item is the answer. OpGet: all of it, as of an OpKeep with Typed. OpPut, OpUpdate: Version alone, of the
 	// record written.
@@ -196,7 +201,8 @@ func (c *Client) doSome(ctx context.Context, ops []Op) (rounds int) {
 
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
-		return // it is there
+		o.Size = q.n
+		return // the rest is there
 	}
 	was := o.Item.Version // modify's
 	o.Item.Version = q.Version
@@ -216,6 +222,9 @@ func (c *Client) fill(q *call, o *Op) error {
 	switch o.Kind {
 	case OpGet:
 		q.Kind, q.dst, q.typed = index.Get, o.Into, o.Typed
+		if o.Fixed {
+			q.dst, q.into, q.told = o.Into[:cap(o.Into)], true, true
+		}
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)

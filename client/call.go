@@ -66,6 +66,7 @@ type call struct {
 	engine.Op
 	dst   []byte // for the value
 	into  bool   // GetInto: dst is all there is
+	told  bool   // Op.Fixed: into, and item is told of the value
 	typed bool   // Op.Typed
 	most  uint32 // of an OpUpdate: the longest value that it may make, bytes
 	page  func() // of a scan, and of a janitor's kinds: takes what was found
@@ -318,9 +319,32 @@ func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 			at += copy(q.dst[at:q.n], parts[0])
 		}
 	}
+	if q.told {
+		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
+		_, q.item.Flags, q.item.Note = splitTail(tailOf(r, parts), r.Flags)
+	}
 	if q.n > len(q.dst) {
 		q.Err = io.ErrShortBuffer
+		return
 	}
+	if q.told {
+		q.item.Value = q.dst[:q.n]
+	}
+}
+
+// tailOf is the last bytes of a value, which has parts if it is in chunks: those of its tail.
+func tailOf(r *layout.Record, parts [][]byte) []byte {
+	if parts == nil {
+		return r.Value
+	}
+	n := r.Flags.TailLen()
+	tail := make([]byte, n)
+	for i := len(parts) - 1; i >= 0 && n > 0; i-- {
+		p := parts[i][max(0, len(parts[i])-n):]
+		copy(tail[n-len(p):], p)
+		n -= len(p)
+	}
+	return tail
 }
 
 // expires is an expiry as the API has it; the zero time is never.

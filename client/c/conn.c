@@ -169,17 +169,19 @@ static int refused(const struct message *m, kvd_error *error) {
 }
 
 /* ask sends a request and takes its reply; *m has it, and its descriptors, only when ask returns 0. Control is held. */
-static int ask(kvd_client *c, int sock, struct message *m, uint16_t want, size_t least, int64_t deadline, kvd_error *error) {
+static int ask(int sock, struct message *m, uint16_t want, size_t least, int64_t deadline, kvd_error *error) {
     uint32_t serial = at32(m, 8);
     int failed = send_message(sock, m) == 0 ? 0 : errno;
-    (void)c;
     while (failed == 0) {
         failed = receive(sock, m, deadline);
         if (failed != 0)
             break;
         uint16_t type = at16(m, 0);
-        if (at32(m, 8) == 0 && (type == KVD_MSG_REGION || type == KVD_MSG_REGION_GONE)) {
-            drop_fds(m);
+        int asked = at32(m, 8) != 0;
+        if ((asked && at32(m, 8) != serial) || (!asked && (type == KVD_MSG_REGION || type == KVD_MSG_REGION_GONE))) {
+            drop_fds(m); /* late, or of views */
+            if (kvd__now() >= deadline)
+                failed = ETIMEDOUT;
             continue;
         }
         if (at32(m, 8) == serial && type == want && m->length >= least)
@@ -314,7 +316,7 @@ static int register_on(kvd_client *c, int sock, struct region *r, kvd_error *err
     put64(&m, r->offset);
     put64(&m, r->length);
     m.fds[m.nfds++] = r->fd;
-    int code = ask(c, sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
+    int code = ask(sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
     if (code != KVD_OK)
         return code;
     uint32_t number = at32(&m, HEADER);
@@ -340,7 +342,7 @@ static int dial(kvd_client *c, int64_t deadline, kvd_error *error) {
         return kvd__fail(error, KVD_NO, KVD_SYSTEM, e, "pidfd_open failed");
     }
     hello(c, &m, self);
-    int code = ask(c, sock, &m, KVD_MSG_WELCOME, HEADER + 56, deadline, error);
+    int code = ask(sock, &m, KVD_MSG_WELCOME, HEADER + 56, deadline, error);
     close(self);
     if (code == KVD_OK && (code = welcome(c, &m, error)) != KVD_OK)
         drop_fds(&m);
@@ -419,7 +421,7 @@ int kvd__more_queues(kvd_client *c) {
     uint32_t n = atomic_load(&c->nqueues);
     if (atomic_load(&c->connected) && n < c->max_queues && !atomic_load(&c->no_more_queues)) {
         begin(&m, KVD_MSG_QUEUE, next_serial(c));
-        code = ask(c, c->sock, &m, KVD_MSG_QUEUED, HEADER + 8, kvd__now() + (int64_t)REPLY_MS * 1000000, NULL);
+        code = ask(c->sock, &m, KVD_MSG_QUEUED, HEADER + 8, kvd__now() + (int64_t)REPLY_MS * 1000000, NULL);
         if (code == KVD_OK && m.nfds == 3 && at32(&m, HEADER) == n)
             code = install(c, n, m.fds[0], m.fds[1], m.fds[2]);
         else if (code == KVD_OK) {
@@ -548,7 +550,7 @@ int kvd__region_deregister(kvd_client *c, uint32_t number, kvd_error *error) {
         begin(&m, KVD_MSG_DEREGISTER, next_serial(c));
         put32(&m, number);
         put32(&m, 0);
-        code = ask(c, c->sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
+        code = ask(c->sock, &m, KVD_MSG_DONE, HEADER + 8, kvd__now() + (int64_t)SLOW_REPLY_MS * 1000000, error);
         if (code == KVD_OK)
             drop_fds(&m);
     }

@@ -223,7 +223,7 @@ int kvd_get(kvd_client *client, const void *key, uint64_t key_bytes, void **valu
 
 /*
  * kvd_get_into reads a value into the caller's buffer; *length is the value's. KVD_SHORT_BUFFER: the value is longer
- * than capacity; *length tells it, and nothing was written.
+ * than capacity; *length tells it. Bytes of the buffer behind the value are untouched or zero.
  */
 int kvd_get_into(kvd_client *client, const void *key, uint64_t key_bytes, void *buffer, uint64_t capacity,
                  uint64_t *length, kvd_record *record, kvd_error *error);

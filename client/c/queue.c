@@ -122,7 +122,10 @@ static int locate(struct queue *q, struct op *op) {
         if (kvd__use(c, op) > 0)
             return 0;
     }
-    kvd__done(q, op, KVD_NO, KVD_TOO_LARGE, "the value does not fit into the arena");
+    if (op->length > c->arena.bytes)
+        kvd__done(q, op, KVD_NO, KVD_TOO_LARGE, "the value does not fit into the arena");
+    else
+        kvd__done(q, op, KVD_NO, KVD_BUSY, "the broker does not have the memory any more");
     return -1;
 }
 

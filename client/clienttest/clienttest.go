@@ -313,6 +313,10 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 		s.mu.lru.MoveToFront(e.used)
 		if o.Item = itemOf(e, o.Into); e.typ != client.Plain && !o.Typed {
 			o.Item, o.Err = client.Item{}, client.ErrWrongType
+		} else if o.Fixed {
+			if o.Size = len(e.value); o.Size > cap(o.Into) {
+				o.Item.Value, o.Err = nil, io.ErrShortBuffer
+			}
 		}
 	case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
 		o.Err = client.ErrConflict

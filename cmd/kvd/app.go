@@ -103,7 +103,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w%s (see %s --help)", err, nearFlags(cmd, err), cmd.CommandPath())}
 	})
-	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole()}
+	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole(), a.brokerRole()}
 	for _, r := range roles {
 		c := a.roleCommand(r)
 		if r.name == "directory" {

@@ -82,6 +82,13 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 			return err
 		}
 	}
+	sock, err := a.devBroker(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	if sock != nil {
+		defer closing(func() error { return closeListener(sock) })
+	}
 	raft := metrics.Raft() // before raft has begun
 	namespaces := []devstore.Namespace{
 		{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
@@ -115,11 +122,16 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	defer closing(g.close)
 	defer notify(log, daemon.SdNotifyStopping)
+	b, err := serveDevBroker(ctx, sock, g, log)
+	if err != nil {
+		return err
+	}
+	defer closing(b.close)
 	g.serve(l)
 	d := s.DirectoryNodes()[0]
 	doors := g.doors(web)
 	doors["grpc"], doors["raft"] = d.Doors()
-	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d),
+	cs := append(append(g.collectors(), b.collectors()...), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Renewals(d),
 		metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
@@ -129,10 +141,10 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	web.Chart(slices.Concat(gatewayCharts(), directoryCharts(), memnodeCharts())...)
 	web.Serving(stopping(ctx, func() error {
-		return errors.Join(directoryReady(d), g.ready())
-	}), withTables(directoryPage(d), g.tables))
+		return errors.Join(directoryReady(d), g.ready(), b.ready())
+	}), withTables(directoryPage(d), func() []httpd.Table { return append(g.tables(), b.tables()...) }))
 	if len(a.command) > 0 {
-		return a.runCommand(ctx, s.Directory())
+		return a.runCommand(ctx, s.Directory(), b.path())
 	}
 	addrs, err := devEndpoints(ctx, s)
 	if err != nil {
@@ -142,7 +154,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
-		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
+		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "broker", b.path(), "http", web.Addr()); err != nil {
 		return err
 	}
 	wait, cancel := context.WithCancel(ctx)
@@ -170,7 +182,8 @@ func (a *app) serveNothing(c *config.Dev) {
 		"listen": func() {
 			c.Listen = anyPort
 		}, "redis": func() { c.Redis = config.Off }, "memcached": func() { c.Memcached = config.Off },
-		"http": func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
+		"broker": func() { c.Broker = config.Off },
+		"http":   func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
 	} {
 		if !a.given(key) {
 			set()
@@ -183,9 +196,12 @@ const commandPatience = 10 * time.Second
 
 // runCommand runs the command that the store is for, until it ends. Its failure is an *exec.ExitError,
 // which run makes the exit status.
-func (a *app) runCommand(ctx context.Context, directory []string) error {
+func (a *app) runCommand(ctx context.Context, directory []string, socket string) error {
 	cmd := exec.CommandContext(ctx, a.command[0], a.command[1:]...)
 	cmd.Env = append(os.Environ(), "KVD_DIRECTORY="+strings.Join(directory, ","))
+	if socket != "" {
+		cmd.Env = append(cmd.Env, "KVD_BROKER="+socket)
+	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, a.stdout, a.stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = commandPatience

@@ -221,7 +221,7 @@ func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners
 		l["tls"] = tls.NewListener(l["tls"], creds)
 	}
 	if c.ListenUnix != config.Off {
-		lis, err := listenUnix(ctx, c.ListenUnix)
+		lis, err := listenUnix(ctx, "unix", c.ListenUnix)
 		if err != nil {
 			return nil, fmt.Errorf("listen-unix: %w", err)
 		}
@@ -232,12 +232,12 @@ func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners
 
 // listenUnix makes a socket for this user and group, mode 0660, and its folder, mode
 // 0700, if there is none. A socket that nobody serves any more is replaced.
-func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+func listenUnix(ctx context.Context, network, path string) (net.Listener, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	if st, err := os.Lstat(path); err == nil && st.Mode().Type() == fs.ModeSocket {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		conn, err := new(net.Dialer).DialContext(ctx, network, path)
 		switch {
 		case err == nil:
 			return nil, errors.Join(fmt.Errorf("%s: %w", path, syscall.EADDRINUSE), conn.Close())
@@ -251,7 +251,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	// process's, which makes no other file meanwhile.
 	was := syscall.Umask(0o117)
 	defer syscall.Umask(was)
-	return new(net.ListenConfig).Listen(ctx, "unix", path)
+	return new(net.ListenConfig).Listen(ctx, network, path)
 }
 
 // gatewayOptions are what a gateway needs besides its listeners.

@@ -26,6 +26,7 @@ const (
 	DefaultHTTP      = "127.0.0.1:7480" // of `kvd dev`; elsewhere it is off
 	DefaultRedis     = "127.0.0.1:6379"
 	DefaultMemcached = "127.0.0.1:11211"
+	DefaultBroker    = "/run/kvd/broker.sock" // where libkvd looks
 	Off              = "off"
 	Auto             = "auto"
 )
@@ -53,6 +54,7 @@ type Dev struct {
 	Redis         string        `mapstructure:"redis" usage:"address where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
 	Memcached     string        `mapstructure:"memcached" usage:"address where the gateway speaks memcached's protocol, likewise"`
 	MemcachedDB   string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in, made as a cache if it is neither cache nor default. Empty: cache, whose keys clients of Redis's protocol see in database 0"`
+	Broker        string        `mapstructure:"broker" usage:"socket of the broker for programs in C and Python: a path, auto or off"`
 	HTTP          string        `mapstructure:"http" usage:"address where metrics, health and a page for people are served, likewise"`
 	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	Log           Log           `mapstructure:"log"`
@@ -181,6 +183,31 @@ type Gateway struct {
 	Log        Log      `mapstructure:"log"`
 }
 
+// Broker are the settings of `kvd broker`.
+type Broker struct {
+	Directory  []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Namespaces []string `mapstructure:"namespaces" usage:"namespaces that programs may name; the first is for those that name none"`
+
+	// Who may connect, and how much these may use.
+	Listen      string        `mapstructure:"listen" usage:"path of the socket that programs of this machine connect to"`
+	Users       []string      `mapstructure:"users" usage:"users who may connect, by name or number; empty: this process's own, and root"`
+	SecretFile  string        `mapstructure:"secret-file" usage:"file whose only line programs must say, for containers in which users mean nothing; empty: nothing"`
+	MaxClients  int           `mapstructure:"max-clients" usage:"how many programs may be connected at a time"`
+	ArenaMemory Size          `mapstructure:"arena-memory" usage:"memory that programs may share with the broker, together. It is theirs, and pinned if an adapter needs that"`
+	Timeout     time.Duration `mapstructure:"timeout" usage:"time of an operation for which the program names none"`
+
+	// How memory nodes are reached, as for every client.
+	Provider   string `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	RDMADevice string `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+
+	// As for every daemon.
+	HTTPListen string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	TLS        TLS      `mapstructure:"tls"`
+	Identity   Identity `mapstructure:"identity"`
+	Insecure   bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log        Log      `mapstructure:"log"`
+}
+
 // Health are the settings of `kvd health`.
 type Health struct {
 	Timeout time.Duration `mapstructure:"timeout" usage:"how long to wait for the answer"`
@@ -216,7 +243,8 @@ func DefaultDev() *Dev {
 	return &Dev{
 		Listen: DefaultDirectory, Memnodes: 2, Memory: 1 << 30,
 		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond,
-		Redis: DefaultRedis, Memcached: DefaultMemcached, HTTP: DefaultHTTP, BufferMemory: 512 << 20, Log: defaultLog,
+		Redis: DefaultRedis, Memcached: DefaultMemcached, Broker: Auto, HTTP: DefaultHTTP, BufferMemory: 512 << 20,
+		Log: defaultLog,
 	}
 }
 
@@ -258,6 +286,15 @@ func DefaultGateway() *Gateway {
 		ScriptMemory: 64 << 20,
 		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second, SlowlogTime: 10 * time.Millisecond, SlowlogMaxLen: 128,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
+	}
+}
+
+// DefaultBrokerNode gives `kvd broker` without any settings.
+func DefaultBrokerNode() *Broker {
+	return &Broker{
+		Directory: []string{DefaultDirectory}, Namespaces: []string{"default"}, Listen: DefaultBroker, Users: []string{},
+		MaxClients: 64, ArenaMemory: 16 << 30, Timeout: 10 * time.Second, HTTPListen: Off,
+		Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -414,6 +451,10 @@ func (d *Dev) Validate() error {
 			c.bad(l.key, l.addr, "kvd dev serves its own machine: want 127.0.0.1 or off")
 		}
 	}
+	if d.Broker != Off && d.Broker != Auto && !filepath.IsAbs(d.Broker) {
+		c.bad("broker", d.Broker, "want an absolute path, auto or off")
+	}
+	c.socket("broker", d.Broker)
 	c.buffers(d.BufferMemory)
 	c.log(d.Log)
 	return c.err()
@@ -704,6 +745,35 @@ func servable(c *x509.Certificate, now time.Time) error {
 		bad("it names no host: clients look for a DNS name or an IP address among its subject alternative names")
 	}
 	return errors.Join(errs...)
+}
+
+// maxBrokerClients is bounded by descriptors: each program has several.
+const maxBrokerClients = 4096
+
+// Validate implements [Settings].
+func (b *Broker) Validate() error {
+	var c checker
+	clear := b.Insecure || b.TLS != (TLS{})
+	c.directory(b.Directory, clear)
+	if len(b.Namespaces) == 0 {
+		c.required("namespaces", "", "name a namespace at least, such as default")
+	}
+	if !filepath.IsAbs(b.Listen) {
+		c.bad("listen", b.Listen, "want an absolute path")
+	}
+	c.socket("listen", b.Listen)
+	if b.MaxClients < 1 || b.MaxClients > maxBrokerClients {
+		c.bad("max-clients", b.MaxClients, "want 1 to %d", maxBrokerClients)
+	}
+	if b.ArenaMemory < 1<<20 || b.ArenaMemory > maxMemory {
+		c.bad("arena-memory", b.ArenaMemory, "want %v to %v", Size(1<<20), maxMemory)
+	}
+	c.least("timeout", b.Timeout, 10*time.Millisecond)
+	c.http(b.HTTPListen, clear)
+	c.tls(b.TLS)
+	c.identity(b.Identity)
+	c.log(b.Log)
+	return c.err()
 }
 
 // Validate implements [Settings].

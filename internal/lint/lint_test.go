@@ -29,6 +29,7 @@ type row struct {
 var imports = []row{
 	{"internal/bulk", "", "it moves bytes, whatever they mean"},
 	{"internal/ring", "", "the bytes that a broker shares with C programs know neither the store nor sockets"},
+	{"internal/broker", "client internal/ring rdma", "it performs what rings ask for as any user of the library would"},
 	{"internal/layout", "internal/bulk", "the bytes are defined once, below everything but what takes their CRC"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so " +
 		"that simulators can drive it"},
@@ -148,6 +149,7 @@ var imports = []row{
 	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
 	{"internal/simtest", "", "it has only tests"},
+	{"internal/nativetest", "", "it has only tests"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma " +
 		"rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},

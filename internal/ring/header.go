@@ -9,7 +9,8 @@ import (
 func Header() string {
 	var b strings.Builder
 	b.WriteString("/* kvd_ring.h - rings and messages between a program and its broker. Generated from " +
-		"internal/ring: go generate ./internal/ring. */\n#ifndef KVD_RING_H\n#define KVD_RING_H\n#include <stdint.h>\n\n")
+		"internal/ring: go generate ./internal/ring. */\n#ifndef KVD_RING_H\n#define KVD_RING_H\n" +
+		"#include <stdint.h>\n\n")
 	constants(&b, "KVD_RING_", []named{{"MAGIC", Magic}, {"MAJOR", Major}, {"MINOR", Minor},
 		{"MIN_DEPTH", MinDepth}, {"MAX_DEPTH", MaxDepth}, {"SLOT", SlotSize}, {"MAX_QUEUES", MaxQueues},
 		{"SQ_TAIL", offSQTail}, {"SQ_HEAD", offSQHead}, {"BROKER_SLEEPS", offBrokerSleeps}, {"CQ_TAIL", offCQTail},

@@ -119,6 +119,9 @@ func (e *end) queued() (uint32, error) {
 	return n, nil
 }
 
+// Queued reports whether there is something to take.
+func (e *end) Queued() bool { return e.in.tail.Load() != e.taken }
+
 // Idle says that this end is about to sleep. It reports false if there is something after all.
 func (e *end) Idle() bool {
 	e.sleeps.Store(1) // sequentially consistent: before the look

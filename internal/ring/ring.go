@@ -212,3 +212,14 @@ func ParseCompletion(b []byte) (c Completion, err error) {
 	}
 	return c, err
 }
+
+var opNames = [...]string{"none", "get", "put", "delete", "exists", "touch", "incr", "scan", "delete-prefix",
+	"get-range", "view", "view-release", "pin", "unpin", "cancel", "nop"}
+
+func (o Op) String() string { return opNames[min(int(o), int(OpNop)+1)%len(opNames)] }
+
+var codeNames = [...]string{"ok", "not-found", "condition", "too-large", "short-buffer", "wrong-type", "timeout",
+	"cancelled", "unavailable", "denied", "full", "corrupt", "argument", "stale", "forked", "busy", "view-expired",
+	"protocol", "closed", "unsupported", "internal", "system"}
+
+func (c Code) String() string { return codeNames[min(int(c), int(System))] }

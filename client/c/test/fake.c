@@ -374,7 +374,6 @@ static uint8_t do_scan(struct conn *c, const struct kvd_ring_submission *s, cons
 
 static uint8_t act(struct conn *c, const struct kvd_ring_submission *s, unsigned char *slot, struct kvd_ring_completion *e) {
     struct fake_record *r;
-    atomic_fetch_add(&fake->acted, 1);
     switch (s->op) {
     case KVD_OP_GET:
     case KVD_OP_GET_RANGE:
@@ -421,9 +420,13 @@ static void answer(struct conn *c, struct queue *q, const struct kvd_ring_submis
         complete(c, q, &e);
         return;
     }
-    e.code = act(c, s, slot, &e);
+    uint32_t code = atomic_load(&fake->code);
+    e.code = code != 0 ? (uint8_t)code : act(c, s, slot, &e);
+    atomic_fetch_add(&fake->acted, 1);
+    if (code == SHORT)
+        e.length = s->length + 7;
     if (e.code != OK) {
-        e.outcome = 1;
+        e.outcome = code != 0 ? (uint8_t)atomic_load(&fake->outcome) : 1;
         if (e.code != SHORT)
             e.length = (uint64_t)snprintf((char *)slot, 1024, "fake: code %u", e.code);
     }

@@ -32,6 +32,8 @@ struct fake {
     _Atomic uint32_t clients;  /* connections so far */
     _Atomic uint32_t cancelled;
     _Atomic uint32_t refuse;   /* a code with which HELLO is refused */
+    _Atomic uint32_t code;     /* with which each operation is answered, and nothing done */
+    _Atomic uint32_t outcome;
     _Atomic uint64_t version;
     uint64_t generation;       /* of the last HELLO */
     struct fake_record records[FAKE_RECORDS];

@@ -284,6 +284,34 @@ static void test_refused(struct broker *b) {
     CHECK(kvd_close(c) == KVD_OK);
 }
 
+/* Each code of the broker arrives, with its text; a read is never unknown. */
+static void test_codes(struct broker *b) {
+    kvd_client *c = open_client(b, 1, 0);
+    kvd_error e = {.size = sizeof e};
+    unsigned char out[100], text[32];
+    uint64_t n;
+    for (uint32_t outcome = KVD_NO; outcome <= KVD_UNKNOWN; outcome++)
+        for (uint32_t code = KVD_NOT_FOUND; code <= KVD_SYSTEM; code++) {
+            atomic_store(&b->fake->outcome, outcome);
+            atomic_store(&b->fake->code, code);
+            memset(out, 0x5a, sizeof out);
+            WANT((int)code, KVD_NO, kvd_get_into(c, "k", 1, out, sizeof out, &n, NULL, &e));
+            CHECK(all(out, sizeof out, 0x5a) && n == (code == KVD_SHORT_BUFFER ? 107 : 0));
+            if (code == KVD_SHORT_BUFFER)
+                continue;
+            snprintf((char *)text, sizeof text, "fake: code %u", code);
+            CHECK(strcmp(e.text, (char *)text) == 0);
+            WANT((int)code, (int)outcome, kvd_put(c, "k", 1, "v", 1, NULL, &e));
+            WANT((int)code, (int)outcome, kvd_delete(c, "k", 1, &e));
+            WANT((int)code, (int)outcome, kvd_delete_prefix(c, "k", 1, NULL, &e));
+        }
+    atomic_store(&b->fake->code, 22);
+    WANT(KVD_PROTOCOL, KVD_UNKNOWN, kvd_put(c, "k", 1, "v", 1, NULL, &e));
+    atomic_store(&b->fake->code, 0);
+    GOOD(kvd_put(c, "k", 1, "v", 1, NULL, &e));
+    CHECK(kvd_generation(c) == 2 && kvd_close(c) == KVD_OK);
+}
+
 /* Cancelled entries are given up by the library, or by the broker; either way each has a verdict. */
 static void test_cancel(struct broker *b) {
     enum { N = 30 };
@@ -325,5 +353,6 @@ static void test_cancel(struct broker *b) {
 const struct test state_tests[] = {
     {"killed", test_killed},           {"resent", test_resent}, {"batch-killed", test_batch_killed}, {"stopped", test_stopped},
     {"loop-killed", test_loop_killed}, {"closed", test_closed}, {"refused", test_refused},           {"cancel", test_cancel},
+    {"codes", test_codes},
     {NULL, NULL},
 };

@@ -93,5 +93,7 @@ def new_bytes(length: int) -> bytes:
     """
     if length < 2:
         raise ValueError("too short for bytes that are filled in later")
+    if length > sys.maxsize:
+        raise MemoryError(f"a value of {length} bytes")
     made: bytes = _new_bytes(None, length)
     return made

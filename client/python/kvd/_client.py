@@ -26,6 +26,7 @@ from typing import (
     Type,
     TypeVar,
     Union,
+    overload,
 )
 
 from . import _errors, _lib
@@ -37,6 +38,8 @@ Key = Union[bytes, str]
 
 Seconds = Union[int, float, datetime.timedelta]
 """A time to live or a limit, of at least a millisecond."""
+
+Path = Union[str, bytes, "os.PathLike[str]"]
 
 T = TypeVar("T")
 
@@ -125,7 +128,7 @@ def write(
 
 
 def options(
-    path: Optional[str],
+    path: Optional[Path],
     namespace: Optional[str],
     secret: Optional[bytes] = None,
     arena: Optional[int] = None,
@@ -138,14 +141,19 @@ def options(
     """Gives what kvd_open is told."""
     if arena is not None and arena < 0:
         raise ValueError(f"arena is {arena}, want bytes")
+    names = {"path": path, "namespace": namespace, "program": program}
+    strings = {k: None if v is None else os.fsencode(v) for k, v in names.items()}
+    for k, v in strings.items():
+        if v is not None and b"\0" in v:
+            raise ValueError(f"{k} is {v!r}, want no zero byte")
     return _lib.Options(
         size=ctypes.sizeof(_lib.Options),
         flags=_lib.NO_ARENA if arena == 0 else 0,
-        path=None if path is None else os.fsencode(path),
-        namespace_name=None if namespace is None else namespace.encode(),
+        path=strings["path"],
+        namespace_name=strings["namespace"],
         secret=secret or None,
         secret_bytes=len(secret or b""),
-        program=None if program is None else program.encode(),
+        program=strings["program"],
         arena_bytes=arena or 0,
         queues=queues,
         depth=depth,
@@ -202,7 +210,7 @@ class Client:
 
     def __init__(
         self,
-        path: Optional[str] = None,
+        path: Optional[Path] = None,
         namespace: Optional[str] = None,
         *,
         secret: Optional[bytes] = None,
@@ -262,6 +270,12 @@ class Client:
 
     # Values
 
+    @overload
+    def get(self, key: Key) -> Optional[bytes]: ...
+
+    @overload
+    def get(self, key: Key, default: T) -> Union[bytes, T]: ...
+
     def get(self, key: Key, default: Any = None) -> Any:
         """Gives a value as bytes, or `default` if there is no such key."""
         k = key if type(key) is bytes else key_bytes(key)
@@ -275,7 +289,8 @@ class Client:
                 return call.bytes[: call.length.value]
             if code == 1:
                 return default
-            return self._long(call, k)
+            value = self._long(call, k)
+            return default if value is None else value
         finally:
             core.give(call)
 
@@ -620,12 +635,15 @@ class Client:
         call = core.take()
         try:
             n = pinned.length if length is None else length
-            if n > pinned.length:
-                raise ValueError(f"length is {n}, and the buffer has {pinned.length} bytes")
+            if not 0 <= n <= pinned.length or offset < 0:
+                raise ValueError(f"offset {offset} and length {n} of a buffer of {pinned.length} bytes")
+            if pinned.address in core.registered:
+                raise _errors.Busy("the memory is registered")
+            core.registered[pinned.address] = pinned  # first: an interrupt may come behind the call
             code = _lib.kvd_register(core.handle, fd, offset, n, pinned.address, call.error_ref)
             if code != 0:
+                del core.registered[pinned.address]
                 raise _errors.from_struct(call.error)
-            core.registered[pinned.address] = pinned
             return Registered(core, pinned.address, memoryview(buffer))
         finally:
             core.give(call)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import _buffers, _errors, _lib
 
@@ -54,6 +55,9 @@ class Core:
 
     A call takes a Call of `free` and puts it back, a batch when it is freed. So nobody is inside the library once all
     that live are back. An interrupt that comes between two lines may lose one, which then dies.
+
+    Finalizers may come in anywhere, with any lock held. So nothing here waits for a lock: lists and sets are changed
+    by single calls, and only `_end` excludes others.
     """
 
     def __init__(self, options: _lib.Options) -> None:
@@ -64,34 +68,26 @@ class Core:
         self.handle: Optional[int] = handle.value
         self.pid = os.getpid()
         self.free: List[Call] = []
-        self.orphans: List["Batch"] = []  # batches under way for which nobody waits any more
+        self.orphans: Deque["Batch"] = collections.deque()  # batches under way for which nobody waits any more
         self.registered: Dict[int, _buffers.Pinned] = {}
         self.at_end: List[Callable[[], object]] = []  # called before the arena goes
         self.closed = False
         self._calls: "weakref.WeakSet[Call]" = weakref.WeakSet()
-        self._pieces = 0  # of the arena, that somebody looks at
-        self._lock = threading.RLock()  # a finalizer may come in while its thread has it
+        self._pieces: Set[int] = set()  # of the arena, that somebody looks at
+        self._ending = threading.Lock()
+        self._again = False
 
     def take(self) -> Call:
         """Gives a Call of the caller's own until `give`."""
         try:
             call = self.free.pop()
         except IndexError:
-            return self._make()
+            call = Call()
+            self._calls.add(call)
         if self.closed:
             self.give(call)
             raise _closed()
         return call
-
-    def _make(self) -> Call:
-        if os.getpid() != self.pid:  # whose lock may be held by a thread that is not here
-            raise _errors.Forked("the client belongs to the parent process")
-        with self._lock:
-            if self.closed:
-                raise _closed()
-            call = Call()
-            self._calls.add(call)
-            return call
 
     def give(self, call: Call) -> None:
         """Takes a Call back."""
@@ -101,50 +97,62 @@ class Core:
 
     def close(self) -> None:
         """Lets nobody begin any more, and waits for batches for which nobody waits."""
+        self.closed = True
         if os.getpid() != self.pid:
             self._end_in_child()
             return
-        with self._lock:
-            self.closed = True
-            orphans, self.orphans = self.orphans, []
-        for b in orphans:
+        for b in self._taken():
             b.finish()
         self._end()
 
+    def _taken(self) -> "Iterator[Batch]":
+        """Takes the orphans there are now, one after another."""
+        for _ in range(len(self.orphans)):
+            try:
+                yield self.orphans.popleft()
+            except IndexError:  # another thread was faster
+                return
+
     def _end(self) -> None:
+        """Closes the connection, if that may be. Whoever comes while another tries has that one try again."""
         if os.getpid() != self.pid:
             return
-        with self._lock:
-            calls: List[Call] = []
-            while self.free:
-                try:
-                    calls.append(self.free.pop())
-                except IndexError:  # somebody was faster, and will find the client closed
-                    break
-            if len(calls) < len(self._calls) or self._pieces > 0 or self.handle is None:
-                self.free.extend(calls)
-                return
-            handle, self.handle = self.handle, None
-            for end in self.at_end:
-                end()
-            _lib.kvd_close(handle)
-            for pinned in self.registered.values():
-                pinned.release()
-            self.registered.clear()
+        self._again = True
+        while self._again and self._ending.acquire(blocking=False):
+            try:
+                self._again = False
+                self._try_to_end()
+            finally:
+                self._ending.release()
+
+    def _try_to_end(self) -> None:
+        calls: List[Call] = []
+        while self.free:
+            try:
+                calls.append(self.free.pop())
+            except IndexError:  # somebody was faster, will find the client closed, and comes here then
+                break
+        if len(calls) < len(self._calls) or self._pieces or self.handle is None:
+            self.free.extend(calls)
+            return
+        handle, self.handle = self.handle, None
+        for end in self.at_end:
+            end()
+        _lib.kvd_close(handle)
+        for pinned in self.registered.values():
+            pinned.release()
+        self.registered.clear()
 
     def _end_in_child(self) -> None:
-        """Unmaps a forked child's copy, which nobody looks at. Threads of the parent are not here, so no lock is needed."""
-        self.closed = True
-        if self._pieces == 0 and self.handle is not None:
+        """Unmaps a forked child's copy, if nobody looks at it."""
+        if not self._pieces and self.handle is not None:
             handle, self.handle = self.handle, None
             _lib.kvd_close(handle)
 
     def sweep(self) -> None:
         """Frees batches for which nobody waits, if they are over by now."""
         _lib.kvd_reap(self.handle)
-        with self._lock:
-            orphans, self.orphans = self.orphans, []
-        for b in orphans:
+        for b in self._taken():
             b.end()
 
     def alloc(self, length: int) -> "ctypes.Array[ctypes.c_ubyte]":
@@ -155,8 +163,7 @@ class Core:
             if _lib.kvd_alloc(self.handle, max(length, 1), ctypes.byref(address), call.error_ref) != 0:
                 raise _errors.from_struct(call.error)
             at = address.value or 0
-            with self._lock:
-                self._pieces += 1
+            self._pieces.add(at)
             memory = (ctypes.c_ubyte * length).from_address(at)
             weakref.finalize(memory, self._give_back, at).atexit = False
             return memory
@@ -168,8 +175,7 @@ class Core:
         if os.getpid() != self.pid:
             return
         _lib.kvd_free(self.handle, address)
-        with self._lock:
-            self._pieces -= 1
+        self._pieces.discard(address)
         if self.closed:
             self._end()
 

@@ -12,6 +12,7 @@ let go of it, too.
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import TracebackType
 from typing import (
     Any,
@@ -27,6 +28,7 @@ from typing import (
     Type,
     TypeVar,
     Union,
+    overload,
 )
 
 from . import _client, _errors, _lib
@@ -46,7 +48,7 @@ class Client:
     All of it belongs to the loop's thread. Arguments are those of kvd.Client.
     """
 
-    def __init__(self, path: Optional[str] = None, namespace: Optional[str] = None, **options: Any) -> None:
+    def __init__(self, path: Optional[_client.Path] = None, namespace: Optional[str] = None, **options: Any) -> None:
         self._path, self._namespace, self._options = path, namespace, options
         self._client: Optional[_client.Client] = None
         self._flight: Dict[Batch, "asyncio.Future[None]"] = {}
@@ -154,18 +156,21 @@ class Client:
                     raise
             await asyncio.sleep(_client.DIAL_PAUSE)
 
-    async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls something that waits, in a thread. It may take what others wait for, so these are told then."""
-        try:
-            return await self._loop.run_in_executor(None, function, *arguments)
-        finally:
-            self._pump()
+    async def _aside(self, function: Callable[[], T]) -> T:
+        """Calls something that waits, in a thread of the loop's executor."""
+        return await self._loop.run_in_executor(None, function)
 
     async def _one(self, add: Callable[[Batch], object]) -> Result:
         """Carries out a batch of one."""
         return (await self._batch(add, 1, Batch.results))[0]
 
     # Values
+
+    @overload
+    async def get(self, key: Key) -> Optional[bytes]: ...
+
+    @overload
+    async def get(self, key: Key, default: T) -> Union[bytes, T]: ...
 
     async def get(self, key: Key, default: Any = None) -> Any:
         """Gives a value as bytes, or `default` if there is no such key."""
@@ -317,7 +322,7 @@ class Client:
 
     async def delete_prefix(self, prefix: Key) -> int:
         """Deletes the records whose keys begin with a prefix, and tells how many. It runs in a thread, too."""
-        return await self._aside(self._opened().delete_prefix, prefix)
+        return await self._aside(functools.partial(self._opened().delete_prefix, prefix))
 
     # Memory
 

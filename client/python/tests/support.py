@@ -68,8 +68,10 @@ class Dev:
         self.folder = tempfile.mkdtemp(prefix="kvd-python-")
         self.path = os.path.join(self.folder, "broker.sock")
         self.log = open(os.path.join(self.folder, "log"), "w+", encoding="utf-8")
+        flags = ["--broker", self.path, "--listen", "127.0.0.1:0", "--memory", "512MiB"]
+        flags += ["--redis", "off", "--memcached", "off", "--http", "off"]
         self.process = subprocess.Popen(
-            [os.environ["KVD"], "dev", "--broker", self.path], stdout=self.log, stderr=self.log, cwd=self.folder
+            [os.environ["KVD"], "dev", *flags], stdout=self.log, stderr=self.log, cwd=self.folder
         )
         until(lambda: os.path.exists(self.path) or self.process.poll() is not None, "kvd dev listens")
         if self.process.poll() is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import threading
 import unittest
 import weakref
@@ -13,6 +14,8 @@ from test_faults import Memory
 import kvd
 import kvd.aio
 from kvd import Code, Outcome
+
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # not that a turn of the loop took long, as on busy machines
 
 
 class AioCase(Case):

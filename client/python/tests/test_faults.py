@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import unittest
+import warnings
 import weakref
 
 import support
@@ -112,14 +113,33 @@ class Death(Base):
     def test_nobody_there(self):
         with self.assertRaises(ConnectionError):
             kvd.Client("/nonexistent/broker.sock", dial_timeout=0.01)
-        with self.assertRaises(ValueError):
-            kvd.Client("x" * 200, dial_timeout=0.01)
+        for wrong in (
+            {"path": "x" * 200},
+            {"path": self.broker.path + "\0y"},
+            {"path": self.broker.path, "namespace": "a\0b"},
+            {"path": self.broker.path, "arena": -1},
+            {"path": self.broker.path, "depth": 17},
+            {"path": self.broker.path, "queues": 9},
+            {"path": self.broker.path, "timeout": 0},
+        ):
+            with self.assertRaises(ValueError):
+                kvd.Client(**wrong)
+
+    def test_no_arena(self):
+        client = self.open(arena=0)
+        self.assertEqual(client.arena()[1], 0)
+        client.put("x", b"small")
+        self.assertEqual(client.get("x"), b"small")
+        with self.assertRaises(kvd.Error):
+            client.alloc(5)
 
 
 class Forks(Base):
     def in_child(self, check):
         """Runs a check in a forked child, and holds that it passes."""
-        pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are other threads, which is the point
+            pid = os.fork()
         if pid == 0:
             code = 1
             try:
@@ -279,6 +299,33 @@ class InFlight(Base):
         thread.join()
         self.assertEqual(got, [b"arrived"])
         self.assertIsNone(self.client._core.handle)
+
+    def test_close_among_calls(self):
+        """Whoever comes last closes the connection: a call, a batch, or the end of memory in the arena."""
+        for _ in range(10):
+            client, ends = kvd.Client(self.broker.path, arena=8 << 20), []
+
+            def work(client=client, ends=ends):
+                try:
+                    while True:
+                        memory = client.alloc(10_000)
+                        client.put("among", memory)
+                        client.get_many(["among", "x"], [memory, bytearray(5)])
+                        client.get("among")
+                except BaseException as e:
+                    ends.append(type(e))
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for t in threads:
+                t.start()
+            until(lambda: self.other.exists("among"), "somebody has put")
+            client.close()
+            for t in threads:
+                t.join()
+            self.assertEqual(ends, [kvd.Closed] * 4)
+            gc.collect()
+            self.assertIsNone(client._core.handle)
+            self.other.delete("among")
 
     def test_arena_outlives_its_client(self):
         arena = self.client.alloc(100)

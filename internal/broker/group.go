@@ -1,0 +1,287 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/ring"
+)
+
+func ptr[T any](p *T) unsafe.Pointer { return unsafe.Pointer(p) }
+
+// group is the submissions that a taker found at once. They go into a call of client.Do if that can do them, so that
+// they share round trips.
+type group struct {
+	q    *queue
+	subs []ring.Submission
+	keys []byte // copies of theirs, one behind the other
+
+	ops   []client.Op
+	items []item // of ops
+	done  []ring.Completion
+
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	working bool
+	handed  bool // another goroutine takes by now
+	single  bool // tag is all of it
+	tag     uint32
+}
+
+// item is an operation under way.
+type item struct {
+	sub ring.Submission
+	key []byte
+	m   *memory // in use; nil: the slot
+	buf []byte  // where the value is, or goes
+}
+
+func newGroup(q *queue) *group {
+	g := &group{q: q}
+	g.ctx, g.cancel = context.WithCancel(q.c.ctx)
+	return g
+}
+
+func (g *group) begin() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.working = true
+}
+
+// end reports whether another goroutine takes.
+func (g *group) end() (handed bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	handed = g.handed
+	g.working, g.handed, g.single = false, false, false
+	return handed
+}
+
+// cancellable lets the submission of a group of one be cancelled, once that takes long. The group is locked.
+func (g *group) cancellable() {
+	if !g.single {
+		return
+	}
+	q := g.q
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.running[g.tag] = g.cancel
+}
+
+// perform does all and completes it.
+func (g *group) perform() {
+	g.prepare()
+	if len(g.ops) > 0 {
+		g.together()
+	}
+	if len(g.done) > 0 {
+		g.q.complete(g.done)
+	}
+	clear(g.done)
+	clear(g.ops)
+	clear(g.items)
+}
+
+// prepare checks the submissions. Those that cannot be done together have goroutines of their own.
+func (g *group) prepare() {
+	c, q := g.q.c, g.q
+	g.ops, g.items, g.done, g.keys = g.ops[:0], g.items[:0], g.done[:0], g.keys[:0]
+	if n := len(g.subs) * ring.MaxKey; cap(g.keys) < n {
+		g.keys = make([]byte, 0, n)
+	}
+	c.ops.Add(uint64(len(g.subs)))
+	for i := range g.subs {
+		s := &g.subs[i]
+		it, no := q.check(s, &g.keys)
+		if no != nil {
+			g.done = append(g.done, *no)
+			continue
+		}
+		c.t.stats.Ops[s.Op].Add(1)
+		op, ok := it.op()
+		if !ok || s.Op == ring.OpPut && it.m != nil && c.foreign || s.Timeout != 0 && len(g.subs) > 1 {
+			q.alone(it)
+			continue
+		}
+		g.ops, g.items = append(g.ops, op), append(g.items, it)
+	}
+}
+
+// check says what is wrong with a submission, or copies what it needs of the slot.
+func (q *queue) check(s *ring.Submission, keys *[]byte) (it item, no *ring.Completion) {
+	bad := func(text string) *ring.Completion { return q.failure(s.Tag, ring.No, ring.Argument, text) }
+	it.sub = *s
+	if s.Op == 0 || s.Op > ring.OpNop {
+		return it, q.failure(s.Tag, ring.No, ring.Unsupported, "unknown operation")
+	}
+	slot := q.server.Slot(s.Tag)
+	n := int(s.KeyBytes)
+	prefix := s.Op == ring.OpScan || s.Op == ring.OpDeletePrefix
+	switch keyless := s.Op == ring.OpNop || s.Op == ring.OpCancel || s.Op == ring.OpViewRelease; {
+	case n > ring.MaxKey:
+		return it, bad("the key is too long")
+	case n == 0 && !prefix && !keyless:
+		return it, bad("there is no key")
+	}
+	if cond := s.Flags; cond&(cond-1) != 0 || cond > ring.FlagIfVersion ||
+		cond != 0 && s.Op != ring.OpPut && (s.Op != ring.OpDelete || cond != ring.FlagIfVersion) {
+		return it, bad("the flags make no sense for this operation")
+	}
+	at := len(*keys)
+	*keys = append(*keys, slot[:n]...)
+	it.key = (*keys)[at:len(*keys):len(*keys)]
+	switch s.Op {
+	case ring.OpGet, ring.OpGetRange, ring.OpScan, ring.OpPut:
+		if s.Memory == 0 {
+			it.buf = slot
+			if s.Op == ring.OpPut {
+				if s.Length > uint64(len(slot)-n) {
+					return it, bad("the value does not fit into its slot")
+				}
+				it.buf = bytes.Clone(slot[n:][:s.Length]) // which the program may change
+			} else if s.Length < uint64(len(slot)) {
+				it.buf = slot[:s.Length:s.Length]
+			}
+			break
+		}
+		if it.m, it.buf = q.c.within(s.Memory, s.Offset, s.Length); it.m == nil {
+			return it, bad("the bytes are not within a memory of this connection")
+		}
+	}
+	return it, nil
+}
+
+// op is what of a submission client.Do takes.
+func (it *item) op() (op client.Op, ok bool) {
+	s := &it.sub
+	op.Key = it.key
+	switch s.Op {
+	case ring.OpGet:
+		op.Kind, op.Into, op.Fixed = client.OpGet, it.buf[:0], true
+	case ring.OpPut:
+		op.Kind, op.Value, op.Flags = client.OpPut, it.buf, s.ValueFlags
+		if s.TTL != 0 {
+			op.Expires = time.Now().Add(ttl(s))
+		}
+	case ring.OpDelete:
+		op.Kind = client.OpDelete
+	default:
+		return op, false
+	}
+	switch s.Flags {
+	case ring.FlagIfAbsent:
+		op.Cond = client.IfAbsent
+	case ring.FlagIfPresent:
+		op.Cond = client.IfPresent
+	case ring.FlagIfVersion:
+		op.Cond, op.Version = client.IfVersion, s.Word
+	}
+	return op, true
+}
+
+// ttl is a submission's, at most a hundred years.
+func ttl(s *ring.Submission) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour
+	return time.Duration(min(s.TTL, uint64(most/time.Millisecond))) * time.Millisecond
+}
+
+// together performs ops.
+func (g *group) together() {
+	c := g.q.c
+	ctx := g.ctx
+	g.mu.Lock()
+	g.single, g.tag = len(g.items) == 1, g.items[0].sub.Tag
+	g.mu.Unlock()
+	if t := g.items[0].sub.Timeout; t != 0 { // it is alone
+		var stop context.CancelFunc
+		ctx, stop = c.limited(ctx, t)
+		defer stop()
+	}
+	c.client.Do(ctx, g.ops)
+	c.t.stats.Batches.Add(1)
+	for i := range g.ops {
+		g.done = append(g.done, *g.q.answer(&g.items[i], &g.ops[i]))
+	}
+	if g.ctx.Err() != nil && c.ctx.Err() == nil { // by a cancel
+		g.ctx, g.cancel = context.WithCancel(c.ctx)
+	}
+}
+
+// limited bounds a context by a submission's timeout.
+func (c *conn) limited(ctx context.Context, ms uint32) (context.Context, context.CancelFunc) {
+	t := c.t.Limits.Timeout
+	if ms != 0 {
+		t = min(time.Duration(ms)*time.Millisecond, c.t.Limits.LongTimeout)
+	}
+	return context.WithTimeout(ctx, t)
+}
+
+// answer is the completion of an operation of Do. Its memory is not used any more.
+func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
+	s := &it.sub
+	if it.m != nil {
+		defer it.m.drop()
+	}
+	x := &ring.Completion{Tag: s.Tag, Version: op.Item.Version}
+	if op.Err != nil {
+		return q.failed(s, op.Err, op.Size)
+	}
+	q.c.t.stats.Bytes.Add(uint64(len(it.buf)))
+	if s.Op == ring.OpGet {
+		x.Length, x.ValueFlags, x.Expires = uint64(op.Size), op.Item.Flags, unixMS(op.Item.Expires)
+	}
+	return x
+}
+
+func unixMS(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(t.UnixMilli())
+}
+
+// complete queues completions and lets the program see them.
+func (q *queue) complete(all []ring.Completion) {
+	q.mu.Lock()
+	for i := range all {
+		q.c.t.stats.Codes[all[i].Code].Add(1)
+		delete(q.running, all[i].Tag)
+		q.server.Complete(&all[i])
+	}
+	wake := q.server.Publish()
+	q.mu.Unlock()
+	if wake {
+		q.wakeClient()
+	}
+}
+
+// copies bounds the PUTs that are copied first, at a time, of all programs: each may be as long as a value.
+var copies = make(chan struct{}, 4)
+
+// alone performs an item in a goroutine of its own. Its key is copied again, since the group's memory is used again.
+func (q *queue) alone(it item) {
+	it.key = bytes.Clone(it.key)
+	q.c.wg.Go(func() {
+		ctx, stop := q.c.limited(q.c.ctx, it.sub.Timeout)
+		defer stop()
+		q.mu.Lock()
+		q.running[it.sub.Tag] = stop
+		q.mu.Unlock()
+		var x *ring.Completion
+		if err := recoverFrom(func() { x = q.perform(ctx, &it) }); err != nil {
+			q.c.t.b.log.Error("the broker's own fault ended a connection", "err", err)
+			q.c.end(err)
+			return
+		}
+		if it.m != nil {
+			it.m.drop()
+		}
+		q.complete([]ring.Completion{*x})
+	})
+}
