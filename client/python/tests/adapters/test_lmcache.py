@@ -304,6 +304,38 @@ class Soak(unittest.TestCase):
         check_loads(self, d.adapter.counters, store)
         self.assertEqual(d.adapter.counters.snapshot()["store.unknown"], store.told["put.unknown"])
 
+    def test_two_controllers(self):
+        """LMCache stores from one thread and looks up and loads from another."""
+        store = FakeStore(Faults(8, 0.1))
+        d = Driver(store)
+        self.addCleanup(d.adapter.close)
+        pool = keys_of(100)
+        stop, broken = threading.Event(), []
+
+        def save():
+            r = random.Random(9)
+            try:
+                while not stop.is_set():
+                    d.save(r.sample(pool, 8))
+            except Exception as err:
+                broken.append(err)
+        saving = threading.Thread(target=save)
+        saving.start()
+        r = random.Random(10)
+        loads = wrong = hits = 0
+        while loads < LOADS // 4:
+            keys = r.sample(pool, 8)
+            d.find(keys)
+            bits, bad = d.load(keys)
+            loads, wrong, hits = loads + 8, wrong + bad, hits + sum(bits)
+            d.adapter.submit_unlock(keys)
+        stop.set()
+        saving.join(30)
+        self.assertEqual((wrong, broken), (0, []))
+        self.assertGreater(hits, 0)
+        self.assertEqual(failed(d.adapter.counters, "load"), loads - hits)
+        check_loads(self, d.adapter.counters, store)
+
 
 if __name__ == "__main__":
     unittest.main()
