@@ -53,7 +53,8 @@ def tag(library: bytes) -> str:
 def files(library: bytes, version: str, license_file: Path) -> "dict[str, bytes]":
     """Gives what is in the wheel but its list of files, by name."""
     info = f"kvd-{version}.dist-info"
-    out = {f"kvd/{p.name}": p.read_bytes() for p in sorted((HERE / "kvd").iterdir()) if p.suffix in (".py", ".typed")}
+    files = sorted(p for p in (HERE / "kvd").rglob("*") if p.suffix in (".py", ".typed"))
+    out = {p.relative_to(HERE).as_posix(): p.read_bytes() for p in files}
     out["kvd/libkvd.so"] = library
     out[f"{info}/LICENSE"] = license_file.read_bytes()
     out[f"{info}/METADATA"] = METADATA.format(version=version).encode()

@@ -154,6 +154,7 @@ var imports = []row{
 		"rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
+	{"client/python/tests/adapters", "", "it has only tests"},
 	{"internal/loopback", "", "it is for tests alone"},
 	{"internal/testutil", "", "it is for tests alone"},
 	{"internal/livepeak", "", "it is for tests alone"},
