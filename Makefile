@@ -213,6 +213,9 @@ bench-smoke: ## every benchmark once, in small, to see that it works (as root it
 .PHONY: tools
 tools: engine chromium release-tools qemu-user ## install, as root on Debian, what the other targets need and would install one after the other
 	internal/compat/install.sh
+	$(NATIVE_TOOLS)
+	$(BENCH_NATIVE_TOOLS)
+	@$(MAKE) -s python-tools
 	$(VERBS_VM)/fetch.sh $(or $(KVD_VM_KERNEL),6.12) $(VERBS_ADVERSARY)
 
 .PHONY: test-compat
