@@ -106,6 +106,32 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 			echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
 		done; done
 
+# Debian's, as the examples want it: others may lack numpy.
+PYTHON ?= /usr/bin/python3
+LIBKVD = dist/python/lib
+LIBKVD_VERSION = $(shell sed -n 's/^VERSION = //p' client/c/Makefile)
+
+.PHONY: libkvd-for-python
+libkvd-for-python:
+	$(MAKE) -s -C client/c OUT='$(CURDIR)/$(LIBKVD)' CFLAGS=-O2
+
+.PHONY: wheel
+wheel: libkvd-for-python ## the wheel of kvd for Python in dist/python, with libkvd in it (needs a C compiler and Python 3.9)
+	$(PYTHON) client/python/wheel.py --library $(LIBKVD)/libkvd.so --version '$(LIBKVD_VERSION)' --out dist/python
+
+.PHONY: python-tools
+python-tools:
+	@$(PYTHON) -c 'import numpy, venv, ensurepip' 2>/dev/null && command -v mypy >/dev/null || { apt-get update && \
+		apt-get install --yes --no-install-recommends python3 python3-numpy python3-venv mypy; }
+
+.PHONY: test-python
+test-python: python-tools build libkvd-for-python ## the client for Python: its types, every call, faults, asyncio, tensors, the wheel (Debian; as root it installs numpy, venv and mypy; tensors want python3-torch)
+	cd client/python && mypy
+	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' \
+		$(PYTHON) -X dev -m unittest discover -s client/python/tests
+	KVD='$(CURDIR)/$(OUT)/kvd' KVD_LIBRARY='$(CURDIR)/$(LIBKVD)/libkvd.so' PYTHONPATH=client/python \
+		$(PYTHON) -X dev -m unittest discover -b -s client/python/tests/adapters
+
 .PHONY: demo
 demo: build ## a file tree in and out: one process, several, and a directory node killed midway
 	deploy/demo.sh bin
@@ -118,6 +144,28 @@ BENCH = KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m ./bench -r
 bench: ## speed beside sync.Map, Redis and memcached, the gateway included, in one table (as root it installs those two)
 	$(BENCH_TOOLS)
 	$(BENCH) TestRatios
+
+# What the C library and its tests are built with. Debian's libhiredis is for the benchmark alone.
+NATIVE_TOOLS = @for tool in gcc make valgrind musl-gcc cmake pkg-config; do command -v $$tool >/dev/null || \
+	{ apt-get update && apt-get install --yes --no-install-recommends gcc g++ make libc6-dev valgrind musl-tools cmake pkg-config; break; }; done
+
+.PHONY: native
+native: ## libkvd for C, shared and static, in client/c/build (needs a C compiler)
+	$(MAKE) -C client/c
+
+.PHONY: test-native
+test-native: build ## libkvd against a broker that is killed and one that lies: gcc, musl, ASan, UBSan, TSan, valgrind (Debian; as root it installs them)
+	$(NATIVE_TOOLS)
+	KVD_NATIVE=$(CURDIR)/$(OUT) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/nativetest
+
+BENCH_NATIVE_TOOLS = @{ command -v gcc && command -v make && ls /usr/include/hiredis/hiredis.h; } >/dev/null 2>&1 || \
+	{ apt-get update && apt-get install --yes --no-install-recommends gcc make libc6-dev libhiredis-dev; }
+
+.PHONY: bench-native
+bench-native: ## C by a broker beside hiredis and beside Go, in turns, in a table (as root it installs those)
+	$(BENCH_TOOLS)
+	$(BENCH_NATIVE_TOOLS)
+	$(BENCH) TestNative
 
 .PHONY: hit-ratio
 hit-ratio: ## hit ratio of a cache beside exact LRU and LFU and a real Redis (as root it installs that)
@@ -153,8 +201,9 @@ profile: ## make the profile anew by which programs that ship are compiled (two 
 
 # All that ./bench has, so that a benchmark cannot be forgotten, but one that make test runs.
 .PHONY: bench-smoke
-bench-smoke: ## every benchmark once, in small, to see that it works (as root it installs what make bench does)
+bench-smoke: ## every benchmark once, in small, to see that it works (as root it installs what make bench and bench-native do)
 	$(BENCH_TOOLS)
+	$(BENCH_NATIVE_TOOLS)
 	@set -e; began=$$(date +%s); export CGO_ENABLED=0 KVD_BENCH=smoke; \
 	$(GO) test -count 1 -v -timeout 10m -skip TestMovesUnderLoad -bench . -benchtime 1x ./bench; \
 	$(GO) test -count 1 -timeout 10m -run '^$$' -bench . -benchtime 1x \

@@ -1,0 +1,131 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// TestNative compares programs in C that use a broker with hiredis and a redis-server, both over sockets and rings of
+// this machine, and with the library of Go.
+func TestNative(t *testing.T) {
+	gated(t, "bench-native")
+	for _, p := range []string{"redis-server", "gcc", "make"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Fatalf("%v: make bench-native installs it", err)
+		}
+	}
+	r := &report{tb: t}
+	began := time.Now()
+	st := startStore(t, scaled[int64](4<<30, 1<<30))
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "native", Replicas: 1,
+		BytesPerNode: scaled[uint64](2<<30, 512<<20), Shards: 1, Segments: 1, IndexPercent: 1})
+	n := startNative(t, st)
+	small := func(what string, entries int, of string, want float64) {
+		n.ask("kvd prepare", 100, entries)
+		r.contest("C by a broker, "+what+", against hiredis", each, atLeast(want),
+			n.perSecond("kvd "+of, 100, entries), n.perSecond("redis "+of, 100, entries))
+	}
+	small("GETs of 100 B", 1, "get", 1.8)
+	small("PUTs of 100 B", 1, "put", 1)
+	small("GETs of 100 B, 16 in one call", 16, "get", 2)
+	small("GETs of 100 B, 64 in one call", 64, "get", 2)
+
+	v := newLong(t.Error, st.open(t, "shm", "native"), 1)
+	v.warm(2<<30, scaled(16<<20, 1<<20))
+	for _, mib := range scaled([]int{1, 4, 16}, []int{1}) {
+		size := mib << 20
+		n.ask("kvd prepare", size, 1)
+		put, get := v.put(size), func(c *client.Client, i int) {
+			if l, err := c.GetInto(context.Background(), v.keys[i%len(v.keys)], v.dst[:size]); err != nil || l != size {
+				t.Error(l, err)
+			}
+		}
+		for _, x := range []struct {
+			what string
+			own  func(*client.Client, int)
+		}{{"put", put}, {"get", get}} {
+			ours := n.bytes("kvd "+x.what, size)
+			name := fmt.Sprintf("C by a broker, %ss of %d MiB in its arena, bytes/s, against ", strings.ToUpper(x.what),
+				mib)
+			r.contest(name+"the library of Go", gigs, atLeast(0.9), ours, v.speed(size, x.own))
+			r.contest(name+"hiredis", gigs, atLeast(1), ours, n.bytes("redis "+x.what, size))
+		}
+	}
+	r.print(began)
+}
+
+// native is a program in C that takes turns.
+type native struct {
+	tb   testing.TB
+	in   io.Writer
+	out  *bufio.Scanner
+	turn time.Duration
+}
+
+func startNative(t *testing.T, st *store) *native {
+	t.Helper()
+	const c = "../client/c"
+	if out, err := exec.Command("make", "-C", c, "CC=gcc", "build/bench").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	sock := filepath.Join(t.TempDir(), "broker")
+	startKvd(t, "broker", "--directory", st.directory, "--listen", sock, "--namespaces", "native")
+	cmd := exec.Command(filepath.Join(c, "build/bench"), sock, "native", startRedis(t).sock)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &native{t, in, bufio.NewScanner(out), scaled(200*time.Millisecond, time.Millisecond)}
+}
+
+// ask has the program take a turn. It returns nanoseconds of one call, the median.
+func (n *native) ask(what string, size, entries int) float64 {
+	n.tb.Helper()
+	if _, err := fmt.Fprintf(n.in, "%s %d %d %f\n", what, size, entries, n.turn.Seconds()); err != nil {
+		n.tb.Fatal(err)
+	}
+	if !n.out.Scan() {
+		n.tb.Fatalf("%s of %d bytes: the program ended: %v", what, size, n.out.Err())
+	}
+	v, err := strconv.ParseFloat(n.out.Text(), 64)
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	return v * 1e3
+}
+
+// perSecond measures entries a second.
+func (n *native) perSecond(what string, size, entries int) func() float64 {
+	return func() float64 { return 1e9 / n.ask(what, size, entries) * float64(entries) }
+}
+
+// bytes measures bytes a second.
+func (n *native) bytes(what string, size int) func() float64 {
+	return func() float64 { return 1e9 / n.ask(what, size, 1) * float64(size) }
+}

@@ -1,0 +1,127 @@
+/* fuzz.c - a broker that answers with nonsense: the library does not crash, hang, or write where it may not. */
+#include "test.h"
+
+#include <unistd.h>
+
+enum { EDGE = 64, MOST = 3000, EACH = 24 };
+
+static uint32_t state;
+
+static uint32_t rnd(void) {
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    return state;
+}
+
+/* judge checks a buffer around which nothing may be written, and in which nothing may be after a failure. */
+static void judge(const unsigned char *p, uint64_t capacity, int code, uint64_t length) {
+    CHECK(all(p, EDGE, 0x5a) && all(p + EDGE + capacity, EDGE, 0x5a));
+    if (code == KVD_OK)
+        CHECK(length <= capacity && all(p + EDGE + length, capacity - length, 0x5a));
+    for (uint64_t i = 0; code != KVD_OK && i < capacity; i++)
+        CHECK(p[EDGE + i] == 0x5a || p[EDGE + i] == 0);
+}
+
+static void calls(kvd_client *c) {
+    static unsigned char p[MOST + 2 * EDGE];
+    kvd_error e = {.size = sizeof e};
+    uint64_t n = rnd() % MOST, got = 0;
+    void *v;
+    memset(p, 0x5a, sizeof p);
+    int code = KVD_OK;
+    switch (rnd() % 8) {
+    case 0:
+    case 1:
+        code = kvd_get_into(c, "k", 1, p + EDGE, n, &got, NULL, &e);
+        /* Bytes of a buffer in the arena are the broker's meanwhile; these are not. */
+        judge(p, n, code, got);
+        break;
+    case 2:
+        code = kvd_put(c, "k", 1, p, n, NULL, &e);
+        break;
+    case 3:
+        code = kvd_incr(c, "k", 1, 1, NULL, NULL, &e);
+        break;
+    case 4:
+        code = kvd_get(c, "k", 1, &v, &got, NULL, &e);
+        if (code == KVD_OK)
+            CHECK(kvd_free(c, v) == KVD_OK);
+        else
+            CHECK(v == NULL && got == 0);
+        break;
+    case 5: {
+        static unsigned char keys[4096];
+        uint64_t cursor = 0;
+        code = kvd_scan_next(c, "k", 1, &cursor, keys, sizeof keys, &got, &e);
+        break;
+    }
+    case 6:
+        code = kvd_delete(c, "k", 1, &e);
+        break;
+    case 7:
+        n = n == 0 ? 1 : n;
+        code = kvd_get_range(c, "k", 1, rnd(), p + EDGE, n, &got, NULL, &e);
+        judge(p, n, code, got);
+        break;
+    }
+    CHECK(code == e.code && code >= 0 && code <= KVD_SYSTEM && (code == KVD_OK) == (e.outcome == KVD_YES));
+    CHECK(memchr(e.text, 0, sizeof e.text) != NULL);
+}
+
+static void batches(kvd_client *c) {
+    static unsigned char p[EACH][MOST + 2 * EDGE];
+    uint64_t room[EACH];
+    kvd_error e = {.size = sizeof e};
+    kvd_batch *t;
+    GOOD(kvd_batch_new(c, EACH, &t, &e));
+    memset(p, 0x5a, sizeof p);
+    for (int i = 0; i < EACH; i++) {
+        room[i] = rnd() % MOST;
+        GOOD(kvd_batch_add_get_into(t, "k", 1, p[i] + EDGE, room[i], &e));
+    }
+    if (kvd_batch_submit(t, &e) == KVD_OK) {
+        if (rnd() % 2)
+            kvd_batch_cancel(t, &e);
+        GOOD(kvd_batch_wait(t, -1, &e));
+        for (uint32_t i = 0; i < EACH; i++) {
+            kvd_result r = {.size = sizeof r};
+            GOOD(kvd_batch_result(t, i, &r, &e));
+            CHECK(r.code >= 0 && r.code <= KVD_SYSTEM && (r.code == KVD_OK) == (r.outcome == KVD_YES));
+            judge(p[i], room[i], r.code, r.length);
+        }
+    }
+    CHECK(kvd_batch_free(t) == KVD_OK);
+}
+
+static void test_garbage(struct broker *b) {
+    const char *given = getenv("KVD_FUZZ"), *seed = getenv("KVD_SEED");
+    long rounds = given != NULL ? atol(given) : 2000, worked = 0;
+    state = seed != NULL ? (uint32_t)atol(seed) : 1;
+    atomic_store(&b->fake->seed, state * 2 + 1);
+    fake_mode(b, FAKE_GARBAGE);
+    kvd_client *c = NULL;
+    for (long i = 0; i < rounds; i++) {
+        kvd_error e = {.size = sizeof e};
+        if (c == NULL) {
+            kvd_options o = {.size = sizeof o, .path = b->path, .dial_ms = 200, .arena_bytes = 1 << 20, .depth = 32};
+            if (kvd_open(&o, &c, &e) != KVD_OK) {
+                CHECK(c == NULL && (e.code == KVD_PROTOCOL || e.code == KVD_UNAVAILABLE));
+                continue;
+            }
+        }
+        worked++;
+        if (rnd() % 4 == 0)
+            batches(c);
+        else
+            calls(c);
+        if (rnd() % 64 == 0) {
+            CHECK(kvd_close(c) == KVD_OK);
+            c = NULL;
+        }
+    }
+    CHECK(kvd_close(c) == KVD_OK && worked > rounds / 4);
+    fake_mode(b, FAKE_HONEST);
+}
+
+const struct test fuzz_tests[] = {{"garbage", test_garbage}, {NULL, NULL}};
