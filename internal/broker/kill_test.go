@@ -255,7 +255,8 @@ func TestProgram(t *testing.T) {
 	arena := p.welcome.Arena
 	held := func(i int) {
 		copy(p.arena[i*4096:], "mine")
-		p.start(ring.Submission{Op: ring.OpPut, Memory: arena, Offset: uint64(i) * 4096, Length: 4}, fmt.Sprint("hold", i), "")
+		s := ring.Submission{Op: ring.OpPut, Memory: arena, Offset: uint64(i) * 4096, Length: 4}
+		p.start(s, fmt.Sprint("hold", i), "")
 		p.publish()
 	}
 	switch state {
@@ -330,9 +331,11 @@ func TestKilled(t *testing.T) {
 				if err := c.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
-				// What was taken of a program that stands still ends as it would have.
+				// Operations that were taken of a program that stands still end as they would have.
 				g.release()
-				testutil.Until(t, "the value is stored", func() bool { return w.b.tenants[0].stats.Codes[ring.OK].Load() > 0 })
+				testutil.Until(t, "the value is stored", func() bool {
+					return w.b.tenants[0].stats.Codes[ring.OK].Load() > 0
+				})
 			}
 			if x.state == "registered" {
 				c.tell()
@@ -366,7 +369,8 @@ func TestKilled(t *testing.T) {
 		})
 	}
 	t.Run("bye", func(t *testing.T) {
-		if err := w.c["default"].Delete(t.Context(), []byte("hold0")); err != nil && !errors.Is(err, client.ErrNotFound) {
+		err := w.c["default"].Delete(t.Context(), []byte("hold0"))
+		if err != nil && !errors.Is(err, client.ErrNotFound) {
 			t.Fatal(err)
 		}
 		c := w.child(t, "bye")
