@@ -193,8 +193,6 @@ func (it *item) op() (op client.Op, ok bool) {
 		}
 	case ring.OpDelete:
 		op.Kind = client.OpDelete
-	case ring.OpExists:
-		op.Kind = client.OpExists
 	case ring.OpTouch:
 		op.Kind, op.Typed, op.Update = client.OpUpdate, true, touched(s)
 	case ring.OpIncr:
@@ -262,10 +260,7 @@ func (q *queue) answer(it *item, op *client.Op) *ring.Completion {
 	}
 	if s.Op == ring.OpGet {
 		q.c.t.stats.Bytes.Add(uint64(op.Size))
-		x.Length, x.ValueFlags = uint64(op.Size), op.Item.Flags
-	}
-	if reads(s.Op) {
-		x.Expires = unixMS(op.Item.Expires)
+		x.Length, x.ValueFlags, x.Expires = uint64(op.Size), op.Item.Flags, unixMS(op.Item.Expires)
 	}
 	if it.sum != nil {
 		x.Length = uint64(len(strconv.AppendInt(q.server.Slot(s.Tag)[:0], *it.sum, 10)))

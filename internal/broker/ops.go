@@ -21,8 +21,12 @@ func (q *queue) perform(ctx context.Context, it *item) *ring.Completion {
 	x := &ring.Completion{Tag: s.Tag}
 	var err error
 	switch s.Op {
-	case ring.OpGet, ring.OpPut, ring.OpDelete, ring.OpExists, ring.OpTouch, ring.OpIncr:
+	case ring.OpGet, ring.OpPut, ring.OpDelete, ring.OpTouch, ring.OpIncr:
 		return q.lone(ctx, it)
+	case ring.OpExists:
+		var in client.Info
+		_, in, err = cl.GetRange(ctx, it.key, 0, nil)
+		x.Length, x.Version, x.Expires = uint64(in.Size), in.Version, unixMS(in.Expires)
 	case ring.OpGetRange:
 		var in client.Info
 		var n int

@@ -59,7 +59,7 @@ const (
 	OpGet          Op = 1 + iota // the value to Memory
 	OpPut                        // the value of Memory
 	OpDelete                     // of the key
-	OpExists                     // whether the key is there: its version and expiry
+	OpExists                     // its version, length and expiry, without the value
 	OpTouch                      // another expiry
 	OpIncr                       // adds Word, signed, to a number in decimal digits
 	OpScan                       // keys with a prefix, from a cursor, to Memory
