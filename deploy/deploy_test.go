@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"debug/buildinfo"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -248,7 +249,8 @@ func TestSampleSettings(t *testing.T) {
 	}
 	// Settings that are commented out are right as well, once the comment signs are gone.
 	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(),
-		"memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway()} {
+		"memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway(),
+		"broker.yaml": config.DefaultBrokerNode()} {
 		file := filepath.Join(t.TempDir(), name)
 		var lines []string
 		setting := regexp.MustCompile(`^#(?: ([a-z-]+: \S.*)|(  [a-z-]+: \S.*))$`)
@@ -335,7 +337,8 @@ func unit(t *testing.T, file, section string) map[string][]string {
 	return settings
 }
 
-var units = []string{"kvd-directory.service", "kvd-memnode.service", "kvd-gateway.service"}
+var units = []string{"kvd-directory.service", "kvd-memnode.service", "kvd-gateway.service",
+	"kvd-broker.service"}
 
 func TestUnitsVerify(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -372,11 +375,11 @@ func TestUnitsStart(t *testing.T) {
 	root := t.TempDir() // stands for /
 	at := host(1)
 	sub := strings.NewReplacer("/usr/local/bin/", commands(t)+"/", "/etc/kvd/", root+"/etc/", "/var/lib/", root+"/lib/",
-		"127.0.0.1", at)
-	if err := os.Mkdir(root+"/etc", 0o700); err != nil {
+		"/run/", root+"/run/", "127.0.0.1", at)
+	if err := errors.Join(os.Mkdir(root+"/etc", 0o700), os.Mkdir(root+"/run", 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"directory.yaml", "memnode.yaml", "gateway.yaml"} {
+	for _, name := range []string{"directory.yaml", "memnode.yaml", "gateway.yaml", "broker.yaml"} {
 		if err := os.WriteFile(root+"/etc/"+name, []byte(sub.Replace(read(t, name))), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -434,7 +437,7 @@ func TestUnitsStart(t *testing.T) {
 			t.Errorf("get over %s: %q", provider, got)
 		}
 	}
-	for _, port := range []string{"7480", "7481", "7483"} {
+	for _, port := range []string{"7480", "7481", "7483", "7484"} {
 		output(t, nil, commands(t)+"/kvd", "health", "http://"+at+":"+port)
 	}
 	throughGateway(t, at)

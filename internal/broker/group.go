@@ -79,7 +79,7 @@ func (g *group) cancellable() {
 	}
 }
 
-// underWay notes what is performed, or that it is over. Whoever cancels learns of it if others take by now.
+// underWay notes what is performed, or that it is over. A CANCEL finds it if others take by now.
 func (g *group) underWay(items []item) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

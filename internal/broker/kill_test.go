@@ -168,7 +168,7 @@ func (w *world) draining(t *testing.T) {
 type child struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	in   io.Closer
+	in   io.WriteCloser
 	out  *bufio.Reader
 	over bool
 }
@@ -215,6 +215,14 @@ func (c *child) says(word string) string {
 	}
 }
 
+// tell has the program go on.
+func (c *child) tell() {
+	c.t.Helper()
+	if _, err := c.in.Write([]byte{1}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // kill is SIGKILL. A child of its own goes on until its standard input ends.
 func (c *child) kill() {
 	if c.over {
@@ -247,7 +255,8 @@ func TestProgram(t *testing.T) {
 	arena := p.welcome.Arena
 	held := func(i int) {
 		copy(p.arena[i*4096:], "mine")
-		p.start(ring.Submission{Op: ring.OpPut, Memory: arena, Offset: uint64(i) * 4096, Length: 4}, fmt.Sprint("hold", i), "")
+		s := ring.Submission{Op: ring.OpPut, Memory: arena, Offset: uint64(i) * 4096, Length: 4}
+		p.start(s, fmt.Sprint("hold", i), "")
 		p.publish()
 	}
 	switch state {
@@ -266,7 +275,6 @@ func TestProgram(t *testing.T) {
 			t.Fatalf("%+v, %v", h, err)
 		}
 		held(0)
-		p.send(ring.Numbered(ring.Head{Kind: ring.KindDeregister, Serial: 6}, arena)) // answered once that is over
 	case "forked":
 		held(0)
 		f, err := p.nc.File()
@@ -283,10 +291,15 @@ func TestProgram(t *testing.T) {
 		held(0)
 	}
 	ready()
-	if state != "bye" {
+	if state != "bye" && state != "registered" {
 		select {}
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is held
+	if state == "registered" {
+		p.send(ring.Numbered(ring.Head{Kind: ring.KindDeregister, Serial: 6}, arena)) // answered once that is over
+		fmt.Println("\nPROGRAM deregisters")
+		select {}
+	}
 	p.send(ring.Bare(ring.Head{Kind: ring.KindBye}))
 	for { // the socket's end is the last
 		if _, _, _, err := p.hear(); err != nil {
@@ -318,12 +331,17 @@ func TestKilled(t *testing.T) {
 				if err := c.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
-				// What was taken of a program that stands still ends as it would have.
+				// Operations that were taken of a program that stands still end as they would have.
 				g.release()
-				testutil.Until(t, "the value is stored", func() bool { return w.b.tenants[0].stats.Codes[ring.OK].Load() > 0 })
+				testutil.Until(t, "the value is stored", func() bool {
+					return w.b.tenants[0].stats.Codes[ring.OK].Load() > 0
+				})
 			}
-			pid := c.cmd.Process
-			if err := pid.Kill(); err != nil {
+			if x.state == "registered" {
+				c.tell()
+				c.says("deregisters")
+			}
+			if err := c.cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			if x.held > 0 && x.state != "stopped" {
@@ -351,14 +369,13 @@ func TestKilled(t *testing.T) {
 		})
 	}
 	t.Run("bye", func(t *testing.T) {
-		if err := w.c["default"].Delete(t.Context(), []byte("hold0")); err != nil && !errors.Is(err, client.ErrNotFound) {
+		err := w.c["default"].Delete(t.Context(), []byte("hold0"))
+		if err != nil && !errors.Is(err, client.ErrNotFound) {
 			t.Fatal(err)
 		}
 		c := w.child(t, "bye")
 		g.until(t, 1)
-		if _, err := c.in.(io.Writer).Write([]byte{1}); err != nil {
-			t.Fatal(err)
-		}
+		c.tell()
 		w.draining(t)
 		g.release()
 		verdict := c.says("verdict")
