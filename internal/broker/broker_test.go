@@ -31,7 +31,10 @@ type world struct {
 	c     map[string]*client.Client
 }
 
-func newWorld(t testing.TB, change func(s *Socket)) *world {
+func newWorld(t testing.TB, change func(s *Socket)) *world { return newWorldWith(t, change, nil) }
+
+// newWorldWith has events for the first tenant's client.
+func newWorldWith(t testing.TB, change func(s *Socket), events *client.Events) *world {
 	t.Helper()
 	st, err := devstore.Start(t.Context(), devstore.Options{CapacityBytes: 256 << 20,
 		Namespaces: []devstore.Namespace{{Name: "default"}, {Name: "other"}}})
@@ -42,7 +45,7 @@ func newWorld(t testing.TB, change func(s *Socket)) *world {
 	var sockets []Socket
 	for _, ns := range []string{"default", "other"} {
 		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Namespace: ns,
-			Devices: st.Devices()})
+			Devices: st.Devices(), Events: events})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +59,7 @@ func newWorld(t testing.TB, change func(s *Socket)) *world {
 		if change != nil {
 			change(&s)
 		}
-		w.paths[ns], w.c[ns] = path, c
+		w.paths[ns], w.c[ns], events = path, c, nil
 		sockets = append(sockets, s)
 	}
 	if w.b, err = New(sockets, slog.New(slog.DiscardHandler)); err != nil {
