@@ -134,7 +134,7 @@ func (n *native) onOne() {
 
 func (n *native) onAny() { n.runOn(&n.any) }
 
-// runOn moves all threads. One that begins runs where the thread does that began it.
+// runOn moves all threads. Those that begin later run where the threads do that begin them.
 func (n *native) runOn(s *unix.CPUSet) {
 	for _, pid := range n.pids {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
