@@ -121,7 +121,8 @@ static int receive(int sock, struct message *m, int64_t deadline) {
     }
     memset(m, 0, sizeof *m);
     struct iovec iov = {.iov_base = m->bytes, .iov_len = sizeof m->bytes};
-    struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control};
+    struct msghdr h = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control};
     ssize_t n;
     do
         n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -334,7 +335,8 @@ static int dial(kvd_client *c, int64_t deadline, kvd_error *error) {
     struct message m;
     int sock = open_socket(c->path, deadline);
     if (sock < 0)
-        return kvd__fail(error, KVD_NO, errno == EACCES ? KVD_DENIED : KVD_UNAVAILABLE, errno, "no broker listens there");
+        return kvd__fail(error, KVD_NO, errno == EACCES ? KVD_DENIED : KVD_UNAVAILABLE, errno,
+                         "no broker listens there");
     int self = kvd__pidfd();
     if (self < 0) {
         int e = errno;

@@ -60,8 +60,8 @@ static int attempt(kvd_client *c, struct op *op) {
 }
 
 /*
- * carry_out waits for the verdict of an operation, and connects for it. What the broker had not taken when the connection ended goes
- * to the next one, as long as a call may dial.
+ * carry_out waits for the verdict of an operation, and connects for it. An operation that the broker had not taken when
+ * the connection ended goes to the next one, as long as a call may dial.
  */
 static int carry_out(kvd_client *c, struct op *op, kvd_error *error) {
     int64_t deadline = 0;

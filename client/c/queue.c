@@ -26,7 +26,7 @@ void kvd__lock(struct queue *q) {
 
 void kvd__unlock(struct queue *q) { pthread_mutex_unlock(&q->lock); }
 
-/* kvd__pick takes a queue without a user, opens one, or shares the one with the fewest. NULL: there is no connection. */
+/* kvd__pick takes a queue without a user, opens one, or shares that with the fewest. NULL: there is no connection. */
 struct queue *kvd__pick(kvd_client *c) {
     for (;;) {
         uint32_t n = atomic_load(&c->nqueues), least = 0, fewest = UINT32_MAX;
@@ -93,7 +93,8 @@ static int locate(struct queue *q, struct op *op) {
         return 0;
     }
     int put = op->code_op == KVD_OP_PUT;
-    if (op->code_op != KVD_OP_SCAN && op->bounce == NULL && !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
+    if (op->code_op != KVD_OP_SCAN && op->bounce == NULL &&
+        !(kvd__inside(c, op->bytes, 1) && op->length > KVD_SMALL / 2) &&
         (put ? op->key_bytes + op->length <= KVD_SMALL : op->length <= KVD_SMALL)) {
         op->place = PLACE_SLOT;
         return 0;
@@ -271,7 +272,8 @@ static int success(struct op *op, const struct kvd_ring_completion *e, const uns
 }
 
 /* failure checks one with an error, and copies its text. */
-static int failure(struct op *op, const struct kvd_ring_completion *e, const unsigned char *slot, char *text, size_t room) {
+static int failure(struct op *op, const struct kvd_ring_completion *e, const unsigned char *slot, char *text,
+                   size_t room) {
     size_t n = 0;
     if (e->code == KVD_SHORT_BUFFER) {
         if ((op->code_op != KVD_OP_GET && op->code_op != KVD_OP_SCAN) || e->length <= op->length)
@@ -382,7 +384,8 @@ void kvd__end(struct queue *q, int code, int over) {
             op->bounce = NULL;
         op->resend = !taken && code != KVD_PROTOCOL;
         kvd__done(q, op, taken ? KVD_UNKNOWN : KVD_NO, code,
-                  taken ? "the connection ended while the broker had the operation" : "the connection ended before the broker had the operation");
+                  taken ? "the connection ended while the broker had the operation"
+                        : "the connection ended before the broker had the operation");
     }
     while (q->first != NULL) {
         struct op *op = q->first;
